@@ -1,0 +1,40 @@
+"""Models and rows that come inside an installed package, reachable as `builtin:<name>`.
+
+A package offers them by an entry point of the group `evalution.builtins` whose value is a mapping
+from the kind of file (`safetensors`, `gguf`, `rows/sums`) to its path.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from evalution_core.errors import ConfigurationError
+
+PREFIX = "builtin:"
+
+
+def builtin_path(name: str, kind: str) -> Path:
+    """Where the file or folder of this kind lies: `builtin_path("builtin:tiny", "gguf")`.
+
+    Raises:
+        ConfigurationError: no installed package offers it; the message lists what there is.
+    """
+    wanted = name.removeprefix(PREFIX)
+    points = {point.name: point for point in entry_points(group="evalution.builtins")}
+    if wanted not in points:
+        listed = ", ".join(f"{PREFIX}{known}" for known in sorted(points)) or "none"
+        raise ConfigurationError(
+            f"{PREFIX}{wanted} is not installed (there are: {listed}); "
+            f"{PREFIX}tiny comes with evalution-reference"
+        )
+    offered: Mapping[str, Path] = points[wanted].load()
+    if kind not in offered:
+        near = difflib.get_close_matches(kind, offered, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigurationError(
+            f"{PREFIX}{wanted} has no {kind!r}{hint} (it has: {', '.join(sorted(offered))})"
+        )
+    return offered[kind]

@@ -1,0 +1,165 @@
+"""Finds engines by name. Listing reads package metadata only; loading imports one engine.
+
+A name is an entry point of the group `evalution.engines` (`VLLM`; case, `-` and `_` don't count),
+one registered in this process, `distribution/Name` where two packages clash, or
+`package.module:Class` without any packaging.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from evalution_core.engine import CONTRACT_VERSION, BaseEngine
+from evalution_core.errors import (
+    ConfigurationError,
+    EngineUnavailableError,
+    EvalutionError,
+    UnknownEngineError,
+)
+
+ENGINES = "evalution.engines"
+E = TypeVar("E", bound=type[BaseEngine])
+
+_registered: dict[str, EngineEntry] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEntry:
+    """One engine that can be asked for by name; nothing of it is imported yet."""
+
+    name: str
+    value: str
+    distribution: str | None
+    version: str | None
+
+    def load(self) -> type[BaseEngine]:
+        """Import the engine's class.
+
+        Raises:
+            EngineUnavailableError: its module fails to import, or was written for another contract.
+            ConfigurationError: what the entry point names is no engine.
+        """
+        source = f" of {self.distribution}" if self.distribution else ""
+        try:
+            found = _resolve(self.value)
+        except EvalutionError:
+            raise
+        except Exception as error:  # the border to foreign code: a plugin may raise anything
+            raise EngineUnavailableError(
+                f"engine {self.name!r}{source} ({self.value}) can't be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return _checked(found, self.name, source)
+
+
+def normalize(name: str) -> str:
+    """`name` as names are compared: without case, `-` and `_`."""
+    return name.casefold().replace("-", "").replace("_", "")
+
+
+def available() -> list[EngineEntry]:
+    """Every engine that is installed or registered, by name; imports none of them."""
+    found = [_entry(point) for point in entry_points(group=ENGINES)]
+    found.extend(_registered.values())
+    return sorted(set(found), key=lambda entry: (normalize(entry.name), entry.distribution or ""))
+
+
+def load_engine(name: str, *, hints: Mapping[str, str] | None = None) -> type[BaseEngine]:
+    """The engine class of this name; imports that one engine and no runtime.
+
+    Args:
+        name: a public name, `distribution/Name`, or `package.module:Class`.
+        hints: normalized names of engines that aren't installed, and what to install for them.
+
+    Raises:
+        UnknownEngineError: nothing installed has the name; lists what is, and what to install.
+        ConfigurationError: two distributions provide the name.
+        EngineUnavailableError: the engine's module can't be imported.
+    """
+    if ":" in name:
+        return EngineEntry(name, name, None, None).load()
+    distribution, _, wanted = name.rpartition("/")
+    matches = [
+        entry
+        for entry in available()
+        if normalize(entry.name) == normalize(wanted)
+        and (not distribution or normalize(entry.distribution or "") == normalize(distribution))
+    ]
+    if not matches:
+        raise _unknown_engine(name, hints or {})
+    if len(matches) > 1:
+        choices = ", ".join(f"{m.distribution or 'this process'}/{m.name}" for m in matches)
+        raise ConfigurationError(
+            f"engine {name!r} is provided more than once; name one of: {choices}"
+        )
+    return matches[0].load()
+
+
+def register_engine(name: str) -> Callable[[E], E]:
+    """Make an engine known by `name` in this process, without packaging.
+
+    The class is looked up again by module and name when it is used, since `@dataclass(slots=True)`
+    builds a new one; it has to stand at the top level of its module.
+    """
+
+    def register(engine: E) -> E:
+        if "<locals>" in engine.__qualname__:
+            raise ConfigurationError(
+                f"@register_engine({name!r}): {engine.__qualname__} must stand at module level"
+            )
+        value = f"{engine.__module__}:{engine.__qualname__}"
+        known = _registered.get(normalize(name))
+        if known is not None and known.value != value:
+            raise ConfigurationError(
+                f"engine {name!r} is already registered by {known.value}; choose another name"
+            )
+        _registered[normalize(name)] = EngineEntry(name, value, None, None)
+        return engine
+
+    return register
+
+
+def _entry(point: EntryPoint) -> EngineEntry:
+    dist = point.dist
+    return EngineEntry(
+        point.name, point.value, dist.name if dist else None, dist.version if dist else None
+    )
+
+
+def _resolve(value: str) -> Any:
+    module_name, _, qualified = value.partition(":")
+    found: Any = sys.modules.get(module_name) or import_module(module_name)
+    for part in qualified.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _checked(found: Any, name: str, source: str) -> type[BaseEngine]:
+    if not (isinstance(found, type) and issubclass(found, BaseEngine)):
+        raise ConfigurationError(f"engine {name!r}{source} isn't a BaseEngine, but {found!r}")
+    if found.contract != CONTRACT_VERSION:
+        older = "engine" if found.contract < CONTRACT_VERSION else "evalution-core"
+        raise EngineUnavailableError(
+            f"engine {name!r}{source} was written for contract {found.contract}, this "
+            f"evalution-core implements {CONTRACT_VERSION}; upgrade the {older}"
+        )
+    return found
+
+
+def _unknown_engine(name: str, hints: Mapping[str, str]) -> UnknownEngineError:
+    installed = [entry.name for entry in available()]
+    by_normal = {normalize(known): known for known in installed}
+    near = difflib.get_close_matches(normalize(name), [*by_normal, *hints], n=1, cutoff=0.6)
+    parts = [f"no engine {name!r} is installed"]
+    if near and near[0] in by_normal:
+        parts.append(f"did you mean {by_normal[near[0]]!r}?")
+    elif near:
+        parts.append(f"pip install {hints[near[0]]}")
+    parts.append(f"installed: {', '.join(installed) or 'none'}")
+    return UnknownEngineError("; ".join(parts))

@@ -1,0 +1,149 @@
+"""How to run a model: an engine is configuration, picklable, and holds no weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from types import TracebackType
+from typing import Any, ClassVar, Protocol, Self
+
+from evalution_core.capabilities import GUIDE_CAPABILITIES, Capability
+from evalution_core.errors import ConfigurationError, UnsupportedRequestError
+from evalution_core.model import Model
+from evalution_core.options import (
+    check_option_names,
+    options_schema,
+    parse_options,
+    validate_options,
+)
+from evalution_core.redaction import redact_fields
+from evalution_core.session import BaseInferenceSession
+
+CONTRACT_VERSION = 1
+"""The contract this core implements; an engine written for another one is refused when loaded."""
+
+
+class RunHandle(Protocol):
+    """An engine and a model, ready to run suites: `engine.model(…).run(suite).run(suite)`."""
+
+    def run(self, suite: Any) -> Self: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class BaseEngine(ABC):
+    """Base of every engine. A subclass is a dataclass whose fields are its options.
+
+    Options are checked by name and type when the engine is constructed. A subclass with its own
+    `__post_init__` calls `validate_options(self)` there; it never needs `super()`.
+    """
+
+    __slots__ = ()
+
+    contract: ClassVar[int] = 1
+    """The contract version the engine was written for."""
+    capabilities: ClassVar[frozenset[Capability]] = GUIDE_CAPABILITIES
+    """All that its sessions can do at best; a session may narrow it once it is built."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        check_option_names(cls, options)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        validate_options(self)
+
+    @abstractmethod
+    def build(self, model: Model) -> BaseInferenceSession:
+        """Load `model` in this process. A build that fails half-way frees what it took.
+
+        Raises:
+            ConfigurationError: the model's files are missing or not of a kind the engine loads.
+            EngineUnavailableError: the runtime is missing or too old, or the device impossible.
+        """
+        ...
+
+    def attach(
+        self, handles: Mapping[str, Any], model: Model | None = None
+    ) -> BaseInferenceSession:
+        """A session on a model in memory, which stays the caller's: nothing of it is freed.
+
+        Raises:
+            UnsupportedRequestError: the engine doesn't declare `attach`.
+        """
+        raise UnsupportedRequestError(f"engine {type(self).__name__} can't attach to a live model")
+
+    def default_model(self) -> str | None:
+        """The model that the runtime serves, where it knows one."""
+        return None
+
+    @property
+    def processes_limit(self) -> int | None:
+        """How many processes may build this engine at once; None: any number."""
+        return None
+
+    @property
+    def requests_limit(self) -> int | None:
+        """How many requests may be in flight over all processes; None: any number."""
+        return None
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """An engine from a spec's mapping of plain values.
+
+        Raises:
+            ConfigurationError: an unknown option, with the nearest name, or a value of a wrong type.
+        """
+        return cls(**parse_options(cls, options))
+
+    @classmethod
+    def options_schema(cls) -> dict[str, Any]:
+        """JSON schema of the options."""
+        return options_schema(cls)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All options as JSON-safe values, secrets and credentials in URLs redacted."""
+        return redact_fields(self)
+
+    def model(
+        self,
+        *,
+        path: str | None = None,
+        tokenizer: Any = None,
+        tokenizer_path: str | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        model_kwargs: Mapping[str, Any] | None = None,
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        label: str | None = None,
+    ) -> RunHandle:
+        """A handle that runs suites on this engine; nothing is loaded before the first `run`.
+
+        Raises:
+            ConfigurationError: no runner is installed (`pip install evalution` brings one).
+        """
+        runners = sorted(entry_points(group="evalution.runner"), key=lambda point: point.name)
+        if not runners:
+            raise ConfigurationError(
+                "engine.model() needs a runner and none is installed; pip install evalution"
+            )
+        start = runners[0].load()
+        return start(
+            self,
+            Model(
+                path=path,
+                label=label,
+                tokenizer=tokenizer,
+                tokenizer_path=tokenizer_path,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                model_kwargs=dict(model_kwargs or {}),
+                tokenizer_kwargs=dict(tokenizer_kwargs or {}),
+            ),
+        )

@@ -1,0 +1,48 @@
+"""Which model an engine is to build a session for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from evalution_core.errors import ConfigurationError
+from evalution_core.redaction import redact, redact_fields
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Weights and tokenizer by name.
+
+    `path` is `builtin:<name>`, a local path, a Hub id or the name of a remote model, looked up in
+    that order; None only for an engine whose `default_model()` can answer.
+    `tokenizer` and `tokenizer_path` replace the tokenizer that lies beside the weights.
+    """
+
+    path: str | None = None
+    label: str | None = None
+    tokenizer: Any = None
+    tokenizer_path: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tokenizer_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        for name in ("path", "label", "tokenizer_path", "revision"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ConfigurationError(f"model.{name} must be a non-empty string, got {value!r}")
+        if type(self.trust_remote_code) is not bool:
+            raise ConfigurationError(
+                f"model.trust_remote_code must be true or false, got {self.trust_remote_code!r}"
+            )
+
+    @property
+    def name(self) -> str:
+        """The label, else the path, without credentials."""
+        return str(redact(self.label or self.path or "(the runtime's default model)"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON-safe values; secrets are redacted, a tokenizer object is its class."""
+        return redact_fields(self)

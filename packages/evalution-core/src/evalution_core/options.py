@@ -1,0 +1,154 @@
+"""An engine's options: what they are, whether a value fits, and how they are shown.
+
+An engine is a stdlib dataclass. Its annotations are the one description of its options; from them
+come strict validation (names and types, no bool for an int), the nearest name for a misspelt one,
+the JSON schema, and which options are secret or don't change numbers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import pydantic
+
+from evalution_core.errors import ConfigurationError
+from evalution_core.redaction import SECRET_FIELD, redact
+
+if TYPE_CHECKING:
+    from evalution_core.engine import BaseEngine
+
+_NEUTRAL_FIELD = "evalution.neutral"
+
+
+def secret(*, default: Any = None) -> Any:
+    """A dataclass field absent from `repr`, `to_dict`, logs, results and schema defaults."""
+    return field(default=default, repr=False, metadata={SECRET_FIELD: True})
+
+
+def neutral(*, default: Any = MISSING, default_factory: Any = MISSING) -> Any:
+    """A dataclass field that changes speed or memory but no number: no part of a run's identity."""
+    if default_factory is not MISSING:
+        return field(default_factory=default_factory, metadata={_NEUTRAL_FIELD: True})
+    return field(default=default, metadata={_NEUTRAL_FIELD: True})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """An engine by name and options, for an engine that contains another one."""
+
+    kind: str
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def option_fields(engine: type[BaseEngine]) -> tuple[Field[Any], ...]:
+    """The options a caller may set, in positional order."""
+    try:
+        return tuple(f for f in fields(engine) if f.init)  # pyright: ignore[reportArgumentType]
+    except TypeError as error:
+        raise ConfigurationError(
+            f"engine {engine.__name__} must be a dataclass; put @dataclass(slots=True) above it"
+        ) from error
+
+
+def check_option_names(engine: type[BaseEngine], names: Iterable[str]) -> None:
+    """Raise `ConfigurationError` for a name that isn't an option, with the nearest ones."""
+    known = [f.name for f in option_fields(engine)]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            listed = ", ".join(known) or "none"
+            raise ConfigurationError(
+                f"engine {engine.__name__} has no option {name!r}{hint} (options: {listed})"
+            )
+
+
+def validate_options(engine: BaseEngine) -> None:
+    """Raise `ConfigurationError` for each option whose present value doesn't fit its type."""
+    kind = type(engine)
+    values = {f.name: getattr(engine, f.name) for f in option_fields(kind)}
+    try:
+        _options_model(kind).model_validate(values, strict=True)
+    except pydantic.ValidationError as error:
+        raise _configuration_error(kind, error) from None
+
+
+def parse_options(engine: type[BaseEngine], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Constructor arguments from a spec's mapping; a list becomes a tuple, a mapping a dataclass.
+
+    Raises:
+        ConfigurationError: an unknown name, a value of the wrong type, or one JSON can't hold.
+    """
+    check_option_names(engine, options)
+    try:
+        text = json.dumps(dict(options))
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"engine {engine.__name__}: {error}") from error
+    try:
+        parsed = _options_model(engine).model_validate_json(text, strict=True)
+    except pydantic.ValidationError as error:
+        raise _configuration_error(engine, error) from None
+    return {name: getattr(parsed, name) for name in options}
+
+
+def options_schema(engine: type[BaseEngine]) -> dict[str, Any]:
+    """JSON schema of the options; secret ones are `writeOnly` and show no default."""
+    schema = _options_model(engine).model_json_schema()
+    properties: dict[str, dict[str, Any]] = schema.get("properties", {})
+    for option in option_fields(engine):
+        if option.metadata.get(SECRET_FIELD):
+            properties[option.name].pop("default", None)
+            properties[option.name]["writeOnly"] = True
+    return schema
+
+
+def numeric_options(engine: BaseEngine) -> dict[str, Any]:
+    """The redacted options that may change a number: all that are neither neutral nor secret."""
+    return {
+        f.name: redact(getattr(engine, f.name))
+        for f in option_fields(type(engine))
+        if not f.metadata.get(_NEUTRAL_FIELD) and not f.metadata.get(SECRET_FIELD)
+    }
+
+
+@cache
+def _options_model(engine: type[BaseEngine]) -> type[pydantic.BaseModel]:
+    try:
+        hints = get_type_hints(engine, include_extras=True)
+    except NameError as error:
+        raise ConfigurationError(
+            f"engine {engine.__name__}: the type of an option can't be resolved ({error}); "
+            "option types must be importable at run time"
+        ) from error
+    model_fields: dict[str, Any] = {}
+    for option in option_fields(engine):
+        if option.default is not MISSING:
+            settings = pydantic.Field(default=option.default)
+        elif option.default_factory is not MISSING:
+            settings = pydantic.Field(default_factory=option.default_factory)
+        else:
+            settings = pydantic.Field()
+        model_fields[option.name] = (hints[option.name], settings)
+    config = pydantic.ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, revalidate_instances="always"
+    )
+    return pydantic.create_model(engine.__name__, __config__=config, **model_fields)
+
+
+def _configuration_error(
+    engine: type[BaseEngine], error: pydantic.ValidationError
+) -> ConfigurationError:
+    secrets = {f.name for f in option_fields(engine) if f.metadata.get(SECRET_FIELD)}
+    lines: list[str] = []
+    for problem in error.errors(include_url=False):
+        name = ".".join(str(part) for part in problem["loc"])
+        root = str(problem["loc"][0]) if problem["loc"] else ""
+        got = "" if root in secrets else f", got {redact(problem['input'])!r}"
+        message = problem["msg"]
+        lines.append(f"option {name!r} of engine {engine.__name__}: {message}{got}")
+    return ConfigurationError("; ".join(lines))

@@ -1,0 +1,71 @@
+"""Keeps credentials out of results, logs, errors and representations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+REDACTED = "***"
+SECRET_FIELD = "evalution.secret"
+"""Key in a dataclass field's metadata; `options.secret()` sets it."""
+
+_URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_URL_QUERY = re.compile(r"(?i)([?&](?:api[-_]?key|key|token|access_token|secret|sig)=)[^&\s]+")
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
+_SECRET_NAME = re.compile(
+    r"(?i)(^|[-_.])(api[-_]?key|authorization|cookie|credentials?|passw(or)?d|secret|token)$"
+)
+_VOCABULARY_TOKEN = re.compile(r"(?i)^(bos|eos|pad|unk|sep|cls|mask|eot|image|audio)_token$")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a mapping's key (`hf_token`, `X-Api-Key`) names a credential."""
+    return bool(_SECRET_NAME.search(name)) and not _VOCABULARY_TOKEN.match(name)
+
+
+def scrub(text: str) -> str:
+    """`text` without the credentials of URLs and of authorization headers."""
+    text = _URL_CREDENTIALS.sub(REDACTED, text)
+    text = _URL_QUERY.sub(rf"\1{REDACTED}", text)
+    return _BEARER.sub(rf"\1 {REDACTED}", text)
+
+
+def redact(value: Any) -> Any:
+    """A JSON-safe copy of `value` without credentials; a foreign object becomes its class name."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return scrub(value)
+    if isinstance(value, Enum):
+        return redact(value.value)
+    if isinstance(value, PurePath):
+        return scrub(str(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return redact_fields(value)
+    if isinstance(value, Mapping):
+        items: Mapping[Any, Any] = value
+        return {
+            str(key): REDACTED if is_secret_name(str(key)) and item else redact(item)
+            for key, item in items.items()
+        }
+    if isinstance(value, set | frozenset):
+        unordered: set[Any] = set(value)
+        return sorted((redact(member) for member in unordered), key=repr)
+    if isinstance(value, list | tuple):
+        members: list[Any] = list(value)
+        return [redact(member) for member in members]
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
+def redact_fields(instance: Any) -> dict[str, Any]:
+    """The fields of a dataclass instance as JSON-safe values, secret ones replaced."""
+    shown: dict[str, Any] = {}
+    for field in fields(instance):
+        value = getattr(instance, field.name)
+        hidden = field.metadata.get(SECRET_FIELD, False) and value not in (None, "", {}, [], ())
+        shown[field.name] = REDACTED if hidden else redact(value)
+    return shown

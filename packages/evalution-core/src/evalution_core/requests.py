@@ -1,0 +1,162 @@
+"""Requests and outputs: plain values that cross every engine, process and wire unchanged.
+
+Positional fields are those of the Engine Guide, in its order; what came later is keyword-only.
+They are not validated when built, so that a million of them cost little: the session validates.
+A value that an engine may not know is Optional and then None, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal
+
+from evalution_core.errors import EvalutionError
+
+Message = Mapping[str, Any]
+"""`{"role": …, "content": …}`; the content is a string or a list of parts (`{"type": "text", …}`)."""
+Truncation = Literal["left", "error"]
+FinishReason = Literal["stop", "length"]
+TopLogprobs = list[dict[int, float]]
+"""For each generated token, the k most likely token ids with their log-probabilities."""
+
+
+def _metadata() -> dict[str, Any]:
+    return {}
+
+
+@dataclass(slots=True)
+class GenerationRequest:
+    """A prompt to complete, as ids, rendered text, messages or text; the first one given counts.
+
+    `do_sample=False` is greedy whatever the temperature; `top_k=0` and `top_p=1.0` cut nothing.
+    `logprobs=k` asks for the k most likely tokens at each step (0: only the chosen one).
+    A prompt that leaves no room for `max_new_tokens` is cut from the left and counted in
+    `truncated_tokens`, or refused with `truncation="error"`.
+    """
+
+    prompt: str | None = None
+    messages: Sequence[Message] | None = None
+    rendered_prompt: str | None = None
+    input_ids: Sequence[int] | None = None
+    add_generation_prompt: bool = True
+    stop: Sequence[str] = field(default_factory=list[str])
+    max_new_tokens: int = 256
+    num_beams: int = 1
+    do_sample: bool = False
+    temperature: float = 0.0
+    metadata: dict[str, Any] = field(default_factory=_metadata)
+    _: KW_ONLY
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    logprobs: int | None = None
+    ignore_eos: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
+    truncation: Truncation = "left"
+
+
+@dataclass(slots=True)
+class GenerationOutput:
+    """Verbatim text: no special tokens, no stop string, nothing stripped.
+
+    `prompt` is the text that was completed. `token_ids` end before the end-of-sequence token or
+    the first token that lies wholly in the stop string; `completion_tokens` counts all that were
+    generated. `runtime` holds what the runtime reported; `metadata` is the request's own.
+    """
+
+    prompt: str
+    text: str
+    metadata: dict[str, Any] = field(default_factory=_metadata)
+    _: KW_ONLY
+    token_ids: list[int] | None = None
+    token_logprobs: list[float] | None = None
+    top_logprobs: TopLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    truncated_tokens: int | None = None
+    runtime: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class LoglikelihoodRequest:
+    """A continuation to score given a context; ids, where given, are taken as they are.
+
+    `messages` stand for the context and are rendered with the generation prompt.
+    A context that doesn't fit is cut from the left; a continuation never is.
+    """
+
+    context: str = ""
+    continuation: str = ""
+    context_input_ids: Sequence[int] | None = None
+    continuation_input_ids: Sequence[int] | None = None
+    metadata: dict[str, Any] = field(default_factory=_metadata)
+    _: KW_ONLY
+    messages: Sequence[Message] | None = None
+    truncation: Truncation = "left"
+
+
+@dataclass(slots=True)
+class LoglikelihoodOutput:
+    """`logprob` is the sum of `token_logprobs` in nats; `token_count` is how many were scored.
+
+    `is_greedy`: no token had a strictly larger logit at any position.
+    """
+
+    logprob: float
+    is_greedy: bool | None
+    token_count: int
+    metadata: dict[str, Any] = field(default_factory=_metadata)
+    _: KW_ONLY
+    token_ids: list[int] | None = None
+    token_logprobs: list[float] | None = None
+    prompt_tokens: int | None = None
+    truncated_tokens: int | None = None
+    runtime: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class RollingLoglikelihoodRequest:
+    """A text of any length; each of its tokens is scored once, the beginning-of-text token never."""
+
+    text: str = ""
+    input_ids: Sequence[int] | None = None
+    metadata: dict[str, Any] = field(default_factory=_metadata)
+
+
+@dataclass(slots=True)
+class RollingLoglikelihoodOutput:
+    """`logprob` is the sum of `token_logprobs` in nats over all windows of the text."""
+
+    logprob: float
+    token_count: int
+    metadata: dict[str, Any] = field(default_factory=_metadata)
+    _: KW_ONLY
+    token_ids: list[int] | None = None
+    token_logprobs: list[float] | None = None
+    runtime: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailure:
+    """Takes the place of an output in a continuous call; the stream goes on with the others."""
+
+    error: EvalutionError
+    metadata: dict[str, Any] = field(default_factory=_metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The next piece of a request's text, final: no later event takes any of it back.
+
+    All pieces joined are the text of the request's output. `token_ids` are the tokens whose text
+    became certain with this piece; they may be empty, and so may the text.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+
+
+StreamEvent = TextDelta | GenerationOutput | RequestFailure
+"""What `stream` yields: deltas, then exactly one output or failure per request."""

@@ -1,0 +1,43 @@
+"""For engine authors: text above, tokens below, and everything in between written once."""
+
+from evalution_enginekit.batching import BatchLimits, batches, run_halving
+from evalution_enginekit.byte_tokenizer import ByteTokenizer
+from evalution_enginekit.chat import ChatTemplate
+from evalution_enginekit.generation import TokenFeed
+from evalution_enginekit.identity import files_identity
+from evalution_enginekit.pairs import encode_pair
+from evalution_enginekit.planning import ScoringPlan, Segment, Target, plan_scoring
+from evalution_enginekit.prefix_trie import PrefixTrie
+from evalution_enginekit.runtime import import_runtime, runtime_errors
+from evalution_enginekit.session import TokenSession
+from evalution_enginekit.tokenizer import Tokenizer
+from evalution_enginekit.tokenizer_files import TokenizerFile, load_tokenizer
+from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore, TokenSpan
+from evalution_enginekit.windows import rolling_windows
+
+__all__ = [
+    "BatchLimits",
+    "ByteTokenizer",
+    "ChatTemplate",
+    "PrefixTrie",
+    "ScoringPlan",
+    "Segment",
+    "Target",
+    "TokenEvent",
+    "TokenFeed",
+    "TokenPrompt",
+    "TokenScore",
+    "TokenSession",
+    "TokenSpan",
+    "Tokenizer",
+    "TokenizerFile",
+    "batches",
+    "encode_pair",
+    "files_identity",
+    "import_runtime",
+    "load_tokenizer",
+    "plan_scoring",
+    "rolling_windows",
+    "run_halving",
+    "runtime_errors",
+]

@@ -1,0 +1,142 @@
+"""One completion in the making: tokens in, verbatim text and the contract's output out."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+from evalution_core import FinishReason, GenerationOutput, TextDelta, TopLogprobs
+
+from evalution_enginekit.detokenizer import Detokenizer
+from evalution_enginekit.stopping import StopMatcher
+from evalution_enginekit.tokenizer import Tokenizer
+from evalution_enginekit.tokens import TokenEvent, TokenPrompt
+
+
+class Completion:
+    """Collects the tokens of one prompt and knows when it is finished.
+
+    Stop strings are matched on the text with special tokens spelled out, since suites stop on
+    `</s>`; the text that is returned has neither special tokens nor the stop string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: TokenPrompt, stops: Sequence[str]):
+        self._special = tokenizer.special_ids
+        self._prompt = prompt
+        self._detokenizer = Detokenizer(tokenizer, prompt.token_ids)
+        self._matcher = StopMatcher(stops)
+        self._pieces: list[tuple[str, bool]] = []
+        self._offsets: list[int] = []
+        self._starts: list[int] = []
+        self._length = 0
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._top: TopLogprobs = []
+        self._runtime: dict[str, Any] = {}
+        self._generated = 0
+        self._told_text = 0
+        self._told_ids = 0
+        self.finish: FinishReason | None = None
+
+    def take(self, event: TokenEvent) -> bool:
+        """Add a step's tokens; those after the end are ignored.
+
+        Returns whether the runtime knows of the end too: it came from a stop id, from the limit or
+        from the runtime itself, not from a stop string alone.
+        """
+        for index, token_id in enumerate(event.token_ids):
+            if self.finish is not None:
+                break
+            self._generated += 1
+            if token_id in self._prompt.stop_ids:
+                self._end("stop")
+                return True
+            self._ids.append(token_id)
+            if event.logprobs is not None:
+                self._logprobs.append(event.logprobs[index])
+            if event.top_logprobs is not None:
+                self._top.append(event.top_logprobs[index])
+            self._add_text(token_id)
+            if self._generated >= self._prompt.max_new_tokens:
+                self._end("length")
+                return True
+        if event.runtime:
+            self._runtime.update(event.runtime)
+        if event.finish is not None:
+            self._end(event.finish)
+            return True
+        return False
+
+    def delta(self) -> TextDelta | None:
+        """Text and ids that became final since the last call; None if there are none."""
+        certain = self._matcher.certain if self.finish is None else self._cut
+        text = self._visible(self._told_text, certain)
+        ids = self._certain_ids(certain)
+        self._told_text, self._told_ids = certain, self._told_ids + len(ids)
+        return TextDelta(text, tuple(ids)) if text or ids else None
+
+    def output(self, prompt: str, metadata: dict[str, Any], truncated: int) -> GenerationOutput:
+        kept = self._kept_ids()
+        asked = self._prompt.logprobs is not None
+        return GenerationOutput(
+            prompt,
+            self._visible(0, self._cut),
+            metadata,
+            token_ids=kept,
+            token_logprobs=self._logprobs[: len(kept)] if asked else None,
+            top_logprobs=self._top[: len(kept)] if asked else None,
+            finish_reason=self.finish,
+            prompt_tokens=len(self._prompt.token_ids),
+            completion_tokens=self._generated,
+            truncated_tokens=truncated,
+            runtime=self._runtime or None,
+        )
+
+    @property
+    def _cut(self) -> int:
+        return self._length if self._matcher.cut is None else self._matcher.cut
+
+    def _add_text(self, token_id: int) -> None:
+        special = token_id in self._special
+        if special:
+            self._add_piece(self._detokenizer.flush(), False)
+        self._starts.append(self._length)
+        self._add_piece(self._detokenizer.push(token_id), special)
+        if self._matcher.cut is not None:
+            self.finish = "stop"
+
+    def _add_piece(self, piece: str, special: bool) -> None:
+        if piece:
+            self._pieces.append((piece, special))
+            self._offsets.append(self._length)
+            self._length += len(piece)
+            self._matcher.push(piece)
+
+    def _end(self, reason: FinishReason) -> None:
+        self._add_piece(self._detokenizer.flush(), False)
+        self.finish = "stop" if self._matcher.cut is not None else reason
+
+    def _kept_ids(self) -> list[int]:
+        if self._matcher.cut is None:
+            return list(self._ids)
+        cut = self._matcher.cut
+        return [i for i, start in zip(self._ids, self._starts, strict=True) if start < cut]
+
+    def _certain_ids(self, certain: int) -> list[int]:
+        if self.finish is not None:
+            return self._kept_ids()[self._told_ids :]
+        ends = [*self._starts[self._told_ids + 1 :], self._length]
+        untold = self._ids[self._told_ids :]
+        return [i for i, end in zip(untold, ends, strict=bool(untold)) if end <= certain]
+
+    def _visible(self, begin: int, end: int) -> str:
+        shown: list[str] = []
+        for index in range(max(0, bisect_right(self._offsets, begin) - 1), len(self._pieces)):
+            piece, special = self._pieces[index]
+            offset = self._offsets[index]
+            if offset >= end:
+                break
+            if not special:
+                shown.append(piece[max(0, begin - offset) : end - offset])
+        return "".join(shown)

@@ -1,0 +1,233 @@
+"""Generation on the runtime thread: admits prompts of all open streams, turns events to results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from evalution_core import (
+    EngineRuntimeError,
+    EvalutionError,
+    FinishReason,
+    GenerationOutput,
+    RequestFailure,
+    SessionClosedError,
+    TextDelta,
+)
+
+from evalution_enginekit.completion import Completion
+from evalution_enginekit.runtime import runtime_errors
+from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
+from evalution_enginekit.streams import ResultStream, StreamLimits
+from evalution_enginekit.tokenizer import Tokenizer
+from evalution_enginekit.tokens import TokenEvent, TokenPrompt
+
+_BATCH_PATIENCE_S = 0.05
+"""How long an engine without refill lets a batch fill after the last request came."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationJob:
+    """A prepared request; its prompt gets a key of its own when it is admitted."""
+
+    prompt: TokenPrompt
+    prompt_text: str
+    metadata: dict[str, Any]
+    truncated_tokens: int = 0
+
+
+GenerationStream = ResultStream[Any, GenerationJob, GenerationOutput | TextDelta]
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    stream: GenerationStream
+    key: Hashable
+    job: GenerationJob
+    completion: Completion
+
+
+class TokenFeed:
+    """What `_generate_tokens` pulls from. Ask for `cancelled` first, then `take` what fits."""
+
+    def __init__(self, loop: GenerationLoop):
+        self._loop = loop
+
+    def take(self, limit: int) -> list[TokenPrompt]:
+        """Up to `limit` more prompts to run; none where callers want no more for now."""
+        return self._loop.admit(limit)
+
+    def cancelled(self) -> list[int]:
+        """Keys to drop: aborted, or ended by a stop string. The runtime must let go of them."""
+        return self._loop.take_cancelled()
+
+
+class GenerationLoop:
+    """Drives the engine's `_generate_tokens` one yield at a time, for all streams at once."""
+
+    def __init__(
+        self,
+        thread: RuntimeThread,
+        tokenizer: Tokenizer,
+        generate: Callable[[TokenFeed], Iterator[Sequence[TokenEvent]]],
+        *,
+        refill: bool,
+    ):
+        self._thread = thread
+        self._tokenizer = tokenizer
+        self._generate = generate
+        self._patience = 0.0 if refill else _BATCH_PATIENCE_S
+        self._asked = False
+        self._streams: list[GenerationStream] = []
+        self._telling: set[GenerationStream] = set()
+        self._running: dict[int, _Running] = {}
+        self._finished: set[int] = set()
+        self._steps: Iterator[Sequence[TokenEvent]] | None = None
+        self._numbers = count()
+
+    def open(self, limits: StreamLimits, *, deltas: bool = False) -> GenerationStream:
+        """A new stream of jobs; with `deltas`, text comes before each output as it is certain."""
+        stream: GenerationStream = ResultStream(self._thread.lock, limits, self._thread.wake)
+        with self._thread.lock:
+            self._thread.ensure_open()
+            self._streams.append(stream)
+            if deltas:
+                self._telling.add(stream)
+        return stream
+
+    @property
+    def running(self) -> int:
+        """Prompts that the engine has not let go of."""
+        return len(self._running)
+
+    def step(self) -> float:
+        with self._thread.lock:
+            self._forget_ended_streams()
+            rest = 0.0 if self._running else self._rest()
+        if rest > 0:
+            return rest
+        if self._steps is None:
+            self._asked = False
+            self._steps = iter(self._generate(TokenFeed(self)))
+        try:
+            with runtime_errors("generation"):
+                events = next(self._steps, None)
+        except EvalutionError as error:
+            self._steps = None
+            self._fail(error)
+            return 0
+        with self._thread.lock:
+            if events is None:
+                self._steps = None
+                self._settle_returned()
+            else:
+                for event in events:
+                    self._apply(event)
+        return 0
+
+    def shut_down(self, error: SessionClosedError) -> None:
+        self._steps = None
+        with self._thread.lock:
+            for key in list(self._running):
+                self._release(key)
+            for stream in self._streams:
+                stream.fail(error)
+
+    def admit(self, limit: int) -> list[TokenPrompt]:
+        """Start up to `limit` jobs, one of each stream in turn."""
+        admitted: list[TokenPrompt] = []
+        with self._thread.lock:
+            self._asked = self._asked or limit > 0
+            ready = [s for s in self._streams if s.rest(self._patience) == 0]
+            while ready and len(admitted) < limit:
+                for stream in ready[: limit - len(admitted)]:
+                    admitted.append(self._start(stream))
+                ready = [stream for stream in ready if stream.admissible() > 0]
+        return admitted
+
+    def take_cancelled(self) -> list[int]:
+        """Running keys that are finished or whose stream has ended; they count as let go."""
+        with self._thread.lock:
+            dropped = [
+                key
+                for key, running in self._running.items()
+                if key in self._finished or running.stream.ended
+            ]
+            for key in dropped:
+                self._release(key)
+            return dropped
+
+    def _rest(self) -> float:
+        return min((stream.rest(self._patience) for stream in self._streams), default=IDLE)
+
+    def _start(self, stream: GenerationStream) -> TokenPrompt:
+        number = next(self._numbers)
+        key, job = stream.admit(number)
+        prompt = replace(job.prompt, key=number)
+        completion = Completion(self._tokenizer, prompt, prompt.stop)
+        self._running[number] = _Running(stream, key, job, completion)
+        return prompt
+
+    def _apply(self, event: TokenEvent) -> None:
+        running = self._running.get(event.key)
+        if running is None or event.key in self._finished:
+            return
+        if event.error is not None:
+            running.stream.deliver(running.key, RequestFailure(event.error, running.job.metadata))
+            self._release(event.key)
+            return
+        completion = running.completion
+        ended_by_itself = completion.take(event)
+        if running.stream in self._telling and (delta := completion.delta()) is not None:
+            running.stream.deliver(running.key, delta)
+        if completion.finish is None:
+            return
+        job = running.job
+        output = completion.output(job.prompt_text, job.metadata, job.truncated_tokens)
+        running.stream.deliver(running.key, output)
+        if ended_by_itself:
+            self._release(event.key)
+        else:
+            self._finished.add(event.key)
+
+    def _settle_returned(self) -> None:
+        """The engine returned: it is rid of everything, also of what it never finished."""
+        if not self._asked:
+            self._fail(EngineRuntimeError("the engine asked for none of the waiting prompts"))
+        for key, running in list(self._running.items()):
+            if key not in self._finished and not running.stream.ended:
+                error = EngineRuntimeError(
+                    "the engine ended generation before this request was finished",
+                    in_flight=[running.key],
+                )
+                running.stream.deliver(running.key, RequestFailure(error, running.job.metadata))
+            self._release(key)
+
+    def _fail(self, error: EvalutionError) -> None:
+        """The runtime failed: each stream learns which of its requests were lost."""
+        with self._thread.lock:
+            lost: dict[GenerationStream, list[Hashable]] = {}
+            for key, running in list(self._running.items()):
+                if key not in self._finished:
+                    lost.setdefault(running.stream, []).append(running.key)
+                self._release(key)
+            for stream in self._streams:
+                keys = lost.get(stream, [])
+                if not keys and not stream.admissible():
+                    continue
+                told = EngineRuntimeError(f"{error} ({len(keys)} in flight)", in_flight=keys)
+                told.__cause__ = error.__cause__ or error
+                stream.fail(told)
+
+    def _release(self, key: int) -> None:
+        running = self._running.pop(key)
+        self._finished.discard(key)
+        running.stream.release(key)
+
+    def _forget_ended_streams(self) -> None:
+        over = [s for s in self._streams if s.ended and not s.running]
+        for stream in over:
+            self._streams.remove(stream)
+            self._telling.discard(stream)

@@ -1,0 +1,144 @@
+"""A deterministic engine without a model: for tests of runners, servers and the kit itself.
+
+Its language model is a table: the distribution of the next token depends on the last two tokens
+only, and is chosen among a few by a hash. Numbers are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from evalution_core import BaseEngine, Capability, Model, neutral
+
+from evalution_enginekit.byte_tokenizer import ByteTokenizer
+from evalution_enginekit.generation import TokenFeed
+from evalution_enginekit.session import TokenSession
+from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore, TokenSpan
+
+_ROWS = 61
+_COMMON = b" etaoinshrdlucmfwypvbgk.,\n0123456789AB"
+
+MOCK_CAPABILITIES = frozenset(Capability) - {
+    Capability.BEAMS,
+    Capability.TOOLS,
+    Capability.MULTIMODAL,
+    Capability.ATTACH,
+}
+
+
+@dataclass(slots=True)
+class Mock(BaseEngine):
+    """Answers instantly and always the same. `model.path` picks the table, any name will do."""
+
+    max_model_len: int = 512
+    batch_size: int = neutral(default=8)
+
+    capabilities = MOCK_CAPABILITIES
+
+    def build(self, model: Model) -> MockSession:
+        return MockSession(model.path or "mock", self.max_model_len, self.batch_size)
+
+
+class MockSession(TokenSession):
+    def __init__(self, name: str, max_model_len: int, batch_size: int):
+        super().__init__(
+            engine="Mock",
+            capabilities=MOCK_CAPABILITIES,
+            tokenizer=ByteTokenizer(),
+            max_model_len=max_model_len,
+            batch_size=batch_size,
+            dtype="float64",
+        )
+        self._name = name
+        self._table = table(name)
+
+    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+        running: dict[int, _Sequence] = {}
+        while True:
+            for key in feed.cancelled():
+                running.pop(key, None)
+            for prompt in feed.take(self._batch_size - len(running)):
+                running[prompt.key] = _Sequence(prompt)
+            if not running:
+                return
+            events = [sequence.step(self._table) for sequence in running.values()]
+            for key in [key for key, sequence in running.items() if sequence.is_done]:
+                del running[key]
+            yield events
+
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> list[TokenScore]:
+        return [self._score(span.token_ids, span.start) for span in spans]
+
+    def _score(self, token_ids: Sequence[int], start: int) -> TokenScore:
+        rows = [self._table.row(token_ids[:at]) for at in range(start, len(token_ids))]
+        chosen = token_ids[start:]
+        return TokenScore(
+            [row[token_id] for row, token_id in zip(rows, chosen, strict=True)],
+            all(row[token_id] >= max(row) for row, token_id in zip(rows, chosen, strict=True)),
+        )
+
+    def identity(self) -> dict[str, object]:
+        return {"mock": self._name}
+
+
+class _Sequence:
+    def __init__(self, prompt: TokenPrompt):
+        self._prompt = prompt
+        self._last = list(prompt.token_ids[-2:])
+        self._count = 0
+        self._random = random.Random(prompt.seed)
+        self.is_done = False
+
+    def step(self, table: Table) -> TokenEvent:
+        row = table.row(self._last)
+        token_id = self._choose(row)
+        self._last = [*self._last[-1:], token_id]
+        self._count += 1
+        self.is_done = (
+            token_id in self._prompt.stop_ids or self._count >= self._prompt.max_new_tokens
+        )
+        if self._prompt.logprobs is None:
+            return TokenEvent(self._prompt.key, [token_id])
+        best = sorted(range(len(row)), key=lambda i: -row[i])[: self._prompt.logprobs]
+        top = {token: row[token] for token in best}
+        return TokenEvent(self._prompt.key, [token_id], [row[token_id]], [top])
+
+    def _choose(self, row: Sequence[float]) -> int:
+        prompt = self._prompt
+        if not prompt.do_sample:
+            return max(range(len(row)), key=row.__getitem__)
+        allowed = sorted(range(len(row)), key=lambda i: -row[i])[: prompt.top_k or None]
+        weights = [math.exp(row[i] / prompt.temperature) for i in allowed]
+        kept, mass = 0, 0.0
+        while kept < len(weights) and mass < prompt.top_p * math.fsum(weights):
+            mass += weights[kept]
+            kept += 1
+        return self._random.choices(allowed[:kept], weights[:kept])[0]
+
+
+class Table:
+    """Log-probabilities of the next token, a row for each class of the last two tokens."""
+
+    def __init__(self, name: str):
+        chance = random.Random(hashlib.sha256(name.encode()).digest())
+        vocabulary = ByteTokenizer().vocabulary_size
+        self._rows: list[list[float]] = []
+        for _ in range(_ROWS):
+            logits = [chance.gauss(0, 1) for _ in range(vocabulary)]
+            for token_id in _COMMON:
+                logits[token_id] += 4
+            logits[ByteTokenizer().eos_id or 0] += 4
+            total = math.log(math.fsum(math.exp(logit) for logit in logits))
+            self._rows.append([logit - total for logit in logits])
+
+    def row(self, token_ids: Sequence[int]) -> list[float]:
+        before = token_ids[-2] if len(token_ids) > 1 else 0
+        return self._rows[(before * 31 + token_ids[-1] * 7) % _ROWS]
+
+
+table = cache(Table)

@@ -1,0 +1,81 @@
+"""The scoring planner: which tokens to forward, in which order, and which rows to score.
+
+For engines that own their forward pass. Spans that share a prefix share its computation: the
+choices of one question, the few-shot head of many, continuations of one token from one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from evalution_enginekit.prefix_trie import PrefixTrie
+from evalution_enginekit.tokens import TokenSpan
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Read `token_id`'s log-probability off the row at `position`, for one span's slot."""
+
+    position: int
+    token_id: int
+    span: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rewind the cache to `depth` tokens, forward `token_ids`, and read the targets.
+
+    `position` of a target is absolute and lies within the segment.
+    """
+
+    depth: int
+    token_ids: list[int]
+    targets: tuple[Target, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringPlan:
+    """Segments in depth-first order: each one's path is in the cache when its turn comes."""
+
+    segments: tuple[Segment, ...]
+    unique_tokens: int
+    """What is forwarded: the tokens of the spans' trie."""
+    naive_tokens: int
+    """What forwarding each span by itself would take."""
+
+
+def plan_scoring(spans: Sequence[TokenSpan]) -> ScoringPlan:
+    """The fewest tokens that give every span its rows."""
+    trie = PrefixTrie()
+    for span in spans:
+        trie.insert(span.fed)
+    targets: dict[int, list[Target]] = {}
+    for index, span in enumerate(spans):
+        for node in trie.path(span.fed):
+            found = targets.setdefault(id(node), [])
+            for position in range(max(node.depth, span.start - 1), node.end):
+                token_id = span.token_ids[position + 1]
+                found.append(Target(position, token_id, index, position + 1 - span.start))
+    segments = tuple(
+        Segment(node.depth, node.token_ids, tuple(targets.get(id(node), ())))
+        for node in trie.walk()
+    )
+    return ScoringPlan(
+        segments,
+        sum(len(segment.token_ids) for segment in segments),
+        sum(len(span.token_ids) - 1 for span in spans),
+    )
+
+
+def grouped_order(spans: Sequence[TokenSpan]) -> list[int]:
+    """Indices that bring spans with a shared prefix next to each other."""
+    return sorted(range(len(spans)), key=lambda index: list(spans[index].fed))
+
+
+def grouped_chunks(spans: Sequence[TokenSpan], size: int) -> Iterator[list[int]]:
+    """Indices of `spans` in chunks of at most `size`, those with a shared prefix together."""
+    order = grouped_order(spans)
+    for begin in range(0, len(order), size):
+        yield order[begin : begin + size]

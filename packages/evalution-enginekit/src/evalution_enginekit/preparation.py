@@ -1,0 +1,188 @@
+"""Requests to jobs: validated, rendered, tokenized and fitted, on the caller's side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from evalution_core import (
+    ContextLengthError,
+    GenerationRequest,
+    InvalidRequestError,
+    LoglikelihoodOutput,
+    LoglikelihoodRequest,
+    Message,
+    RequestFailure,
+    RollingLoglikelihoodRequest,
+    UnsupportedRequestError,
+)
+
+from evalution_enginekit.admission import Admission
+from evalution_enginekit.chat import ChatTemplate
+from evalution_enginekit.generation import GenerationJob
+from evalution_enginekit.pairs import EncodedPair, fit_pair, pair_of
+from evalution_enginekit.scoring import ScoringJob
+from evalution_enginekit.tokenizer import (
+    Tokenizer,
+    conditioning_id,
+    encode_with_leading,
+)
+from evalution_enginekit.tokens import TokenPrompt, TokenScore, TokenSpan
+from evalution_enginekit.windows import rolling_ids, rolling_windows, without_leading
+
+_UNKEYED = -1
+
+
+class Preparation:
+    """Text above, tokens below: the one place where requests become ids."""
+
+    def __init__(self, admission: Admission, tokenizer: Tokenizer, max_model_len: int):
+        self._admission = admission
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+
+    def generation(self, request: GenerationRequest) -> GenerationJob:
+        """Raises `InvalidRequestError`, `ContextLengthError` or `UnsupportedRequestError`."""
+        self._admission.generation(request)
+        text, token_ids = self._prompt(request)
+        kept, truncated = self._leave_room(token_ids, request)
+        prompt = TokenPrompt(
+            key=_UNKEYED,
+            token_ids=kept,
+            max_new_tokens=request.max_new_tokens,
+            stop_ids=frozenset() if request.ignore_eos else self._tokenizer.eos_ids,
+            do_sample=request.do_sample,
+            temperature=request.temperature if request.do_sample else 0.0,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            seed=request.seed,
+            num_beams=request.num_beams,
+            logprobs=request.logprobs,
+            stop=tuple(request.stop),
+        )
+        return GenerationJob(prompt, text, request.metadata, truncated)
+
+    def generation_or_failure(self, request: GenerationRequest) -> GenerationJob | RequestFailure:
+        try:
+            return self.generation(request)
+        except (InvalidRequestError, UnsupportedRequestError) as error:
+            return RequestFailure(error, _metadata_of(request))
+
+    def loglikelihood(self, request: LoglikelihoodRequest) -> ScoringJob:
+        """Raises `InvalidRequestError`, `ContextLengthError` or `UnsupportedRequestError`."""
+        self._admission.loglikelihood(request)
+        context = request.context
+        if request.messages is not None and request.context_input_ids is None:
+            context = self._render(request.messages, add_generation_prompt=True)
+        context_ids, continuation_ids = pair_of(self._tokenizer, request, context)
+        self._check_vocabulary(context_ids)
+        self._check_vocabulary(continuation_ids)
+        pair = fit_pair(
+            context_ids,
+            continuation_ids,
+            max_model_len=self._max_model_len,
+            truncation=request.truncation,
+        )
+        return ScoringJob(pair.span, _Conclusion(pair, request), request.metadata)
+
+    def loglikelihood_or_failure(self, request: LoglikelihoodRequest) -> ScoringJob | RequestFailure:
+        try:
+            return self.loglikelihood(request)
+        except (InvalidRequestError, UnsupportedRequestError) as error:
+            return RequestFailure(error, _metadata_of(request))
+
+    def rolling(self, request: RollingLoglikelihoodRequest) -> list[TokenSpan]:
+        """Raises `InvalidRequestError` or `UnsupportedRequestError`."""
+        self._admission.rolling(request)
+        if request.input_ids is not None:
+            token_ids = without_leading(self._tokenizer, list(request.input_ids))
+        else:
+            token_ids = rolling_ids(self._tokenizer, request.text)
+        self._check_vocabulary(token_ids)
+        return rolling_windows(token_ids, conditioning_id(self._tokenizer), self._max_model_len)
+
+    def probe(self, token_ids: Sequence[int], length: int) -> GenerationJob:
+        """A greedy request on ids, for the self check."""
+        prompt = TokenPrompt(_UNKEYED, list(token_ids), length, logprobs=0)
+        return GenerationJob(prompt, "", {})
+
+    def _prompt(self, request: GenerationRequest) -> tuple[str, list[int]]:
+        tokenizer = self._tokenizer
+        if request.input_ids is not None:
+            token_ids = list(request.input_ids)
+            self._check_vocabulary(token_ids)
+            return tokenizer.decode(token_ids), token_ids
+        if request.rendered_prompt is not None:
+            text = request.rendered_prompt
+        elif request.messages is not None:
+            text = self._render(
+                request.messages,
+                add_generation_prompt=request.add_generation_prompt,
+                tools=request.tools,
+            )
+        else:
+            text = request.prompt or ""
+        token_ids = encode_with_leading(tokenizer, text)
+        return text, token_ids or [conditioning_id(tokenizer)]
+
+    def _leave_room(
+        self, token_ids: list[int], request: GenerationRequest
+    ) -> tuple[list[int], int]:
+        room = self._max_model_len - request.max_new_tokens
+        if room < 1:
+            raise ContextLengthError(
+                f"max_new_tokens={request.max_new_tokens} leaves no room for a prompt: "
+                f"max_model_len is {self._max_model_len}"
+            )
+        excess = max(0, len(token_ids) - room)
+        if excess and request.truncation == "error":
+            raise ContextLengthError(
+                f"the prompt has {len(token_ids)} tokens; with max_new_tokens="
+                f"{request.max_new_tokens} and max_model_len={self._max_model_len} there is room "
+                f"for {room}, and truncation='error' forbids a cut"
+            )
+        return token_ids[excess:], excess
+
+    def _render(self, messages: Sequence[Message], **options: object) -> str:
+        template: ChatTemplate | None = self._tokenizer.chat_template
+        if template is None:
+            raise InvalidRequestError(
+                "messages need a chat template and this model has none; give rendered_prompt, or "
+                "the tokenizer_path of the matching chat model"
+            )
+        return template.render(messages, **options)  # pyright: ignore[reportArgumentType]
+
+    def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
+        largest = max(token_ids, default=0)
+        if largest >= self._tokenizer.vocabulary_size:
+            raise InvalidRequestError(
+                f"token id {largest} is outside the vocabulary of "
+                f"{self._tokenizer.vocabulary_size} tokens"
+            )
+
+
+class _Conclusion:
+    """A span's score as the output of its request."""
+
+    def __init__(self, pair: EncodedPair, request: LoglikelihoodRequest):
+        self._pair = pair
+        self._metadata = request.metadata
+
+    def __call__(self, score: TokenScore) -> LoglikelihoodOutput:
+        logprobs = list(score.logprobs)
+        return LoglikelihoodOutput(
+            math.fsum(logprobs),
+            score.is_greedy,
+            len(logprobs),
+            self._metadata,
+            token_ids=self._pair.continuation_ids,
+            token_logprobs=logprobs,
+            prompt_tokens=self._pair.span.start,
+            truncated_tokens=self._pair.truncated_tokens,
+            runtime=score.runtime,
+        )
+
+
+def _metadata_of(request: object) -> dict[str, object]:
+    known = (GenerationRequest, LoglikelihoodRequest, RollingLoglikelihoodRequest)
+    return request.metadata if isinstance(request, known) else {}

@@ -1,0 +1,125 @@
+"""The one thread of a session that talks to its runtime."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+from evalution_core import SessionClosedError
+
+R = TypeVar("R")
+
+IDLE = math.inf
+"""What an activity's step returns when it has nothing to do until it is woken."""
+
+
+class Activity(Protocol):
+    """Something the runtime thread advances in short steps, in turn with the others."""
+
+    def step(self) -> float:
+        """Do one step of work, without the lock held; seconds until the next one is worth a try.
+
+        0 after work was done; `IDLE` where only a wake-up can bring work.
+        """
+        ...
+
+    def shut_down(self, error: SessionClosedError) -> None:
+        """The session closes: end every stream with `error`."""
+        ...
+
+
+class RuntimeThread:
+    """Runs calls and activities one after the other, from whatever thread they were asked for.
+
+    `lock` guards the state that activities share with callers; it is never held during a step.
+    The thread starts with the first work and is a daemon.
+    """
+
+    def __init__(self, name: str):
+        self.lock = threading.RLock()
+        self._work = threading.Condition(self.lock)
+        self._name = name
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._activities: list[Activity] = []
+        self._thread: threading.Thread | None = None
+        self._woken = False
+        self._closing = False
+
+    @property
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def add(self, activity: Activity) -> None:
+        self._activities.append(activity)
+
+    def ensure_open(self) -> None:
+        """Raise `SessionClosedError` if the session was closed."""
+        if self._closing:
+            raise SessionClosedError(f"{self._name} is closed; build a new session")
+
+    def wake(self) -> None:
+        """Tell the thread that there may be work, and start it if it doesn't run yet."""
+        with self.lock:
+            if self._closing:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"{self._name} runtime", daemon=True
+                )
+                self._thread.start()
+            self._woken = True
+            self._work.notify_all()
+
+    def call(self, function: Callable[[], R]) -> R:
+        """Run `function` between two steps, and return what it returns or raise what it raises."""
+        if self.is_current:
+            return function()
+        result: Future[R] = Future()
+        with self.lock:
+            self.ensure_open()
+            self.wake()
+            self._calls.append((function, result))
+        return result.result()
+
+    def close(self, last: Callable[[], None]) -> None:
+        """End all streams, run `last`, end the thread. Any later call only waits for that."""
+        with self.lock:
+            first, self._closing = not self._closing, True
+            thread = self._thread
+            self._work.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        if first:
+            last()
+
+    def _run(self) -> None:
+        while True:
+            with self.lock:
+                if self._closing:
+                    break
+                self._woken = False
+                calls = list(self._calls)
+                self._calls.clear()
+            for function, result in calls:
+                _settle(function, result)
+            rests = [activity.step() for activity in self._activities]
+            with self.lock:
+                rest = min(rests, default=IDLE)
+                if rest > 0 and not (self._woken or self._calls or self._closing):
+                    self._work.wait(None if rest == IDLE else rest)
+        closed = SessionClosedError(f"{self._name} was closed while it served this call")
+        for activity in self._activities:
+            activity.shut_down(closed)
+        for _, result in self._calls:
+            result.set_exception(closed)
+
+
+def _settle(function: Callable[[], R], result: Future[R]) -> None:
+    try:
+        result.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - `call` raises it where it was asked for
+        result.set_exception(error)

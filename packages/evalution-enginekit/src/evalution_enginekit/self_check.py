@@ -1,0 +1,114 @@
+"""A one-second test that scoring means what the contract says, before the first score.
+
+Runtimes have been seen to give prompt log-probabilities shifted by one, without the first token,
+all zero, or cut by a cache, and no error. So a few tokens are generated greedily, with their
+log-probabilities, from a short known sequence, and then scored: both paths must agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from evalution_core import CheckResult, GenerationOutput
+
+from evalution_enginekit.tokenizer import Tokenizer, encode_with_leading
+from evalution_enginekit.tokens import TokenScore, TokenSpan
+
+_TEXT = "The first of 3 apples is red, and the other 2 are green."
+_LENGTH = 4
+_TOLERANCES = {"float64": 1e-8, "float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1}
+_LOOSEST = 0.3
+
+Complete = Callable[[Sequence[int], int], GenerationOutput]
+Score = Callable[[Sequence[TokenSpan]], Sequence[TokenScore]]
+
+
+def self_check(
+    tokenizer: Tokenizer,
+    *,
+    complete: Complete | None,
+    score: Score,
+    max_model_len: int,
+    dtype: str,
+) -> CheckResult:
+    """Compare the scoring path with itself and, where there is one, with the next-token path.
+
+    The tolerance is in nats and by `dtype`; an unknown one, such as a quantised format, gets 0.3.
+    """
+    room = max_model_len - _LENGTH
+    known = encode_with_leading(tokenizer, _TEXT)[:room]
+    if len(known) < _LENGTH:
+        return CheckResult("not checkable", f"max_model_len={max_model_len} is too short")
+    tolerance = _TOLERANCES.get(dtype, _LOOSEST)
+    whole, head, tail = score(
+        [TokenSpan(known, 1), TokenSpan(known[:-2], 1), TokenSpan(known, len(known) - 2)]
+    )
+    problem = _implausible(whole.logprobs, len(known) - 1)
+    if problem is not None:
+        return CheckResult("failed", problem)
+    parts = [*head.logprobs, *tail.logprobs]
+    split = _largest_difference(whole.logprobs, parts)
+    if split > tolerance:
+        return CheckResult(
+            "failed",
+            f"a sequence scored in two parts differs by {split:.3g} nats from the whole "
+            f"(tolerance {tolerance:g}): positions are shifted or tokens lost",
+            split,
+        )
+    if complete is None:
+        return CheckResult(
+            "passed", "scored whole and in parts alike; no next-token path to compare", split
+        )
+    return _against_next_tokens(known, complete(known, _LENGTH), score, tolerance)
+
+
+def _against_next_tokens(
+    known: list[int], completion: GenerationOutput, score: Score, tolerance: float
+) -> CheckResult:
+    generated = completion.token_ids or []
+    logprobs = completion.token_logprobs or []
+    if not generated or len(generated) != len(logprobs):
+        return CheckResult("not checkable", "the next-token path gave no log-probabilities")
+    token_ids = [*known, *generated]
+    (scored,) = score([TokenSpan(token_ids, len(known))])
+    difference = _largest_difference(scored.logprobs, logprobs)
+    if difference > tolerance:
+        (whole,) = score([TokenSpan(token_ids, 1)])
+        return CheckResult(
+            "failed",
+            f"scoring differs from the next-token path by {difference:.3g} nats (tolerance "
+            f"{tolerance:g}){_shift(list(whole.logprobs), logprobs, len(known) - 1, tolerance)}",
+            difference,
+        )
+    if scored.is_greedy is False:
+        return CheckResult(
+            "failed", "greedily generated tokens are reported as not greedy when scored"
+        )
+    detail = f"{len(generated)} tokens scored as generated"
+    return CheckResult("passed", detail, difference)
+
+
+def _implausible(logprobs: Sequence[float], expected: int) -> str | None:
+    if len(logprobs) != expected:
+        return f"{expected} tokens were to be scored and {len(logprobs)} log-probabilities came"
+    if not all(math.isfinite(value) and value <= 1e-6 for value in logprobs):
+        return f"log-probabilities must be finite and not positive, got {list(logprobs)}"
+    if all(abs(value - logprobs[0]) < 1e-12 for value in logprobs):
+        return f"all log-probabilities are {logprobs[0]!r}"
+    return None
+
+
+def _largest_difference(left: Sequence[float], right: Sequence[float]) -> float:
+    if len(left) != len(right):
+        return math.inf
+    return max(abs(a - b) for a, b in zip(left, right, strict=True))
+
+
+def _shift(whole: list[float], expected: Sequence[float], at: int, tolerance: float) -> str:
+    for shift in (-2, -1, 1, 2):
+        found = whole[at + shift : at + shift + len(expected)]
+        overlap = min(len(found), len(expected))
+        if overlap > 1 and _largest_difference(found[:overlap], expected[:overlap]) <= tolerance:
+            return f"; the values are shifted by {shift:+d}"
+    return ""

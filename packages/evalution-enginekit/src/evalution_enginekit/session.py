@@ -1,0 +1,340 @@
+"""The contract on top of two token-level methods."""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import abstractmethod
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from evalution_core import (
+    BaseInferenceSession,
+    Capability,
+    CheckResult,
+    EngineRuntimeError,
+    EvalutionError,
+    GenerationOutput,
+    GenerationRequest,
+    InvalidRequestError,
+    LoglikelihoodOutput,
+    LoglikelihoodRequest,
+    RequestFailure,
+    RollingLoglikelihoodOutput,
+    RollingLoglikelihoodRequest,
+    StreamEvent,
+    UnsupportedRequestError,
+)
+
+from evalution_enginekit.admission import Admission, check_batch_size
+from evalution_enginekit.generation import GenerationLoop, TokenFeed
+from evalution_enginekit.planning import grouped_order
+from evalution_enginekit.preparation import Preparation
+from evalution_enginekit.runtime_thread import RuntimeThread
+from evalution_enginekit.scoring import ScoringJob, ScoringLoop, SpanScores
+from evalution_enginekit.self_check import self_check
+from evalution_enginekit.streams import StreamLimits, pull
+from evalution_enginekit.tokenizer import Tokenizer
+from evalution_enginekit.tokens import TokenEvent, TokenScore, TokenSpan
+
+K = TypeVar("K", bound=Hashable)
+
+_READ_AHEAD = 2
+"""Requests that wait prepared, so that a free slot is refilled at once."""
+
+
+class TokenSession(BaseInferenceSession):
+    """A session for a runtime that takes and gives token ids.
+
+    A subclass writes `_generate_tokens` and `_score_tokens`, and `_release` for closing; all three
+    run on the session's one runtime thread. Everything else of the contract is here: rendering,
+    tokenizing, validation, stop strings, windows, order, streams, threads and the closed state.
+
+    Args:
+        engine: the engine's public name, for messages.
+        capabilities: what this session can do, at most what the engine declares.
+        tokenizer: text to ids and back.
+        max_model_len: how many tokens the model can be fed.
+        batch_size: requests in flight when a call leaves it to the session.
+        scoring_window: spans in one call of `_score_tokens`, unless a call caps it lower.
+        dtype: name of the arithmetic (`float32`, …), which sets the self check's tolerance.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: str,
+        capabilities: frozenset[Capability],
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        batch_size: int = 16,
+        scoring_window: int = 64,
+        dtype: str = "float32",
+    ):
+        self._engine = engine
+        self._capabilities = capabilities
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._batch_size = batch_size
+        self._scoring_window = scoring_window
+        self._dtype = dtype
+        self._admission = Admission(engine, capabilities)
+        self._preparation = Preparation(self._admission, tokenizer, max_model_len)
+        self._thread = RuntimeThread(f"the {engine} session")
+        self._generation = GenerationLoop(
+            self._thread,
+            tokenizer,
+            self._generate_tokens,
+            refill=Capability.REFILL in capabilities,
+        )
+        self._scoring = ScoringLoop(self._thread, self._score_tokens)
+        self._thread.add(self._generation)
+        self._thread.add(self._scoring)
+        self._check_lock = threading.Lock()
+        self._check_result: CheckResult | None = None
+
+    # what an engine writes
+
+    @abstractmethod
+    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+        """Run prompts from `feed`, yielding the events of each runtime step; return when idle.
+
+        Before each step drop what `feed.cancelled()` names and take what fits. A prompt ends by
+        itself at a stop id or its limit. Called again when there are prompts once more.
+        """
+        ...
+
+    @abstractmethod
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> SpanScores:
+        """The score of each span, or the error that is this span's alone. Shared prefixes are
+        next to each other."""
+        ...
+
+    def _release(self) -> None:
+        """Free the runtime; called once, when nothing runs any more."""
+
+    def _release_caches(self) -> None:
+        """Free what can be computed again; may come between two steps of a generation."""
+
+    def _describe(self) -> dict[str, Any]:
+        """What `describe_execution` adds to, or puts in place of, what the kit knows."""
+        return {}
+
+    # the contract
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        return self._max_model_len
+
+    @property
+    def preferred_batch_size(self) -> int:
+        return self._batch_size
+
+    @property
+    def requests_in_flight(self) -> int:
+        return self._generation.running
+
+    def capabilities(self) -> frozenset[Capability]:
+        return self._capabilities
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
+    ) -> list[GenerationOutput]:
+        self._begin(batch_size)
+        jobs = self._admission.check_all(self._preparation.generation, requests)
+        stream = self._generation.open(self._generation_limits(batch_size))
+        outputs: dict[int, GenerationOutput] = {}
+        try:
+            for index, job in enumerate(jobs):
+                stream.submit(index, job)
+            stream.finish_input()
+            for index, result in stream.results():
+                if isinstance(result, RequestFailure):
+                    raise result.error
+                assert isinstance(result, GenerationOutput)
+                outputs[index] = result
+        finally:
+            stream.close()
+        return [outputs[index] for index in range(len(jobs))]
+
+    def generate_continuous(
+        self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
+        self._begin(batch_size)
+        return self._generated(requests, batch_size, deltas=False)  # pyright: ignore[reportReturnType]
+
+    def stream(
+        self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[K, StreamEvent]]:
+        self._begin(batch_size)
+        if Capability.STREAM not in self._capabilities:
+            raise UnsupportedRequestError(f"engine {self._engine} can't stream")
+        return self._generated(requests, batch_size, deltas=True)
+
+    def loglikelihood(
+        self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[LoglikelihoodOutput]:
+        self._begin(batch_size)
+        jobs: list[ScoringJob] = self._admission.check_all(
+            self._preparation.loglikelihood, requests
+        )
+        self._ensure_checked()
+        scores = self._score_spans([job.span for job in jobs], batch_size)
+        return [job.conclude(score) for job, score in zip(jobs, scores, strict=True)]
+
+    def loglikelihood_continuous(
+        self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
+        """Scores in completion order, planned over windows of `batch_size` or what the session
+        prefers; the input is consumed on another thread, at most two windows ahead."""
+        self._begin(batch_size)
+        return self._scored(requests, batch_size)
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[RollingLoglikelihoodOutput]:
+        self._begin(batch_size)
+        texts: list[list[TokenSpan]] = self._admission.check_all(
+            self._preparation.rolling, requests
+        )
+        self._ensure_checked()
+        spans = [span for windows in texts for span in windows]
+        scores = iter(self._score_spans(spans, batch_size))
+        return [
+            _rolling_output(request, windows, [next(scores) for _ in windows])
+            for request, windows in zip(requests, texts, strict=True)
+        ]
+
+    def check(self) -> CheckResult:
+        self._thread.ensure_open()
+        with self._check_lock:
+            if self._check_result is None:
+                self._check_result = self_check(
+                    self._tokenizer,
+                    complete=self._complete_ids if self._can(Capability.LOGPROBS) else None,
+                    score=self._score_spans,
+                    max_model_len=self._max_model_len,
+                    dtype=self._dtype,
+                )
+            return self._check_result
+
+    def describe_execution(self) -> dict[str, Any]:
+        batching = "continuous" if Capability.REFILL in self._capabilities else "fixed batches"
+        check = self._check_result
+        return {
+            "backend": self._engine,
+            "device": None,
+            "dtype": self._dtype,
+            "batching": batching,
+            "attention": None,
+            "max_model_len": self._max_model_len,
+            "fallback": None,
+            "self_check": check.outcome if check else "not run",
+            **self._describe(),
+        }
+
+    def gc(self) -> None:
+        self._thread.ensure_open()
+        self._thread.call(self._release_caches)
+
+    def close(self) -> None:
+        self._thread.close(self._release)
+
+    # within
+
+    def _begin(self, batch_size: int | None) -> None:
+        self._thread.ensure_open()
+        check_batch_size(batch_size)
+
+    def _can(self, capability: Capability) -> bool:
+        return capability in self._capabilities
+
+    def _generation_limits(self, batch_size: int | None) -> StreamLimits:
+        cap = batch_size or self._batch_size
+        ahead = _READ_AHEAD if Capability.REFILL in self._capabilities else cap
+        return StreamLimits(running=cap, ahead=ahead)
+
+    def _generated(
+        self,
+        requests: Iterable[tuple[K, GenerationRequest]],
+        batch_size: int | None,
+        *,
+        deltas: bool,
+    ) -> Iterator[tuple[K, StreamEvent]]:
+        stream = self._generation.open(self._generation_limits(batch_size), deltas=deltas)
+        yield from pull(requests, stream, self._preparation.generation_or_failure, self._engine)
+
+    def _scored(
+        self, requests: Iterable[tuple[K, LoglikelihoodRequest]], batch_size: int | None
+    ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
+        self._ensure_checked()
+        window = min(batch_size or self._scoring_window, self._scoring_window)
+        stream = self._scoring.open(StreamLimits(running=window, ahead=window))
+        yield from pull(  # pyright: ignore[reportReturnType]
+            requests, stream, self._preparation.loglikelihood_or_failure, self._engine
+        )
+
+    def _score_spans(
+        self, spans: Sequence[TokenSpan], batch_size: int | None = None
+    ) -> list[TokenScore]:
+        """Scores in the order of `spans`; the first error of a span is raised."""
+        window = min(batch_size or self._scoring_window, self._scoring_window)
+        stream = self._scoring.open(StreamLimits(running=window, ahead=window))
+        scores: dict[int, TokenScore] = {}
+        try:
+            for index in grouped_order(spans):
+                stream.submit(index, ScoringJob(spans[index], _itself, {}))
+            stream.finish_input()
+            for index, score in stream.results():
+                if isinstance(score, RequestFailure):
+                    raise score.error
+                assert isinstance(score, TokenScore)
+                scores[index] = score
+        finally:
+            stream.close()
+        return [scores[index] for index in range(len(spans))]
+
+    def _complete_ids(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
+        """Greedy continuation of ids with its log-probabilities, through the next-token path."""
+        stream = self._generation.open(StreamLimits(running=1, ahead=0))
+        try:
+            stream.submit(0, self._preparation.probe(token_ids, length))
+            stream.finish_input()
+            for _, result in stream.results():
+                if isinstance(result, RequestFailure):
+                    raise result.error
+                assert isinstance(result, GenerationOutput)
+                return result
+        finally:
+            stream.close()
+        raise EngineRuntimeError("the next-token path gave no result")
+
+    def _ensure_checked(self) -> None:
+        """Raise `EngineRuntimeError` if the self check failed: such a session must not score."""
+        result = self.check()
+        if result.outcome == "failed":
+            raise EngineRuntimeError(
+                f"engine {self._engine} failed its self check and refuses to score: {result.detail}"
+            )
+
+
+def _itself(score: TokenScore) -> TokenScore:
+    return score
+
+
+def _rolling_output(
+    request: RollingLoglikelihoodRequest, windows: list[TokenSpan], scores: list[TokenScore]
+) -> RollingLoglikelihoodOutput:
+    logprobs = [value for score in scores for value in score.logprobs]
+    token_ids = [i for span in windows for i in span.token_ids[span.start :]]
+    return RollingLoglikelihoodOutput(
+        math.fsum(logprobs),
+        len(logprobs),
+        request.metadata,
+        token_ids=token_ids,
+        token_logprobs=logprobs,
+    )

@@ -1,0 +1,220 @@
+"""The consumer's side of a call: requests in, results out, bounded on both ends.
+
+A push stream (`submit`, `results`, `abort`, `close`); `pull` builds the contract's iterators on it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from evalution_core import RequestFailure
+
+K = TypeVar("K", bound=Hashable)
+Q = TypeVar("Q")
+J = TypeVar("J")
+T = TypeVar("T")
+
+_ABORT_WAIT_S = 10.0
+"""How long `close` waits for the runtime to let go; it normally takes one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """How much of a stream may be where.
+
+    `running` jobs at once; `ahead` more may wait; with `running` results unread no job is admitted.
+    """
+
+    running: int
+    ahead: int
+
+
+class ResultStream(Generic[K, J, T]):
+    """Jobs wait, run and turn into results; all state is under the runtime thread's lock."""
+
+    def __init__(
+        self, lock: threading.RLock, limits: StreamLimits, wake: Callable[[], None]
+    ) -> None:
+        self._changed = threading.Condition(lock)
+        self._wake = wake
+        self.limits = limits
+        self.waiting: deque[tuple[K, J]] = deque()
+        self.running: dict[int, K] = {}
+        self._results: deque[tuple[K, T | RequestFailure]] = deque()
+        self._error: BaseException | None = None
+        self._input_open = True
+        self._aborted = False
+        self._last_submit = time.monotonic()
+
+    # the producer's side
+
+    def submit(self, key: K, job: J) -> None:
+        """Add a job, without limit; `wait_for_room` says when the limits would have it."""
+        with self._changed:
+            if not self.ended:
+                self.waiting.append((key, job))
+            self._last_submit = time.monotonic()
+        self._wake()
+
+    def reject(self, key: K, failure: RequestFailure) -> None:
+        """Answer a request that can't be run; it takes no slot."""
+        with self._changed:
+            self.deliver(key, failure)
+
+    def finish_input(self) -> None:
+        """No job follows: once all results are read, `results` ends."""
+        with self._changed:
+            self._input_open = False
+            self._changed.notify_all()
+        self._wake()
+
+    def wait_for_room(self) -> bool:
+        """Block until another job may be submitted; False if the stream has ended meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.ended or self._has_room())
+            return not self.ended
+
+    # the runtime thread's side
+
+    def admissible(self) -> int:
+        """How many waiting jobs may start now."""
+        if self.ended or len(self._results) >= self.limits.running:
+            return 0
+        return min(len(self.waiting), self.limits.running - len(self.running))
+
+    def rest(self, patience: float) -> float:
+        """Seconds until a batch should start: 0 now, infinity if nothing may.
+
+        While more input may come and less than a full batch waits, that is `patience` seconds
+        after the last job came.
+        """
+        if self.admissible() == 0:
+            return math.inf
+        if not self._input_open or len(self.waiting) >= self.limits.running:
+            return 0.0
+        return max(0.0, self._last_submit + patience - time.monotonic())
+
+    def admit(self, number: int) -> tuple[K, J]:
+        """Start the next waiting job, to be known as `number` until `release`."""
+        key, job = self.waiting.popleft()
+        self.running[number] = key
+        self._changed.notify_all()
+        return key, job
+
+    def release(self, number: int) -> None:
+        """The runtime is rid of the job."""
+        self.running.pop(number, None)
+        self._changed.notify_all()
+
+    def deliver(self, key: K, result: T | RequestFailure) -> None:
+        if not self.ended:
+            self._results.append((key, result))
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """End the stream: results that are there can still be read, then `error` is raised."""
+        with self._changed:
+            if not self.ended:
+                self._error = error
+            self.waiting.clear()
+            self._changed.notify_all()
+
+    @property
+    def ended(self) -> bool:
+        return self._aborted or self._error is not None
+
+    # the consumer's side
+
+    def results(self) -> Iterator[tuple[K, T | RequestFailure]]:
+        """Results in completion order; no lock is held while the caller has one."""
+        while (found := self._next_result()) is not None:
+            yield found
+
+    def abort(self) -> None:
+        """Drop what waits and cancel what runs; unread results are gone."""
+        with self._changed:
+            self._aborted = True
+            self.waiting.clear()
+            self._results.clear()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Abort, and wait until the runtime has let go of the stream's jobs."""
+        self.abort()
+        self._wake()
+        with self._changed:
+            self._changed.wait_for(lambda: not self.running, timeout=_ABORT_WAIT_S)
+
+    def _next_result(self) -> tuple[K, T | RequestFailure] | None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._results or self.ended or not (self._has_jobs() or self._input_open)
+            )
+            if self._results:
+                found = self._results.popleft()
+                self._changed.notify_all()
+            elif self._error is not None:
+                raise self._error
+            else:
+                return None
+        if self.waiting:
+            self._wake()
+        return found
+
+    def _has_jobs(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def _has_room(self) -> bool:
+        under_way = len(self.running) + len(self.waiting)
+        return (
+            under_way < self.limits.running + self.limits.ahead
+            and len(self._results) < self.limits.running
+        )
+
+
+def pull(
+    requests: Iterable[tuple[K, Q]],
+    stream: ResultStream[K, J, T],
+    prepare: Callable[[Q], J | RequestFailure],
+    name: str,
+) -> Iterator[tuple[K, T | RequestFailure]]:
+    """Feed `requests` to the stream from a thread of its own, and yield its results.
+
+    An exception of the input iterator is raised here after the results that were ready; closing
+    this iterator aborts the stream. A producer that blocks for ever keeps its thread, a daemon.
+    """
+    threading.Thread(
+        target=_feed, args=(requests, stream, prepare), name=f"{name} input", daemon=True
+    ).start()
+    try:
+        yield from stream.results()
+    finally:
+        stream.close()
+
+
+def _feed(
+    requests: Iterable[tuple[Any, Q]],
+    stream: ResultStream[Any, J, Any],
+    prepare: Callable[[Q], J | RequestFailure],
+) -> None:
+    try:
+        source = iter(requests)
+        while stream.wait_for_room():
+            try:
+                key, request = next(source)
+            except StopIteration:
+                stream.finish_input()
+                return
+            job = prepare(request)
+            if isinstance(job, RequestFailure):
+                stream.reject(key, job)
+            else:
+                stream.submit(key, job)
+    except BaseException as error:  # noqa: BLE001 - it is raised again at the reading end
+        stream.fail(error)

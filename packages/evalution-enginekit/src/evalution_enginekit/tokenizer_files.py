@@ -1,0 +1,180 @@
+"""A tokenizer from files, and which loader a model's tokenizer needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evalution_core import ConfigurationError, EngineUnavailableError, Model
+
+from evalution_enginekit.chat import ChatTemplate
+from evalution_enginekit.tokenizer import ids_before
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from evalution_enginekit.tokenizer import Tokenizer
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+
+
+def load_tokenizer(model: Model, folder: Path) -> Tokenizer:
+    """The tokenizer of `model`, whose files are in `folder` unless `tokenizer_path` says otherwise.
+
+    A `tokenizer.json` is read with the `tokenizers` library alone. Anything else, and any model
+    with `trust_remote_code` or `tokenizer_kwargs`, goes through Transformers, the kit's `[hf]`.
+
+    Raises:
+        ConfigurationError: no tokenizer is there.
+        EngineUnavailableError: the loader's library is not installed.
+    """
+    if model.tokenizer is not None and not isinstance(model.tokenizer, str):
+        return _given_tokenizer(model.tokenizer)
+    named = model.tokenizer or model.tokenizer_path
+    path = Path(named) if named else folder
+    file = path / "tokenizer.json" if path.is_dir() else path
+    plain = not model.trust_remote_code and not model.tokenizer_kwargs
+    if file.name.endswith(".json") and file.is_file() and plain:
+        return TokenizerFile(file)
+    if named is None and not any(path.glob("tokenizer*")) and not any(path.glob("vocab*")):
+        raise ConfigurationError(
+            f"no tokenizer in {path}: expected tokenizer.json; set tokenizer_path to a folder "
+            "that has one"
+        )
+    from evalution_enginekit.hf_tokenizer import load_hf_tokenizer  # noqa: PLC0415 - extra [hf]
+
+    return load_hf_tokenizer(model, str(path))
+
+
+class TokenizerFile:
+    """A `tokenizer.json` with what lies beside it: special tokens, template, end-of-turn ids.
+
+    Raises:
+        ConfigurationError: the file is missing or not a tokenizer.
+        EngineUnavailableError: the `tokenizers` library is not installed.
+    """
+
+    def __init__(self, file: Path):
+        self._file = file
+        self._tokenizer = _load(file)
+        config = _read_json(file.with_name("tokenizer_config.json"))
+        self._specials = {
+            name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))
+        }
+        self._declared_eos = _read_json(file.with_name("generation_config.json")).get(
+            "eos_token_id", _read_json(file.with_name("config.json")).get("eos_token_id")
+        )
+        self._template = _chat_template(file, config)
+        self._special_ids = frozenset(
+            token_id
+            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._file,)
+
+    @cached_property
+    def leading_ids(self) -> tuple[int, ...]:
+        encode = self._tokenizer.encode
+        return ids_before(
+            encode("a", add_special_tokens=True).ids, encode("a", add_special_tokens=False).ids
+        )
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._id_of("bos_token")
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._id_of("eos_token")
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        declared = self._declared_eos
+        ids = {declared} if isinstance(declared, int) else set(declared or ())
+        return frozenset(ids | ({self.eos_id} if self.eos_id is not None else set()))
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._special_ids
+
+    @cached_property
+    def vocabulary_size(self) -> int:
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._template
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def _id_of(self, name: str) -> int | None:
+        text = self._specials.get(name)
+        return None if text is None else self._tokenizer.token_to_id(text)
+
+
+def _load(file: Path) -> tokenizers.Tokenizer:
+    if find_spec("tokenizers") is None:
+        raise EngineUnavailableError(
+            "reading tokenizer.json needs the tokenizers library; "
+            'pip install "evalution-enginekit[tokenizers]"'
+        )
+    import tokenizers  # noqa: PLC0415 - extra [tokenizers]
+
+    if not file.is_file():
+        raise ConfigurationError(f"no tokenizer at {file}")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception for a file it can't parse
+        raise ConfigurationError(f"{file} is not a tokenizer file: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _chat_template(file: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
+    beside = file.with_name("chat_template.jinja")
+    source: Any = beside.read_text("utf-8") if beside.is_file() else config.get("chat_template")
+    if isinstance(source, list):
+        named = {entry["name"]: entry["template"] for entry in source}  # pyright: ignore[reportUnknownVariableType]
+        source = named.get("default")
+    if not isinstance(source, str):
+        return None
+    specials = {
+        name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None
+    }
+    return ChatTemplate(source, specials)
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token's text, which configurations store bare or as `{"content": …}`."""
+    if isinstance(value, Mapping):
+        return str(value["content"])  # pyright: ignore[reportUnknownArgumentType]
+    return value if isinstance(value, str) else None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{file} is not valid JSON: {error}") from error
+
+
+def _given_tokenizer(tokenizer: Any) -> Tokenizer:
+    """A tokenizer object of the caller's: one of the kit's protocol, or a Transformers one."""
+    if hasattr(tokenizer, "leading_ids"):
+        return tokenizer
+    from evalution_enginekit.hf_tokenizer import HFTokenizer  # noqa: PLC0415 - extra [hf]
+
+    return HFTokenizer(tokenizer)

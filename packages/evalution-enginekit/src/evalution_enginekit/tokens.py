@@ -1,0 +1,76 @@
+"""The types below the seam: what a token engine is given and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evalution_core import EvalutionError, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt as ids, with all that decides its completion.
+
+    A completion ends by itself at a token of `stop_ids` or after `max_new_tokens`. Stop strings
+    aren't here: the kit matches them and then cancels the key.
+    """
+
+    key: int
+    token_ids: Sequence[int]
+    max_new_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    do_sample: bool = False
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    num_beams: int = 1
+    logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    """For a runtime that can end early by text; the kit cuts the text whether it does or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What one runtime step gave one prompt.
+
+    `logprobs` and `top_logprobs` run beside `token_ids` where the prompt asks for them. `finish`
+    is needed only where the runtime ends for a reason of its own. `error` ends this prompt alone.
+    """
+
+    key: int
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[float] | None = None
+    top_logprobs: Sequence[dict[int, float]] | None = None
+    finish: FinishReason | None = None
+    error: EvalutionError | None = None
+    runtime: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """Score `token_ids[start:]`, each token given all before it; `start` is at least 1.
+
+    The last token is scored but not fed, so the model sees `len(token_ids) - 1` tokens.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+
+    @property
+    def fed(self) -> Sequence[int]:
+        return self.token_ids[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """Natural-log probabilities of the scored tokens, in order.
+
+    `is_greedy`: no token had a strictly larger logit at any of the positions; None if unknown.
+    """
+
+    logprobs: Sequence[float]
+    is_greedy: bool | None = None
+    runtime: dict[str, Any] | None = field(default=None)
