@@ -1,0 +1,64 @@
+# shellcheck shell=bash
+# The environments that .ci/run builds beside the light one; sourced from there, at the root.
+# Each is a folder .venv-NAME, made anew; packages come from uv's cache where it holds them.
+
+light=(evalution evalution-conformance evalution-core evalution-enginekit evalution-reference)
+torch=2.13.0
+
+# Prints the first Python that runs and is new enough; `python3.11` may be a shim that fails. 3.11
+# comes first because folders of CPU wheels of torch hold builds for it.
+working_python() {
+    local candidate
+    for candidate in ${PYTHON:-} python3.11 python3 python; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    echo "no Python 3.11 or newer on PATH" >&2
+    return 1
+}
+
+# On Linux the index's build of torch brings 3 GB of CUDA libraries, so a CPU build is taken: from a
+# folder of wheels if one is named, else from PyTorch's own index.
+install_torch() {
+    local install=(uv pip install --quiet --no-deps --python "$1")
+    if [ -n "${PIP_FIND_LINKS:-}" ]; then
+        local links=() folder
+        for folder in $PIP_FIND_LINKS; do links+=(--find-links "$folder"); done
+        "${install[@]}" "${links[@]}" "torch==$torch+cpu"
+    elif [ "$(uname -s)" = Linux ]; then
+        "${install[@]}" --torch-backend cpu "torch==$torch"
+    else
+        "${install[@]}" "torch==$torch"
+    fi
+}
+
+# An environment of tools/envs: the hashed requirements, torch, the light members.
+build_wide() {
+    uv venv --quiet --clear --python "$(working_python)" ".venv-$1"
+    # Without dependencies: the file is complete but for torch. --require-hashes would refuse the
+    # lock's own floors, so hashes are verified here and tests/test_environments.py demands them.
+    uv pip install --quiet --python ".venv-$1" --no-deps --verify-hashes -r "tools/envs/$1.txt"
+    install_torch ".venv-$1"
+    uv pip install --quiet --python ".venv-$1" --no-deps "${light[@]/#/--editable=packages/}"
+}
+
+# The light members, every dependency that they name at the lowest version that they admit. The
+# extras `hf` and `datasets` stay out: their packages would raise the floors of the others.
+build_lowest() {
+    local members=("${light[@]/#/--editable=packages/}")
+    members=("${members[@]/%enginekit/enginekit[tokenizers]}")
+    members=("${members[@]/%\/evalution//evalution[parquet]}")
+    uv venv --quiet --clear --python "$(working_python)" .venv-lowest
+    uv pip install --quiet --python .venv-lowest --resolution lowest-direct "${members[@]}" \
+        "hypothesis>=6.120" "jsonschema>=4.23"
+}
+
+# Runs pytest in .venv-NAME, tests marked `wide` included. EVALUTION_REQUIRE names what must be there,
+# so that no skip hides a package that is missing.
+test_in() {
+    local name=$1
+    shift
+    ".venv-$name/bin/pytest" -m "not gpu and not hub" "$@"
+}

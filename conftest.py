@@ -1,0 +1,42 @@
+"""Leaves out the tests of members that this environment lacks, and fails where one is required."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+PACKAGES = Path(__file__).parent / "packages"
+MISSING = sorted(
+    path.name
+    for path in PACKAGES.iterdir()
+    if path.is_dir() and find_spec(path.name.replace("-", "_")) is None
+)
+collect_ignore = [str(PACKAGES / name) for name in MISSING]
+
+# Only tests marked `hub` may reach the network; they take HF_HUB_OFFLINE=0 from the caller.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+# Spinning OpenMP threads of several runtimes slow each other down on a small machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_report_header() -> list[str]:
+    return [f"members not installed, tests left out: {', '.join(MISSING) or 'none'}"]
+
+
+def pytest_configure() -> None:
+    required = os.environ.get("EVALUTION_REQUIRE", "").split()
+    if lost := sorted(name for name in required if not _installed(name)):
+        raise pytest.UsageError(f"required, but not installed: {', '.join(lost)}")
+
+
+def _installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True

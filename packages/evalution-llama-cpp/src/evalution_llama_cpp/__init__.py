@@ -1,0 +1,1 @@
+"""llama.cpp engine for Evalution. Holds the packaging only: there is no engine here yet."""

@@ -1,0 +1,1 @@
+"""OpenAI-style endpoints for Evalution. Holds the packaging only: there is no engine here yet."""

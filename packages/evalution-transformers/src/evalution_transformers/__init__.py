@@ -1,0 +1,1 @@
+"""Transformers engine for Evalution. Holds the packaging only: there is no engine here yet."""

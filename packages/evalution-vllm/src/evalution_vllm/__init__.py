@@ -1,0 +1,1 @@
+"""vLLM engine for Evalution. Holds the packaging only: there is no engine here yet."""

@@ -1,0 +1,83 @@
+"""Hold the arrows between the members with import-linter.
+
+`uv run tools/lint_imports.py` finds the members in `packages/`. A member that is not named below
+may import core and the kit, so a new engine needs no entry here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from importlinter.cli import lint_imports
+
+CORE, KIT, REFERENCE = "evalution_core", "evalution_enginekit", "evalution_reference"
+TRANSFORMERS = "evalution_transformers"
+
+ENGINE_ARROWS = (CORE, KIT)
+ARROWS = {
+    CORE: (),
+    KIT: (CORE,),
+    "evalution": (CORE,),
+    "evalution_conformance": (CORE, KIT, REFERENCE),
+    "evalution_gptqmodel": (CORE, KIT, TRANSFORMERS),
+    "evalution_openvino": (CORE, KIT, TRANSFORMERS),
+}
+
+# What a member must not import from outside, whether at module level or inside a function. The kit
+# gets transformers for its extra `hf` through `import_runtime`.
+RUNTIMES = ("numpy", "tokenizers", "torch", "transformers")
+FOREIGN = {
+    CORE: (*RUNTIMES, "httpx", "jinja2", "rich", "typer", "yaml"),
+    KIT: ("numpy", "torch", "transformers"),
+    "evalution": RUNTIMES,
+}
+
+
+def source_folders(root: Path) -> dict[str, Path]:
+    """Return each member's import name and the folder that holds it, in order of name."""
+    found = root.glob("packages/*/src/*/__init__.py")
+    return {file.parent.name: file.parents[1] for file in sorted(found)}
+
+
+def configuration(members: list[str]) -> str:
+    """Return the import-linter configuration that holds `members` to their arrows."""
+    lines = [
+        "[importlinter]",
+        "include_external_packages = True",
+        *_listed("root_packages", members),
+    ]
+    for member in members:
+        allowed = [name for name in ARROWS.get(member, ENGINE_ARROWS) if name in members]
+        forbidden = [name for name in members if name != member and name not in allowed]
+        lines += [
+            f"[importlinter:contract:{member}]",
+            f"name = {member} imports {', '.join(allowed) or 'none of ours'}",
+            "type = forbidden",
+            f"source_modules = {member}",
+            *_listed("forbidden_modules", [*forbidden, *FOREIGN.get(member, ())]),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _listed(key: str, values: list[str]) -> list[str]:
+    return [f"{key} =", *(f"    {value}" for value in values)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
+    root: Path = parser.parse_args(arguments).root
+    folders = source_folders(root)
+    # The analysis is static: source folders are enough, and members need no installation.
+    sys.path[:0] = [str(folder.resolve()) for folder in folders.values()]
+    with tempfile.TemporaryDirectory() as temporary:
+        config = Path(temporary) / "importlinter.ini"
+        config.write_text(configuration(list(folders)), encoding="utf-8")
+        return lint_imports(config_filename=str(config), no_cache=True, no_logo=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

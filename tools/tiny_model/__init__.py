@@ -1,0 +1,1 @@
+"""The tiny trained Llama of `evalution-reference`: its text, tokenizer, training and files."""
