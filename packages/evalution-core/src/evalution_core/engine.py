@@ -98,7 +98,7 @@ class BaseEngine(ABC):
         """An engine from a spec's mapping of plain values.
 
         Raises:
-            ConfigurationError: an unknown option, with the nearest name, or a value of a wrong type.
+            ConfigurationError: an unknown option, with the nearest name, or an ill-typed value.
         """
         return cls(**parse_options(cls, options))
 

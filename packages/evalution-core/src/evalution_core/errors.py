@@ -20,7 +20,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NoReturn
 
 
-class RemoteCause(Exception):  # noqa: N818 - it stands for a foreign exception, of any name
+class RemoteCause(Exception):
     """The type name and text of an exception that was raised in another process."""
 
 

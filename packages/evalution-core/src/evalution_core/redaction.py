@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
 REDACTED = "***"
 SECRET_FIELD = "evalution.secret"
@@ -47,17 +47,16 @@ def redact(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return redact_fields(value)
     if isinstance(value, Mapping):
-        items: Mapping[Any, Any] = value
+        items = cast("Mapping[Any, Any]", value)
         return {
             str(key): REDACTED if is_secret_name(str(key)) and item else redact(item)
             for key, item in items.items()
         }
     if isinstance(value, set | frozenset):
-        unordered: set[Any] = set(value)
+        unordered = cast("frozenset[Any]", value)
         return sorted((redact(member) for member in unordered), key=repr)
     if isinstance(value, list | tuple):
-        members: list[Any] = list(value)
-        return [redact(member) for member in members]
+        return [redact(member) for member in cast("list[Any]", value)]
     return f"<{type(value).__module__}.{type(value).__qualname__}>"
 
 

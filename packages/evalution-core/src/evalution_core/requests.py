@@ -14,7 +14,7 @@ from typing import Any, Literal
 from evalution_core.errors import EvalutionError
 
 Message = Mapping[str, Any]
-"""`{"role": …, "content": …}`; the content is a string or a list of parts (`{"type": "text", …}`)."""
+"""`{"role": …, "content": …}`; the content is a string or a list of `{"type": "text", …}`."""
 Truncation = Literal["left", "error"]
 FinishReason = Literal["stop", "length"]
 TopLogprobs = list[dict[int, float]]
@@ -118,7 +118,7 @@ class LoglikelihoodOutput:
 
 @dataclass(slots=True)
 class RollingLoglikelihoodRequest:
-    """A text of any length; each of its tokens is scored once, the beginning-of-text token never."""
+    """A text of any length; each of its tokens is scored once, the BOS token never."""
 
     text: str = ""
     input_ids: Sequence[int] | None = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 from evalution_core import (
     Capability,
@@ -92,7 +92,9 @@ class Admission:
         if request.input_ids is not None:
             self._check_ids("input_ids", request.input_ids)
         elif not request.text:
-            raise InvalidRequestError("a rolling request's text is empty: there is nothing to score")
+            raise InvalidRequestError(
+                "a rolling request's text is empty: there is nothing to score"
+            )
 
     def _need(self, capability: Capability, asked_for: str, *, asked: bool) -> None:
         if asked and capability not in self._capabilities:
@@ -124,9 +126,9 @@ class Admission:
 
     def _check_ids(self, name: str, token_ids: Any, *, may_be_empty: bool = False) -> None:
         self._need(Capability.TOKEN_IDS, name, asked=True)
-        if isinstance(token_ids, str) or not isinstance(token_ids, Iterable):
+        if isinstance(token_ids, str) or not isinstance(token_ids, Sequence):
             raise InvalidRequestError(f"{name} must be a sequence of ints, got {token_ids!r}")
-        for token_id in token_ids:  # pyright: ignore[reportUnknownVariableType]
+        for token_id in cast("Sequence[Any]", token_ids):
             if type(token_id) is not int or token_id < 0:
                 raise InvalidRequestError(f"{name} must hold ints >= 0, found {token_id!r}")
         if not token_ids and not may_be_empty:
@@ -136,12 +138,15 @@ class Admission:
         self._need(Capability.CHAT, "messages", asked=True)
         if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
             raise InvalidRequestError(f"messages must be a non-empty list, got {messages!r}")
-        for message in messages:  # pyright: ignore[reportUnknownVariableType]
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str):  # pyright: ignore[reportUnknownMemberType]
+        for message in cast("Sequence[Any]", messages):
+            if not isinstance(message, Mapping):
                 raise InvalidRequestError(f"a message must be a dict with a role, got {message!r}")
-            content: Any = message.get("content")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            entries = cast("Mapping[str, Any]", message)
+            if not isinstance(entries.get("role"), str):
+                raise InvalidRequestError(f"a message must be a dict with a role, got {message!r}")
+            content: Any = entries.get("content")
             if isinstance(content, list):
-                self._check_parts(content)  # pyright: ignore[reportUnknownArgumentType]
+                self._check_parts(cast("list[Any]", content))
             elif not (isinstance(content, str) or content is None):
                 raise InvalidRequestError(
                     f"a message's content must be a string or a list of parts, got {content!r}"
@@ -149,11 +154,14 @@ class Admission:
 
     def _check_parts(self, parts: list[Any]) -> None:
         for part in parts:
-            if not isinstance(part, dict) or "type" not in part:
-                raise InvalidRequestError(f"a message part must be a dict with a type, got {part!r}")
-            kind: Any = part["type"]  # pyright: ignore[reportUnknownVariableType]
+            if not isinstance(part, Mapping) or "type" not in part:
+                raise InvalidRequestError(
+                    f"a message part must be a dict with a type, got {part!r}"
+                )
+            entries = cast("Mapping[str, Any]", part)
+            kind = str(entries["type"])
             self._need(Capability.MULTIMODAL, f"a message part {kind!r}", asked=kind != "text")
-            if kind == "text" and not isinstance(part.get("text"), str):  # pyright: ignore[reportUnknownMemberType]
+            if kind == "text" and not isinstance(entries.get("text"), str):
                 raise InvalidRequestError(f"a text part needs a string under 'text', got {part!r}")
 
 
@@ -181,7 +189,7 @@ def _check_int(name: str, value: object, *, least: int) -> None:
 def _check_stops(stops: object) -> None:
     if isinstance(stops, str) or not isinstance(stops, Sequence):
         raise InvalidRequestError(f"stop must be a list of strings, got {stops!r}")
-    for stop in stops:  # pyright: ignore[reportUnknownVariableType]
+    for stop in cast("Sequence[Any]", stops):
         if not isinstance(stop, str) or not stop:
             raise InvalidRequestError(f"a stop string must not be empty, got {stop!r}")
 

@@ -10,12 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from evalution_core import InvalidRequestError, Message
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
 
 
 class ChatTemplate:
@@ -59,16 +61,19 @@ class ChatTemplate:
 
 def _with_plain_content(message: Message) -> dict[str, Any]:
     content = message.get("content")
-    if isinstance(content, list) and all(part.get("type") == "text" for part in content):  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        return {**message, "content": "\n".join(str(part["text"]) for part in content)}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    return dict(message)
+    if not isinstance(content, list):
+        return dict(message)
+    parts = cast("list[Mapping[str, Any]]", content)
+    if any(part.get("type") != "text" for part in parts):
+        return dict(message)
+    return {**message, "content": "\n".join(str(part["text"]) for part in parts)}
 
 
 def _environment() -> Any:
     from jinja2.ext import loopcontrols  # noqa: PLC0415
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
 
-    environment = ImmutableSandboxedEnvironment(
+    environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_tag()]
     )
     environment.filters["tojson"] = _to_json
@@ -78,16 +83,14 @@ def _environment() -> Any:
 
 
 def _generation_tag() -> Any:
-    from jinja2 import nodes  # noqa: PLC0415
     from jinja2.ext import Extension  # noqa: PLC0415
-    from jinja2.parser import Parser  # noqa: PLC0415
 
     class GenerationTag(Extension):
         """`{% generation %}` marks the assistant's text for training; it prints its body."""
 
         tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
-        def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        def parse(self, parser: Parser) -> Node | list[Node]:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 

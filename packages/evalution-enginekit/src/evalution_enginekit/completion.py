@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from evalution_core import FinishReason, GenerationOutput, TextDelta, TopLogprobs
-
 from evalution_enginekit.detokenizer import Detokenizer
 from evalution_enginekit.stopping import StopMatcher
 from evalution_enginekit.tokenizer import Tokenizer

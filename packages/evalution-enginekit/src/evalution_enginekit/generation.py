@@ -10,13 +10,10 @@ from typing import Any
 from evalution_core import (
     EngineRuntimeError,
     EvalutionError,
-    FinishReason,
     GenerationOutput,
     RequestFailure,
-    SessionClosedError,
     TextDelta,
 )
-
 from evalution_enginekit.completion import Completion
 from evalution_enginekit.runtime import runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
@@ -114,20 +111,19 @@ class GenerationLoop:
         try:
             with runtime_errors("generation"):
                 events = next(self._steps, None)
+                with self._thread.lock:
+                    for event in events or ():
+                        self._apply(event)
         except EvalutionError as error:
             self._steps = None
             self._fail(error)
             return 0
-        with self._thread.lock:
-            if events is None:
-                self._steps = None
-                self._settle_returned()
-            else:
-                for event in events:
-                    self._apply(event)
+        if events is None:
+            self._steps = None
+            self._settle_returned()
         return 0
 
-    def shut_down(self, error: SessionClosedError) -> None:
+    def shut_down(self, error: EvalutionError) -> None:
         self._steps = None
         with self._thread.lock:
             for key in list(self._running):
@@ -142,8 +138,7 @@ class GenerationLoop:
             self._asked = self._asked or limit > 0
             ready = [s for s in self._streams if s.rest(self._patience) == 0]
             while ready and len(admitted) < limit:
-                for stream in ready[: limit - len(admitted)]:
-                    admitted.append(self._start(stream))
+                admitted += [self._start(stream) for stream in ready[: limit - len(admitted)]]
                 ready = [stream for stream in ready if stream.admissible() > 0]
         return admitted
 
@@ -196,14 +191,16 @@ class GenerationLoop:
         """The engine returned: it is rid of everything, also of what it never finished."""
         if not self._asked:
             self._fail(EngineRuntimeError("the engine asked for none of the waiting prompts"))
-        for key, running in list(self._running.items()):
-            if key not in self._finished and not running.stream.ended:
-                error = EngineRuntimeError(
-                    "the engine ended generation before this request was finished",
-                    in_flight=[running.key],
-                )
-                running.stream.deliver(running.key, RequestFailure(error, running.job.metadata))
-            self._release(key)
+        with self._thread.lock:
+            for key, running in list(self._running.items()):
+                if key not in self._finished:
+                    error = EngineRuntimeError(
+                        "the engine ended generation before this request was finished",
+                        in_flight=[running.key],
+                    )
+                    failure = RequestFailure(error, running.job.metadata)
+                    running.stream.deliver(running.key, failure)
+                self._release(key)
 
     def _fail(self, error: EvalutionError) -> None:
         """The runtime failed: each stream learns which of its requests were lost."""

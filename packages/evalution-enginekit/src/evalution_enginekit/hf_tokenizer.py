@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, Protocol
 
 from evalution_core import ConfigurationError, Model
-
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.runtime import import_runtime
 from evalution_enginekit.tokenizer import ids_before
@@ -62,53 +60,19 @@ def load_hf_tokenizer(model: Model, path: str) -> HFTokenizer:
 class HFTokenizer:
     """The kit's tokenizer on a Transformers one; `eos_ids` adds what the model declares."""
 
-    def __init__(
-        self, tokenizer: TransformersTokenizer, declared_eos: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, tokenizer: TransformersTokenizer, declared_eos: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._declared_eos = tuple(declared_eos)
-
-    @cached_property
-    def leading_ids(self) -> tuple[int, ...]:
-        encode = self._tokenizer.encode
-        return ids_before(
-            encode("a", add_special_tokens=True), encode("a", add_special_tokens=False)
+        self.leading_ids = ids_before(
+            tokenizer.encode("a", add_special_tokens=True),
+            tokenizer.encode("a", add_special_tokens=False),
         )
-
-    @property
-    def bos_id(self) -> int | None:
-        return self._tokenizer.bos_token_id
-
-    @property
-    def eos_id(self) -> int | None:
-        return self._tokenizer.eos_token_id
-
-    @cached_property
-    def eos_ids(self) -> frozenset[int]:
+        self.bos_id = tokenizer.bos_token_id
+        self.eos_id = tokenizer.eos_token_id
         own = () if self.eos_id is None else (self.eos_id,)
-        return frozenset((*own, *self._declared_eos))
-
-    @cached_property
-    def special_ids(self) -> frozenset[int]:
-        return frozenset(self._tokenizer.all_special_ids)
-
-    @property
-    def vocabulary_size(self) -> int:
-        return len(self._tokenizer)
-
-    @cached_property
-    def chat_template(self) -> ChatTemplate | None:
-        source = self._tokenizer.chat_template
-        if isinstance(source, Mapping):
-            source = source.get("default")
-        if not isinstance(source, str):
-            return None
-        specials = {
-            name: str(text)
-            for name, text in self._tokenizer.special_tokens_map.items()
-            if isinstance(text, str)
-        }
-        return ChatTemplate(source, specials)
+        self.eos_ids = frozenset((*own, *declared_eos))
+        self.special_ids = frozenset(tokenizer.all_special_ids)
+        self.vocabulary_size = len(tokenizer)
+        self.chat_template = _chat_template(tokenizer)
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -120,3 +84,12 @@ class HFTokenizer:
             clean_up_tokenization_spaces=False,
         )
 
+
+def _chat_template(tokenizer: TransformersTokenizer) -> ChatTemplate | None:
+    source = tokenizer.chat_template
+    if isinstance(source, Mapping):
+        source = source.get("default")
+    if not isinstance(source, str):
+        return None
+    specials = tokenizer.special_tokens_map.items()
+    return ChatTemplate(source, {name: text for name, text in specials if isinstance(text, str)})

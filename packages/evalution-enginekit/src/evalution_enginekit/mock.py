@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from evalution_core import BaseEngine, Capability, Model, neutral
-
 from evalution_enginekit.byte_tokenizer import ByteTokenizer
 from evalution_enginekit.generation import TokenFeed
 from evalution_enginekit.session import TokenSession

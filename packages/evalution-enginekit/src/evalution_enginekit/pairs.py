@@ -10,7 +10,6 @@ from evalution_core import (
     LoglikelihoodRequest,
     Truncation,
 )
-
 from evalution_enginekit.tokenizer import (
     Tokenizer,
     conditioning_id,

@@ -16,7 +16,6 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-
 from evalution_enginekit.admission import Admission
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.generation import GenerationJob
@@ -85,7 +84,9 @@ class Preparation:
         )
         return ScoringJob(pair.span, _Conclusion(pair, request), request.metadata)
 
-    def loglikelihood_or_failure(self, request: LoglikelihoodRequest) -> ScoringJob | RequestFailure:
+    def loglikelihood_or_failure(
+        self, request: LoglikelihoodRequest
+    ) -> ScoringJob | RequestFailure:
         try:
             return self.loglikelihood(request)
         except (InvalidRequestError, UnsupportedRequestError) as error:

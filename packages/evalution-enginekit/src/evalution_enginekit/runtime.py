@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -26,7 +26,7 @@ def import_runtime(
         install: the command that brings it, for the error.
 
     Raises:
-        EngineUnavailableError: none is installed, its version is out of range, or it doesn't import.
+        EngineUnavailableError: none is installed, or its version is out of range, or it fails.
     """
     names = distributions or (module,)
     installed = [(name, found) for name in names if (found := _version(name)) is not None]
@@ -68,7 +68,7 @@ def in_range(found: str, versions: str) -> bool:
 
 
 @contextmanager
-def runtime_errors(doing: str) -> Iterator[None]:
+def runtime_errors(doing: str) -> Generator[None]:
     """The one place where a runtime's own exceptions become `EngineRuntimeError`, chained."""
     try:
         yield

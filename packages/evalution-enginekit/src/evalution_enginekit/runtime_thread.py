@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from evalution_core import SessionClosedError
+from evalution_core import EngineRuntimeError, EvalutionError, SessionClosedError
 
 R = TypeVar("R")
 
@@ -27,8 +27,8 @@ class Activity(Protocol):
         """
         ...
 
-    def shut_down(self, error: SessionClosedError) -> None:
-        """The session closes: end every stream with `error`."""
+    def shut_down(self, error: EvalutionError) -> None:
+        """No step follows: end every stream with `error`."""
         ...
 
 
@@ -48,6 +48,7 @@ class RuntimeThread:
         self._thread: threading.Thread | None = None
         self._woken = False
         self._closing = False
+        self._failure: EngineRuntimeError | None = None
 
     @property
     def is_current(self) -> bool:
@@ -57,14 +58,16 @@ class RuntimeThread:
         self._activities.append(activity)
 
     def ensure_open(self) -> None:
-        """Raise `SessionClosedError` if the session was closed."""
+        """Raise `SessionClosedError` after `close`, or what ended the thread before it."""
+        if self._failure is not None and not self._closing:
+            raise EngineRuntimeError(str(self._failure)) from self._failure.__cause__
         if self._closing:
             raise SessionClosedError(f"{self._name} is closed; build a new session")
 
     def wake(self) -> None:
         """Tell the thread that there may be work, and start it if it doesn't run yet."""
         with self.lock:
-            if self._closing:
+            if self._closing or self._failure is not None:
                 return
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -97,10 +100,27 @@ class RuntimeThread:
             last()
 
     def _run(self) -> None:
+        try:
+            self._work_until_closed()
+            ended: EvalutionError = SessionClosedError(f"{self._name} was closed meanwhile")
+        except BaseException as error:  # noqa: BLE001 - whoever waits must learn of it
+            ended = EngineRuntimeError(f"the runtime thread ended: {type(error).__name__}: {error}")
+            ended.__cause__ = error
+        with self.lock:
+            if isinstance(ended, EngineRuntimeError):
+                self._failure = ended
+            calls = list(self._calls)
+            self._calls.clear()
+        for activity in self._activities:
+            activity.shut_down(ended)
+        for _, result in calls:
+            result.set_exception(ended)
+
+    def _work_until_closed(self) -> None:
         while True:
             with self.lock:
                 if self._closing:
-                    break
+                    return
                 self._woken = False
                 calls = list(self._calls)
                 self._calls.clear()
@@ -111,11 +131,6 @@ class RuntimeThread:
                 rest = min(rests, default=IDLE)
                 if rest > 0 and not (self._woken or self._calls or self._closing):
                     self._work.wait(None if rest == IDLE else rest)
-        closed = SessionClosedError(f"{self._name} was closed while it served this call")
-        for activity in self._activities:
-            activity.shut_down(closed)
-        for _, result in self._calls:
-            result.set_exception(closed)
 
 
 def _settle(function: Callable[[], R], result: Future[R]) -> None:

@@ -12,9 +12,7 @@ from evalution_core import (
     EvalutionError,
     LoglikelihoodOutput,
     RequestFailure,
-    SessionClosedError,
 )
-
 from evalution_enginekit.planning import grouped_order
 from evalution_enginekit.runtime import runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
@@ -76,7 +74,7 @@ class ScoringLoop:
                     stream.release(number)
         return 0
 
-    def shut_down(self, error: SessionClosedError) -> None:
+    def shut_down(self, error: EvalutionError) -> None:
         for stream in self._streams:
             stream.fail(error)
 

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 
 from evalution_core import CheckResult, GenerationOutput
-
 from evalution_enginekit.tokenizer import Tokenizer, encode_with_leading
 from evalution_enginekit.tokens import TokenScore, TokenSpan
 

@@ -13,10 +13,8 @@ from evalution_core import (
     Capability,
     CheckResult,
     EngineRuntimeError,
-    EvalutionError,
     GenerationOutput,
     GenerationRequest,
-    InvalidRequestError,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
     RequestFailure,
@@ -25,7 +23,6 @@ from evalution_core import (
     StreamEvent,
     UnsupportedRequestError,
 )
-
 from evalution_enginekit.admission import Admission, check_batch_size
 from evalution_enginekit.generation import GenerationLoop, TokenFeed
 from evalution_enginekit.planning import grouped_order
@@ -106,8 +103,10 @@ class TokenSession(BaseInferenceSession):
 
     @abstractmethod
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> SpanScores:
-        """The score of each span, or the error that is this span's alone. Shared prefixes are
-        next to each other."""
+        """The score of each span, or the error that is this span's alone.
+
+        Spans that share a prefix are next to each other.
+        """
         ...
 
     def _release(self) -> None:
@@ -189,8 +188,10 @@ class TokenSession(BaseInferenceSession):
     def loglikelihood_continuous(
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
-        """Scores in completion order, planned over windows of `batch_size` or what the session
-        prefers; the input is consumed on another thread, at most two windows ahead."""
+        """Scores in completion order, planned over windows of `batch_size` or `scoring_window`.
+
+        The input is consumed on another thread, at most two windows ahead.
+        """
         self._begin(batch_size)
         return self._scored(requests, batch_size)
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from evalution_core import InvalidRequestError
-
 from evalution_enginekit.chat import ChatTemplate
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
-
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.tokenizer import ids_before
 
@@ -60,56 +58,29 @@ class TokenizerFile:
 
     def __init__(self, file: Path):
         self._file = file
-        self._tokenizer = _load(file)
+        self._tokenizer = tokenizer = _load(file)
         config = _read_json(file.with_name("tokenizer_config.json"))
-        self._specials = {
+        specials = {
             name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))
         }
-        self._declared_eos = _read_json(file.with_name("generation_config.json")).get(
-            "eos_token_id", _read_json(file.with_name("config.json")).get("eos_token_id")
+        self.leading_ids = ids_before(
+            tokenizer.encode("a", add_special_tokens=True).ids,
+            tokenizer.encode("a", add_special_tokens=False).ids,
         )
-        self._template = _chat_template(file, config)
-        self._special_ids = frozenset(
+        self.bos_id = self._id_of(specials.get("bos_token"))
+        self.eos_id = self._id_of(specials.get("eos_token"))
+        own = () if self.eos_id is None else (self.eos_id,)
+        self.eos_ids = frozenset((*own, *_declared_eos(file)))
+        self.special_ids = frozenset(
             token_id
-            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
             if token.special
         )
+        self.vocabulary_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.chat_template = _chat_template(file, config, specials)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._file,)
-
-    @cached_property
-    def leading_ids(self) -> tuple[int, ...]:
-        encode = self._tokenizer.encode
-        return ids_before(
-            encode("a", add_special_tokens=True).ids, encode("a", add_special_tokens=False).ids
-        )
-
-    @property
-    def bos_id(self) -> int | None:
-        return self._id_of("bos_token")
-
-    @property
-    def eos_id(self) -> int | None:
-        return self._id_of("eos_token")
-
-    @cached_property
-    def eos_ids(self) -> frozenset[int]:
-        declared = self._declared_eos
-        ids = {declared} if isinstance(declared, int) else set(declared or ())
-        return frozenset(ids | ({self.eos_id} if self.eos_id is not None else set()))
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._special_ids
-
-    @cached_property
-    def vocabulary_size(self) -> int:
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self._template
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -117,9 +88,8 @@ class TokenizerFile:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def _id_of(self, name: str) -> int | None:
-        text = self._specials.get(name)
-        return None if text is None else self._tokenizer.token_to_id(text)
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self._tokenizer.token_to_id(token)
 
 
 def _load(file: Path) -> tokenizers.Tokenizer:
@@ -141,24 +111,30 @@ def _load(file: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _chat_template(file: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
+def _declared_eos(file: Path) -> set[int]:
+    """Ids that the model's files say end a generation; generation_config.json goes first."""
+    for name in ("generation_config.json", "config.json"):
+        declared = _read_json(file.with_name(name)).get("eos_token_id")
+        if declared is not None:
+            return {declared} if isinstance(declared, int) else set(declared)
+    return set()
+
+
+def _chat_template(
+    file: Path, config: Mapping[str, Any], specials: Mapping[str, str]
+) -> ChatTemplate | None:
     beside = file.with_name("chat_template.jinja")
     source: Any = beside.read_text("utf-8") if beside.is_file() else config.get("chat_template")
     if isinstance(source, list):
-        named = {entry["name"]: entry["template"] for entry in source}  # pyright: ignore[reportUnknownVariableType]
-        source = named.get("default")
-    if not isinstance(source, str):
-        return None
-    specials = {
-        name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None
-    }
-    return ChatTemplate(source, specials)
+        named = cast("list[dict[str, str]]", source)
+        source = {entry["name"]: entry["template"] for entry in named}.get("default")
+    return ChatTemplate(source, specials) if isinstance(source, str) else None
 
 
 def _token_text(value: Any) -> str | None:
     """A special token's text, which configurations store bare or as `{"content": …}`."""
     if isinstance(value, Mapping):
-        return str(value["content"])  # pyright: ignore[reportUnknownArgumentType]
+        return str(cast("Mapping[str, Any]", value)["content"])
     return value if isinstance(value, str) else None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from evalution_core import InvalidRequestError
-
 from evalution_enginekit.tokenizer import Tokenizer, conditioning_id
 from evalution_enginekit.tokens import TokenSpan
 

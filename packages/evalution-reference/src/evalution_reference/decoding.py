@@ -1,0 +1,114 @@
+"""Sequences that generate side by side, one model step for all of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
+from evalution_enginekit.prefix_trie import shared_prefix
+from evalution_reference.kv_cache import KVCache
+from evalution_reference.llama import Floats, Llama
+from evalution_reference.sampling import next_token
+
+_PREFIXES_KEPT = 4
+_LEAST_SHARED = 8
+"""Tokens from which copying a cached prefix beats running it again."""
+
+
+class Decoder:
+    """Continuous batching: a finished sequence's slot takes the next prompt in the same step."""
+
+    def __init__(self, model: Llama, slots: int):
+        self._model = model
+        self._slots = slots
+        self._prefixes: deque[tuple[Sequence[int], KVCache]] = deque(maxlen=_PREFIXES_KEPT)
+
+    def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+        running: dict[int, _Sequence] = {}
+        while True:
+            for key in feed.cancelled():
+                running.pop(key, None)
+            for prompt in feed.take(self._slots - len(running)):
+                running[prompt.key] = self._begin(prompt)
+            if not running:
+                return
+            events = self._step(list(running.values()))
+            for key in [key for key, sequence in running.items() if sequence.is_done]:
+                del running[key]
+            yield events
+
+    def forget_prefixes(self) -> None:
+        self._prefixes.clear()
+
+    def _begin(self, prompt: TokenPrompt) -> _Sequence:
+        """A sequence whose cache holds what an earlier prompt shares with this one."""
+        best, shared = None, 0
+        for token_ids, cache in self._prefixes:
+            found = min(shared_prefix(token_ids, prompt.token_ids), len(prompt.token_ids) - 1)
+            if found > shared:
+                best, shared = cache, found
+        if best is None or shared < _LEAST_SHARED:
+            return _Sequence(prompt, self._model.new_cache(), list(prompt.token_ids))
+        cache = best.fork()
+        cache.truncate(shared)
+        return _Sequence(prompt, cache, list(prompt.token_ids[shared:]))
+
+    def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:
+        """Run what each sequence has new: a prompt's tokens, or the last one that it generated."""
+        runs = [np.array(sequence.pending) for sequence in sequences]
+        hidden = self._model.extend(runs, [sequence.cache for sequence in sequences])
+        ends = np.cumsum([len(run) for run in runs]) - 1
+        logits = self._model.logits(hidden[ends])
+        for sequence in sequences:
+            if not sequence.generated and len(sequence.prompt.token_ids) >= _LEAST_SHARED:
+                self._remember(sequence)
+        return [sequence.take(row) for sequence, row in zip(sequences, logits, strict=True)]
+
+    def _remember(self, sequence: _Sequence) -> None:
+        token_ids = sequence.prompt.token_ids
+        known = any(
+            shared_prefix(kept, token_ids) >= len(token_ids) - 1 for kept, _ in self._prefixes
+        )
+        if not known:
+            self._prefixes.append((token_ids, sequence.cache.fork()))
+
+
+class _Sequence:
+    """One prompt, its cache, and the tokens that the next step has to run."""
+
+    def __init__(self, prompt: TokenPrompt, cache: KVCache, pending: list[int]):
+        self.prompt = prompt
+        self.cache = cache
+        self.pending = pending
+        self.generated = 0
+        self.is_done = False
+        self._generator = np.random.default_rng(prompt.seed) if prompt.do_sample else None
+
+    def take(self, logits: Floats) -> TokenEvent:
+        """Choose the next token from its logits [vocab]."""
+        prompt = self.prompt
+        token_id = next_token(
+            logits,
+            do_sample=prompt.do_sample,
+            temperature=prompt.temperature,
+            top_p=prompt.top_p,
+            top_k=prompt.top_k,
+            generator=self._generator,
+        )
+        self.pending = [token_id]
+        self.generated += 1
+        self.is_done = token_id in prompt.stop_ids or self.generated >= prompt.max_new_tokens
+        if prompt.logprobs is None:
+            return TokenEvent(prompt.key, [token_id])
+        logprobs = _log_softmax(logits)
+        likeliest = np.argsort(-logprobs, kind="stable")[: prompt.logprobs]
+        top = {int(index): float(logprobs[index]) for index in likeliest}
+        return TokenEvent(prompt.key, [token_id], [float(logprobs[token_id])], [top])
+
+
+def _log_softmax(logits: Floats) -> Floats:
+    shifted = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())

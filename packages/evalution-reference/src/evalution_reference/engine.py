@@ -1,0 +1,85 @@
+"""The reference engine: Llama-family checkpoints in NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from evalution_core import (
+    BaseEngine,
+    Capability,
+    ConfigurationError,
+    Model,
+    builtin_path,
+    neutral,
+)
+from evalution_core.builtins import PREFIX
+from evalution_enginekit import load_tokenizer
+from evalution_reference.checkpoint import load_checkpoint
+from evalution_reference.llama import Llama
+from evalution_reference.session import ReferenceSession
+
+REFERENCE_CAPABILITIES = frozenset(Capability) - {
+    Capability.BEAMS,
+    Capability.TOOLS,
+    Capability.MULTIMODAL,
+    Capability.ATTACH,
+}
+
+
+@dataclass(slots=True)
+class Reference(BaseEngine):
+    """Small Llama, Qwen2 and Qwen3 checkpoints on any CPU; in float64 the oracle of all others.
+
+    `model.path` is a folder with `config.json`, safetensors and a tokenizer, or `builtin:tiny`.
+
+    Options:
+        dtype: all arithmetic, norms and softmax included, is in this precision.
+        max_model_len: tokens the model is fed at most; None: what its configuration says.
+        batch_size: sequences that generate side by side.
+    """
+
+    dtype: Literal["float32", "float64"] = "float32"
+    max_model_len: int | None = None
+    batch_size: int = neutral(default=16)
+
+    capabilities = REFERENCE_CAPABILITIES
+
+    def build(self, model: Model) -> ReferenceSession:
+        """Read the checkpoint.
+
+        Raises:
+            ConfigurationError: no such folder, a file that is missing or damaged, a family that
+                isn't supported, or a `max_model_len` beyond the model's own.
+        """
+        folder = _folder(model)
+        config, weights = load_checkpoint(folder)
+        limit = self.max_model_len or config.max_position_embeddings
+        if not 1 < limit <= config.max_position_embeddings:
+            raise ConfigurationError(
+                f"max_model_len={limit} must be between 2 and the model's own "
+                f"{config.max_position_embeddings}"
+            )
+        return ReferenceSession(
+            model=Llama(config, weights, self.dtype),
+            tokenizer=load_tokenizer(model, folder),
+            folder=folder,
+            max_model_len=limit,
+            batch_size=self.batch_size,
+            capabilities=REFERENCE_CAPABILITIES,
+        )
+
+
+def _folder(model: Model) -> Path:
+    if model.path is None:
+        raise ConfigurationError("engine Reference needs model.path: a folder, or builtin:tiny")
+    if model.path.startswith(PREFIX):
+        return builtin_path(model.path, "safetensors")
+    folder = Path(model.path).expanduser()
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"model folder {model.path!r} does not exist; engine Reference loads a local folder "
+            "with config.json and safetensors, or builtin:tiny"
+        )
+    return folder

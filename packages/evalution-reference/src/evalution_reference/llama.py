@@ -1,0 +1,249 @@
+"""The forward pass of the Llama family: RMSNorm, rotary embeddings, grouped queries, SwiGLU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalution_core.errors import ConfigurationError, EngineRuntimeError, InvalidRequestError
+from evalution_reference.kv_cache import KVCache
+from evalution_reference.llama_config import LlamaConfig
+from evalution_reference.rope import RotaryTable, apply_rope
+
+Floats = NDArray[np.floating[Any]]
+TokenIds = NDArray[np.integer[Any]]
+
+_PRECISIONS: dict[str, np.dtype[np.floating[Any]]] = {
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+
+# Queries per attention block: bounds the score matrix of a long prefill, and skips most of the
+# part that the causal mask would throw away.
+_QUERY_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Weights as [out, in]; what reads the same input stands in one matrix."""
+
+    input_norm: Floats
+    qkv: Floats
+    qkv_bias: Floats | None
+    query_norm: Floats | None
+    key_norm: Floats | None
+    output: Floats
+    output_bias: Floats | None
+    post_attention_norm: Floats
+    gate_up: Floats
+    down: Floats
+
+
+class Llama:
+    """A model of `LlamaConfig` that computes everything in one precision.
+
+    `float64` is the oracle: nothing is rounded in between, unlike in Transformers, which keeps
+    norms and rope in float32 whatever the model's dtype.
+    """
+
+    def __init__(
+        self, config: LlamaConfig, weights: Mapping[str, Floats], dtype: str = "float32"
+    ) -> None:
+        """Take the weights of `load_checkpoint`; they are copied where `dtype` is another."""
+        self.config = config
+        if dtype not in _PRECISIONS:
+            raise ConfigurationError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
+        self.dtype = _PRECISIONS[dtype]
+        cast = {name: tensor.astype(self.dtype, copy=False) for name, tensor in weights.items()}
+        self._embedding = cast["model.embed_tokens.weight"]
+        self._head = cast.get("lm_head.weight", self._embedding)
+        self._final_norm = cast["model.norm.weight"]
+        self._layers = [_layer(cast, index) for index in range(config.num_hidden_layers)]
+        self._rope = RotaryTable(
+            config.head_dim, config.rope_theta, config.rope_scaling, self.dtype
+        )
+        self._hidden_future: Floats = np.triu(
+            np.full((_QUERY_BLOCK, _QUERY_BLOCK), -np.inf, self.dtype), k=1
+        )
+
+    def new_cache(self, capacity: int = 0) -> KVCache:
+        """Return an empty cache for one sequence, with room for `capacity` tokens to begin with."""
+        config = self.config
+        return KVCache(
+            config.num_hidden_layers,
+            config.num_key_value_heads,
+            config.head_dim,
+            self.dtype,
+            capacity,
+        )
+
+    def hidden_states(self, token_ids: TokenIds, cache: KVCache) -> Floats:
+        """Run `token_ids` [T] behind the tokens of `cache`, which then holds them too.
+
+        Returns the final hidden states [T, hidden_size], normalised, ready for `logits`.
+        """
+        return self.extend([token_ids], [cache])
+
+    def decode(self, token_ids: TokenIds, caches: Sequence[KVCache]) -> Floats:
+        """Run one token on each of B different sequences.
+
+        `token_ids` is [B]; returns the final hidden states [B, hidden_size]. The weights are read
+        once for all sequences, which is what makes a batch cheaper than its parts.
+        """
+        return self.extend(token_ids[:, None], caches)
+
+    def extend(self, runs: Sequence[TokenIds] | TokenIds, caches: Sequence[KVCache]) -> Floats:
+        """Run new tokens on several sequences at once, `runs[i]` behind the tokens of `caches[i]`.
+
+        The runs may differ in length. Returns their final hidden states one after the other,
+        [sum of lengths, hidden_size]. No cache may appear twice.
+
+        Raises:
+            InvalidRequestError: a run is empty, or an id is outside the vocabulary.
+        """
+        assert len({id(cache) for cache in caches}) == len(caches) == len(runs)
+        token_ids = self._checked(runs)
+        starts = [cache.length for cache in caches]
+        positions = np.concatenate(
+            [np.arange(start, start + len(run)) for start, run in zip(starts, runs, strict=True)]
+        )
+        cos, sin = self._rope.cos_sin(positions)
+        hidden = self._embedding[token_ids]
+        for index, layer in enumerate(self._layers):
+            normed = rms_norm(hidden, layer.input_norm, self.config.rms_norm_eps)
+            queries, keys, values = self._projections(layer, normed, cos, sin)
+            attended = np.empty((len(hidden), layer.output.shape[1]), self.dtype)
+            begin = 0
+            for run, cache in zip(runs, caches, strict=True):
+                rows = slice(begin, begin + len(run))
+                cached = cache.append(index, keys[rows], values[rows])
+                self._attend(queries[rows], *cached, out=attended[rows])
+                begin += len(run)
+            hidden = hidden + _linear(attended, layer.output, layer.output_bias)
+            normed = rms_norm(hidden, layer.post_attention_norm, self.config.rms_norm_eps)
+            hidden = hidden + swiglu(normed @ layer.gate_up.T) @ layer.down.T
+        for run, cache in zip(runs, caches, strict=True):
+            cache.advance(len(run))
+        return rms_norm(hidden, self._final_norm, self.config.rms_norm_eps)
+
+    def logits(self, hidden: Floats) -> Floats:
+        """Return the logits [R, vocab_size] of R rows [R, hidden_size] of `hidden_states`.
+
+        Raises:
+            EngineRuntimeError: a logit is infinite or not a number.
+        """
+        logits: Floats = hidden @ self._head.T
+        if not np.isfinite(logits).all():
+            raise EngineRuntimeError(
+                f"the model gave logits that are not finite in {self.dtype.name}; "
+                "its weights are damaged, or need dtype='float64'"
+            )
+        return logits
+
+    def _checked(self, runs: Sequence[TokenIds] | TokenIds) -> TokenIds:
+        if len(runs) == 0 or not all(len(run) for run in runs):
+            raise InvalidRequestError("there are no token ids to run")
+        token_ids = np.concatenate(list(runs))
+        low, high = int(token_ids.min()), int(token_ids.max())
+        if low < 0 or high >= self.config.vocab_size:
+            raise InvalidRequestError(
+                f"token id {low if low < 0 else high} is outside the vocabulary "
+                f"of {self.config.vocab_size}"
+            )
+        return token_ids
+
+    def _projections(
+        self, layer: _Layer, normed: Floats, cos: Floats, sin: Floats
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return rotated, scaled queries, rotated keys, and values, each [T, heads, head_dim]."""
+        config = self.config
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        states = _linear(normed, layer.qkv, layer.qkv_bias)
+        states = states.reshape(len(normed), heads + 2 * kv_heads, config.head_dim)
+        rotating, values = states[:, : heads + kv_heads], states[:, heads + kv_heads :]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            rotating[:, :heads] = rms_norm(
+                rotating[:, :heads], layer.query_norm, config.rms_norm_eps
+            )
+            rotating[:, heads:] = rms_norm(rotating[:, heads:], layer.key_norm, config.rms_norm_eps)
+        rotated = apply_rope(rotating, cos, sin)
+        rotated[:, :heads] *= config.head_dim**-0.5
+        return rotated[:, :heads], rotated[:, heads:], values
+
+    def _attend(self, queries: Floats, keys: Floats, values: Floats, out: Floats) -> None:
+        """Write into `out` [T, heads * head_dim] the attention of the last T positions.
+
+        `queries` is [T, heads, head_dim]; `keys` and `values` are [kv_heads, length, head_dim].
+        """
+        count, heads, head_dim = queries.shape
+        kv_heads, length, _ = keys.shape
+        grouped = queries.reshape(count, kv_heads, heads // kv_heads, head_dim)
+        grouped = grouped.transpose(1, 2, 0, 3)
+        mixed = out.reshape(count, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)
+        for start in range(0, count, _QUERY_BLOCK):
+            stop = min(start + _QUERY_BLOCK, count)
+            visible = length - count + stop
+            block = grouped[:, :, start:stop]
+            scores = block.reshape(kv_heads, -1, head_dim) @ keys[:, :visible].swapaxes(1, 2)
+            if stop - start > 1:
+                diagonal = scores.reshape(*block.shape[:3], visible)[..., start - stop :]
+                diagonal += self._hidden_future[: stop - start, : stop - start]
+            softmax_in_place(scores)
+            mixed[:, :, start:stop] = (scores @ values[:, :visible]).reshape(block.shape)
+
+
+def rms_norm(states: Floats, weight: Floats, eps: float) -> Floats:
+    """Scale each vector of the last axis to a root mean square of 1, then by `weight`.
+
+    arXiv:1910.07467. `eps` is added to the mean square.
+    """
+    mean_square = np.square(states).mean(axis=-1, keepdims=True)
+    return states / np.sqrt(mean_square + eps) * weight
+
+
+def swiglu(gate_up: Floats) -> Floats:
+    """Return silu(gate) * up for `gate_up` [T, 2 * intermediate_size] (arXiv:2002.05202)."""
+    half = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :half], gate_up[..., half:]
+    # exp overflows to infinity for very negative gates, and the quotient is then the right -0.0.
+    with np.errstate(over="ignore"):
+        return gate / (1 + np.exp(-gate)) * up
+
+
+def softmax_in_place(scores: Floats) -> None:
+    """Turn `scores` into weights that sum to 1 along the last axis."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+
+
+def _linear(states: Floats, weight: Floats, bias: Floats | None) -> Floats:
+    product = states @ weight.T
+    return product if bias is None else product + bias
+
+
+def _layer(weights: Mapping[str, Floats], index: int) -> _Layer:
+    def tensor(name: str) -> Floats:
+        return weights[f"model.layers.{index}.{name}"]
+
+    def optional(name: str) -> Floats | None:
+        return weights.get(f"model.layers.{index}.{name}")
+
+    biases = [optional(f"self_attn.{name}_proj.bias") for name in "qkv"]
+    present = [bias for bias in biases if bias is not None]
+    return _Layer(
+        input_norm=tensor("input_layernorm.weight"),
+        qkv=np.concatenate([tensor(f"self_attn.{name}_proj.weight") for name in "qkv"]),
+        qkv_bias=np.concatenate(present) if present else None,
+        query_norm=optional("self_attn.q_norm.weight"),
+        key_norm=optional("self_attn.k_norm.weight"),
+        output=tensor("self_attn.o_proj.weight"),
+        output_bias=optional("self_attn.o_proj.bias"),
+        post_attention_norm=tensor("post_attention_layernorm.weight"),
+        gate_up=np.concatenate([tensor(f"mlp.{name}_proj.weight") for name in ("gate", "up")]),
+        down=tensor("mlp.down_proj.weight"),
+    )

@@ -1,0 +1,74 @@
+"""Choosing the next token from its logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evalution_core.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def next_token(
+    logits: NDArray[np.floating[Any]],
+    *,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    generator: np.random.Generator | None = None,
+) -> int:
+    """Return the id of the next token, given the finite `logits` [vocab] of its position.
+
+    Without `do_sample` it is the lowest id among those with the largest logit, whatever the other
+    settings. With it, one number is drawn from `generator` and the logits pass temperature,
+    `top_k` and `top_p` in the order of Transformers: `top_k` keeps ties with the k-th largest,
+    `top_p` keeps the smallest set of likeliest tokens whose probabilities reach `top_p`, and at
+    least one token. `top_k=0` and `top_p=1` keep all. `temperature=0` is the limit, greedy.
+
+    Raises:
+        InvalidRequestError: a setting is outside its range, or `generator` is missing.
+    """
+    if not do_sample:
+        return int(logits.argmax())
+    _check_settings(temperature, top_p, top_k)
+    if temperature == 0:
+        return int(logits.argmax())
+    if generator is None:
+        raise InvalidRequestError("do_sample=True needs a random generator")
+    token_ids, probabilities = _candidates(logits, temperature, top_p, top_k)
+    cumulative = np.cumsum(probabilities)
+    # random() is at most 1 - 2**-53, and its product with a total always rounds to below the total.
+    threshold = generator.random() * float(cumulative[-1])
+    return int(token_ids[np.searchsorted(cumulative, threshold, side="right")])
+
+
+def _check_settings(temperature: float, top_p: float, top_k: int) -> None:
+    if not 0 <= temperature < float("inf"):
+        raise InvalidRequestError(f"temperature must be >= 0 and finite, got {temperature!r}")
+    if not 0 <= top_p <= 1:
+        raise InvalidRequestError(f"top_p must be between 0 and 1, got {top_p!r}")
+    if top_k < 0:
+        raise InvalidRequestError(f"top_k must be >= 0 (0 keeps all tokens), got {top_k!r}")
+
+
+def _candidates(
+    logits: NDArray[np.floating[Any]], temperature: float, top_p: float, top_k: int
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Return the ids that may be drawn, likeliest first, with their unnormalised probabilities."""
+    # The top logit becomes 0 before the division, so that a tiny temperature can't overflow it.
+    with np.errstate(over="ignore"):
+        scaled = (logits.astype(np.float64) - float(logits.max())) / temperature
+    token_ids = np.argsort(-scaled, kind="stable")
+    scaled = scaled[token_ids]
+    if 0 < top_k < len(scaled):
+        scaled = scaled[scaled >= scaled[top_k - 1]]
+    probabilities = np.exp(scaled)
+    if top_p < 1:
+        mass_before = np.cumsum(probabilities) - probabilities
+        kept = max(1, int(np.count_nonzero(mass_before < top_p * probabilities.sum())))
+        probabilities = probabilities[:kept]
+    return token_ids[: len(probabilities)], probabilities

@@ -1,0 +1,68 @@
+"""What a person gets who names a wrong model or option."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evalution_core import ConfigurationError, Model, load_engine
+from evalution_reference import Reference
+
+
+def test_it_is_found_by_name_whatever_the_case() -> None:
+    assert load_engine("reference") is Reference
+
+
+def test_it_pickles_with_its_options() -> None:
+    engine = Reference(dtype="float64", max_model_len=64)
+    assert pickle.loads(pickle.dumps(engine)) == engine
+
+
+def test_a_misspelt_option_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigurationError, match="no option 'dtyp'; did you mean 'dtype'"):
+        Reference(dtyp="float64")  # pyright: ignore[reportCallIssue]
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'float32' or 'float64', got 'bfloat16'"):
+        Reference(dtype="bfloat16")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_missing_folder_says_what_the_engine_loads(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere' does not exist; .*builtin:tiny"):
+        Reference().build(Model(str(tmp_path / "nowhere")))
+
+
+def test_a_model_is_needed() -> None:
+    with pytest.raises(ConfigurationError, match=r"needs model\.path"):
+        Reference().build(Model())
+
+
+def test_an_unknown_builtin_lists_what_there_is() -> None:
+    with pytest.raises(ConfigurationError, match=r"builtin:huge is not installed.*builtin:tiny"):
+        Reference().build(Model("builtin:huge"))
+
+
+@pytest.mark.parametrize("limit", [1, 513])
+def test_a_window_outside_the_models_own_is_refused(limit: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"max_model_len={limit} must be between 2 and"):
+        Reference(max_model_len=limit).build(Model("builtin:tiny"))
+
+
+def test_a_checkpoint_without_a_tokenizer_says_where_to_put_one(
+    write_checkpoint: Callable[..., Path],
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"no tokenizer in .*set tokenizer_path"):
+        Reference().build(Model(str(write_checkpoint())))
+
+
+def test_another_family_is_named(write_checkpoint: Callable[..., Path]) -> None:
+    folder = write_checkpoint()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    with pytest.raises(ConfigurationError, match="mamba"):
+        Reference().build(Model(str(folder)))
