@@ -68,7 +68,7 @@ def pair_case(lm: TokensOnly, name: str, context: str, continuation: str) -> dic
     try:
         context_ids, continuation_ids = lm.pair(context, continuation)
     except IndexError:
-        return case | {"lm_eval": None, "ours": None, "difference": NOTHING_TO_SCORE}
+        return case | {"lm_eval": "IndexError", "ours": None, "difference": NOTHING_TO_SCORE}
     case["lm_eval"] = [context_ids, continuation_ids]
     if not continuation_ids:
         return case | {"ours": None, "difference": NOTHING_TO_SCORE}
@@ -105,14 +105,13 @@ def main() -> None:
         lm = TokensOnly(PreTrainedTokenizerFast(tokenizer_file=file, **specials))
         pairs += [pair_case(lm, name, *pair) for pair in PAIRS]
         windows += [window_case(lm, name, text, size) for text in TEXTS for size in LENGTHS]
-    golden = {
-        "lm_eval": version("lm-eval"),
-        "special_tokens": SPECIALS,
-        "pairs": pairs,
-        "windows": windows,
-    }
-    lines = json.dumps(golden, ensure_ascii=True, indent=None)
-    (FOLDER / "golden_pairs.json").write_text(lines.replace('{"tokenizer"', '\n{"tokenizer"') + "\n")
+    head = {"lm_eval": version("lm-eval"), "special_tokens": SPECIALS}
+    lists = ",\n".join(
+        f'"{title}": [\n' + ",\n".join(map(json.dumps, cases)) + "\n]"
+        for title, cases in (("pairs", pairs), ("windows", windows))
+    )
+    text = json.dumps(head)[:-1] + ",\n" + lists + "}\n"
+    (FOLDER / "golden_pairs.json").write_text(text, "utf-8")
     marked = sum("difference" in case for case in pairs + windows)
     print(f"{len(pairs)} pairs, {len(windows)} windows, {marked} marked differences")
 

@@ -50,6 +50,7 @@ from evalution_core.session import (
     HasTokenizer,
     TextCodec,
 )
+from evalution_core.spelling import nearest_name
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -93,6 +94,7 @@ __all__ = [
     "available",
     "builtin_path",
     "load_engine",
+    "nearest_name",
     "neutral",
     "numeric_options",
     "raise_failures",

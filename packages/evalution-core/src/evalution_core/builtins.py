@@ -6,12 +6,12 @@ from the kind of file (`safetensors`, `gguf`, `rows/sums`) to its path.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 
+from evalution_core.entries import installed
 from evalution_core.errors import ConfigurationError
+from evalution_core.spelling import nearest_name
 
 PREFIX = "builtin:"
 
@@ -23,7 +23,7 @@ def builtin_path(name: str, kind: str) -> Path:
         ConfigurationError: no installed package offers it; the message lists what there is.
     """
     wanted = name.removeprefix(PREFIX)
-    points = {point.name: point for point in entry_points(group="evalution.builtins")}
+    points = {point.name: point for point in installed("evalution.builtins")}
     if wanted not in points:
         listed = ", ".join(f"{PREFIX}{known}" for known in sorted(points)) or "none"
         raise ConfigurationError(
@@ -32,8 +32,8 @@ def builtin_path(name: str, kind: str) -> Path:
         )
     offered: Mapping[str, Path] = points[wanted].load()
     if kind not in offered:
-        near = difflib.get_close_matches(kind, offered, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = nearest_name(kind, offered)
+        hint = f"; did you mean {near!r}?" if near else ""
         raise ConfigurationError(
             f"{PREFIX}{wanted} has no {kind!r}{hint} (it has: {', '.join(sorted(offered))})"
         )

@@ -7,21 +7,24 @@ one registered in this process, `distribution/Name` where two packages clash, or
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from evalution_core.engine import CONTRACT_VERSION, BaseEngine
+from evalution_core.entries import installed
 from evalution_core.errors import (
     ConfigurationError,
     EngineUnavailableError,
     EvalutionError,
     UnknownEngineError,
 )
+from evalution_core.spelling import nearest_name
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENGINES = "evalution.engines"
 E = TypeVar("E", bound=type[BaseEngine])
@@ -37,6 +40,11 @@ class EngineEntry:
     value: str
     distribution: str | None
     version: str | None
+
+    @property
+    def source(self) -> str:
+        """The distribution, or `in-process` for a registered engine; picks one of a clash."""
+        return self.distribution or "in-process"
 
     def load(self) -> type[BaseEngine]:
         """Import the engine's class.
@@ -65,7 +73,7 @@ def normalize(name: str) -> str:
 
 def available() -> list[EngineEntry]:
     """Every engine that is installed or registered, by name; imports none of them."""
-    found = [_entry(point) for point in entry_points(group=ENGINES)]
+    found = [_entry(point) for point in installed(ENGINES)]
     found.extend(_registered.values())
     return sorted(set(found), key=lambda entry: (normalize(entry.name), entry.distribution or ""))
 
@@ -89,12 +97,12 @@ def load_engine(name: str, *, hints: Mapping[str, str] | None = None) -> type[Ba
         entry
         for entry in available()
         if normalize(entry.name) == normalize(wanted)
-        and (not distribution or normalize(entry.distribution or "") == normalize(distribution))
+        and (not distribution or normalize(entry.source) == normalize(distribution))
     ]
     if not matches:
         raise _unknown_engine(name, hints or {})
     if len(matches) > 1:
-        choices = ", ".join(f"{m.distribution or 'this process'}/{m.name}" for m in matches)
+        choices = ", ".join(f"{match.source}/{match.name}" for match in matches)
         raise ConfigurationError(
             f"engine {name!r} is provided more than once; name one of: {choices}"
         )
@@ -155,11 +163,11 @@ def _checked(found: Any, name: str, source: str) -> type[BaseEngine]:
 def _unknown_engine(name: str, hints: Mapping[str, str]) -> UnknownEngineError:
     installed = [entry.name for entry in available()]
     by_normal = {normalize(known): known for known in installed}
-    near = difflib.get_close_matches(normalize(name), [*by_normal, *hints], n=1, cutoff=0.6)
+    near = nearest_name(normalize(name), [*by_normal, *hints], cutoff=0.6)
     parts = [f"no engine {name!r} is installed"]
-    if near and near[0] in by_normal:
-        parts.append(f"did you mean {by_normal[near[0]]!r}?")
+    if near in by_normal:
+        parts.append(f"did you mean {by_normal[near]!r}?")
     elif near:
-        parts.append(f"pip install {hints[near[0]]}")
+        parts.append(f"pip install {hints[near]}")
     parts.append(f"installed: {', '.join(installed) or 'none'}")
     return UnknownEngineError("; ".join(parts))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
 from evalution_core.capabilities import GUIDE_CAPABILITIES, Capability
+from evalution_core.entries import installed
 from evalution_core.errors import ConfigurationError, UnsupportedRequestError
 from evalution_core.model import Model
 from evalution_core.options import (
@@ -128,7 +128,7 @@ class BaseEngine(ABC):
         Raises:
             ConfigurationError: no runner is installed (`pip install evalution` brings one).
         """
-        runners = sorted(entry_points(group="evalution.runner"), key=lambda point: point.name)
+        runners = installed("evalution.runner")
         if not runners:
             raise ConfigurationError(
                 "engine.model() needs a runner and none is installed; pip install evalution"

@@ -7,7 +7,6 @@ the JSON schema, and which options are secret or don't change numbers.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -18,6 +17,7 @@ import pydantic
 
 from evalution_core.errors import ConfigurationError
 from evalution_core.redaction import SECRET_FIELD, redact
+from evalution_core.spelling import nearest_name
 
 if TYPE_CHECKING:
     from evalution_core.engine import BaseEngine
@@ -60,8 +60,8 @@ def check_option_names(engine: type[BaseEngine], names: Iterable[str]) -> None:
     known = [f.name for f in option_fields(engine)]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            near = nearest_name(name, known)
+            hint = f"; did you mean {near!r}?" if near else ""
             listed = ", ".join(known) or "none"
             raise ConfigurationError(
                 f"engine {engine.__name__} has no option {name!r}{hint} (options: {listed})"

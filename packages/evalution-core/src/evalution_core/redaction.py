@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -13,11 +14,12 @@ REDACTED = "***"
 SECRET_FIELD = "evalution.secret"
 """Key in a dataclass field's metadata; `options.secret()` sets it."""
 
-_URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s?#]+(?=@)")
 _URL_QUERY = re.compile(r"(?i)([?&](?:api[-_]?key|key|token|access_token|secret|sig)=)[^&\s]+")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
 _SECRET_NAME = re.compile(
-    r"(?i)(^|[-_.])(api[-_]?key|authorization|cookie|credentials?|passw(or)?d|secret|token)$"
+    r"(?i)(^|[-_.])((api|secret|private|access)[-_]?key|authorization|cookie|credentials?"
+    r"|passw(or)?d|secret|token)$"
 )
 _VOCABULARY_TOKEN = re.compile(r"(?i)^(bos|eos|pad|unk|sep|cls|mask|eot|image|audio)_token$")
 
@@ -36,6 +38,8 @@ def scrub(text: str) -> str:
 
 def redact(value: Any) -> Any:
     """A JSON-safe copy of `value` without credentials; a foreign object becomes its class name."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
@@ -49,7 +53,7 @@ def redact(value: Any) -> Any:
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value)
         return {
-            str(key): REDACTED if is_secret_name(str(key)) and item else redact(item)
+            str(key): REDACTED if _is_secret(str(key), item) else redact(item)
             for key, item in items.items()
         }
     if isinstance(value, set | frozenset):
@@ -58,6 +62,10 @@ def redact(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [redact(member) for member in cast("list[Any]", value)]
     return f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    return is_secret_name(name) and bool(value) and not isinstance(value, bool)
 
 
 def redact_fields(instance: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +44,7 @@ class Completion:
         Returns whether the runtime knows of the end too: it came from a stop id, from the limit or
         from the runtime itself, not from a stop string alone.
         """
+        self._runtime.update(event.runtime or {})
         for index, token_id in enumerate(event.token_ids):
             if self.finish is not None:
                 break
@@ -60,8 +61,6 @@ class Completion:
             if self._generated >= self._prompt.max_new_tokens:
                 self._end("length")
                 return True
-        if event.runtime:
-            self._runtime.update(event.runtime)
         if event.finish is not None:
             self._end(event.finish)
             return True
@@ -125,9 +124,11 @@ class Completion:
     def _certain_ids(self, certain: int) -> list[int]:
         if self.finish is not None:
             return self._kept_ids()[self._told_ids :]
-        ends = [*self._starts[self._told_ids + 1 :], self._length]
-        untold = self._ids[self._told_ids :]
-        return [i for i, end in zip(untold, ends, strict=bool(untold)) if end <= certain]
+        settled = self._length
+        if settled > certain:
+            settled = self._starts[bisect_right(self._starts, certain) - 1]
+        # Tokens that begin there are held back: a character or a stop string may be incomplete.
+        return self._ids[self._told_ids : bisect_left(self._starts, settled)]
 
     def _visible(self, begin: int, end: int) -> str:
         shown: list[str] = []

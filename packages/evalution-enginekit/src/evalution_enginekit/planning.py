@@ -25,11 +25,13 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rewind the cache to `depth` tokens, forward `token_ids`, and read the targets.
+    """Forward `token_ids` behind the `depth` tokens of its ancestors, and read the targets.
 
-    `position` of a target is absolute and lies within the segment.
+    `position` of a target is absolute and lies within the segment. `parent` is the index of the
+    segment that it continues, None at a root.
     """
 
+    parent: int | None
     depth: int
     token_ids: list[int]
     targets: tuple[Target, ...]
@@ -37,7 +39,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class ScoringPlan:
-    """Segments in depth-first order: each one's path is in the cache when its turn comes."""
+    """Segments in depth-first order, each behind its parent.
+
+    Taken in this order with one cache, rewinding it to a segment's depth restores its path; an
+    engine that can fork caches may run segments side by side instead.
+    """
 
     segments: tuple[Segment, ...]
     unique_tokens: int
@@ -52,15 +58,19 @@ def plan_scoring(spans: Sequence[TokenSpan]) -> ScoringPlan:
     for span in spans:
         trie.insert(span.fed)
     targets: dict[int, list[Target]] = {}
-    for index, span in enumerate(spans):
+    for at, span in enumerate(spans):
         for node in trie.path(span.fed):
             found = targets.setdefault(id(node), [])
             for position in range(max(node.depth, span.start - 1), node.end):
                 token_id = span.token_ids[position + 1]
-                found.append(Target(position, token_id, index, position + 1 - span.start))
+                found.append(Target(position, token_id, at, position + 1 - span.start))
+    nodes = list(trie.walk())
+    index = {id(node): at for at, node in enumerate(nodes)}
     segments = tuple(
-        Segment(node.depth, node.token_ids, tuple(targets.get(id(node), ())))
-        for node in trie.walk()
+        Segment(
+            index.get(id(node.parent)), node.depth, node.token_ids, tuple(targets.get(id(node), ()))
+        )
+        for node in nodes
     )
     return ScoringPlan(
         segments,

@@ -1,0 +1,306 @@
+"""Engines by name: listing imports nothing, and one broken plugin hurts no other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from evalution_core import (
+    BaseEngine,
+    BaseInferenceSession,
+    ConfigurationError,
+    EngineUnavailableError,
+    Model,
+    UnknownEngineError,
+    available,
+    discovery,
+    load_engine,
+    register_engine,
+)
+
+ENGINE = """
+from dataclasses import dataclass
+from evalution_core import BaseEngine
+
+@dataclass(slots=True)
+class {name}(BaseEngine):
+    device: str = "cpu"
+    def build(self, model):
+        raise NotImplementedError
+"""
+
+Install = Callable[..., None]
+
+
+def imported_from(folder: Path) -> set[str]:
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    return {name for name, file in files.items() if file and Path(file).parent == folder}
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Puts distributions with engines where the interpreter finds them, and only these."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(discovery, "_registered", {})
+
+    def install(distribution: str, engines: dict[str, str], *, source: str | None = None) -> None:
+        folder = tmp_path / f"{distribution.replace('-', '_')}-2.5.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 2.5\n", encoding="utf-8"
+        )
+        lines = [f"{name} = {value}" for name, value in engines.items()]
+        (folder / "entry_points.txt").write_text(
+            "\n".join(["[evalution.engines]", *lines]) + "\n", encoding="utf-8"
+        )
+        if source is None:
+            source = "".join(
+                ENGINE.format(name=value.rpartition(":")[2]) for value in engines.values()
+            )
+        module = next(iter(engines.values())).partition(":")[0]
+        (tmp_path / f"{module}.py").write_text(source, encoding="utf-8")
+
+    yield install
+    for name in imported_from(tmp_path):
+        del sys.modules[name]
+
+
+@dataclass(slots=True)
+class Buildable(BaseEngine):
+    def build(self, model: Model) -> BaseInferenceSession:
+        raise NotImplementedError
+
+
+@register_engine("slots-below")
+@dataclass(slots=True)
+class SlotsBelow(Buildable):
+    depth: int = 1
+
+
+@dataclass(slots=True)
+@register_engine("slots-above")
+class SlotsAbove(Buildable):
+    depth: int = 1
+
+
+# listing
+
+
+def test_listing_reads_metadata_and_imports_nothing(install: Install, tmp_path: Path) -> None:
+    install("acme-engines", {"Acme": "acme_plugin:Acme", "AcmeMini": "acme_plugin:AcmeMini"})
+    install("broken-engine", {"Broken": "broken_plugin:Broken"}, source="raise ImportError('x')")
+    listed = [(entry.name, entry.distribution, entry.version) for entry in available()]
+    assert listed == [
+        ("Acme", "acme-engines", "2.5"),
+        ("AcmeMini", "acme-engines", "2.5"),
+        ("Broken", "broken-engine", "2.5"),
+    ]
+    assert imported_from(tmp_path) == set()
+
+
+def test_loading_imports_that_engine_alone(install: Install, tmp_path: Path) -> None:
+    install("acme-engines", {"Acme": "acme_plugin:Acme"})
+    install("other-engine", {"Other": "other_plugin:Other"})
+    assert load_engine("Acme").__name__ == "Acme"
+    assert imported_from(tmp_path) == {"acme_plugin"}
+
+
+def test_nothing_is_listed_where_nothing_is_installed(install: Install) -> None:
+    assert available() == []
+
+
+# names
+
+
+@pytest.mark.parametrize(
+    "name", ["LlamaCpp", "llamacpp", "llama-cpp", "LLAMA_CPP", "acme-llama/llama_cpp"]
+)
+def test_case_and_separators_do_not_count(install: Install, name: str) -> None:
+    install("acme-llama", {"LlamaCpp": "acme_llama_plugin:LlamaCpp"})
+    assert load_engine(name).__name__ == "LlamaCpp"
+
+
+def test_a_dotted_path_needs_no_packaging(install: Install, tmp_path: Path) -> None:
+    (tmp_path / "loose_engine.py").write_text(ENGINE.format(name="Loose"), encoding="utf-8")
+    assert load_engine("loose_engine:Loose")().to_dict() == {"device": "cpu"}
+
+
+def test_a_nested_class_has_a_dotted_path(install: Install, tmp_path: Path) -> None:
+    body = ENGINE.format(name="Inner") + "\nclass Outer:\n    Kept = Inner\n"
+    (tmp_path / "nested_engine.py").write_text(body, encoding="utf-8")
+    assert load_engine("nested_engine:Outer.Kept").__name__ == "Inner"
+
+
+def test_a_clash_is_refused_with_both_names_and_either_can_be_picked(install: Install) -> None:
+    install("acme-one", {"Acme": "acme_one_plugin:Acme"})
+    install("acme-two", {"ACME": "acme_two_plugin:Acme"})
+    with pytest.raises(ConfigurationError) as caught:
+        load_engine("acme")
+    assert str(caught.value) == (
+        "engine 'acme' is provided more than once; name one of: acme-one/Acme, acme-two/ACME"
+    )
+    assert load_engine("acme-one/Acme").__module__ == "acme_one_plugin"
+    assert load_engine("ACME_two/acme").__module__ == "acme_two_plugin"
+
+
+def test_a_name_in_a_distribution_that_lacks_it_is_unknown(install: Install) -> None:
+    install("acme-one", {"Acme": "acme_one_plugin:Acme"})
+    with pytest.raises(UnknownEngineError, match="no engine 'acme-three/Acme' is installed"):
+        load_engine("acme-three/Acme")
+
+
+def test_an_unknown_name_names_the_nearest_and_lists_all(install: Install) -> None:
+    install("acme-engines", {"Acme": "acme_plugin:Acme", "Zebra": "acme_plugin:Zebra"})
+    with pytest.raises(UnknownEngineError) as caught:
+        load_engine("acmee")
+    assert str(caught.value) == (
+        "no engine 'acmee' is installed; did you mean 'Acme'?; installed: Acme, Zebra"
+    )
+
+
+def test_an_unknown_name_with_a_hint_says_what_to_install(install: Install) -> None:
+    install("acme-engines", {"Acme": "acme_plugin:Acme"})
+    with pytest.raises(UnknownEngineError) as caught:
+        load_engine("V-LLM", hints={"vllm": "evalution-vllm"})
+    assert str(caught.value) == (
+        "no engine 'V-LLM' is installed; pip install evalution-vllm; installed: Acme"
+    )
+
+
+def test_an_unknown_name_where_nothing_is_installed(install: Install) -> None:
+    with pytest.raises(UnknownEngineError) as caught:
+        load_engine("Acme")
+    assert str(caught.value) == "no engine 'Acme' is installed; installed: none"
+
+
+# plugins that don't work
+
+BROKEN = {
+    "raise RuntimeError('no licence')": "RuntimeError: no licence",
+    "import a_runtime_that_is_missing": (
+        "ModuleNotFoundError: No module named 'a_runtime_that_is_missing'"
+    ),
+    "x = (": "SyntaxError: '(' was never closed (broken_plugin.py, line 1)",
+    "x = 1": "AttributeError: module 'broken_plugin' has no attribute 'Broken'",
+}
+
+
+@pytest.mark.parametrize(("source", "cause"), BROKEN.items())
+def test_a_broken_plugin_is_named_with_its_cause_and_hurts_no_other(
+    install: Install, source: str, cause: str
+) -> None:
+    install("acme-engines", {"Acme": "acme_plugin:Acme"})
+    install("broken-engine", {"Broken": "broken_plugin:Broken"}, source=source)
+    with pytest.raises(EngineUnavailableError) as caught:
+        load_engine("Broken")
+    assert str(caught.value) == (
+        f"engine 'Broken' of broken-engine (broken_plugin:Broken) can't be loaded: {cause}"
+    )
+    assert caught.value.__cause__ is not None
+    assert [entry.name for entry in available()] == ["Acme", "Broken"]
+    assert load_engine("Acme").__name__ == "Acme"
+
+
+def test_an_error_of_our_own_comes_out_as_it_is(install: Install) -> None:
+    source = "from evalution_core import EngineUnavailableError\n"
+    source += "raise EngineUnavailableError('needs Linux')"
+    install("broken-engine", {"Broken": "broken_plugin:Broken"}, source=source)
+    with pytest.raises(EngineUnavailableError, match=r"^needs Linux$"):
+        load_engine("Broken")
+
+
+@pytest.mark.parametrize("value", ["class Broken: pass", "Broken = 3"])
+def test_what_is_no_engine_is_refused(install: Install, value: str) -> None:
+    install("broken-engine", {"Broken": "broken_plugin:Broken"}, source=value)
+    with pytest.raises(
+        ConfigurationError, match=r"^engine 'Broken' of broken-engine isn't a BaseEn"
+    ):
+        load_engine("Broken")
+
+
+@pytest.mark.parametrize(("number", "older"), [(0, "engine"), (2, "evalution-core")])
+def test_another_contract_is_refused_and_says_what_to_upgrade(
+    install: Install, number: int, older: str
+) -> None:
+    source = ENGINE.format(name="Broken") + f"    contract = {number}\n"
+    install("broken-engine", {"Broken": "broken_plugin:Broken"}, source=source)
+    with pytest.raises(EngineUnavailableError) as caught:
+        load_engine("Broken")
+    assert str(caught.value) == (
+        f"engine 'Broken' of broken-engine was written for contract {number}, this "
+        f"evalution-core implements 1; upgrade the {older}"
+    )
+
+
+# registered in the process
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [("slots-below", SlotsBelow), ("Slots_Below", SlotsBelow), ("slots-above", SlotsAbove)],
+)
+def test_a_registered_class_is_the_one_that_its_module_has(
+    name: str, engine: type[BaseEngine]
+) -> None:
+    found = load_engine(name)
+    assert found is engine
+    assert found.from_options({"depth": 2}).to_dict() == {"depth": 2}
+
+
+def test_a_registered_engine_is_listed_without_a_distribution() -> None:
+    (entry,) = (entry for entry in available() if entry.name == "slots-below")
+    assert (entry.value, entry.distribution) == (f"{__name__}:SlotsBelow", None)
+
+
+def test_a_registered_name_is_taken_once(install: Install) -> None:
+    register_engine("mine")(SlotsBelow)
+    register_engine("Mine")(SlotsBelow)
+    with pytest.raises(ConfigurationError) as caught:
+        register_engine("MINE")(SlotsAbove)
+    assert str(caught.value) == (
+        f"engine 'MINE' is already registered by {__name__}:SlotsBelow; choose another name"
+    )
+
+
+def test_a_class_within_a_function_can_not_be_registered(install: Install) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+
+        @register_engine("local")
+        @dataclass(slots=True)
+        class Local(Buildable):
+            pass
+
+    told = "test_a_class_within_a_function_can_not_be_registered.<locals>.Local"
+    assert str(caught.value) == f"@register_engine('local'): {told} must stand at module level"
+    assert available() == []
+
+
+def test_a_registered_engine_that_is_gone_is_named(install: Install) -> None:
+    register_engine("gone")(type("Gone", (Buildable,), {"__module__": __name__}))
+    with pytest.raises(
+        EngineUnavailableError, match=r"^engine 'gone' .*can't be loaded: Attribute"
+    ):
+        load_engine("gone")
+
+
+def test_a_registered_engine_clashes_with_an_installed_one(install: Install) -> None:
+    install("acme-engines", {"Acme": "acme_plugin:Acme"})
+    register_engine("Acme")(SlotsBelow)
+    with pytest.raises(ConfigurationError) as caught:
+        load_engine("Acme")
+    told = "engine 'Acme' is provided more than once; name one of: "
+    assert str(caught.value).startswith(told)
+    assert load_engine("acme-engines/Acme").__module__ == "acme_plugin"
+
+
+def test_a_registered_engine_can_be_picked_from_a_clash(install: Install) -> None:
+    install("acme-engines", {"Acme": "acme_plugin:Acme"})
+    register_engine("Acme")(SlotsBelow)
+    with pytest.raises(ConfigurationError) as caught:
+        load_engine("Acme")
+    choices = str(caught.value).partition("name one of: ")[2].split(", ")
+    assert {load_engine(choice).__name__ for choice in choices} == {"Acme", "SlotsBelow"}

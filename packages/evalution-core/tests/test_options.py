@@ -1,0 +1,384 @@
+"""An engine's options: refused by name and type, described as a schema, hidden where secret."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jsonschema
+import pytest
+
+from evalution_core import (
+    BaseEngine,
+    BaseInferenceSession,
+    ConfigurationError,
+    EngineSpec,
+    Model,
+    neutral,
+    numeric_options,
+    secret,
+    validate_options,
+)
+
+
+class Buildable(BaseEngine):
+    """Spares the engines below their `build`."""
+
+    __slots__ = ()
+
+    def build(self, model: Model) -> BaseInferenceSession:
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class CacheConfig:
+    blocks: int = 4
+    kind: Literal["paged", "flat"] = "paged"
+
+
+@dataclass(slots=True)
+class Acme(Buildable):
+    device: str | None = None
+    dtype: Literal["auto", "float32"] = "auto"
+    max_model_len: int = 512
+    utilization: float = 0.9
+    eager: bool = False
+    graphs: bool | tuple[bool, bool] = False
+    gpus: list[int] = field(default_factory=list[int])
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    draft: EngineSpec | None = None
+    batch_size: int | None = neutral(default=None)
+    hooks: dict[str, str] = neutral(default_factory=dict)  # noqa: RUF009 - a field
+    api_key: str | None = secret()
+
+
+@dataclass(slots=True)
+class Checked(Buildable):
+    """An author's own `__post_init__`, without `super()`."""
+
+    low: int = 1
+    high: int = 2
+
+    def __post_init__(self) -> None:
+        validate_options(self)
+        if self.low > self.high:
+            raise ConfigurationError(f"low={self.low} is above high={self.high}")
+
+
+@dataclass(slots=True)
+class Grandchild(Acme):
+    device: str | None = "cpu"
+    extra: int = 0
+
+
+@dataclass(slots=True)
+class Required(Buildable):
+    url: str
+
+
+class Plain(Buildable):
+    """Forgot `@dataclass`."""
+
+    device: str = "cpu"
+
+
+@dataclass(slots=True)
+class Bare(Buildable):
+    """Has nothing to set."""
+
+
+@dataclass(slots=True)
+class Unresolvable(Buildable):
+    """Annotated with a name that its module lacks at run time."""
+
+    mesh: Mesh | None = None  # noqa: F821 # pyright: ignore[reportUndefinedVariable]
+
+
+def refusal(call: Any, **options: Any) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        call(**options)
+    return str(caught.value)
+
+
+# names
+
+
+def test_an_unknown_option_names_the_nearest_and_lists_all() -> None:
+    assert refusal(Checked, hgih=3) == (
+        "engine Checked has no option 'hgih'; did you mean 'high'? (options: low, high)"
+    )
+
+
+def test_an_option_like_no_other_gets_the_list_alone() -> None:
+    assert refusal(Checked, tensor_parallel_size=2) == (
+        "engine Checked has no option 'tensor_parallel_size' (options: low, high)"
+    )
+
+
+def test_an_engine_without_options_says_so() -> None:
+    assert refusal(Bare, device="cpu") == "engine Bare has no option 'device' (options: none)"
+
+
+def test_a_spec_is_refused_with_the_same_words() -> None:
+    with pytest.raises(ConfigurationError, match="has no option 'hgih'; did you mean 'high'"):
+        Checked.from_options({"hgih": 3})
+
+
+# types
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("max_model_len", "512", "option 'max_model_len' of engine Acme: "),
+    ("max_model_len", True, "option 'max_model_len' of engine Acme: "),
+    ("max_model_len", 5.0, "option 'max_model_len' of engine Acme: "),
+    ("eager", 1, "option 'eager' of engine Acme: "),
+    ("device", 0, "option 'device' of engine Acme: "),
+    ("dtype", "float8", "option 'dtype' of engine Acme: "),
+    ("utilization", "high", "option 'utilization' of engine Acme: "),
+    ("gpus", [0, "1"], "option 'gpus.1' of engine Acme: "),
+    ("batch_size", 1.5, "option 'batch_size' of engine Acme: "),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "begin"), WRONG)
+def test_an_ill_typed_option_is_named_with_what_came(name: str, value: Any, begin: str) -> None:
+    shown = value[1] if isinstance(value, list) else value
+    for call in (lambda: Acme(**{name: value}), lambda: Acme.from_options({name: value})):
+        message = refusal(call)
+        assert message.startswith(begin)
+        assert message.endswith(f", got {shown!r}")
+
+
+def test_a_literal_is_refused_with_its_choices() -> None:
+    assert refusal(Acme, dtype="float8") == (
+        "option 'dtype' of engine Acme: Input should be 'auto' or 'float32', got 'float8'"
+    )
+
+
+def test_all_ill_typed_options_are_told_at_once() -> None:
+    message = refusal(Acme, device=3, max_model_len="x")
+    assert "option 'device' of engine Acme" in message
+    assert "; option 'max_model_len' of engine Acme" in message
+
+
+def test_positional_options_are_checked_as_well() -> None:
+    assert Acme("cuda:1").device == "cuda:1"
+    with pytest.raises(ConfigurationError, match="option 'device' of engine Acme"):
+        Acme(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_an_int_is_a_float_and_a_bool_is_no_int() -> None:
+    assert Acme(utilization=1).utilization == 1
+    with pytest.raises(ConfigurationError, match="option 'low' of engine Checked"):
+        Checked(low=True)
+
+
+def test_inherited_options_are_checked() -> None:
+    assert Grandchild().device == "cpu"
+    assert Grandchild(max_model_len=3, extra=2).to_dict()["max_model_len"] == 3
+    with pytest.raises(ConfigurationError, match="option 'max_model_len' of engine Grandchild"):
+        Grandchild(max_model_len="x")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_changed_option_is_caught_before_build() -> None:
+    engine = Acme()
+    engine.max_model_len = "512"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ConfigurationError, match="option 'max_model_len' of engine Acme"):
+        validate_options(engine)
+    engine.max_model_len = 64
+    validate_options(engine)
+
+
+def test_a_changed_option_of_a_nested_dataclass_is_caught_before_build() -> None:
+    engine = Acme(cache=CacheConfig(blocks=2))
+    engine.cache.blocks = "two"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ConfigurationError, match=r"option 'cache\.blocks' of engine Acme"):
+        validate_options(engine)
+
+
+def test_an_own_post_init_validates_and_adds_its_rule() -> None:
+    assert Checked(low=2).low == 2
+    assert refusal(Checked, low="2").startswith("option 'low' of engine Checked: ")
+    assert refusal(Checked, low=3) == "low=3 is above high=2"
+
+
+# specs
+
+
+def test_a_spec_becomes_what_the_types_say() -> None:
+    engine = Acme.from_options(
+        {
+            "graphs": [True, False],
+            "cache": {"blocks": 8, "kind": "flat"},
+            "draft": {"kind": "Mock", "params": {"max_model_len": 8}},
+            "utilization": 1,
+            "hooks": {"before": "a"},
+        }
+    )
+    assert engine.graphs == (True, False)
+    assert engine.cache == CacheConfig(8, "flat")
+    assert engine.draft == EngineSpec("Mock", {"max_model_len": 8})
+    assert engine.gpus == []
+    assert engine.hooks == {"before": "a"}
+    validate_options(engine)
+
+
+def test_a_spec_of_nothing_is_the_default_engine() -> None:
+    assert Acme.from_options({}) == Acme()
+
+
+def test_an_ill_typed_nested_option_is_named_by_its_path() -> None:
+    message = refusal(lambda: Acme.from_options({"cache": {"blocks": "many"}}))
+    assert message.startswith("option 'cache.blocks' of engine Acme: ")
+    assert message.endswith("got 'many'")
+
+
+def test_an_unknown_nested_option_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"option 'cache\.block' of engine Acme"):
+        Acme.from_options({"cache": {"block": 3}})
+
+
+def test_a_missing_option_of_a_spec_is_named() -> None:
+    message = refusal(lambda: Required.from_options({}))
+    assert message.startswith("option 'url' of engine Required: Field required")
+
+
+def test_a_value_that_json_can_not_hold_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"engine Acme: .*not JSON serializable"):
+        Acme.from_options({"device": object()})
+
+
+# schema
+
+
+def test_the_schema_is_valid_and_accepts_what_from_options_accepts() -> None:
+    schema = json.loads(json.dumps(Acme.options_schema(), allow_nan=False))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    accepts = jsonschema.Draft202012Validator(schema)
+    accepts.validate({"dtype": "float32", "cache": {"blocks": 3}, "graphs": [True, False]})
+    for wrong in ({"devise": "cpu"}, {"dtype": "float8"}, {"max_model_len": "x"}):
+        assert not accepts.is_valid(wrong)
+    assert set(schema["properties"]) == set(Acme().to_dict())
+    assert schema["additionalProperties"] is False
+
+
+def test_the_schema_shows_defaults_but_none_of_a_secret() -> None:
+    properties = Acme.options_schema()["properties"]
+    assert properties["max_model_len"]["default"] == 512
+    assert "default" not in properties["api_key"]
+    assert properties["api_key"]["writeOnly"] is True
+    assert not any("writeOnly" in shown for name, shown in properties.items() if name != "api_key")
+
+
+def test_a_required_option_is_required_in_the_schema() -> None:
+    assert Required.options_schema()["required"] == ["url"]
+
+
+# secrets and neutral options
+
+
+def test_a_secret_is_in_no_view_of_the_engine() -> None:
+    engine = Acme(api_key="sk-12345678")
+    assert "sk-12345678" not in repr(engine)
+    assert "sk-12345678" not in json.dumps(engine.to_dict())
+    assert engine.to_dict()["api_key"] == "***"
+    assert "api_key" not in numeric_options(engine)
+    assert Acme().to_dict()["api_key"] is None
+
+
+@pytest.mark.parametrize("call", [Acme, lambda **options: Acme.from_options(options)])
+def test_an_ill_typed_secret_is_refused_without_showing_it(call: Any) -> None:
+    message = refusal(call, api_key=12345678)
+    assert message == "option 'api_key' of engine Acme: Input should be a valid string"
+
+
+def test_neutral_options_leave_the_numeric_ones_as_they_are() -> None:
+    plain = numeric_options(Acme())
+    assert plain == numeric_options(Acme(batch_size=3, hooks={"a": "b"}, api_key="sk-12345678"))
+    assert plain != numeric_options(Acme(dtype="float32"))
+    assert set(plain) == set(Acme().to_dict()) - {"batch_size", "hooks", "api_key"}
+    json.dumps(plain, allow_nan=False)
+
+
+def test_neutral_options_keep_their_defaults_apart() -> None:
+    one, other = Acme(), Acme()
+    one.hooks["before"] = "a"
+    assert other.hooks == {}
+
+
+# authors' mistakes
+
+
+def test_an_engine_that_is_no_dataclass_is_told_what_to_do() -> None:
+    told = "engine Plain must be a dataclass; put @dataclass(slots=True) above it"
+    assert refusal(Plain) == told
+    assert refusal(Plain, device="cpu") == told
+    with pytest.raises(ConfigurationError, match="must be a dataclass"):
+        Plain.options_schema()
+
+
+def test_a_type_that_can_not_be_resolved_is_named() -> None:
+    assert refusal(Unresolvable) == (
+        "engine Unresolvable: the type of an option can't be resolved (name 'Mesh' is not "
+        "defined); option types must be importable at run time"
+    )
+
+
+@pytest.mark.parametrize(
+    "engine", [Acme("cuda", api_key="sk-1", draft=EngineSpec("Mock")), Checked(2, 3), Grandchild()]
+)
+def test_engines_pickle_with_all_their_options(engine: BaseEngine) -> None:
+    assert pickle.loads(pickle.dumps(engine)) == engine
+
+
+@dataclass(slots=True)
+class Login:
+    password: str | None = secret()
+    user: str = ""
+
+
+@dataclass(slots=True)
+class Hosted(Buildable):
+    login: Login = field(default_factory=Login)
+
+
+@pytest.mark.xfail(strict=True, reason="only an option's own secret mark is looked at")
+def test_an_ill_typed_secret_of_a_nested_dataclass_is_refused_without_showing_it() -> None:
+    assert "12345678" not in refusal(lambda: Hosted.from_options({"login": {"password": 12345678}}))
+
+
+@pytest.mark.xfail(strict=True, reason="the schema's $defs don't know of secret marks")
+def test_a_secret_of_a_nested_dataclass_is_write_only_in_the_schema() -> None:
+    (shown,) = Hosted.options_schema()["$defs"].values()
+    assert shown["properties"]["password"].get("writeOnly") is True
+    assert "default" not in shown["properties"]["password"]
+
+
+@pytest.mark.xfail(strict=True, raises=TypeError, reason="difflib takes no number")
+def test_an_option_name_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="engine Checked has no option 1 "):
+        Checked.from_options({1: 2})  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(slots=True)
+class Shadowing(Buildable):
+    """Option names that pydantic's own base class uses for itself."""
+
+    copy: int = 1
+    json: bool = False
+
+
+@dataclass(slots=True)
+class Reserved(Buildable):
+    model_config: int = 1
+    model_dump: int = 1
+
+
+@pytest.mark.xfail(strict=True, reason="pydantic's model reserves names: a warning, or an error")
+@pytest.mark.parametrize("engine", [Shadowing, Reserved])
+def test_any_name_may_be_an_option(engine: type[BaseEngine]) -> None:
+    names = list(engine.options_schema()["properties"])
+    assert engine.from_options({names[0]: 3}).to_dict()[names[0]] == 3
+    with pytest.raises(ConfigurationError, match=f"option '{names[0]}' of engine"):
+        engine.from_options({names[0]: "x"})

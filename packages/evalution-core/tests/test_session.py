@@ -1,0 +1,244 @@
+"""What a session gets from its base class, on a session that counts letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalution_core import (
+    BaseInferenceSession,
+    CheckResult,
+    ContextLengthError,
+    EngineRuntimeError,
+    EvalutionError,
+    GenerationRequest,
+    HasMaxModelLen,
+    HasPreferredBatchSize,
+    HasRequestsInFlight,
+    HasTokenizer,
+    InvalidRequestError,
+    LoglikelihoodOutput,
+    LoglikelihoodRequest,
+    RequestFailure,
+    UnsupportedRequestError,
+    raise_failures,
+)
+
+
+@dataclass(slots=True)
+class Letters(BaseInferenceSession):
+    """Scores a continuation by its length; refuses an empty one, `poison` and `image` by value."""
+
+    calls: list[tuple[int, int | None]] = field(default_factory=list[tuple[int, int | None]])
+    closed: int = 0
+
+    def generate(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        raise NotImplementedError
+
+    def loglikelihood(
+        self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[LoglikelihoodOutput]:
+        self.calls.append((len(requests), batch_size))
+        failures = {
+            index: failure
+            for index, request in enumerate(requests)
+            if (failure := refusal(request)) is not None
+        }
+        if failures:
+            raise_failures(failures, len(requests))
+        if any(request.continuation == "boom" for request in requests):
+            raise EngineRuntimeError("the runtime died", in_flight=[0])
+        return [
+            LoglikelihoodOutput(
+                -float(len(request.continuation)), None, len(request.continuation), request.metadata
+            )
+            for request in requests
+        ]
+
+    def loglikelihood_rolling(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        raise NotImplementedError
+
+    def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        raise NotImplementedError
+
+    def gc(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def refusal(request: LoglikelihoodRequest) -> EvalutionError | None:
+    refused: dict[str, EvalutionError] = {
+        "": InvalidRequestError("the continuation is empty"),
+        "poison": ContextLengthError("too long"),
+        "image": UnsupportedRequestError("no images"),
+    }
+    return refused.get(request.continuation)
+
+
+def asked(*texts: str) -> Iterator[tuple[str, LoglikelihoodRequest]]:
+    for index, text in enumerate(texts):
+        yield f"{index}:{text}", LoglikelihoodRequest("c", text, metadata={"row": index})
+
+
+def test_a_stream_is_scored_in_windows_of_the_batch_size() -> None:
+    session = Letters()
+    scored = list(session.loglikelihood_continuous(asked(*["ab"] * 7), batch_size=3))
+    assert [key for key, _ in scored] == [f"{index}:ab" for index in range(7)]
+    assert session.calls == [(3, 3), (3, 3), (1, 3)]
+
+
+def test_without_a_batch_size_a_window_holds_64() -> None:
+    session = Letters()
+    assert len(list(session.loglikelihood_continuous(asked(*["a"] * 130)))) == 130
+    assert session.calls == [(64, None), (64, None), (2, None)]
+
+
+def test_an_empty_stream_scores_nothing() -> None:
+    session = Letters()
+    assert list(session.loglikelihood_continuous(asked())) == []
+    assert session.calls == []
+
+
+def test_a_bad_request_is_a_value_with_its_metadata_and_the_others_are_scored() -> None:
+    session = Letters()
+    texts = ["ab", "", "abc", "poison", "image", "a"]
+    results = dict(session.loglikelihood_continuous(asked(*texts)))
+    assert sorted(results) == sorted(key for key, _ in asked(*texts))
+    empty, poison, image = results["1:"], results["3:poison"], results["4:image"]
+    assert isinstance(empty, RequestFailure)
+    assert isinstance(poison, RequestFailure)
+    assert isinstance(image, RequestFailure)
+    assert type(empty.error) is InvalidRequestError
+    assert type(poison.error) is ContextLengthError
+    assert type(image.error) is UnsupportedRequestError
+    assert empty.metadata == {"row": 1}
+    scored = {key: value for key, value in results.items() if not isinstance(value, RequestFailure)}
+    assert {key: value.logprob for key, value in scored.items()} == {
+        "0:ab": -2.0,
+        "2:abc": -3.0,
+        "5:a": -1.0,
+    }
+    assert scored["5:a"].metadata == {"row": 5}
+
+
+def test_a_window_of_bad_requests_alone_is_not_scored_again() -> None:
+    session = Letters()
+    results = list(session.loglikelihood_continuous(asked("", "", "ab"), batch_size=2))
+    assert [isinstance(result, RequestFailure) for _, result in results] == [True, True, False]
+    assert session.calls == [(2, 2), (1, 2)]
+
+
+@given(
+    st.lists(st.sampled_from(["", "poison", "image", "a", "bb", "ccc"]), max_size=20),
+    st.integers(1, 6),
+)
+def test_every_key_is_answered_once_whatever_the_windows(texts: list[str], size: int) -> None:
+    results = list(Letters().loglikelihood_continuous(asked(*texts), batch_size=size))
+    assert sorted(key for key, _ in results) == sorted(key for key, _ in asked(*texts))
+    for key, result in results:
+        text = key.partition(":")[2]
+        if text in ("", "poison", "image"):
+            assert isinstance(result, RequestFailure)
+        else:
+            assert isinstance(result, LoglikelihoodOutput)
+            assert result.logprob == -len(text)
+
+
+def test_a_runtime_that_dies_ends_the_stream_after_the_windows_before_it() -> None:
+    stream = Letters().loglikelihood_continuous(asked("ab", "boom"), batch_size=1)
+    assert next(stream)[0] == "0:ab"
+    with pytest.raises(EngineRuntimeError, match=r"^the runtime died$"):
+        next(stream)
+
+
+def test_a_refusal_that_names_no_request_ends_the_stream() -> None:
+    class Refusing(Letters):
+        def loglikelihood(self, requests: Any, *, batch_size: int | None = None) -> Any:
+            raise UnsupportedRequestError("this session can't score")
+
+    with pytest.raises(UnsupportedRequestError, match=r"^this session can't score$"):
+        list(Refusing().loglikelihood_continuous(asked("ab")))
+
+
+def test_the_input_is_read_a_window_ahead_at_most() -> None:
+    read: list[int] = []
+
+    def endless() -> Iterator[tuple[int, LoglikelihoodRequest]]:
+        while True:
+            read.append(len(read))
+            yield read[-1], LoglikelihoodRequest("c", "ab")
+
+    stream = Letters().loglikelihood_continuous(endless(), batch_size=4)
+    assert [next(stream)[0] for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert len(read) == 8
+
+
+def test_an_error_of_the_input_comes_out() -> None:
+    def failing() -> Iterator[tuple[int, LoglikelihoodRequest]]:
+        yield 0, LoglikelihoodRequest("c", "ab")
+        raise OSError("the rows are gone")
+
+    with pytest.raises(OSError, match="the rows are gone"):
+        list(Letters().loglikelihood_continuous(failing(), batch_size=1))
+
+
+def test_a_session_without_streaming_refuses_it_at_once() -> None:
+    with pytest.raises(UnsupportedRequestError, match=r"^Letters can't stream$"):
+        Letters().stream([(0, GenerationRequest("a"))])
+
+
+def test_a_session_is_closed_by_its_with_block_also_after_an_error() -> None:
+    with Letters() as session:
+        assert session.closed == 0
+    assert session.closed == 1
+    with pytest.raises(KeyError), session:
+        raise KeyError("row")
+    assert session.closed == 2
+
+
+def test_what_a_session_needs_not_tell() -> None:
+    session = Letters()
+    assert session.check() == CheckResult("not checkable", "the session has no self check")
+    assert session.identity() is None
+    assert session.capabilities() is None
+    assert session.describe_execution() is None
+
+
+def test_a_session_must_write_the_six_calls() -> None:
+    class Half(BaseInferenceSession):
+        def gc(self) -> None: ...
+
+    with pytest.raises(TypeError) as caught:
+        Half()  # pyright: ignore[reportAbstractUsage]
+    for name in (
+        "close",
+        "generate",
+        "generate_continuous",
+        "loglikelihood",
+        "loglikelihood_rolling",
+    ):
+        assert name in str(caught.value)
+
+
+class Telling(Letters):
+    """Has all that a session may offer beside the calls."""
+
+    tokenizer = object()
+    max_model_len = 8
+    preferred_batch_size = 4
+    requests_in_flight = 0
+
+
+@pytest.mark.parametrize(
+    "protocol", [HasTokenizer, HasMaxModelLen, HasPreferredBatchSize, HasRequestsInFlight]
+)
+def test_what_a_session_offers_is_seen_without_a_base_class(protocol: type) -> None:
+    assert isinstance(Telling(), protocol)
+    assert not isinstance(Letters(), protocol)
