@@ -144,7 +144,6 @@ def test_the_message_of_a_list_call_shows_three_failures_in_order_and_counts_the
     )
 
 
-@pytest.mark.xfail(strict=True, reason="the text of a foreign cause is carried as it is")
 def test_a_cause_crosses_without_its_credentials() -> None:
     error = EngineRuntimeError("no answer")
     error.__cause__ = ConnectionError("refused by https://me:hunter2@host.test")

@@ -81,7 +81,6 @@ def test_to_dict_is_json_with_tokenizer_objects_by_class_and_no_credentials() ->
     }
 
 
-@pytest.mark.xfail(strict=True, reason="Model checks no keyword arguments")
 @pytest.mark.parametrize("name", ["model_kwargs", "tokenizer_kwargs"])
 def test_keyword_arguments_are_a_mapping(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"model.{name} must be a mapping"):

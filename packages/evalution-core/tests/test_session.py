@@ -207,7 +207,7 @@ def test_what_a_session_needs_not_tell() -> None:
     session = Letters()
     assert session.check() == CheckResult("not checkable", "the session has no self check")
     assert session.identity() is None
-    assert session.capabilities() is None
+    assert session.capabilities is None
     assert session.describe_execution() is None
 
 

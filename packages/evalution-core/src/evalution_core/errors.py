@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from evalution_core.redaction import scrub
+
 
 class RemoteCause(Exception):
     """The type name and text of an exception that was raised in another process."""
@@ -32,7 +34,8 @@ class EvalutionError(Exception):
         if cause is None or isinstance(cause, EvalutionError | RemoteCause):
             carried = cause
         else:
-            carried = RemoteCause(f"{type(cause).__module__}.{type(cause).__qualname__}: {cause}")
+            name = f"{type(cause).__module__}.{type(cause).__qualname__}"
+            carried = RemoteCause(f"{name}: {scrub(str(cause))}")
         return _restore, (type(self), self.args, dict(self.__dict__), carried)
 
 

@@ -33,6 +33,10 @@ class Model:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise ConfigurationError(f"model.{name} must be a non-empty string, got {value!r}")
+        for name in ("model_kwargs", "tokenizer_kwargs"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping):
+                raise ConfigurationError(f"model.{name} must be a mapping, got {redact(value)!r}")
         if type(self.trust_remote_code) is not bool:
             raise ConfigurationError(
                 f"model.trust_remote_code must be true or false, got {self.trust_remote_code!r}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import pydantic
 
@@ -60,7 +60,7 @@ def check_option_names(engine: type[BaseEngine], names: Iterable[str]) -> None:
     known = [f.name for f in option_fields(engine)]
     for name in names:
         if name not in known:
-            near = nearest_name(name, known)
+            near = nearest_name(str(name), known)
             hint = f"; did you mean {near!r}?" if near else ""
             listed = ", ".join(known) or "none"
             raise ConfigurationError(
@@ -73,7 +73,7 @@ def validate_options(engine: BaseEngine) -> None:
     kind = type(engine)
     values = {f.name: getattr(engine, f.name) for f in option_fields(kind)}
     try:
-        _options_model(kind).model_validate(values, strict=True)
+        _validator(kind).model_validate(values, strict=True)
     except pydantic.ValidationError as error:
         raise _configuration_error(kind, error) from None
 
@@ -90,20 +90,21 @@ def parse_options(engine: type[BaseEngine], options: Mapping[str, Any]) -> dict[
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"engine {engine.__name__}: {error}") from error
     try:
-        parsed = _options_model(engine).model_validate_json(text, strict=True)
+        parsed = _validator(engine).model_validate_json(text, strict=True)
     except pydantic.ValidationError as error:
         raise _configuration_error(engine, error) from None
-    return {name: getattr(parsed, name) for name in options}
+    values = dict(zip((f.name for f in option_fields(engine)), dict(parsed).values(), strict=True))
+    return {name: values[name] for name in options}
 
 
 def options_schema(engine: type[BaseEngine]) -> dict[str, Any]:
     """JSON schema of the options; secret ones are `writeOnly` and show no default."""
-    schema = _options_model(engine).model_json_schema()
-    properties: dict[str, dict[str, Any]] = schema.get("properties", {})
-    for option in option_fields(engine):
-        if option.metadata.get(SECRET_FIELD):
-            properties[option.name].pop("default", None)
-            properties[option.name]["writeOnly"] = True
+    schema = _validator(engine).model_json_schema()
+    shown: dict[str, dict[str, Any]] = {engine.__name__: schema, **schema.get("$defs", {})}
+    for owner, names in _secrets(engine).items():
+        for name in names:
+            shown[owner]["properties"][name].pop("default", None)
+            shown[owner]["properties"][name]["writeOnly"] = True
     return schema
 
 
@@ -117,38 +118,62 @@ def numeric_options(engine: BaseEngine) -> dict[str, Any]:
 
 
 @cache
-def _options_model(engine: type[BaseEngine]) -> type[pydantic.BaseModel]:
+def _hints(engine: type[BaseEngine]) -> dict[str, Any]:
     try:
-        hints = get_type_hints(engine, include_extras=True)
+        return get_type_hints(engine, include_extras=True)
     except NameError as error:
         raise ConfigurationError(
             f"engine {engine.__name__}: the type of an option can't be resolved ({error}); "
             "option types must be importable at run time"
         ) from error
-    model_fields: dict[str, Any] = {}
-    for option in option_fields(engine):
+
+
+@cache
+def _validator(engine: type[BaseEngine]) -> type[pydantic.BaseModel]:
+    """A model whose fields are numbered and carry the options' names as aliases.
+
+    A field of pydantic's may not be called `copy` or `model_config`; an option may.
+    """
+    hints = _hints(engine)
+    numbered: dict[str, Any] = {}
+    for number, option in enumerate(option_fields(engine)):
         if option.default is not MISSING:
-            settings = pydantic.Field(default=option.default)
+            settings = pydantic.Field(alias=option.name, default=option.default)
         elif option.default_factory is not MISSING:
-            settings = pydantic.Field(default_factory=option.default_factory)
+            settings = pydantic.Field(alias=option.name, default_factory=option.default_factory)
         else:
-            settings = pydantic.Field()
-        model_fields[option.name] = (hints[option.name], settings)
+            settings = pydantic.Field(alias=option.name)
+        numbered[f"option_{number}"] = (hints[option.name], settings)
     config = pydantic.ConfigDict(
         extra="forbid", arbitrary_types_allowed=True, revalidate_instances="always"
     )
-    return pydantic.create_model(engine.__name__, __config__=config, **model_fields)
+    return pydantic.create_model(engine.__name__, __config__=config, **numbered)
+
+
+@cache
+def _secrets(engine: type[BaseEngine]) -> dict[str, set[str]]:
+    """Names of the secret fields of the engine and of the dataclasses within it, by owner."""
+    found: dict[str, set[str]] = {}
+    waiting: list[Any] = [engine]
+    while waiting:
+        kind = waiting.pop()
+        waiting.extend(get_args(kind))
+        if not isinstance(kind, type) or not is_dataclass(kind) or kind.__name__ in found:
+            continue
+        secrets = {f.name for f in fields(kind) if f.metadata.get(SECRET_FIELD)}
+        found[kind.__name__] = secrets
+        waiting.extend(get_type_hints(kind).values())
+    return found
 
 
 def _configuration_error(
     engine: type[BaseEngine], error: pydantic.ValidationError
 ) -> ConfigurationError:
-    secrets = {f.name for f in option_fields(engine) if f.metadata.get(SECRET_FIELD)}
+    secrets = set[str]().union(*_secrets(engine).values())
     lines: list[str] = []
     for problem in error.errors(include_url=False):
-        name = ".".join(str(part) for part in problem["loc"])
-        root = str(problem["loc"][0]) if problem["loc"] else ""
-        got = "" if root in secrets else f", got {redact(problem['input'])!r}"
-        message = problem["msg"]
-        lines.append(f"option {name!r} of engine {engine.__name__}: {message}{got}")
+        path = [str(part) for part in problem["loc"]]
+        got = "" if secrets.intersection(path) else f", got {redact(problem['input'])!r}"
+        name = ".".join(path)
+        lines.append(f"option {name!r} of engine {engine.__name__}: {problem['msg']}{got}")
     return ConfigurationError("; ".join(lines))

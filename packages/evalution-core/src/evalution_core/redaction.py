@@ -14,13 +14,14 @@ REDACTED = "***"
 SECRET_FIELD = "evalution.secret"
 """Key in a dataclass field's metadata; `options.secret()` sets it."""
 
-_URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s?#]+(?=@)")
-_URL_QUERY = re.compile(r"(?i)([?&](?:api[-_]?key|key|token|access_token|secret|sig)=)[^&\s]+")
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
-_SECRET_NAME = re.compile(
-    r"(?i)(^|[-_.])((api|secret|private|access)[-_]?key|authorization|cookie|credentials?"
-    r"|passw(or)?d|secret|token)$"
+_NAMES = (
+    r"(?:(?:api|secret|private|access)[-_]?key|authorization|cookie|credentials?"
+    r"|passw(?:or)?d|secret|token)"
 )
+_SECRET_NAME = re.compile(rf"(?i)(^|[-_.]){_NAMES}$")
+_URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s?#]+(?=@)")
+_URL_QUERY = re.compile(rf"(?i)([?&](?:[^=&\s]*[-_.])?(?:{_NAMES}|key|sig)=)[^&\s]+")
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
 _VOCABULARY_TOKEN = re.compile(r"(?i)^(bos|eos|pad|unk|sep|cls|mask|eot|image|audio)_token$")
 
 

@@ -135,6 +135,7 @@ class BaseInferenceSession(ABC):
         """What answers: revision or file hashes. None if unknowable: then nothing is cached."""
         return None
 
+    @property
     def capabilities(self) -> frozenset[Capability] | None:
         """What this session can do, where that is known only now; None: as the engine declares."""
         return None

@@ -137,6 +137,7 @@ class TokenSession(BaseInferenceSession):
     def requests_in_flight(self) -> int:
         return self._generation.running
 
+    @property
     def capabilities(self) -> frozenset[Capability]:
         return self._capabilities
 
