@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="verify the folder, train nothing")
     parser.add_argument("--output", type=Path, default=DATA_FOLDER, help="the data folder")
     parser.add_argument("--steps", type=int, default=1050, help="training steps")

@@ -13,7 +13,7 @@ from tiny_model.decoding import decode_greedily, score
 from tiny_model.llama import LlamaShape, Weights
 from tiny_model.pairs import Pair, encode_pair, rolling_windows, truncate_left
 from tiny_model.rows import Row
-from tiny_model.tokenizer import BOS, EOS
+from tiny_model.tokenizer import BOS, EOS, special_id
 
 Case = dict[str, Any]
 
@@ -76,7 +76,7 @@ class ReferenceModel:
         return start | {"max_new_tokens": max_new_tokens} | self._decoded(ids, max_new_tokens)
 
     def _decoded(self, ids: list[int], max_new_tokens: int) -> Case:
-        eos = self.tokenizer.token_to_id(EOS)
+        eos = special_id(self.tokenizer, EOS)
         output = decode_greedily(self.weights, self.shape, [ids], max_new_tokens, eos)[0]
         return {
             "token_ids": output.token_ids,
@@ -89,7 +89,7 @@ class ReferenceModel:
         """Every token of a text, window by window, the first after a BOS that isn't scored."""
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         logprobs: list[float] = []
-        for window in rolling_windows(ids, self.tokenizer.token_to_id(BOS), max_model_len):
+        for window in rolling_windows(ids, special_id(self.tokenizer, BOS), max_model_len):
             logprobs += score(self.weights, self.shape, [window])[0].token_logprobs
         return {
             "text": text,

@@ -13,7 +13,7 @@ from tiny_model.decoding import score
 from tiny_model.llama import LlamaShape, Weights
 from tiny_model.pairs import Pair, encode_pair, rolling_windows
 from tiny_model.rows import Row
-from tiny_model.tokenizer import BOS, EOS
+from tiny_model.tokenizer import BOS, EOS, special_id
 
 # What the committed model must reach on its held-out rows.
 FLOORS = {
@@ -57,7 +57,7 @@ def _answer(row: Row) -> str:
 
 def _sum_pair(tokenizer: Tokenizer, prompt: str, row: Row) -> Pair:
     context, answer = encode_pair(tokenizer, prompt, " " + row["answer"])
-    return context, [*answer, tokenizer.token_to_id(EOS)]
+    return context, [*answer, special_id(tokenizer, EOS)]
 
 
 def _chat_pair(tokenizer: Tokenizer, row: Row) -> Pair:
@@ -94,7 +94,7 @@ def _accuracy(
 def _perplexity(
     tokenizer: Tokenizer, weights: Weights, shape: LlamaShape, rows: Sequence[Row]
 ) -> float:
-    bos = tokenizer.token_to_id(BOS)
+    bos = special_id(tokenizer, BOS)
     logprobs: list[float] = []
     for row in rows:
         ids = tokenizer.encode(row["text"], add_special_tokens=False).ids

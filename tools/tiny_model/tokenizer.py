@@ -70,3 +70,10 @@ def vocabulary_and_merges(tokenizer: Tokenizer) -> tuple[dict[str, int], list[tu
     model = json.loads(tokenizer.to_str())["model"]
     merges = [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]]
     return model["vocab"], merges
+
+
+def special_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a special token, which the tokenizer always has."""
+    token_id = tokenizer.token_to_id(token)
+    assert token_id is not None
+    return token_id

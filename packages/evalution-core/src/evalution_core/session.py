@@ -55,17 +55,17 @@ class BaseInferenceSession(ABC):
 
     @abstractmethod
     def generate(
-        self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
+        self, requests: list[GenerationRequest], *, batch_size: int | None = None
     ) -> list[GenerationOutput]: ...
 
     @abstractmethod
     def loglikelihood(
-        self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
+        self, requests: list[LoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[LoglikelihoodOutput]: ...
 
     @abstractmethod
     def loglikelihood_rolling(
-        self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
+        self, requests: list[RollingLoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[RollingLoglikelihoodOutput]: ...
 
     @abstractmethod
