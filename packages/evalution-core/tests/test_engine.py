@@ -93,6 +93,12 @@ def test_the_runner_gets_the_engine_and_the_model(runners: Runners) -> None:
     )
 
 
+def test_a_model_by_its_path_alone_has_the_models_own_defaults(runners: Runners) -> None:
+    runners("default")
+    handle: Any = Acme().model(path="org/tiny")
+    assert handle[2] == Model("org/tiny")
+
+
 def test_of_two_runners_the_first_by_name_counts(runners: Runners) -> None:
     runners("second", "first")
     handle: Any = Acme().model(path="org/tiny")

@@ -129,6 +129,13 @@ def test_the_error_of_a_list_call_has_the_class_that_its_failures_share(
     assert caught.value.failures == failures
 
 
+@pytest.mark.parametrize(("count", "more"), [(3, ""), (4, "; and 1 more")])
+def test_failures_beyond_the_third_are_counted(count: int, more: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        raise_failures({index: InvalidRequestError(f"bad {index}") for index in range(count)}, 9)
+    assert str(caught.value).endswith(f": [0] bad 0; [1] bad 1; [2] bad 2{more}")
+
+
 def test_the_message_of_a_list_call_shows_three_failures_in_order_and_counts_the_rest() -> None:
     one = {2: InvalidRequestError("the continuation is empty")}
     with pytest.raises(InvalidRequestError) as caught:
@@ -148,3 +155,8 @@ def test_a_cause_crosses_without_its_credentials() -> None:
     error = EngineRuntimeError("no answer")
     error.__cause__ = ConnectionError("refused by https://me:hunter2@host.test")
     assert "hunter2" not in str(pickle.loads(pickle.dumps(error)).__cause__)
+
+
+def test_the_text_of_an_import_error_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(EngineUnavailableError("needs acme>=2")))
+    assert error.msg == str(error) == "needs acme>=2"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import FrozenInstanceError, dataclass, field
 from typing import Any, Literal
 
 import jsonschema
@@ -224,6 +224,13 @@ def test_a_spec_becomes_what_the_types_say() -> None:
     validate_options(engine)
 
 
+def test_an_engine_within_an_engine_can_not_be_changed_and_has_no_params_by_default() -> None:
+    spec = EngineSpec("Mock")
+    assert spec.params == {}
+    with pytest.raises(FrozenInstanceError):
+        spec.kind = "Other"  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_a_spec_of_nothing_is_the_default_engine() -> None:
     assert Acme.from_options({}) == Acme()
 
@@ -345,6 +352,10 @@ class Hosted(Buildable):
 
 def test_an_ill_typed_secret_of_a_nested_dataclass_is_refused_without_showing_it() -> None:
     assert "12345678" not in refusal(lambda: Hosted.from_options({"login": {"password": 12345678}}))
+
+
+def test_a_value_in_place_of_a_dataclass_with_a_secret_is_not_shown() -> None:
+    assert "hunter2" not in refusal(lambda: Hosted.from_options({"login": ["hunter2"]}))
 
 
 def test_a_secret_of_a_nested_dataclass_is_write_only_in_the_schema() -> None:

@@ -215,3 +215,18 @@ def test_a_password_with_an_at_sign_is_redacted_whole() -> None:
 @pytest.mark.parametrize("name", ["password", "auth_token", "client_secret", "hf_token"])
 def test_a_secret_name_in_a_query_is_one_too(name: str) -> None:
     assert scrub(f"https://host.test/?{name}=hunter2") == f"https://host.test/?{name}=***"
+
+
+@dataclass(frozen=True)
+class Careless:
+    api_key: str | None = None
+    pad_token: str | None = None
+
+
+def test_a_field_with_a_secret_name_needs_no_mark() -> None:
+    shown = redact(Careless(api_key="hunter2", pad_token="<pad>"))
+    assert shown == {"api_key": "***", "pad_token": "<pad>"}
+
+
+def test_credentials_in_a_key_are_scrubbed() -> None:
+    assert redact({"http://me:hunter2@host": 1}) == {"http://***@host": 1}

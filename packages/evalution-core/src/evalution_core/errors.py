@@ -47,6 +47,8 @@ def _restore(
 ) -> EvalutionError:
     error = kind.__new__(kind, *args)
     error.args = args
+    if isinstance(error, ImportError):  # it keeps its text a second time, outside of args
+        ImportError.__init__(error, *args)
     error.__dict__.update(attributes)
     error.__cause__ = cause
     return error

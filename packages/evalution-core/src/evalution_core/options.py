@@ -150,11 +150,10 @@ def _validator(engine: type[BaseEngine]) -> type[pydantic.BaseModel]:
     return pydantic.create_model(engine.__name__, __config__=config, **numbered)
 
 
-@cache
-def _secrets(engine: type[BaseEngine]) -> dict[str, set[str]]:
-    """Names of the secret fields of the engine and of the dataclasses within it, by owner."""
+def _secrets(root: Any) -> dict[str, set[str]]:
+    """Names of the secret fields of every dataclass that a type reaches, by owner."""
     found: dict[str, set[str]] = {}
-    waiting: list[Any] = [engine]
+    waiting: list[Any] = [root]
     while waiting:
         kind = waiting.pop()
         waiting.extend(get_args(kind))
@@ -173,7 +172,9 @@ def _configuration_error(
     lines: list[str] = []
     for problem in error.errors(include_url=False):
         path = [str(part) for part in problem["loc"]]
-        got = "" if secrets.intersection(path) else f", got {redact(problem['input'])!r}"
+        within = _secrets(_hints(engine)[path[0]]) if path else {}
+        hidden = secrets.intersection(path) or any(within.values())
+        got = "" if hidden else f", got {redact(problem['input'])!r}"
         name = ".".join(path)
         lines.append(f"option {name!r} of engine {engine.__name__}: {problem['msg']}{got}")
     return ConfigurationError("; ".join(lines))

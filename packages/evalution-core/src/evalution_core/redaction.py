@@ -54,7 +54,7 @@ def redact(value: Any) -> Any:
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value)
         return {
-            str(key): REDACTED if _is_secret(str(key), item) else redact(item)
+            scrub(str(key)): REDACTED if _is_secret(str(key), item) else redact(item)
             for key, item in items.items()
         }
     if isinstance(value, set | frozenset):
@@ -74,6 +74,7 @@ def redact_fields(instance: Any) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     for field in fields(instance):
         value = getattr(instance, field.name)
-        hidden = field.metadata.get(SECRET_FIELD, False) and value not in (None, "", {}, [], ())
+        marked = field.metadata.get(SECRET_FIELD, False) and value not in (None, "", {}, [], ())
+        hidden = marked or _is_secret(field.name, value)
         shown[field.name] = REDACTED if hidden else redact(value)
     return shown

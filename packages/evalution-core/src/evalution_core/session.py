@@ -91,7 +91,7 @@ class BaseInferenceSession(ABC):
     def loglikelihood_continuous(
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
-        """Score a stream in windows of `batch_size` (64 if None), each in input order."""
+        """Score a stream in windows of `batch_size` (64 if None), in the order of the windows."""
         source = iter(requests)
         while window := list(islice(source, batch_size or _CONTINUOUS_WINDOW)):
             yield from self._scored_window(window, batch_size)

@@ -1,0 +1,26 @@
+"""Measure language models on any engine: `run`, suites, engines, and the results of both.
+
+Importing this package loads no engine, and neither the command line nor YAML.
+"""
+
+from evalution import engines, suites
+from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult
+from evalution.run_handle import Run, run
+from evalution.suites import Generation, MultipleChoice, Perplexity, Suite
+from evalution_core import Model
+
+__all__ = [
+    "Generation",
+    "MetricResult",
+    "Model",
+    "MultipleChoice",
+    "Perplexity",
+    "Run",
+    "RunResult",
+    "SampleResult",
+    "Suite",
+    "SuiteResult",
+    "engines",
+    "run",
+    "suites",
+]

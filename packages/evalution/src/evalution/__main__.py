@@ -1,0 +1,5 @@
+"""`python -m evalution`."""
+
+from evalution.cli import main
+
+main()

@@ -1,0 +1,158 @@
+"""Runs one suite on a session: rows become requests as they are needed, answers become lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from typing import Any, cast
+
+from evalution.foreign_code import foreign_errors
+from evalution.ledger import Key, Ledger, OpenSample, UnexpectedAnswerError
+from evalution.progress import Progress
+from evalution.results import SampleResult, SuiteResult
+from evalution.rolling import rolling_continuous
+from evalution.suites.suite import Answer, AnySuite, Request, RequestKind
+from evalution.tally import Tally
+from evalution_core import BaseInferenceSession, scrub
+
+_ERRORS_SHOWN = 20
+
+
+class SuiteExecution:
+    """One pass of a suite. Held at any time: the samples in flight, and two numbers a metric.
+
+    Args:
+        name: the suite's name in this run.
+        limit: at most that many rows, besides the suite's own bound.
+        write: takes each sample as it is finished; a later one of the same row replaces it.
+    """
+
+    def __init__(
+        self,
+        suite: AnySuite,
+        name: str,
+        session: BaseInferenceSession,
+        *,
+        limit: int | None,
+        write: Callable[[SampleResult], None],
+        progress: Progress,
+    ):
+        self._suite = suite
+        self._name = name
+        self._session = session
+        self._limit = limit
+        self._write = write
+        self._progress = progress
+        self._ledger = Ledger(suite.request_kind)
+        self._tally = Tally(suite.metrics)
+        self._failed: set[int] = set()
+        self._first_failure: str | None = None
+        self._errors: list[str] = []
+        self._done = 0
+        self._requests = 0
+        self._truncated: int | None = None
+
+    def run(self) -> SuiteResult:
+        """The suite's scores.
+
+        Raises:
+            EngineRuntimeError: the runtime died; what was finished before is written.
+            ConfigurationError: a row can't be read any more.
+        """
+        started = time.perf_counter()
+        with closing(self._answers()) as answers:
+            for key, answer in answers:
+                self._accept(key, answer)
+        for opened in self._ledger.unanswered():
+            self._finish(opened)
+        return SuiteResult(
+            name=self._name,
+            type=type(self._suite).__name__,
+            options=self._suite.to_dict(),
+            metrics=self._tally.results(),
+            n=self._done,
+            failed=len(self._failed),
+            truncated=self._truncated,
+            requests=self._requests,
+            seconds=time.perf_counter() - started,
+            first_failure=self._first_failure,
+            errors=self._errors,
+        )
+
+    def _requests_keyed(self) -> Iterator[tuple[Key, Request]]:
+        for sample in self._suite.samples(self._limit):
+            yield from zip(self._ledger.open(sample), sample.requests, strict=True)
+
+    def _answers(self) -> Generator[tuple[Any, Any]]:
+        # A generator of our own can be closed, and closes the session's where that is one.
+        with foreign_errors(f"suite {self._name!r}"):
+            yield from self._session_answers()
+
+    def _session_answers(self) -> Iterator[tuple[Any, Any]]:
+        keyed = cast(Iterable[tuple[Any, Any]], self._requests_keyed())
+        batch_size = self._suite.batch_size
+        match self._suite.request_kind:
+            case RequestKind.GENERATION:
+                return self._session.generate_continuous(keyed, batch_size=batch_size)
+            case RequestKind.LOGLIKELIHOOD:
+                return self._session.loglikelihood_continuous(keyed, batch_size=batch_size)
+            case RequestKind.ROLLING:
+                return rolling_continuous(self._session, keyed, batch_size=batch_size)
+
+    def _accept(self, key: Any, answer: Any) -> None:
+        try:
+            finished = self._ledger.accept(key, answer)
+        except UnexpectedAnswerError as error:
+            self._complain(error)
+            return
+        if finished is not None:
+            self._finish(finished)
+
+    def _finish(self, opened: OpenSample) -> None:
+        sample = opened.sample
+        result = SampleResult(self._name, sample.index, sample.prompt, sample.target)
+        self._done += 1
+        self._requests += len(sample.requests)
+        if opened.error is None:
+            score = self._suite.score(sample, opened.in_order)
+            result.prediction = score.prediction
+            result.extracted = score.extracted
+            result.metrics = self._tally.record(sample.index, score.measures)
+        else:
+            self._fail(result, opened.error)
+        result.tokens = self._tokens(list(opened.answers.values()))
+        self._write(result)
+        self._progress.sample_finished(self._done, len(self._failed), self._tally.running)
+
+    def _fail(self, result: SampleResult, error: Exception) -> None:
+        self._failed.add(result.index)
+        result.metrics = self._tally.fail(result.index)
+        result.error = scrub(f"{type(error).__name__}: {error}")
+        self._first_failure = self._first_failure or f"row {result.index}: {result.error}"
+
+    def _complain(self, error: UnexpectedAnswerError) -> None:
+        if error.index is None:
+            if len(self._errors) < _ERRORS_SHOWN:
+                self._errors.append(scrub(str(error)))
+            return
+        withdrawn = SampleResult(self._name, error.index)
+        self._fail(withdrawn, error)
+        self._write(withdrawn)
+
+    def _tokens(self, answers: list[Answer]) -> dict[str, int]:
+        counted = {
+            "prompt": _total(answers, "prompt_tokens"),
+            "completion": _total(answers, "completion_tokens"),
+            "scored": _total(answers, "token_count"),
+            "truncated": _total(answers, "truncated_tokens"),
+        }
+        truncated = counted["truncated"]
+        if truncated is not None:
+            self._truncated = (self._truncated or 0) + bool(truncated)
+        return {name: count for name, count in counted.items() if count is not None}
+
+
+def _total(answers: list[Answer], name: str) -> int | None:
+    counts = [count for a in answers if (count := getattr(a, name, None)) is not None]
+    return sum(counts) if counts else None

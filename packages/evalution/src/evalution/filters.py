@@ -1,0 +1,215 @@
+"""What is taken from an answer before it is compared: small steps, declared as data.
+
+In a spec a step is a name (`strip`), or one name with its options (`regex: {pattern: …}`); where
+a step has one option alone, its value may stand directly (`regex: "#### ([0-9]+)"`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Literal, Protocol, cast, runtime_checkable
+
+from evalution.names import did_you_mean
+from evalution_core import ConfigurationError
+
+
+@runtime_checkable
+class Filter(Protocol):
+    """One step: text in, text out."""
+
+    def apply(self, text: str) -> str: ...
+
+
+@dataclass(frozen=True)
+class Regex:
+    """The text of one match, stripped; `fallback` where nothing matches.
+
+    `match` chooses among several matches; `group` (a number or a name) what of it is taken. None
+    takes the first group that matched something, or the whole match if there are no groups.
+    """
+
+    pattern: str
+    match: Literal["first", "last"] = "first"
+    group: int | str | None = None
+    fallback: str = "[invalid]"
+
+    def __post_init__(self) -> None:
+        try:
+            compiled = re.compile(self.pattern)
+        except re.error as error:
+            raise ConfigurationError(
+                f"filter regex: {self.pattern!r} is no regular expression: {error}"
+            ) from None
+        if self.match not in ("first", "last"):
+            raise ConfigurationError(
+                f"filter regex: match must be 'first' or 'last', got {self.match!r}"
+            )
+        known = {*range(compiled.groups + 1), *compiled.groupindex}
+        if self.group is not None and self.group not in known:
+            raise ConfigurationError(
+                f"filter regex: {self.pattern!r} has no group {self.group!r} "
+                f"(groups: {', '.join(str(name) for name in known)})"
+            )
+
+    @cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(self.pattern)
+
+    def apply(self, text: str) -> str:
+        found = self._found(text)
+        if found is None:
+            return self.fallback
+        if self.group is not None:
+            taken = found[self.group]
+        elif found.re.groups:
+            taken = next((group for group in found.groups() if group), None)
+        else:
+            taken = found[0]
+        return self.fallback if taken is None else taken.strip()
+
+    def _found(self, text: str) -> re.Match[str] | None:
+        if self.match == "first":
+            return self._compiled.search(text)
+        return next(iter(deque(self._compiled.finditer(text), maxlen=1)), None)
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Every match of `pattern` replaced, by nothing unless `by` says otherwise."""
+
+    pattern: str
+    by: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ConfigurationError(
+                f"filter replace: {self.pattern!r} is no regular expression: {error}"
+            ) from None
+
+    def apply(self, text: str) -> str:
+        return re.sub(self.pattern, self.by, text)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Whitespace gone from both ends."""
+
+    def apply(self, text: str) -> str:
+        return text.strip()
+
+
+@dataclass(frozen=True)
+class Lower:
+    """In lower case."""
+
+    def apply(self, text: str) -> str:
+        return text.lower()
+
+
+@dataclass(frozen=True)
+class FirstLine:
+    """Up to the first line break."""
+
+    def apply(self, text: str) -> str:
+        return text.split("\n", 1)[0]
+
+
+FILTERS: dict[str, type[Filter]] = {
+    "regex": Regex,
+    "replace": Replace,
+    "strip": Strip,
+    "lower": Lower,
+    "first_line": FirstLine,
+}
+
+
+def apply_filters(filters: Sequence[Filter], text: str) -> str:
+    """`text` after every step, in order."""
+    for step in filters:
+        text = step.apply(text)
+    return text
+
+
+def parse_filters(declared: object) -> list[Filter] | dict[str, list[Filter]]:
+    """Steps, or named pipelines of steps, as a spec declares them.
+
+    Raises:
+        ConfigurationError: an unknown step or option, with the nearest name.
+    """
+    if isinstance(declared, Mapping):
+        named = cast(Mapping[str, Any], declared)
+        if not _is_step(named):
+            return {str(name): parse_steps(steps) for name, steps in named.items()}
+    return parse_steps(cast(object, declared))
+
+
+def parse_steps(declared: object) -> list[Filter]:
+    """One pipeline of steps; errors as `parse_filters`."""
+    steps = cast(list[object], declared) if isinstance(declared, list) else [declared]
+    return [_parse_step(step) for step in steps]
+
+
+def declared_filters(filters: object) -> Any:
+    """Steps or pipelines in the form in which a spec declares them."""
+    if isinstance(filters, Mapping):
+        named = cast(Mapping[str, Any], filters)
+        return {name: declared_filters(steps) for name, steps in named.items()}
+    return [_declared_step(step) for step in cast(Sequence[Filter], filters)]
+
+
+def _declared_step(step: Filter) -> Any:
+    for name, kind in FILTERS.items():
+        if type(step) is kind:
+            options = {field.name: getattr(step, field.name) for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+            return {name: options} if options else name
+    return f"<{type(step).__module__}.{type(step).__qualname__}>"
+
+
+def _is_step(declared: Mapping[str, Any]) -> bool:
+    return len(declared) == 1 and not isinstance(next(iter(declared.values())), list)
+
+
+def _parse_step(declared: object) -> Filter:
+    if isinstance(declared, str):
+        return _step(declared, {})
+    if isinstance(declared, Mapping) and len(cast(Mapping[str, Any], declared)) == 1:
+        ((name, value),) = cast(Mapping[str, Any], declared).items()
+        if isinstance(value, Mapping):
+            return _step(str(name), cast(Mapping[str, Any], value))
+        known = FILTERS.get(str(name))
+        options = [field.name for field in fields(known)] if known else []  # pyright: ignore[reportArgumentType]
+        return _step(str(name), {options[0] if options else "value": value})
+    if isinstance(declared, Filter):
+        return declared
+    raise ConfigurationError(
+        f"a filter is a name or one name with its options, got {declared!r} "
+        f"(filters: {', '.join(FILTERS)})"
+    )
+
+
+def _step(name: str, options: Mapping[str, Any]) -> Filter:
+    if name not in FILTERS:
+        raise ConfigurationError(
+            f"there is no filter {name!r}{did_you_mean(name, FILTERS)} "
+            f"(filters: {', '.join(FILTERS)})"
+        )
+    kind = FILTERS[name]
+    known = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    for option in options:
+        if option not in known:
+            raise ConfigurationError(
+                f"filter {name} has no option {option!r}{did_you_mean(option, known)} "
+                f"(options: {', '.join(sorted(known)) or 'none'})"
+            )
+    for option, value in options.items():
+        if option != "group" and not isinstance(value, str):
+            raise ConfigurationError(f"filter {name}: {option} must be text, got {value!r}")
+    if "pattern" in known and "pattern" not in options:
+        raise ConfigurationError(f"filter {name} needs a pattern")
+    return kind(**options)

@@ -1,0 +1,94 @@
+"""What can be known to be wrong before any weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from evalution.names import did_you_mean
+from evalution.suites.suite import AnySuite, Suite
+from evalution_core import (
+    BaseEngine,
+    Capability,
+    ConfigurationError,
+    Model,
+    UnsupportedRequestError,
+    validate_options,
+)
+
+# An absolute path may be the name of a model on a server: its engine knows.
+_LOCAL = ("./", "../", "~")
+
+
+def check_engine(engine: object) -> BaseEngine:
+    """Raise `ConfigurationError` unless it is an engine whose options are still of their types."""
+    if not isinstance(engine, BaseEngine):
+        raise ConfigurationError(
+            f"engine must be an engine such as engines.Reference(), got {engine!r}"
+        )
+    validate_options(engine)
+    return engine
+
+
+def as_model(model: object) -> Model:
+    """A model from a `Model`, its fields as a mapping, or its path.
+
+    Raises:
+        ConfigurationError: it is none of these, or a field is unknown or of a wrong type.
+    """
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, str | Path):
+        return Model(str(model))
+    if isinstance(model, dict):
+        return model_from_fields(model)  # pyright: ignore[reportUnknownArgumentType]
+    raise ConfigurationError(f"model must be a Model, a mapping or a path, got {model!r}")
+
+
+def model_from_fields(fields: dict[str, Any]) -> Model:
+    """A model from the `model` section of a spec; errors as `as_model`."""
+    known = list(Model.__dataclass_fields__)
+    for name in fields:
+        if name not in known:
+            raise ConfigurationError(
+                f"model has no field {name!r}{did_you_mean(str(name), known)} "
+                f"(fields: {', '.join(known)})"
+            )
+    return Model(**fields)
+
+
+def check_model(model: Model, engine: BaseEngine) -> None:
+    """Raise `ConfigurationError` for a model that isn't named, or a local one that isn't there."""
+    if model.path is None:
+        if engine.default_model() is None:
+            raise ConfigurationError(
+                f"model.path is missing, and {type(engine).__name__} knows no default model"
+            )
+    elif model.path.startswith(_LOCAL) and not Path(model.path).expanduser().exists():
+        raise ConfigurationError(f"there is no model folder or file {model.path}")
+
+
+def check_capabilities(
+    suites: Iterable[AnySuite], capabilities: frozenset[Capability], whose: str
+) -> None:
+    """Raise `UnsupportedRequestError` for the first suite that needs what the engine lacks."""
+    for suite in suites:
+        if lacking := sorted(suite.needs - capabilities):
+            raise UnsupportedRequestError(
+                f"suite {suite.title!r} needs {', '.join(lacking)}; the capabilities {whose} are "
+                f"{', '.join(sorted(capabilities)) or 'none'}"
+            )
+
+
+def check_suites(tests: object) -> Sequence[AnySuite]:
+    """Raise `ConfigurationError` unless it is a list of suites, and not an empty one."""
+    if not isinstance(tests, list | tuple) or not tests:
+        raise ConfigurationError(f"tests must be a list with at least one suite, got {tests!r}")
+    members: list[Any] = list(tests)  # pyright: ignore[reportUnknownArgumentType]
+    for suite in members:
+        if not isinstance(suite, Suite):
+            raise ConfigurationError(
+                f"a test must be a suite such as suites.Generation(…), got {suite!r}"
+            )
+    return members

@@ -1,0 +1,91 @@
+"""How a run tells that it goes on: a bar on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol, TextIO, cast
+
+_SHORT_S = 5.0
+_LONG_S = 60.0
+_SHARE = 0.1
+
+Running = tuple[str, float] | None
+"""A metric's name and its value so far."""
+
+
+class Progress(Protocol):
+    """What a run reports; every method returns at once."""
+
+    def model_loading(self, model: str, engine: str) -> None: ...
+    def model_ready(self, seconds: float) -> None: ...
+    def model_failed(self) -> None: ...
+    def suite_started(self, name: str, total: int) -> None: ...
+    def sample_finished(self, done: int, failed: int, running: Running) -> None: ...
+    def suite_finished(self) -> None: ...
+
+
+class Silence:
+    """No report at all."""
+
+    def model_loading(self, model: str, engine: str) -> None: ...
+    def model_ready(self, seconds: float) -> None: ...
+    def model_failed(self) -> None: ...
+    def suite_started(self, name: str, total: int) -> None: ...
+    def sample_finished(self, done: int, failed: int, running: Running) -> None: ...
+    def suite_finished(self) -> None: ...
+
+
+class PlainProgress:
+    """Lines: a few for each suite, and one when it ends.
+
+    One comes with each tenth of a suite, but not within five seconds of the last; and one a minute.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self._name = ""
+        self._total = 0
+        self._started = 0.0
+        self._told_at = 0.0
+        self._told_done = 0
+        self._state = (0, 0, cast(Running, None))
+
+    def model_loading(self, model: str, engine: str) -> None:
+        self._say(f"loading {model} on {engine}")
+
+    def model_ready(self, seconds: float) -> None:
+        self._say(f"model ready after {seconds:.1f} s")
+
+    def model_failed(self) -> None:
+        """The error that follows says it all."""
+
+    def suite_started(self, name: str, total: int) -> None:
+        self._name, self._total = name, total
+        self._started = self._told_at = time.monotonic()
+        self._told_done = 0
+        self._state = (0, 0, None)
+
+    def sample_finished(self, done: int, failed: int, running: Running) -> None:
+        self._state = (done, failed, running)
+        waited = time.monotonic() - self._told_at
+        is_share = done - self._told_done >= _SHARE * self._total
+        if done < self._total and (waited >= _LONG_S or (is_share and waited >= _SHORT_S)):
+            self._say_state()
+            self._told_at, self._told_done = time.monotonic(), done
+
+    def suite_finished(self) -> None:
+        self._say_state()
+
+    def _say_state(self) -> None:
+        done, failed, running = self._state
+        rate = done / max(time.monotonic() - self._started, 1e-9)
+        self._say(f"{self._name}: {done}/{self._total}, {rate:.1f}/s{shown(running, failed)}")
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+def shown(running: Running, failed: int) -> str:
+    """`, acc 0.750, 2 failed`, as far as there is something to show."""
+    text = "" if running is None else f", {running[0]} {running[1]:.3f}"
+    return text + (f", {failed} failed" if failed else "")

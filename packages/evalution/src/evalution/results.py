@@ -1,0 +1,197 @@
+"""What a run found, as values: `to_dict` gives what `results.json` and `samples.jsonl` hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+SCHEMA_VERSION = 1
+
+Status = Literal["running", "done", "failed", "interrupted"]
+
+
+def _empty() -> dict[str, Any]:
+    return {}
+
+
+@dataclass(slots=True)
+class SampleResult:
+    """One sample, as a line of `samples.jsonl`; the same fields for every suite.
+
+    `metrics` holds the sample's own value of each metric, `tokens` what the engine counted
+    (`prompt`, `completion`, `scored`, `truncated`; what it doesn't report is left out). With an
+    `error`, there was no answer to score.
+    """
+
+    suite: str
+    index: int
+    prompt: str | Sequence[Mapping[str, Any]] | None = None
+    target: str | None = None
+    prediction: str | None = None
+    extracted: Mapping[str, Any] = field(default_factory=_empty)
+    metrics: Mapping[str, float] = field(default_factory=_empty)
+    tokens: Mapping[str, int] = field(default_factory=_empty)
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class MetricResult:
+    """A score over `n` samples; `stderr` and `value` are None where they can't be had.
+
+    `n` leaves out failed samples for a metric without a natural zero (a perplexity).
+    """
+
+    value: float | None
+    stderr: float | None
+    higher_is_better: bool
+    n: int
+
+    def to_dict(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        if self.value is not None and not math.isfinite(self.value):
+            shown["note"] = f"the value is {self.value}"
+        return shown
+
+
+@dataclass(slots=True)
+class SuiteResult:
+    """The scores of one suite.
+
+    `n` samples were run, `failed` of them without an answer to score. `truncated` counts those
+    whose prompt was cut from the left, None where the engine doesn't say. `first_failure` tells the
+    first failed row and why. `errors` are faults of the session that belong to no sample, such as
+    an answer nobody had asked for.
+    """
+
+    name: str
+    type: str
+    options: dict[str, Any]
+    metrics: dict[str, MetricResult]
+    n: int
+    failed: int
+    truncated: int | None
+    requests: int
+    seconds: float
+    first_failure: str | None = None
+    errors: list[str] = field(default_factory=list[str])
+    kept_samples: list[SampleResult] | None = None
+    samples_file: Path | None = None
+
+    @property
+    def samples(self) -> list[SampleResult]:
+        """Every sample in the order of the rows, from memory or from the run folder's file."""
+        if self.samples_file is None:
+            found = {sample.index: sample for sample in self.kept_samples or []}
+        else:
+            found = read_samples(self.samples_file, self.name)
+        return [found[index] for index in sorted(found)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "type": self.type,
+            "options": self.options,
+            "metrics": {name: metric.to_dict() for name, metric in self.metrics.items()},
+            "n": self.n,
+            "failed": self.failed,
+            "truncated": self.truncated,
+            "requests": self.requests,
+            "seconds": round(self.seconds, 3),
+            "requests_per_second": round(self.requests / self.seconds, 2) if self.seconds else None,
+            "first_failure": self.first_failure,
+            "errors": self.errors,
+        }
+
+
+@dataclass(slots=True)
+class RunResult:
+    """One model on one engine, and the suites that were run so far.
+
+    `limit` bounds the rows of every suite besides the suite's own `max_rows`.
+    """
+
+    model: dict[str, Any]
+    engine: dict[str, Any]
+    scoring_policy: dict[str, Any]
+    versions: dict[str, Any]
+    limit: int | None = None
+    status: Status = "running"
+    started: str = ""
+    finished: str | None = None
+    error: dict[str, Any] | None = None
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+    suites: list[SuiteResult] = field(default_factory=list[SuiteResult])
+    folder: Path | None = None
+
+    @property
+    def failed(self) -> int:
+        """Samples without an answer, and faults of the session, over all suites."""
+        return sum(suite.failed + len(suite.errors) for suite in self.suites)
+
+    def __getitem__(self, suite: str) -> SuiteResult:
+        """The result of the suite of this name."""
+        for result in self.suites:
+            if result.name == suite:
+                return result
+        raise KeyError(f"no suite {suite!r} was run: {[result.name for result in self.suites]}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "status": self.status,
+            "error": self.error,
+            "started": self.started,
+            "finished": self.finished,
+            "model": self.model,
+            "engine": self.engine,
+            "scoring_policy": self.scoring_policy,
+            "limit": self.limit,
+            "suites": [suite.to_dict() for suite in self.suites],
+            "timings": self.timings,
+            "versions": self.versions,
+        }
+
+
+def _encoder(indent: int | None) -> json.JSONEncoder:
+    return json.JSONEncoder(ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+_ONE_LINE = _encoder(None)
+"""Made once: a run writes a line for each sample."""
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Strict JSON: a number that JSON can't hold (NaN, infinity) becomes null."""
+    encoder = _ONE_LINE if indent is None else _encoder(indent)
+    try:
+        return encoder.encode(value)
+    except ValueError:
+        return encoder.encode(_finite(value))
+
+
+def read_samples(file: Path, suite: str) -> dict[int, SampleResult]:
+    """The samples of one suite by row; where a row has several lines, the last counts.
+
+    A last line that was cut short, by a full disk or a killed process, is no sample.
+    """
+    with file.open(encoding="utf-8", newline="\n") as lines:
+        found = (json.loads(line) for line in lines if line.endswith("\n"))
+        return {line["index"]: SampleResult(**line) for line in found if line["suite"] == suite}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        items = cast(Mapping[Any, Any], value)
+        return {key: _finite(item) for key, item in items.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(member) for member in cast(Sequence[Any], value)]
+    return value

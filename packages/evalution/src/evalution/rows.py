@@ -1,0 +1,146 @@
+"""Task rows from a JSONL or Parquet file, from an installed package, or from memory.
+
+Rows are read one after the other, as often as asked: a file is never held as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from evalution.names import did_you_mean
+from evalution_core import ConfigurationError, builtin_path
+
+BUILTIN = "builtin:"
+Data = str | Sequence[Mapping[str, Any]]
+"""A path, `builtin:<name>/<rows>`, or the rows themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its number in the file from 0, where it came from, and its columns."""
+
+    index: int
+    place: str
+    columns: Mapping[str, Any]
+
+    def __getitem__(self, column: str) -> Any:
+        """The value of a column.
+
+        Raises:
+            ConfigurationError: the row lacks it; names the row, what it has, and the nearest.
+        """
+        try:
+            return self.columns[column]
+        except KeyError:
+            raise ConfigurationError(
+                f"{self.place}: there is no column {column!r}{did_you_mean(column, self.columns)} "
+                f"(columns: {', '.join(self.columns)})"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that can be iterated any number of times.
+
+    Iterating raises `ConfigurationError` for a file that is missing or isn't what its ending says,
+    with the line at fault.
+    """
+
+    data: Data
+
+    @property
+    def name(self) -> str:
+        """A short name for what the rows are: the file's, without its ending."""
+        if not isinstance(self.data, str):
+            return "rows"
+        return Path(self.data.removeprefix(BUILTIN)).stem
+
+    def __iter__(self) -> Iterator[Row]:
+        if not isinstance(self.data, str):
+            return _numbered(self.data, "row {} of data", first=0)
+        path = rows_path(self.data)
+        if path.suffix == ".parquet":
+            return _numbered(_parquet_rows(path), f"{path}, row {{}}", first=0)
+        if path.suffix in (".jsonl", ".ndjson"):
+            return _jsonl_rows(path)
+        raise ConfigurationError(
+            f"{path}: rows are read from .jsonl or .parquet, not {path.suffix or 'no ending'!r}"
+        )
+
+
+def rows_path(data: str) -> Path:
+    """The file behind a path or a `builtin:<name>/<rows>`.
+
+    Raises:
+        ConfigurationError: there is no such file, or no package that brings such rows.
+    """
+    if data.startswith(BUILTIN):
+        name, _, rows = data.removeprefix(BUILTIN).partition("/")
+        path = builtin_path(BUILTIN + name, f"rows/{rows}")
+    else:
+        path = Path(data).expanduser()
+    if path.is_dir():
+        raise ConfigurationError(f"{path} is a folder; name one .jsonl or .parquet file in it")
+    if not path.exists():
+        near = did_you_mean(path.name, (p.name for p in _siblings(path)))
+        raise ConfigurationError(f"there is no file {path}{near}")
+    return path
+
+
+def _siblings(path: Path) -> Iterable[Path]:
+    return path.parent.iterdir() if path.parent.is_dir() else ()
+
+
+def _numbered(rows: Iterable[Mapping[str, Any]], place: str, *, first: int) -> Iterator[Row]:
+    for index, columns in enumerate(rows):
+        yield Row(index, place.format(index + first), columns)
+
+
+def _jsonl_rows(path: Path) -> Iterator[Row]:
+    index = 0
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield Row(index, f"{path}, line {number}", _json_object(path, number, line))
+                    index += 1
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} isn't UTF-8 text: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path} can't be read: {error.strerror}") from error
+
+
+def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(
+            f"{path}, line {number}, column {error.colno}: not JSON ({error.msg}); each line of "
+            "rows is one JSON object"
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(
+            f"{path}, line {number}: a row is a JSON object with columns, not {line.strip()[:60]}"
+        )
+    return found  # pyright: ignore[reportUnknownVariableType]
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        arrow: Any = import_module("pyarrow")
+        parquet: Any = import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{path}: reading Parquet needs pyarrow; pip install 'evalution[parquet]'"
+        ) from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=256):
+                yield from batch.to_pylist()
+    except (arrow.ArrowException, OSError) as error:
+        raise ConfigurationError(f"{path} can't be read as Parquet: {error}") from error

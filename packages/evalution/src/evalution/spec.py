@@ -1,0 +1,186 @@
+"""A run as a YAML file: an engine, a model and tests.
+
+The engine and each test are written as `type` with the options beside it, or as `kind` with the
+options under `params`; a name alone takes the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from evalution.hints import INSTALL_HINTS
+from evalution.names import did_you_mean
+from evalution.preflight import as_model
+from evalution.rows import BUILTIN
+from evalution.suites.discovery import load_suite
+from evalution.suites.suite import AnySuite
+from evalution.yaml_file import read_yaml
+from evalution_core import BaseEngine, ConfigurationError, Model, builtin_path, load_engine
+
+_SECTIONS = ("engine", "model", "tests")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A run that is declared in full; nothing of it is loaded."""
+
+    path: Path
+    engine: BaseEngine
+    model: Model
+    tests: Sequence[AnySuite]
+
+
+def load_spec(source: str) -> Spec:
+    """The spec in a file, or in an installed package (`builtin:tiny/quickstart`).
+
+    Relative paths of rows and of a model start from the file's folder.
+
+    Raises:
+        ConfigurationError: the file isn't there or not valid YAML, a section is missing, unknown or
+            of the wrong kind, or an option is wrong; the message begins with the file's name.
+    """
+    path = spec_path(source)
+    found = read_yaml(path)
+    try:
+        return parse_spec(found, path)
+    except ConfigurationError as error:
+        error.args = (f"{path}: {error}",)
+        raise
+
+
+def spec_path(source: str) -> Path:
+    """Where a spec lies.
+
+    Raises:
+        ConfigurationError: there is no such file.
+    """
+    if source.startswith(BUILTIN):
+        name, _, kind = source.removeprefix(BUILTIN).partition("/")
+        return builtin_path(BUILTIN + name, kind or "quickstart")
+    path = Path(source)
+    if path.is_dir():
+        raise ConfigurationError(f"{path} is a folder; name the spec file in it")
+    if not path.exists():
+        raise ConfigurationError(f"there is no spec file {path}")
+    return path
+
+
+def parse_spec(found: object, path: Path) -> Spec:
+    """The spec in a YAML document's value; errors as `load_spec`."""
+    document = _mapping(found, "a spec")
+    for section in document:
+        if section not in _SECTIONS:
+            raise ConfigurationError(
+                f"there is no section {section!r}{did_you_mean(str(section), _SECTIONS)} "
+                f"(sections: {', '.join(_SECTIONS)})"
+            )
+    for section in ("engine", "tests"):
+        if document.get(section) is None:
+            raise ConfigurationError(f"the section {section!r} is missing{_EXAMPLES[section]}")
+    return Spec(
+        path,
+        parse_engine(document["engine"]),
+        _model(document.get("model"), path.parent),
+        _tests(document["tests"], path.parent),
+    )
+
+
+def parse_engine(declared: object) -> BaseEngine:
+    """An engine from its name, or from either form of a spec.
+
+    Raises:
+        ConfigurationError: no engine has the name, or an option is wrong.
+        EngineUnavailableError: the engine's package can't be imported.
+    """
+    name, options = _declaration(declared, "engine")
+    return load_engine(name, hints=INSTALL_HINTS).from_options(options)
+
+
+def parse_test(declared: object, base: Path | None) -> AnySuite:
+    """A suite from either form of a spec; errors as `parse_engine`."""
+    name, options = _declaration(declared, "test")
+    return load_suite(name).from_options(options, base=base)
+
+
+def _tests(declared: object, base: Path) -> list[AnySuite]:
+    if not isinstance(declared, list) or not declared:
+        raise ConfigurationError(
+            f"tests must be a list with at least one suite, got {declared!r}{_EXAMPLES['tests']}"
+        )
+    tests: list[AnySuite] = []
+    for number, test in enumerate(cast(list[object], declared), start=1):
+        try:
+            tests.append(parse_test(test, base))
+        except ConfigurationError as error:
+            error.args = (f"test {number}: {error}",)
+            raise
+    return tests
+
+
+def _model(declared: object, base: Path) -> Model:
+    if declared is None:
+        return Model()
+    if isinstance(declared, str):
+        declared = {"path": declared}
+    model = as_model(dict(_mapping(declared, "the section 'model'")))
+    if model.path is None or model.path.startswith(BUILTIN):
+        return model
+    # A Hub id looks like a relative path: only a file that is there, or `./`, settles it.
+    beside = (base / Path(model.path).expanduser()).absolute()
+    if beside.exists():
+        return replace(model, path=str(beside))
+    if model.path.startswith(("./", "../", "~")):
+        raise ConfigurationError(f"there is no model folder or file {beside}")
+    return model
+
+
+def _declaration(declared: object, what: str) -> tuple[str, Mapping[str, Any]]:
+    if isinstance(declared, str):
+        return declared, {}
+    fields = dict(_mapping(declared, f"the {what}"))
+    for key in ("type", "kind"):
+        if key not in fields:
+            continue
+        name = fields.pop(key)
+        if not isinstance(name, str):
+            raise ConfigurationError(f"the {what}'s {key} must be a name, got {name!r}")
+        return name, _options(fields, key, what)
+    raise ConfigurationError(
+        f"the {what} names no type (it has: {', '.join(fields) or 'nothing'}){_EXAMPLES[what]}"
+    )
+
+
+def _options(fields: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any]:
+    if "params" not in fields:
+        if key == "kind" and fields:
+            raise ConfigurationError(
+                f"the {what} has kind and {', '.join(fields)} side by side; put options under "
+                "params, or write type in place of kind"
+            )
+        return fields
+    if beside := [name for name in fields if name != "params"]:
+        raise ConfigurationError(
+            f"the {what} has options both under params and beside it: {', '.join(beside)}"
+        )
+    return _mapping(fields["params"] or {}, f"the {what}'s params")
+
+
+def _mapping(found: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(found, Mapping):
+        shown = "empty" if found is None else f"a {type(found).__name__}"
+        raise ConfigurationError(f"{what} must be a mapping of names to values, but it is {shown}")
+    mapping = cast(Mapping[Any, Any], found)
+    for key in mapping:
+        if not isinstance(key, str):
+            raise ConfigurationError(f"{what} has the key {key!r}, which is no text; quote it")
+    return mapping
+
+
+_EXAMPLES = {
+    "engine": "; for instance `engine: {type: Reference}`",
+    "test": "; for instance `{type: generation, data: rows.jsonl, …}`",
+    "tests": "; for instance `tests: [{type: generation, data: rows.jsonl, …}]`",
+}

@@ -1,0 +1,177 @@
+"""What a suite is: a declaration that turns rows into requests, and answers into scores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from evalution.metrics import Measure, Metric
+from evalution.suites.declaration import (
+    check_names,
+    parse_options,
+    shown_options,
+    validate_suite,
+)
+from evalution_core import (
+    Capability,
+    ConfigurationError,
+    GenerationOutput,
+    GenerationRequest,
+    LoglikelihoodOutput,
+    LoglikelihoodRequest,
+    Message,
+    RollingLoglikelihoodOutput,
+    RollingLoglikelihoodRequest,
+)
+
+Request = GenerationRequest | LoglikelihoodRequest | RollingLoglikelihoodRequest
+Answer = GenerationOutput | LoglikelihoodOutput | RollingLoglikelihoodOutput
+
+
+class RequestKind(StrEnum):
+    """Which call of a session serves a suite's requests."""
+
+    GENERATION = "generation"
+    LOGLIKELIHOOD = "loglikelihood"
+    ROLLING = "rolling"
+
+    @property
+    def capability(self) -> Capability:
+        """What an engine has to be able to do for it."""
+        return _CAPABILITIES[self]
+
+
+_CAPABILITIES = {
+    RequestKind.GENERATION: Capability.GENERATE,
+    RequestKind.LOGLIKELIHOOD: Capability.LOGLIKELIHOOD,
+    RequestKind.ROLLING: Capability.ROLLING,
+}
+
+
+@dataclass(slots=True)
+class Sample:
+    """One row, ready to run: its requests, and what its line in `samples.jsonl` will show.
+
+    `index` is the row's number in its file; no two samples of a suite share one.
+    """
+
+    index: int
+    prompt: str | Sequence[Message]
+    target: str
+    requests: Sequence[Request]
+
+
+@dataclass(slots=True)
+class Score:
+    """What the answers of a sample are worth: a measure for each of the suite's metrics.
+
+    `extracted` is what was compared with the target, by metric or by filter.
+    """
+
+    measures: Mapping[str, Measure]
+    prediction: str | None = None
+    extracted: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+S = TypeVar("S", bound=Sample)
+A = TypeVar("A", GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput)
+
+
+@dataclass(kw_only=True)
+class Suite(ABC, Generic[S, A]):
+    """Base of every suite. A subclass is a dataclass whose fields are its options.
+
+    Names and types of the options are checked when it is constructed; a subclass puts further
+    checks into `check_options`. A suite holds no state: it can run any number of times.
+    """
+
+    request_kind: ClassVar[RequestKind]
+
+    name: str | None = None
+    batch_size: int | None = None
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        check_names(cls, options)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        validate_suite(self)
+        if self.batch_size is not None and self.batch_size < 1:
+            raise self.wrong("batch_size", "must be at least 1")
+        self.check_options()
+
+    @property
+    @abstractmethod
+    def metrics(self) -> Mapping[str, Metric]:
+        """The metrics by name, the main one first."""
+        ...
+
+    @abstractmethod
+    def samples(self, limit: int | None = None) -> Iterator[S]:
+        """The samples in the order of the rows, made one by one; at most `limit`.
+
+        Raises:
+            ConfigurationError: while iterating, for a row that can't be read or lacks something.
+        """
+        ...
+
+    @abstractmethod
+    def score(self, sample: S, answers: Sequence[A]) -> Score:
+        """The score of a sample from the answers to its requests, in their order."""
+        ...
+
+    def check_options(self) -> None:
+        """Raise `ConfigurationError` for values that fit their types and still make no sense."""
+
+    @property
+    def title(self) -> str:
+        """The name in results."""
+        return self.name or type(self).__name__
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        """What an engine must be able to do."""
+        return frozenset({self.request_kind.capability})
+
+    def check_samples(self, limit: int | None = None) -> int:
+        """How many samples there are, after making each of them once.
+
+        Raises:
+            ConfigurationError: a row that can't be read or lacks a column, or no rows at all.
+        """
+        try:
+            count = sum(1 for _ in self.samples(limit))
+            if not count:
+                raise ConfigurationError("there are no rows to evaluate")
+        except ConfigurationError as error:
+            error.args = (f"suite {self.title!r}: {error}",)
+            raise
+        return count
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], *, base: Path | None = None) -> Self:
+        """A suite from a spec's mapping; relative paths in it start from `base`.
+
+        Raises:
+            ConfigurationError: an unknown option, with the nearest name, or a value of a wrong
+                type.
+        """
+        return cls(**parse_options(cls, options, base))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All options as JSON-safe values."""
+        return shown_options(self)
+
+    def wrong(self, option: str, problem: str) -> ConfigurationError:
+        """The error for an option whose value is out of range, to be raised."""
+        return ConfigurationError(
+            f"option {option!r} of suite {type(self).__name__} {problem}, "
+            f"got {getattr(self, option)!r}"
+        )
+
+
+AnySuite = Suite[Any, Any]

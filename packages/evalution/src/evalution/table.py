@@ -1,0 +1,110 @@
+"""Results and engines as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from evalution.results import MetricResult, RunResult, SuiteResult
+from evalution_core import BaseEngine, EngineEntry
+
+_WIDTH = 120
+"""Of a table that goes to no terminal."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console as wide as its terminal, or wide enough for any table where there is none."""
+    found = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=_WIDTH)
+
+
+def result_table(result: RunResult) -> Table:
+    """Suite, metric, value ± standard error, n, failed, truncated; ↑ or ↓ says what is better."""
+    table = Table(title=_title(result), box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("suite")
+    table.add_column("metric")
+    for name in ("value", "stderr", "n", "failed", "cut"):
+        table.add_column(name, justify="right")
+    for suite in result.suites:
+        for position, (name, metric) in enumerate(suite.metrics.items()):
+            table.add_row(*_cells(suite, name, metric, is_first=position == 0))
+        table.add_section()
+    return table
+
+
+def complaints(result: RunResult) -> list[str]:
+    """A line for each suite that has failed samples or faults of the session, with the first."""
+    lines: list[str] = []
+    for suite in result.suites:
+        if suite.failed:
+            lines.append(
+                f"{suite.name}: {suite.failed} of {suite.n} samples failed; {suite.first_failure}"
+            )
+        lines.extend(f"{suite.name}: {error}" for error in suite.errors)
+    return lines
+
+
+def engines_table(entries: Sequence[EngineEntry]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("engine", "package", "version", "class"):
+        table.add_column(name, overflow="fold")
+    for entry in entries:
+        package = entry.distribution or "(this process)"
+        table.add_row(entry.name, package, entry.version or "", entry.value)
+    return table
+
+
+def options_table(engine: type[BaseEngine]) -> Table:
+    """An engine's options with their types and defaults."""
+    schema = engine.options_schema()
+    needed: list[str] = schema.get("required", [])
+    properties: dict[str, dict[str, Any]] = schema.get("properties", {})
+    table = Table(title=f"options of {engine.__name__}", box=box.SIMPLE_HEAD, title_justify="left")
+    for name in ("option", "type", "default"):
+        table.add_column(name, overflow="fold")
+    for name, shape in properties.items():
+        default = "(needed)" if name in needed else repr(shape.get("default"))
+        table.add_row(name, type_text(shape), "(secret)" if shape.get("writeOnly") else default)
+    return table
+
+
+def type_text(shape: dict[str, Any]) -> str:
+    """A JSON schema's type in a few words: `integer or null`, `'left' | 'error'`."""
+    if "enum" in shape:
+        return " | ".join(repr(value) for value in shape["enum"])
+    if "const" in shape:
+        return repr(shape["const"])
+    if "anyOf" in shape:
+        return " or ".join(type_text(part) for part in shape["anyOf"])
+    if "$ref" in shape:
+        return str(shape["$ref"]).rsplit("/", 1)[-1]
+    if shape.get("type") == "array":
+        return f"list of {type_text(shape.get('items', {}))}"
+    return str(shape.get("type", "any"))
+
+
+def _title(result: RunResult) -> str:
+    model = result.model.get("label") or result.model.get("path") or "default model"
+    engine = result.engine.get("name") or "a live session"
+    bound = f", at most {result.limit} rows of each suite" if result.limit else ""
+    return f"{model} on {engine}{bound}"
+
+
+def _cells(suite: SuiteResult, name: str, metric: MetricResult, *, is_first: bool) -> list[str]:
+    arrow = "↑" if metric.higher_is_better else "↓"
+    stderr = "" if metric.stderr is None else f"± {_number(metric.stderr)}"
+    counts = [str(metric.n), str(suite.failed), _count(suite.truncated)]
+    value = "–" if metric.value is None else _number(metric.value)
+    return [suite.name if is_first else "", f"{name} {arrow}", value, stderr, *counts]
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.6g}"
+
+
+def _count(number: int | None) -> str:
+    return "–" if number is None else str(number)

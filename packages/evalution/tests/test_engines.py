@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import importlib.metadata
+import pickle
+from pathlib import Path
+
+import pytest
+
+import evalution as eval
+import evalution.engines as engines
+import evalution.engines.base as base
+import evalution_core
+from evalution.config import Model
+from evalution.engines import EngineNotInstalledError
+from evalution.hints import INSTALL_HINTS
+from evalution_core import UnknownEngineError
+
+
+def test_an_installed_engine_is_an_attribute_whatever_its_case() -> None:
+    assert engines.Reference is engines.reference
+    assert eval.engines.Reference.__module__ == "evalution_reference.engine"
+
+
+def test_dir_lists_what_is_installed() -> None:
+    installed = importlib.metadata.entry_points(group="evalution.engines")
+    assert dir(engines) == sorted({point.name for point in installed})
+
+
+def test_an_engine_that_is_not_installed_says_what_to_install() -> None:
+    with pytest.raises(UnknownEngineError, match="pip install evalution-tensorrt-llm"):
+        engines.TensorRTLLM  # noqa: B018
+    with pytest.raises(UnknownEngineError, match="did you mean 'Reference'"):
+        engines.Referense  # noqa: B018
+
+
+def test_a_missing_engine_is_a_missing_attribute() -> None:
+    assert not hasattr(engines, "NoSuchEngine")
+    assert getattr(engines, "NoSuchEngine", None) is None
+    with pytest.raises(AttributeError, match="has no attribute '_private'"):
+        engines._private  # noqa: B018  # pyright: ignore[reportPrivateUsage]
+
+
+def test_the_error_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(EngineNotInstalledError("no engine")))
+    assert isinstance(error, EngineNotInstalledError)
+    assert str(error) == "no engine"
+
+
+def test_the_guides_import_paths_are_the_contracts_own_names() -> None:
+    for name in base.__all__:
+        if name != "InferenceSession":
+            assert getattr(base, name) is getattr(evalution_core, name)
+    assert base.InferenceSession is evalution_core.BaseInferenceSession
+    assert Model is evalution_core.Model is eval.Model
+
+
+def test_hints_name_the_packages_of_this_repository() -> None:
+    packages = Path(__file__).parents[2]
+    if not (packages / "evalution-core").is_dir():
+        pytest.skip("the other packages of the repository are not beside this one")
+    assert set(INSTALL_HINTS.values()) <= {path.name for path in packages.iterdir()}

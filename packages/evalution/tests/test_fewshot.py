@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from evalution.fewshot import FixedShots, SeededShots
+from evalution.rows import Row
+from evalution_core import ConfigurationError
+
+
+def rows(ids: list[int]) -> list[Row]:
+    return [Row(index, f"row {index}", {"id": number}) for index, number in enumerate(ids)]
+
+
+def ids(found: object) -> list[int]:
+    return [row["id"] for row in found]  # pyright: ignore[reportGeneralTypeIssues, reportAttributeAccessIssue]
+
+
+POOL = rows(list(range(16)))
+
+
+# The numbers below were drawn by lm_eval.api.samplers.ContextSampler of lm-eval 0.4.13.
+
+
+def test_shots_of_another_file_are_those_of_lm_eval() -> None:
+    shots = SeededShots(POOL, 3, 1234, shared=False)
+    drawn = [ids(shots.before(row)) for row in POOL[:4]]
+    assert drawn == [[14, 1, 0], [2, 14, 12], [1, 10, 11], [2, 1, 12]]
+
+
+def test_shots_of_the_same_file_are_those_of_lm_eval() -> None:
+    shots = SeededShots(POOL, 3, 1234, shared=True)
+    drawn = [ids(shots.before(row)) for row in POOL[:6]]
+    assert drawn == [[14, 1, 15], [10, 11, 15], [3, 12, 5], [0, 15, 12], [11, 10, 9], [14, 2, 1]]
+
+
+def test_shots_among_equal_rows_are_those_of_lm_eval() -> None:
+    pool = rows([0, 1, 2, 3, 0, 1, 2, 3])
+    shots = SeededShots(pool, 3, 1234, shared=True)
+    drawn = [ids(shots.before(row)) for row in pool[:6]]
+    assert drawn == [[3, 2, 1], [0, 2, 3], [0, 3, 1], [1, 0, 1], [1, 3, 1], [0, 0, 3]]
+
+
+def test_fixed_shots_are_the_first_rows() -> None:
+    assert ids(FixedShots(POOL, 2).before(POOL[5])) == [0, 1]
+
+
+def test_too_few_rows_say_how_many_are_needed() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        SeededShots(POOL[:3], 3, 1234, shared=True)
+    assert str(caught.value) == (
+        "there are 3 few-shot rows, but 4 are needed, one of them the question itself; lower "
+        "num_fewshot, or name a fewshot_data with more rows"
+    )
+    with pytest.raises(ConfigurationError, match="there are 3 few-shot rows, but 5 are needed;"):
+        FixedShots(POOL[:3], 5)
+
+
+def test_rows_that_are_all_the_question_itself_can_show_nothing() -> None:
+    same = rows([1, 1, 1])
+    with pytest.raises(ConfigurationError, match="there are 0 few-shot rows"):
+        SeededShots(same, 1, 1234, shared=True).before(same[0])

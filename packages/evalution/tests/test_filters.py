@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalution.filters import (
+    FirstLine,
+    Lower,
+    Regex,
+    Replace,
+    Strip,
+    apply_filters,
+    declared_filters,
+    parse_filters,
+)
+from evalution_core import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("step", "text", "taken"),
+    [
+        (Regex("#### (-?[0-9]+)"), "2 + 2 = 4\n#### 4", "4"),
+        (Regex("[0-9]+"), "1 then 2", "1"),
+        (Regex("[0-9]+", match="last"), "1 then 2", "2"),
+        (Regex("(a)|(b)"), "xb", "b"),
+        (Regex("(a) (?P<right>b)", group="right"), "a b", "b"),
+        (Regex("(a) (b)", group=0), "-a b-", "a b"),
+        (Regex("x( .*)"), "x  spaced  ", "spaced"),
+        (Regex("[0-9]+"), "none", "[invalid]"),
+        (Regex("[0-9]+", fallback=""), "none", ""),
+        (Replace("[.,]"), "1,000.", "1000"),
+        (Replace("a(.)", r"\1"), "ab", "b"),
+        (Strip(), " x \n", "x"),
+        (Lower(), "Yes", "yes"),
+        (FirstLine(), "a\nb", "a"),
+    ],
+)
+def test_a_step_takes_what_it_says(step: Any, text: str, taken: str) -> None:
+    assert step.apply(text) == taken
+
+
+def test_steps_run_in_order() -> None:
+    assert apply_filters([FirstLine(), Strip(), Lower()], " YES \nno") == "yes"
+
+
+@given(st.text())
+def test_no_step_changes_nothing(text: str) -> None:
+    assert apply_filters([], text) == text
+
+
+def test_both_forms_of_a_step_are_the_same() -> None:
+    long = [{"regex": {"pattern": "a", "match": "last"}}, {"strip": {}}, "lower"]
+    assert parse_filters(long) == [Regex("a", match="last"), Strip(), Lower()]
+    assert parse_filters({"regex": "a"}) == parse_filters([{"regex": "a"}]) == [Regex("a")]
+    assert parse_filters("strip") == [Strip()]
+
+
+def test_pipelines_have_names() -> None:
+    assert parse_filters({"strict": [{"regex": "a"}], "loose": ["lower"]}) == {
+        "strict": [Regex("a")],
+        "loose": [Lower()],
+    }
+
+
+def test_what_is_shown_can_be_declared_again() -> None:
+    declared = parse_filters({"strict": [{"regex": {"pattern": "a", "group": 0}}, "strip"]})
+    assert parse_filters(declared_filters(declared)) == declared
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        (["lowercase"], "there is no filter 'lowercase'; did you mean 'lower'?"),
+        ([{"regex": {"patern": "a"}}], "has no option 'patern'; did you mean 'pattern'?"),
+        ([{"regex": {}}], "filter regex needs a pattern"),
+        ([{"regex": "(a"}], "'(a' is no regular expression"),
+        ([{"replace": "(a"}], "'(a' is no regular expression"),
+        ([{"regex": {"pattern": "a", "match": "second"}}], "must be 'first' or 'last'"),
+        ([{"regex": {"pattern": "a", "group": 2}}], "'a' has no group 2 (groups: 0)"),
+        ([{"regex": 4}], "pattern must be text, got 4"),
+        ([{"strip": "x"}], "filter strip has no option 'value'"),
+        ([3], "a filter is a name or one name with its options, got 3"),
+        ([{"strip": {}, "lower": {}}], "a filter is a name or one name with its options"),
+    ],
+)
+def test_a_wrong_declaration_says_what_there_is(declared: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_filters(declared)
+    assert message in str(caught.value)

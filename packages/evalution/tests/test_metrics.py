@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalution.metrics import BitsPerWeight, Mean, Measure, WeightedPerplexity
+from evalution.tally import Tally
+
+values = st.floats(-1e6, 1e6)
+texts = st.tuples(st.floats(-1e4, 0), st.integers(1, 1000)).map(lambda pair: Measure(*pair))
+LM_EVAL_ITEMS = [Measure(*pair) for pair in [(-12.5, 4), (-30.25, 11), (-7.0, 3), (-100.125, 29)]]
+
+
+@given(st.lists(values, min_size=2))
+def test_a_mean_and_its_standard_error(found: list[float]) -> None:
+    estimate = Mean().estimate([Measure(value) for value in found])
+    assert estimate.value == pytest.approx(statistics.fmean(found))
+    expected = statistics.stdev(found) / math.sqrt(len(found))
+    assert estimate.stderr == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_the_standard_error_is_that_of_lm_eval() -> None:
+    estimate = Mean().estimate([Measure(x) for x in (1, 0, 1, 1, 0, 0, 1)])
+    assert estimate.stderr == pytest.approx(0.20203050891044214, rel=1e-15)
+
+
+def test_perplexities_are_those_of_lm_eval() -> None:
+    value = WeightedPerplexity().estimate(LM_EVAL_ITEMS).value
+    assert value == pytest.approx(24.260021439011513, rel=1e-15)
+    bits = BitsPerWeight().estimate(LM_EVAL_ITEMS).value
+    assert bits == pytest.approx(4.600508920281562, rel=1e-15)
+
+
+@pytest.mark.parametrize("metric", [WeightedPerplexity(), BitsPerWeight()])
+def test_the_error_of_a_perplexity_agrees_with_the_bootstrap(
+    metric: WeightedPerplexity | BitsPerWeight,
+) -> None:
+    chance = random.Random(7)
+    weights = [chance.randint(5, 60) for _ in range(400)]
+    measures = [Measure(-weight * chance.uniform(1, 3), weight) for weight in weights]
+    drawn = [metric.estimate(chance.choices(measures, k=len(measures))).value for _ in range(1000)]
+    bootstrap = statistics.stdev(value for value in drawn if value is not None)
+    assert metric.estimate(measures).stderr == pytest.approx(bootstrap, rel=0.1)
+
+
+@given(st.lists(texts, min_size=2), st.randoms())
+def test_the_order_of_samples_changes_no_digit(
+    measures: list[Measure], chance: random.Random
+) -> None:
+    shuffled = chance.sample(measures, len(measures))
+    for metric in (WeightedPerplexity(), BitsPerWeight(), Mean()):
+        assert metric.estimate(measures) == metric.estimate(shuffled)
+
+
+@given(texts)
+def test_a_sample_alone_has_the_value_of_its_suite(measure: Measure) -> None:
+    for metric in (WeightedPerplexity(), BitsPerWeight(), Mean()):
+        alone = metric.estimate([measure])
+        assert alone.value == pytest.approx(metric.of_sample(measure))
+        assert alone.stderr is None
+
+
+@pytest.mark.parametrize("metric", [Mean(), WeightedPerplexity(), BitsPerWeight()])
+def test_nothing_has_no_score(metric: Mean | WeightedPerplexity | BitsPerWeight) -> None:
+    assert metric.estimate([]) == (None, None)
+
+
+def test_an_impossible_text_has_an_infinite_perplexity() -> None:
+    assert WeightedPerplexity().estimate([Measure(-math.inf, 2), Measure(-1, 2)]).value == math.inf
+    assert WeightedPerplexity().of_sample(Measure(-1e6, 1)) == math.inf
+
+
+def tally() -> Tally:
+    return Tally({"acc": Mean(), "ppl": WeightedPerplexity()})
+
+
+def measures(right: float, logprob: float = -2.0) -> dict[str, Measure]:
+    return {"acc": Measure(right), "ppl": Measure(logprob, 2)}
+
+
+def test_a_failed_sample_is_wrong_where_zero_means_wrong_and_left_out_elsewhere() -> None:
+    found = tally()
+    found.record(0, measures(1.0))
+    assert found.fail(1) == {"acc": 0.0}
+    results = found.results()
+    assert (results["acc"].value, results["acc"].n) == (0.5, 2)
+    assert (results["ppl"].value, results["ppl"].n) == (math.exp(1), 1)
+
+
+def test_a_row_counts_once_and_its_last_word_holds() -> None:
+    found = tally()
+    found.record(0, measures(1.0))
+    found.record(2, measures(1.0))
+    found.fail(2)
+    assert found.results()["acc"].value == 0.5
+    assert found.results()["ppl"].n == 1
+    assert found.running == ("acc", 0.5)
+
+
+@given(st.lists(st.tuples(st.booleans(), texts), min_size=1), st.randoms())
+def test_the_order_of_answers_changes_no_digit(
+    rows: list[tuple[bool, Measure]], chance: random.Random
+) -> None:
+    def scored(order: list[int]) -> object:
+        found = tally()
+        for index in order:
+            right, text = rows[index]
+            found.record(index, {"acc": Measure(float(right)), "ppl": text})
+        return found.results()
+
+    order = list(range(len(rows)))
+    assert scored(order) == scored(chance.sample(order, len(order)))
+
+
+def test_only_a_mean_is_shown_while_it_runs() -> None:
+    found = Tally({"ppl": WeightedPerplexity()})
+    found.record(0, {"ppl": Measure(-1, 1)})
+    assert found.running is None

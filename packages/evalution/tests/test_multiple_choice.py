@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalution import MultipleChoice
+from evalution_core import Capability, ConfigurationError, LoglikelihoodOutput
+
+ROWS = [
+    {"question": "1 + 1?", "options": ["1", "two", "3"], "right": 1},
+    {"question": "1 + 2?", "options": ["3", "two", "1"], "right": "3"},
+    {"question": "2 + 2?", "options": ["1", "two", "4"], "right": 2},
+]
+OPTIONS: dict[str, Any] = {
+    "data": ROWS,
+    "prompt": "Q: {question}\nA:",
+    "choices": "options",
+    "target": "right",
+}
+
+
+def score(choices: list[str], outputs: list[tuple[float, int]], gold: int) -> Mapping[str, float]:
+    row = {"q": "x", "choices": choices, "gold": gold}
+    suite = MultipleChoice(data=[row], prompt="q", choices="choices", target="gold")
+    sample = next(suite.samples())
+    found = suite.score(sample, [LoglikelihoodOutput(sum_, None, n) for sum_, n in outputs])
+    return {name: measure.value for name, measure in found.measures.items()}
+
+
+def test_each_choice_is_one_request_with_the_delimiter_before_it() -> None:
+    sample = next(MultipleChoice(**OPTIONS).samples())
+    pairs = [(request.context, request.continuation) for request in sample.requests]  # pyright: ignore[reportAttributeAccessIssue]
+    assert pairs == [("Q: 1 + 1?\nA:", " 1"), ("Q: 1 + 1?\nA:", " two"), ("Q: 1 + 1?\nA:", " 3")]
+    assert sample.target == "two"
+
+
+def test_the_target_is_an_index_or_a_text() -> None:
+    assert [sample.gold for sample in MultipleChoice(**OPTIONS).samples()] == [1, 0, 2]
+
+
+def test_four_ways_to_compare_choices() -> None:
+    choices = ["a", "ééééé", "bbbbbbbb", "c d e"]
+    outputs = [(-2.0, 1), (-6.0, 5), (-7.0, 4), (-8.0, 16)]
+    winners = {"acc": 0, "acc_norm": 2, "acc_bytes": 1, "acc_token": 3}
+    for gold in range(4):
+        expected = {metric: float(winner == gold) for metric, winner in winners.items()}
+        assert score(choices, outputs, gold) == expected
+
+
+def test_characters_and_bytes_differ_outside_ascii() -> None:
+    found = score(["ééé", "bbbb"], [(-3.0, 1), (-3.6, 1)], gold=0)
+    assert (found["acc_norm"], found["acc_bytes"]) == (0.0, 1.0)
+
+
+def test_the_first_of_equals_is_chosen() -> None:
+    equal = [(-1.0, 1)] * 3
+    assert set(score(["a", "b", "c"], equal, gold=0).values()) == {1.0}
+    assert set(score(["a", "b", "c"], equal, gold=2).values()) == {0.0}
+
+
+@given(st.lists(st.tuples(st.floats(-1e3, -1e-3), st.integers(1, 9)), min_size=2), st.data())
+def test_exactly_one_choice_is_right_by_each_metric(
+    outputs: list[tuple[float, int]], data: st.DataObject
+) -> None:
+    choices = [
+        data.draw(st.text(min_size=1, alphabet=st.characters(exclude_categories=["Cs"])))
+        for _ in outputs
+    ]
+    scores = [score(choices, outputs, gold) for gold in range(len(outputs))]
+    for metric in ("acc", "acc_norm", "acc_bytes", "acc_token"):
+        assert sum(found[metric] for found in scores) == 1.0
+
+
+def test_choices_may_be_templates() -> None:
+    suite = MultipleChoice(
+        data=[{"q": "x", "a": "one", "gold": True}],
+        prompt="q",
+        choices=["no", "yes, {a}"],
+        target="gold",
+    )
+    sample = next(suite.samples())
+    assert (list(sample.choices), sample.gold) == (["no", "yes, one"], 1)
+
+
+def test_solved_rows_stand_before_the_question() -> None:
+    suite = MultipleChoice(**OPTIONS, num_fewshot=2, fixed_shots=True)
+    (sample,) = suite.samples()
+    assert sample.index == 2
+    assert sample.prompt == "Q: 1 + 1?\nA: two\n\nQ: 1 + 2?\nA: 3\n\nQ: 2 + 2?\nA:"
+
+
+def test_in_a_chat_each_solved_row_is_a_turn() -> None:
+    suite = MultipleChoice(**OPTIONS, num_fewshot=1, fixed_shots=True, apply_chat_template=True)
+    request: Any = next(suite.samples()).requests[0]
+    assert [(message["role"], message["content"]) for message in request.messages] == [
+        ("user", "Q: 1 + 1?\nA:"),
+        ("assistant", "two"),
+        ("user", "Q: 1 + 2?\nA:"),
+    ]
+    assert request.continuation == "3"
+    assert suite.needs == {Capability.LOGLIKELIHOOD, Capability.CHAT}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"right": 3},
+            "column 'right' holds 3, which is neither the text of a choice nor an index",
+        ),
+        ({"right": -1}, "column 'right' holds -1"),
+        ({"right": "four"}, "holds 'four', which is neither"),
+        ({"options": "abc"}, "column 'options' holds no list of choices, but 'abc'"),
+        ({"options": []}, "column 'options' holds no list of choices, but []"),
+        ({"options": ["a", ""]}, "a choice must be a text that isn't empty, got ''"),
+        ({"options": ["a", 2]}, "a choice must be a text that isn't empty, got 2"),
+    ],
+)
+def test_a_wrong_row_is_named(row: dict[str, Any], message: str) -> None:
+    suite = MultipleChoice(**{**OPTIONS, "data": [ROWS[0], {**ROWS[0], **row}]})
+    with pytest.raises(ConfigurationError) as caught:
+        suite.check_samples()
+    assert "suite 'rows': row 1 of data: " in str(caught.value)
+    assert message in str(caught.value)

@@ -1,0 +1,89 @@
+"""Engines and suites of other packages: found by metadata, and no worse for a broken neighbour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENGINE = """
+from dataclasses import dataclass
+from evalution_enginekit.mock import Mock
+
+@dataclass(slots=True)
+class Good(Mock):
+    pass
+"""
+SUITE = """
+from dataclasses import dataclass
+from evalution import Generation
+
+@dataclass(kw_only=True)
+class Echo(Generation):
+    target: str = "question"
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder with one good distribution and three that are broken each in its own way."""
+    package(tmp_path, "good", ENGINE, "[evalution.engines]\nGood = good:Good\n")
+    package(tmp_path, "raising", "raise RuntimeError('it broke')\n", entry("Raising", "raising:X"))
+    package(tmp_path, "absent", "", entry("Absent", "no_such_module:X"))
+    package(tmp_path, "foreign", "X = 3\n", entry("Foreign", "foreign:X"))
+    package(tmp_path, "echo", SUITE, "[evalution.suites]\nEcho = echo:Echo\n")
+    (tmp_path / "rows.jsonl").write_text('{"question": "x"}\n')
+    return tmp_path
+
+
+def entry(name: str, value: str) -> str:
+    return f"[evalution.engines]\n{name} = {value}\n"
+
+
+def package(site: Path, name: str, code: str, entry_points: str) -> None:
+    (site / f"{name}.py").write_text(code)
+    info = site / f"{name}_plugin-2.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 2.1\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+def spec(site: Path, engine: str) -> str:
+    (site / "spec.yaml").write_text(
+        f"engine: {engine}\nmodel: m\ntests: [{{type: echo, data: rows.jsonl, prompt: question}}]\n"
+    )
+    return "spec.yaml"
+
+
+def test_all_are_listed_and_none_imported(command_line: Any, site: Path) -> None:
+    done = command_line("engines")
+    assert done.returncode == 0, done.stderr
+    for name in ("Good", "Raising", "Absent", "Foreign", "good-plugin", "2.1"):
+        assert name in done.stdout
+
+
+def test_a_good_one_runs_beside_broken_ones(command_line: Any, site: Path) -> None:
+    done = command_line("run", spec(site, "good"), "--output", "out")
+    assert done.returncode == 0, done.stderr
+    assert "exact_match" in done.stdout
+    results = (site / "out" / "results.json").read_text(encoding="utf-8")
+    assert '"distribution": "good-plugin"' in results
+    assert '"version": "2.1"' in results
+
+
+@pytest.mark.parametrize(
+    ("engine", "code", "message"),
+    [
+        ("Raising", 1, "engine 'Raising' of raising-plugin (raising:X) can't be loaded: Runtime"),
+        ("Absent", 1, "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("Foreign", 2, "engine 'Foreign' of foreign-plugin isn't a BaseEngine, but 3"),
+    ],
+)
+def test_a_broken_one_is_named_with_its_cause(
+    command_line: Any, site: Path, engine: str, code: int, message: str
+) -> None:
+    done = command_line("run", spec(site, engine))
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalution.rows import Row, Rows, rows_path
+from evalution_core import ConfigurationError
+
+json_values = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text()
+
+
+def columns_of(data: Any) -> list[dict[str, Any]]:
+    return [dict(row.columns) for row in Rows(data)]
+
+
+@given(rows=st.lists(st.dictionaries(st.text(min_size=1), json_values), min_size=1))
+def test_jsonl_gives_back_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
+) -> None:
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert columns_of(str(path)) == rows
+    assert [row.index for row in Rows(str(path))] == list(range(len(rows)))
+
+
+def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('\ufeff{"a": 1}\n\n  \n{"a": 2}\n', encoding="utf-8")
+    assert columns_of(str(path)) == [{"a": 1}, {"a": 2}]
+
+
+def test_parquet_rows_are_read_as_jsonl_rows_are(tmp_path: Path) -> None:
+    rows = [{"q": f"question {i}", "choices": ["a", "b"], "gold": i} for i in range(600)]
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert columns_of(str(path)) == rows
+
+
+def test_rows_in_memory_and_rows_of_a_package() -> None:
+    assert columns_of([{"a": 1}]) == [{"a": 1}]
+    first = next(iter(Rows("builtin:tiny/sums")))
+    assert set(first.columns) == {"id", "question", "answer"}
+
+
+def test_rows_can_be_read_again(write_rows: Any) -> None:
+    rows = Rows(write_rows({"a": 1}, {"a": 2}))
+    assert list(rows) == list(rows)
+
+
+def test_a_file_is_read_as_it_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\nno json\n', encoding="utf-8")
+    rows = iter(Rows(str(path)))
+    assert next(rows).columns == {"a": 1}
+    with pytest.raises(ConfigurationError, match=r"rows\.jsonl, line 2, column 1: not JSON"):
+        next(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", b'{"a": 1}\n[1]\n', "line 2: a row is a JSON object with columns, not [1]"),
+        ("rows.jsonl", b"\xff\xfe\n", "isn't UTF-8 text"),
+        ("rows.parquet", b"PAR1 nonsense", "can't be read as Parquet"),
+        ("rows.csv", b"a,b\n", "rows are read from .jsonl or .parquet, not '.csv'"),
+        ("rows", b"", "rows are read from .jsonl or .parquet, not 'no ending'"),
+    ],
+)
+def test_what_is_no_rows_file_is_named_with_the_place(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError) as caught:
+        list(Rows(str(path)))
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_names_the_nearest(write_rows: Any) -> None:
+    path = Path(write_rows({"a": 1}, name="sums.jsonl"))
+    with pytest.raises(ConfigurationError) as caught:
+        rows_path(str(path.with_name("sum.jsonl")))
+    assert "there is no file" in str(caught.value)
+    assert "did you mean 'sums.jsonl'?" in str(caught.value)
+
+
+def test_a_folder_is_no_rows_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is a folder; name one"):
+        rows_path(str(tmp_path))
+
+
+def test_unknown_rows_of_a_package_are_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"did you mean 'rows/sums'\?"):
+        rows_path("builtin:tiny/sum")
+
+
+def test_parquet_without_pyarrow_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.parquet"
+    path.touch()
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'evalution\[parquet\]'"):
+        list(Rows(str(path)))
+
+
+def test_a_missing_column_names_the_row_and_the_nearest() -> None:
+    row = Row(3, "rows.jsonl, line 4", {"question": "x", "answer": "y"})
+    with pytest.raises(ConfigurationError) as caught:
+        row["quesion"]
+    assert str(caught.value) == (
+        "rows.jsonl, line 4: there is no column 'quesion'; did you mean 'question'? "
+        "(columns: question, answer)"
+    )
+
+
+def test_an_unreadable_file_is_an_error_of_configuration(
+    write_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rows({"a": 1})
+    refusing = Path.open
+
+    def refuse(self: Path, *args: Any, **options: Any) -> Any:
+        if str(self) == path:
+            raise PermissionError(13, "Permission denied")
+        return refusing(self, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ConfigurationError, match="can't be read: Permission denied"):
+        list(Rows(path))

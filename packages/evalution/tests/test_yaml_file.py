@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evalution.yaml_file import read_yaml
+from evalution_core import ConfigurationError
+
+
+def read(tmp_path: Path, text: str) -> object:
+    path = tmp_path / "spec.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_yaml(path)
+
+
+def test_plain_values_come_through(tmp_path: Path) -> None:
+    text = "a: [1, 2.5, 'x']\nb: &b {c: null}\nd: {<<: *b, e: true}\n"
+    assert read(tmp_path, text) == {
+        "a": [1, 2.5, "x"],
+        "b": {"c": None},
+        "d": {"c": None, "e": True},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "reason"),
+    [
+        ("a: 1\nb: [1, 2\nc: 3\n", "line 3, column 2", "expected ',' or ']'"),
+        ("a: 1\n\tb: 2\n", "line 2, column 1", "cannot start any token"),
+        ("a: 1\nb: 2\na: 3\n", "line 3, column 1", "the key 'a' stands here a second time"),
+        ("a: {b: 1, b: 2}\n", "line 1, column 11", "the key 'b' stands here a second time"),
+        ("[a]: 1\n", "line 1, column 1", "a key must be a plain value"),
+        ("a: !!python/object:os.system x\n", "line 1, column 4", "could not determine"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(
+    tmp_path: Path, text: str, place: str, reason: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read(tmp_path, text)
+    assert str(caught.value).startswith(f"{tmp_path / 'spec.yaml'}, {place}: not valid YAML: ")
+    assert reason in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="isn't UTF-8 text"):
+        read_yaml(path)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="can't be read: No such file"):
+        read_yaml(tmp_path / "none.yaml")

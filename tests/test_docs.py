@@ -1,0 +1,217 @@
+"""What the README and the guides say is run as written.
+
+Blocks of a page are run from top to bottom in one empty folder beside a copy of `docs/`:
+
+- a block with `title=FILE` in its fence is written to that file (`title=output` is what the Python
+  block before it prints);
+- `python` is run by an interpreter of its own;
+- `console` holds commands after `$ ` and what they print; `…` stands for anything, blanks don't
+  count, and `exit=N` in the fence is the exit status of the last command;
+- `yaml`, `toml` and `jsonl` without a title have to parse.
+
+A block is left out by `<!-- not run: the reason -->` on the line before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "packages").glob("*/README.md")),
+]
+
+FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+LEFT_OUT = re.compile(r"<!-- not run: (?P<reason>.+) -->\n$")
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int
+    language: str
+    body: str
+    options: dict[str, str] = field(default_factory=dict[str, str])
+    left_out: str | None = None
+
+
+def blocks_of(text: str) -> Iterator[Block]:
+    for match in FENCE.finditer(text):
+        language, *rest = match["info"].split() or [""]
+        options = dict(option.split("=", 1) for option in rest)
+        reason = LEFT_OUT.search(text[: match.start()])
+        line = text.count("\n", 0, match.start()) + 1
+        yield Block(line, language, match["body"], options, reason["reason"] if reason else None)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+class Folder:
+    """Where the blocks of one page run; commands are those of this environment."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        shutil.copytree(ROOT / "docs", path / "docs")
+        commands = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        self._environment = {**os.environ, "PATH": os.pathsep.join(commands), "COLUMNS": "120"}
+        self._printed = ""
+
+    def run(self, block: Block) -> None:
+        title = block.options.get("title")
+        if title == "output":
+            assert self._printed.splitlines() == block.body.splitlines()
+        elif title is not None:
+            (self.path / title).write_text(block.body, encoding="utf-8")
+        elif block.language == "python":
+            self._printed = self._call([sys.executable, "-c", block.body], 0)
+        elif block.language == "console":
+            self._run_commands(block)
+        else:
+            PARSERS[block.language](block.body)
+
+    def _run_commands(self, block: Block) -> None:
+        for part in re.split(r"^\$ ", block.body, flags=re.MULTILINE)[1:]:
+            command, _, shown = part.partition("\n")
+            is_last = block.body.endswith(part)
+            words = shlex.split(command.removeprefix("uv run "))
+            printed = self._call(words, int(block.options.get("exit", 0)) if is_last else 0)
+            assert re.fullmatch(pattern_of(shown), squeezed(printed), re.DOTALL), printed
+
+    def _call(self, command: list[str], status: int) -> str:
+        done = subprocess.run(
+            command,
+            cwd=self.path,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status, f"{command}\n{done.stdout}{done.stderr}"
+        # Progress goes to the error stream; a page shows it only where a command fails.
+        return done.stdout if status == 0 else done.stdout + done.stderr
+
+
+def parse_lines(text: str) -> None:
+    for line in text.splitlines():
+        json.loads(line)
+
+
+PARSERS = {
+    "yaml": yaml.safe_load,
+    "toml": tomllib.loads,
+    "jsonl": parse_lines,
+    "json": json.loads,
+    "text": str,
+    "": str,
+}
+
+
+def squeezed(text: str) -> str:
+    """Return `text` with each run of blanks as one, and without rules of tables."""
+    return " ".join(re.sub("[─]+", " ", text).split())
+
+
+def pattern_of(shown: str) -> str:
+    """Return what a page shows of an output as a pattern; all of it is free where it shows none."""
+    if not shown.strip():
+        return ".*"
+    parts = [re.escape(squeezed(part)) for part in shown.split("…")]
+    return r"\s*.*?\s*".join(parts)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    for block in blocks_of(page.read_text(encoding="utf-8")):
+        if block.left_out is not None:
+            continue
+        try:
+            folder.run(block)
+        except Exception as error:
+            error.add_note(f"{name_of(page)}, the block in line {block.line}")
+            raise
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for match in LINK.finditer(text):
+        target, _, anchor = match["target"].partition("#")
+        if "://" in target:
+            continue
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), match["target"]
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
+
+
+def test_the_readme_and_the_pipeline_run_the_same_commands() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    pipeline = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for command in (
+        "pip install uv",
+        "uv run evalution run docs/examples/quickstart.yaml",
+        "uv run pytest",
+    ):
+        assert f"$ {command}\n" in readme
+        assert f"step {command}\n" in pipeline
+
+
+def test_the_readme_tells_the_state_of_every_package() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(evalution[a-z-]*)` \|.*\| ([a-z ]+) \|$", readme, re.MULTILINE))
+    found: dict[str, str] = {}
+    for file in (ROOT / "packages").glob("*/pyproject.toml"):
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        is_empty = "Private :: Do Not Upload" in project.get("classifiers", [])
+        found[project["name"]] = "packaging only" if is_empty else "works"
+    assert told == found
+
+
+def test_the_guide_to_engines_shows_the_examples_as_they_are() -> None:
+    guide = (ROOT / "docs" / "engine-authors.md").read_text(encoding="utf-8")
+    shown = [block.body for block in blocks_of(guide)]
+    for example in sorted((ROOT / "docs" / "examples").glob("*.py")):
+        assert example.read_text(encoding="utf-8") in shown, example.name
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "fits"),
+    [
+        ("a  b\n", "a b\n", True),
+        ("a b\n", "a c\n", False),
+        ("a\n…\nz\n", "a\nb\nc\nz\n", True),
+        ("results: runs/…-tiny\n", "results: runs/2026-tiny\n", True),
+        ("", "anything\n", True),
+        ("a\n", "a\nb\n", False),
+    ],
+)
+def test_an_output_is_compared_with_what_is_shown(shown: str, printed: str, fits: bool) -> None:
+    assert bool(re.fullmatch(pattern_of(shown), squeezed(printed), re.DOTALL)) is fits
+
+
+def test_a_block_is_read_with_its_options_and_its_reason() -> None:
+    text = (
+        "# Page\n\n<!-- not run: why -->\n```yaml title=a.yaml exit=2\nb: 1\n```\n\n```\nc\n```\n"
+    )
+    first, second = blocks_of(text)
+    assert first == Block(4, "yaml", "b: 1\n", {"title": "a.yaml", "exit": "2"}, "why")
+    assert second == Block(8, "", "c\n")

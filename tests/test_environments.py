@@ -1,0 +1,60 @@
+"""Environments hold what they say: requirement files are hashed, and missing members fail a run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+INPUTS = sorted((ROOT / "tools" / "envs").glob("*.in"))
+
+
+def requirement_lines(path: Path) -> list[str]:
+    """Return one line per requirement, its options included, comments left out."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    return [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("source", INPUTS, ids=lambda path: path.stem)
+def test_a_requirement_file_pins_and_hashes_everything(source: Path) -> None:
+    pinned: dict[str, str] = {}
+    for line in requirement_lines(source.with_suffix(".txt")):
+        assert re.fullmatch(r"[a-z0-9.-]+==\S+( ; .*?)?( +--hash=sha256:[0-9a-f]{64})+", line), line
+        requirement = Requirement(line.partition(" ")[0])
+        pinned[requirement.name] = next(iter(requirement.specifier)).version
+    for line in requirement_lines(source):
+        wanted = Requirement(line)
+        assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), line
+    assert "torch" not in pinned
+    assert not any(name.startswith("nvidia") for name in pinned)
+
+
+@pytest.mark.parametrize("source", INPUTS, ids=lambda path: path.stem)
+def test_an_environment_is_described(source: Path) -> None:
+    table = (source.parent / "README.md").read_text(encoding="utf-8")
+    assert f"| `{source.stem}` |" in table
+
+
+def collect(required: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", str(Path(__file__))]
+    environment = {**os.environ, "EVALUTION_REQUIRE": required}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_required_member_that_is_missing_fails_the_run() -> None:
+    done = collect("evalution-core evalution-acme pytest")
+    assert done.returncode != 0
+    assert "required, but not installed: evalution-acme" in done.stderr
+
+
+def test_required_members_that_are_there_pass() -> None:
+    assert collect("evalution-core pytest").returncode == 0

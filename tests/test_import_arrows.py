@@ -1,0 +1,70 @@
+"""`tools/lint_imports.py` finds a planted fault in members that it has never seen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def lint(root: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools" / "lint_imports.py"), "--root", str(root)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A workspace with the members that the arrows name, and two engines that they do not."""
+    named = ["", "_conformance", "_core", "_enginekit", "_openvino", "_reference", "_transformers"]
+    for suffix in [*named, "_acme", "_other"]:
+        write(tmp_path, f"evalution{suffix}", "__init__.py", "")
+    return tmp_path
+
+
+def write(root: Path, package: str, file: str, text: str) -> None:
+    folder = root / "packages" / package.replace("_", "-") / "src" / package
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("package", "file", "text"),
+    [
+        ("evalution_acme", "engine.py", "import evalution_core, evalution_enginekit, torch\n"),
+        ("evalution_openvino", "session.py", "import evalution_transformers\n"),
+        ("evalution_enginekit", "tokenizer.py", "import evalution_core, tokenizers\n"),
+        ("evalution_conformance", "oracle.py", "import evalution_reference\n"),
+        ("evalution_reference", "llama.py", "import numpy, evalution_enginekit\n"),
+    ],
+)
+def test_an_arrow_of_the_house_is_kept(house: Path, package: str, file: str, text: str) -> None:
+    write(house, package, file, text)
+    done = lint(house)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("package", "text"),
+    [
+        ("evalution_acme", "import evalution_other\n"),
+        ("evalution_acme", "import evalution\n"),
+        ("evalution_acme", "import evalution_conformance\n"),
+        ("evalution_acme", "import evalution_transformers\n"),
+        ("evalution_core", "import evalution_enginekit\n"),
+        ("evalution_core", "def late():\n    import numpy\n"),
+        ("evalution_enginekit", "import evalution_acme\n"),
+        ("evalution_enginekit", "def late():\n    import transformers\n"),
+        ("evalution_enginekit", "import torch\n"),
+        ("evalution", "import evalution_enginekit\n"),
+        ("evalution", "def late():\n    import evalution_reference\n"),
+    ],
+)
+def test_any_other_arrow_is_broken(house: Path, package: str, text: str) -> None:
+    write(house, package, "planted.py", text)
+    done = lint(house)
+    assert done.returncode == 1
+    assert f"{package}.planted ->" in done.stdout

@@ -1,0 +1,108 @@
+"""`tools/new_engine.py` writes an engine that works before a line of it is changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+TOOL = ROOT / "tools" / "new_engine.py"
+
+
+def new_engine(name: str, packages: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOL), name, "--packages", str(packages)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def zeta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a new engine, `evalution-zeta-two`."""
+    packages = tmp_path_factory.mktemp("workspace") / "packages"
+    packages.mkdir()
+    done = new_engine("zeta-two", packages)
+    assert done.returncode == 0, done.stderr
+    return packages / "evalution-zeta-two"
+
+
+def test_the_engine_is_one_folder_of_nine_files(zeta: Path) -> None:
+    files = sorted(path.relative_to(zeta).as_posix() for path in zeta.rglob("*") if path.is_file())
+    assert files == [
+        "CHANGELOG.md",
+        "README.md",
+        "pyproject.toml",
+        "src/evalution_zeta_two/__init__.py",
+        "src/evalution_zeta_two/engine.py",
+        "src/evalution_zeta_two/py.typed",
+        "src/evalution_zeta_two/session.py",
+        "tests/fake_zeta_two.py",
+        "tests/test_conformance.py",
+    ]
+    assert [path.name for path in zeta.parent.iterdir()] == ["evalution-zeta-two"]
+
+
+def test_nothing_of_the_template_is_left(zeta: Path) -> None:
+    for path in zeta.rglob("*"):
+        assert "acme" not in path.name.lower()
+        if path.is_file():
+            assert "acme" not in path.read_text(encoding="utf-8").lower(), path
+
+
+def test_the_packaging_fits_the_members_here(zeta: Path) -> None:
+    table = tomllib.loads((zeta / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert table["entry-points"]["evalution.engines"] == {
+        "ZetaTwo": "evalution_zeta_two.engine:ZetaTwo"
+    }
+    for requirement in map(Requirement, table["dependencies"]):
+        member = ROOT / "packages" / requirement.name / "pyproject.toml"
+        version = tomllib.loads(member.read_text(encoding="utf-8"))["project"]["version"]
+        assert requirement.specifier.contains(version), str(requirement)
+
+
+def test_the_engine_passes_its_own_tests_at_once(zeta: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", str(zeta)]
+    report = zeta.parents[1] / "report.json"
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", f"--conformance-report={report}"],
+        cwd=zeta.parents[1],
+        env={**os.environ, "PYTHONPATH": str(zeta / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(report.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("tool", ["check", "format"])
+def test_the_engine_is_linted(zeta: Path, tool: str) -> None:
+    arguments = {"check": ["check"], "format": ["format", "--check"]}[tool]
+    configuration = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
+    command = [sys.executable, "-m", "ruff", *arguments, *configuration, str(zeta)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ["Acme", "a_b", "9lives", "a--b", "a b", ""])
+def test_a_name_that_can_be_none_is_refused(name: str, tmp_path: Path) -> None:
+    done = new_engine(name, tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        f"new_engine: {name!r} can't name an engine; use lower-case letters, digits and hyphens, "
+        "such as llama-cpp"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "evalution-acme").mkdir()
+    done = new_engine("evalution-acme", tmp_path)
+    assert done.returncode == 2
+    assert "evalution-acme exists already; choose another name" in done.stderr
+    assert list((tmp_path / "evalution-acme").iterdir()) == []

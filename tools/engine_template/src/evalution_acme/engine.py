@@ -1,0 +1,63 @@
+"""How to run a model on Acme."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evalution_acme.session import AcmeSession
+from evalution_core import BaseEngine, Capability, ConfigurationError, Model, neutral
+from evalution_enginekit import ByteTokenizer, import_runtime, runtime_errors
+
+CAPABILITIES = frozenset(
+    {
+        Capability.GENERATE,
+        Capability.CHAT,
+        Capability.LOGLIKELIHOOD,
+        Capability.ROLLING,
+        Capability.TOKEN_IDS,
+        Capability.LOGPROBS,
+        Capability.IGNORE_EOS,
+        Capability.TRUNCATION,
+        Capability.STREAM,
+        Capability.REFILL,
+    }
+)
+
+
+@dataclass(slots=True)
+class Acme(BaseEngine):
+    """Models that Acme loads.
+
+    Options:
+        device: where the model runs.
+        max_model_len: tokens the model is fed at most.
+        batch_size: sequences that generate side by side.
+    """
+
+    device: str = "cpu"
+    max_model_len: int = 512
+    batch_size: int = neutral(default=8)
+
+    capabilities = CAPABILITIES
+
+    def build(self, model: Model) -> AcmeSession:
+        """Load the model.
+
+        Raises:
+            ConfigurationError: no model is named.
+            EngineUnavailableError: Acme is missing or too old.
+        """
+        if model.path is None:
+            raise ConfigurationError("engine Acme needs model.path")
+        acme = import_runtime("acme", ">=1.0", install="pip install acme")
+        with runtime_errors(f"loading {model.name}"):
+            loaded = acme.load(model.path, device=self.device)
+        return AcmeSession(
+            loaded,
+            # For a model with files of its own: load_tokenizer(model, folder).
+            tokenizer=ByteTokenizer(),
+            capabilities=CAPABILITIES,
+            device=self.device,
+            max_model_len=self.max_model_len,
+            batch_size=self.batch_size,
+        )

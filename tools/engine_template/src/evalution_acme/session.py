@@ -1,0 +1,109 @@
+"""The calls into Acme."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import Any, Protocol
+
+from evalution_core import Capability
+from evalution_enginekit import (
+    TokenEvent,
+    TokenFeed,
+    Tokenizer,
+    TokenPrompt,
+    TokenScore,
+    TokenSession,
+    TokenSpan,
+)
+
+
+class LoadedModel(Protocol):
+    """What is used of a model that Acme has loaded."""
+
+    def logprobs(self, token_ids: Sequence[int]) -> Sequence[float]:
+        """Natural-log probability of each id of the vocabulary to come next."""
+        ...
+
+    def free(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Sequence:
+    prompt: TokenPrompt
+    token_ids: list[int]
+    generated: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        limit = self.generated >= self.prompt.max_new_tokens
+        return limit or (self.generated > 0 and self.token_ids[-1] in self.prompt.stop_ids)
+
+
+class AcmeSession(TokenSession):
+    """A model in Acme. One token of every running sequence is one step."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        tokenizer: Tokenizer,
+        capabilities: frozenset[Capability],
+        device: str,
+        max_model_len: int,
+        batch_size: int,
+    ):
+        super().__init__(
+            engine="Acme",
+            capabilities=capabilities,
+            tokenizer=tokenizer,
+            max_model_len=max_model_len,
+            batch_size=batch_size,
+        )
+        self._model = model
+        self._device = device
+
+    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+        running: dict[int, _Sequence] = {}
+        while True:
+            for key in feed.cancelled():
+                running.pop(key, None)
+            for prompt in feed.take(self.preferred_batch_size - len(running)):
+                running[prompt.key] = _Sequence(prompt, list(prompt.token_ids))
+            if not running:
+                return
+            events = [self._step(sequence) for sequence in running.values()]
+            running = {key: each for key, each in running.items() if not each.is_done}
+            yield events
+
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> list[TokenScore]:
+        return [self._score(span) for span in spans]
+
+    def _release(self) -> None:
+        self._model.free()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"device": self._device}
+
+    def _step(self, sequence: _Sequence) -> TokenEvent:
+        row = self._model.logprobs(sequence.token_ids)
+        asked = sequence.prompt.logprobs
+        best = nlargest(max(1, asked or 0), range(len(row)), key=row.__getitem__)
+        sequence.token_ids.append(best[0])
+        sequence.generated += 1
+        if asked is None:
+            return TokenEvent(sequence.prompt.key, best[:1])
+        top = {token_id: row[token_id] for token_id in best[:asked]}
+        return TokenEvent(sequence.prompt.key, best[:1], [row[best[0]]], [top])
+
+    def _score(self, span: TokenSpan) -> TokenScore:
+        rows = [
+            self._model.logprobs(span.token_ids[:at])
+            for at in range(span.start, len(span.token_ids))
+        ]
+        chosen = span.token_ids[span.start :]
+        return TokenScore(
+            [row[token_id] for row, token_id in zip(rows, chosen, strict=True)],
+            all(row[token_id] >= max(row) for row, token_id in zip(rows, chosen, strict=True)),
+        )
