@@ -12,12 +12,15 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from evalution_core import InvalidRequestError, Message
+from evalution_core import EngineUnavailableError, InvalidRequestError, Message
 
 if TYPE_CHECKING:
     from jinja2 import Template
     from jinja2.nodes import Node
     from jinja2.parser import Parser
+
+_TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a template's own expressions raise on messages that it wasn't written for."""
 
 
 class ChatTemplate:
@@ -45,28 +48,34 @@ class ChatTemplate:
 
         Raises:
             InvalidRequestError: the template refuses the messages, with its own reason.
+            EngineUnavailableError: Jinja is not installed.
         """
-        import jinja2  # noqa: PLC0415 - the kit's base imports nothing but core
-
+        try:
+            import jinja2  # noqa: PLC0415 - extra [tokenizers] or [hf]
+        except ImportError as error:
+            raise EngineUnavailableError(
+                'rendering chat needs jinja2; pip install "evalution-enginekit[tokenizers]"'
+            ) from error
         try:
             return self._template.render(
                 messages=[_with_plain_content(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
                 tools=list(tools) if tools else None,
+                documents=None,
                 **self.special_tokens,
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, *_TEMPLATE_FAULTS) as error:
             raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
 
 
 def _with_plain_content(message: Message) -> dict[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return dict(message)
-    parts = cast("list[Mapping[str, Any]]", content)
-    if any(part.get("type") != "text" for part in parts):
-        return dict(message)
-    return {**message, "content": "\n".join(str(part["text"]) for part in parts)}
+    """The message with text parts joined; a None is left out, or a template would print it."""
+    kept = {name: value for name, value in message.items() if value is not None}
+    if isinstance(kept.get("content"), list):
+        parts = cast("list[Mapping[str, Any]]", kept["content"])
+        if all(part.get("type") == "text" for part in parts):
+            kept["content"] = "\n".join(str(part["text"]) for part in parts)
+    return kept
 
 
 def _environment() -> Any:

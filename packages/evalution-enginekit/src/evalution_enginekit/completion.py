@@ -76,14 +76,15 @@ class Completion:
 
     def output(self, prompt: str, metadata: dict[str, Any], truncated: int) -> GenerationOutput:
         kept = self._kept_ids()
-        asked = self._prompt.logprobs is not None
+        known = self._prompt.logprobs is not None and len(self._logprobs) >= len(kept)
+        listed = known and len(self._top) >= len(kept)
         return GenerationOutput(
             prompt,
             self._visible(0, self._cut),
             metadata,
             token_ids=kept,
-            token_logprobs=self._logprobs[: len(kept)] if asked else None,
-            top_logprobs=self._top[: len(kept)] if asked else None,
+            token_logprobs=self._logprobs[: len(kept)] if known else None,
+            top_logprobs=self._top[: len(kept)] if listed else None,
             finish_reason=self.finish,
             prompt_tokens=len(self._prompt.token_ids),
             completion_tokens=self._generated,

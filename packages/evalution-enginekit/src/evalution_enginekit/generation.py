@@ -203,7 +203,10 @@ class GenerationLoop:
                 self._release(key)
 
     def _fail(self, error: EvalutionError) -> None:
-        """The runtime failed: each stream learns which of its requests were lost."""
+        """The runtime failed: each stream that lost requests ends, and learns which.
+
+        One whose requests only wait goes on, unless nothing was running: then it would fail again.
+        """
         with self._thread.lock:
             lost: dict[GenerationStream, list[Hashable]] = {}
             for key, running in list(self._running.items()):
@@ -212,7 +215,7 @@ class GenerationLoop:
                 self._release(key)
             for stream in self._streams:
                 keys = lost.get(stream, [])
-                if not keys and not stream.admissible():
+                if not keys and (lost or not stream.admissible()):
                     continue
                 told = EngineRuntimeError(f"{error} ({len(keys)} in flight)", in_flight=keys)
                 told.__cause__ = error.__cause__ or error

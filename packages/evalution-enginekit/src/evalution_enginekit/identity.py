@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 _CHUNK = 1 << 20
 
@@ -42,9 +43,10 @@ def _cache_file() -> Path:
 
 def _read_cache() -> dict[str, str]:
     try:
-        return json.loads(_cache_file().read_text("utf-8"))
+        known = json.loads(_cache_file().read_text("utf-8"))
     except (OSError, ValueError):
         return {}
+    return cast("dict[str, str]", known) if isinstance(known, dict) else {}
 
 
 def _write_cache(entries: dict[str, str]) -> None:

@@ -112,7 +112,8 @@ class _Sequence:
         if not prompt.do_sample:
             return max(range(len(row)), key=row.__getitem__)
         allowed = sorted(range(len(row)), key=lambda i: -row[i])[: prompt.top_k or None]
-        weights = [math.exp(row[i] / prompt.temperature) for i in allowed]
+        largest = row[allowed[0]]
+        weights = [math.exp((row[i] - largest) / prompt.temperature) for i in allowed]
         kept, mass = 0, 0.0
         while kept < len(weights) and mass < prompt.top_p * math.fsum(weights):
             mass += weights[kept]

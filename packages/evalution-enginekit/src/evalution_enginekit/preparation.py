@@ -20,7 +20,7 @@ from evalution_enginekit.admission import Admission
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.generation import GenerationJob
 from evalution_enginekit.pairs import EncodedPair, fit_pair, pair_of
-from evalution_enginekit.scoring import ScoringJob
+from evalution_enginekit.scoring import ScoringJob, complete_logprobs
 from evalution_enginekit.tokenizer import (
     Tokenizer,
     conditioning_id,
@@ -170,7 +170,7 @@ class _Conclusion:
         self._metadata = request.metadata
 
     def __call__(self, score: TokenScore) -> LoglikelihoodOutput:
-        logprobs = list(score.logprobs)
+        logprobs = complete_logprobs(self._pair.span, score)
         return LoglikelihoodOutput(
             math.fsum(logprobs),
             score.is_greedy,

@@ -94,7 +94,9 @@ class RuntimeThread:
             first, self._closing = not self._closing, True
             thread = self._thread
             self._work.notify_all()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is None:
+            self._shut_down(SessionClosedError(f"{self._name} was closed meanwhile"))
+        elif thread is not threading.current_thread():
             thread.join()
         if first:
             last()
@@ -109,6 +111,10 @@ class RuntimeThread:
         with self.lock:
             if isinstance(ended, EngineRuntimeError):
                 self._failure = ended
+        self._shut_down(ended)
+
+    def _shut_down(self, ended: EvalutionError) -> None:
+        with self.lock:
             calls = list(self._calls)
             self._calls.clear()
         for activity in self._activities:

@@ -101,4 +101,21 @@ class ScoringLoop:
 def _conclusion(job: ScoringJob, score: TokenScore | EvalutionError) -> Any:
     if isinstance(score, EvalutionError):
         return RequestFailure(score, job.metadata)
-    return job.conclude(score)
+    try:
+        return job.conclude(score)
+    except EvalutionError as error:
+        return RequestFailure(error, job.metadata)
+
+
+def complete_logprobs(span: TokenSpan, score: TokenScore) -> list[float]:
+    """The score's log-probabilities, one for each token that was to be scored.
+
+    Raises:
+        EngineRuntimeError: some are missing: a shorter sum must not pass for the score.
+    """
+    expected, found = len(span.token_ids) - span.start, len(score.logprobs)
+    if found != expected:
+        raise EngineRuntimeError(
+            f"{expected} tokens were to be scored and {found} log-probabilities came"
+        )
+    return list(score.logprobs)

@@ -28,7 +28,7 @@ from evalution_enginekit.generation import GenerationLoop, TokenFeed
 from evalution_enginekit.planning import grouped_order
 from evalution_enginekit.preparation import Preparation
 from evalution_enginekit.runtime_thread import RuntimeThread
-from evalution_enginekit.scoring import ScoringJob, ScoringLoop, SpanScores
+from evalution_enginekit.scoring import ScoringJob, ScoringLoop, SpanScores, complete_logprobs
 from evalution_enginekit.self_check import self_check
 from evalution_enginekit.streams import StreamLimits, pull
 from evalution_enginekit.tokenizer import Tokenizer
@@ -331,7 +331,8 @@ def _itself(score: TokenScore) -> TokenScore:
 def _rolling_output(
     request: RollingLoglikelihoodRequest, windows: list[TokenSpan], scores: list[TokenScore]
 ) -> RollingLoglikelihoodOutput:
-    logprobs = [value for score in scores for value in score.logprobs]
+    scored = zip(windows, scores, strict=True)
+    logprobs = [value for span, score in scored for value in complete_logprobs(span, score)]
     token_ids = [i for span in windows for i in span.token_ids[span.start :]]
     return RollingLoglikelihoodOutput(
         math.fsum(logprobs),

@@ -142,9 +142,12 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        return json.loads(file.read_text("utf-8"))
+        content = json.loads(file.read_text("utf-8"))
     except ValueError as error:
         raise ConfigurationError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{file} is not a JSON object")
+    return cast("dict[str, Any]", content)
 
 
 def _given_tokenizer(tokenizer: Any) -> Tokenizer:

@@ -1,0 +1,207 @@
+"""Tokens to a completion: where text and ids end, and what a stream may already tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from evalution_core import GenerationOutput, TextDelta
+from evalution_enginekit import ByteTokenizer, TokenEvent, TokenPrompt
+from evalution_enginekit.completion import Completion
+
+EOS, USER = 257, 258
+TOKENIZER = ByteTokenizer()
+
+
+def start(stop: tuple[str, ...] = (), *, max_new_tokens: int = 64, **options: Any) -> Completion:
+    prompt = TokenPrompt(
+        0, [256, 97], max_new_tokens, stop_ids=frozenset({EOS}), stop=stop, **options
+    )
+    return Completion(TOKENIZER, prompt, stop)
+
+
+def run(
+    completion: Completion, token_ids: list[int], *, per_event: int = 1
+) -> tuple[list[TextDelta], GenerationOutput]:
+    """Feed the tokens as a runtime would, up to the end, with a delta after each event."""
+    deltas: list[TextDelta | None] = []
+    for begin in range(0, len(token_ids), per_event):
+        if completion.finish is not None:
+            break
+        completion.take(TokenEvent(0, token_ids[begin : begin + per_event]))
+        deltas.append(completion.delta())
+    if completion.finish is None:
+        completion.take(TokenEvent(0, finish="length"))
+        deltas.append(completion.delta())
+    return [delta for delta in deltas if delta is not None], completion.output("a", {}, 0)
+
+
+def text_ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text)
+
+
+STREAMS = st.lists(st.sampled_from([*b"ab", *"é日".encode(), USER, EOS]), max_size=24)
+STOPS = st.lists(st.sampled_from(["a", "ab", "ba", "é", "bé", "日a", "<user>", "a<u"]), max_size=3)
+
+
+@settings(deadline=None, max_examples=300)
+@given(STREAMS, STOPS, st.integers(1, 4), st.integers(1, 24))
+@example(token_ids=list("é".encode()), stops=["é"], per_event=1, limit=24)
+@example(token_ids=list("éb".encode()), stops=["éb"], per_event=1, limit=24)
+def test_deltas_joined_are_the_output(
+    token_ids: list[int], stops: list[str], per_event: int, limit: int
+) -> None:
+    completion = start(tuple(stops), max_new_tokens=limit)
+    deltas, output = run(completion, token_ids, per_event=per_event)
+    assert "".join(delta.text for delta in deltas) == output.text
+    assert [i for delta in deltas for i in delta.token_ids] == output.token_ids
+
+
+@settings(deadline=None, max_examples=200)
+@given(STREAMS, STOPS, st.integers(1, 4))
+def test_the_output_is_what_a_whole_decode_would_cut(
+    token_ids: list[int], stops: list[str], per_event: int
+) -> None:
+    _, output = run(start(tuple(stops)), token_ids, per_event=per_event)
+    before_eos = token_ids[: token_ids.index(EOS)] if EOS in token_ids else token_ids
+    spelled = TOKENIZER.decode(before_eos, skip_special_tokens=False)
+    kept = output.token_ids or []
+    assert kept == before_eos[: len(kept)]
+    assert not any(stop in output.text for stop in stops if "<" not in stop and USER not in kept)
+    if not any(stop in spelled for stop in stops):
+        assert output.text == spelled.replace("<user>", "")
+        assert kept == before_eos
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stop", "text", "token_ids"),
+    [
+        ("abcdef", ("cd",), "ab", "ab"),
+        ("abcdef", ("x",), "abcdef", "abcdef"),
+        ("ab<eos>cd", (), "ab", "ab"),
+        ("ab<user>cd", (), "abcd", "ab<user>cd"),
+        ("ab<user>cd", ("<user>",), "ab", "ab"),
+        ("ab<user>cd", ("r>c",), "ab", "ab<user>"),
+        ("  a \n", (), "  a \n", "  a \n"),
+        ("a日b", ("日",), "a", "a"),
+        ("ab", ("ab",), "", ""),
+    ],
+)
+def test_where_text_and_ids_end(
+    tokens: str, stop: tuple[str, ...], text: str, token_ids: str
+) -> None:
+    _, output = run(start(stop), text_ids(tokens))
+    assert output.text == text
+    assert output.token_ids == text_ids(token_ids)
+
+
+def test_a_stop_across_tokens_cuts_inside_a_token() -> None:
+    class Words(ByteTokenizer):
+        def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
+            return "".join(["Hello wor", "ld. Bye", "!"][token_id] for token_id in token_ids)
+
+    prompt = TokenPrompt(0, [2], 8, stop=("d. B",), logprobs=0)
+    completion = Completion(Words(), prompt, prompt.stop)
+    assert not completion.take(TokenEvent(0, [0], logprobs=[-1.0]))
+    assert completion.delta() == TextDelta("Hello wor", (0,))
+    assert not completion.take(TokenEvent(0, [1], logprobs=[-2.0]))
+    output = completion.output("", {}, 0)
+    assert (output.text, output.token_ids) == ("Hello worl", [0, 1])
+    assert output.token_logprobs == [-1.0, -2.0]
+    assert (output.finish_reason, output.completion_tokens) == ("stop", 2)
+
+
+def test_a_token_is_told_when_all_of_its_text_is_certain() -> None:
+    class Words(ByteTokenizer):
+        def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
+            return "".join(["", "Hello wor", "ld"][token_id] for token_id in token_ids)
+
+    prompt = TokenPrompt(0, [0], 8, stop=("r!",))
+    completion = Completion(Words(), prompt, prompt.stop)
+    completion.take(TokenEvent(0, [1]))
+    assert completion.delta() == TextDelta("Hello wo", ())
+    completion.take(TokenEvent(0, [2]))
+    assert completion.delta() == TextDelta("rld", (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "reason", "generated"),
+    [
+        ("abc", {"max_new_tokens": 3}, "length", 3),
+        ("abcdef", {"max_new_tokens": 3}, "length", 3),
+        ("ab<eos>", {"max_new_tokens": 3}, "stop", 3),
+        ("abc", {"max_new_tokens": 3, "stop": ("c",)}, "stop", 3),
+        ("ab", {}, "length", 2),
+    ],
+)
+def test_why_it_ended_and_how_much_was_generated(
+    tokens: str, options: dict[str, Any], reason: str, generated: int
+) -> None:
+    _, output = run(start(**options), text_ids(tokens), per_event=8)
+    assert (output.finish_reason, output.completion_tokens) == (reason, generated)
+    assert output.prompt_tokens == 2
+
+
+def test_the_runtime_knows_of_an_end_token_but_not_of_a_stop_string() -> None:
+    assert start().take(TokenEvent(0, [EOS]))
+    assert start(max_new_tokens=1).take(TokenEvent(0, [97]))
+    assert start().take(TokenEvent(0, [97], finish="stop"))
+    assert not start(("a",)).take(TokenEvent(0, [97]))
+
+
+def test_log_probabilities_run_beside_the_ids_that_are_kept() -> None:
+    completion = start(("cd",), logprobs=1)
+    ids = text_ids("abcd")
+    tops = [{token_id: -0.5} for token_id in ids]
+    completion.take(TokenEvent(0, ids, logprobs=[-1.0, -2.0, -3.0, -4.0], top_logprobs=tops))
+    output = completion.output("", {}, 0)
+    assert output.token_ids == ids[:2]
+    assert output.token_logprobs == [-1.0, -2.0]
+    assert output.top_logprobs == tops[:2]
+
+
+def test_log_probabilities_that_nobody_asked_for_are_left_out() -> None:
+    completion = start()
+    completion.take(TokenEvent(0, [97, EOS], logprobs=[-1.0, -2.0], top_logprobs=[{}, {}]))
+    output = completion.output("", {}, 0)
+    assert output.token_logprobs is None
+    assert output.top_logprobs is None
+
+
+def test_log_probabilities_that_the_runtime_did_not_give_are_unknown() -> None:
+    completion = start(logprobs=1)
+    completion.take(TokenEvent(0, [97], logprobs=[-1.0]))
+    completion.take(TokenEvent(0, [98, EOS]))
+    output = completion.output("", {}, 0)
+    assert output.token_ids == [97, 98]
+    assert (output.token_logprobs, output.top_logprobs) == (None, None)
+
+
+@pytest.mark.parametrize("last", [[EOS], [], [98]])
+def test_what_the_runtime_reported_with_the_last_token_is_kept(last: list[int]) -> None:
+    completion = start(max_new_tokens=2)
+    completion.take(TokenEvent(0, [97], runtime={"cached_tokens": 3}))
+    completion.take(TokenEvent(0, last, finish="stop", runtime={"stop_reason": "eos"}))
+    runtime = completion.output("", {}, 0).runtime
+    assert runtime == {"cached_tokens": 3, "stop_reason": "eos"}
+
+
+def test_an_unfinished_character_is_not_told_and_reads_as_broken_at_the_end() -> None:
+    completion = start()
+    completion.take(TokenEvent(0, "日".encode()[:2]))
+    assert completion.delta() is None
+    completion.take(TokenEvent(0, [EOS]))
+    assert completion.delta() == TextDelta("\ufffd", tuple("日".encode()[:2]))
+    assert completion.output("", {}, 0).text == "\ufffd"
+
+
+def test_metadata_prompt_and_truncation_come_back() -> None:
+    metadata = {"row": 1}
+    completion = start()
+    completion.take(TokenEvent(0, [EOS]))
+    output = completion.output("the prompt", metadata, 7)
+    assert output.metadata is metadata
+    assert (output.prompt, output.truncated_tokens) == ("the prompt", 7)

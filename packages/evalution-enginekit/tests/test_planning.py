@@ -1,0 +1,77 @@
+"""The scoring plan, run on a cache that can only be rewound and extended."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalution_enginekit import TokenSpan, plan_scoring
+from evalution_enginekit.planning import grouped_chunks, grouped_order
+
+
+@st.composite
+def token_spans(draw: st.DrawFn) -> TokenSpan:
+    token_ids = draw(st.lists(st.integers(0, 2), min_size=2, max_size=9))
+    return TokenSpan(token_ids, draw(st.integers(1, len(token_ids) - 1)))
+
+
+SPANS = st.lists(token_spans(), max_size=10)
+
+
+@settings(deadline=None, max_examples=200)
+@given(SPANS)
+def test_every_slot_of_every_span_is_read_once_after_its_own_prefix(spans: list[TokenSpan]) -> None:
+    cache: list[int] = []
+    read: set[tuple[int, int]] = set()
+    for segment in plan_scoring(spans).segments:
+        assert segment.depth <= len(cache), "the cache can't be rewound to what it doesn't hold"
+        cache = cache[: segment.depth] + segment.token_ids
+        for target in segment.targets:
+            span = spans[target.span]
+            assert segment.depth <= target.position < len(cache)
+            assert target.position + 1 == span.start + target.slot
+            assert target.token_id == span.token_ids[target.position + 1]
+            assert cache[: target.position + 1] == span.token_ids[: target.position + 1]
+            assert (target.span, target.slot) not in read
+            read.add((target.span, target.slot))
+    assert read == {
+        (index, slot)
+        for index, span in enumerate(spans)
+        for slot in range(len(span.token_ids) - span.start)
+    }
+
+
+@settings(deadline=None, max_examples=200)
+@given(SPANS)
+def test_only_different_prefixes_are_forwarded(spans: list[TokenSpan]) -> None:
+    plan = plan_scoring(spans)
+    different = {tuple(s.fed[:end]) for s in spans for end in range(1, len(s.fed) + 1)}
+    assert plan.unique_tokens == len(different)
+    assert plan.unique_tokens == sum(len(segment.token_ids) for segment in plan.segments)
+    assert plan.naive_tokens == sum(len(span.fed) for span in spans)
+
+
+def test_choices_of_one_question_share_the_question_and_one_row() -> None:
+    question = [1, 2, 3, 4]
+    plan = plan_scoring([TokenSpan([*question, choice], 4) for choice in (7, 8, 9)])
+    (segment,) = plan.segments
+    assert (plan.unique_tokens, plan.naive_tokens) == (4, 12)
+    assert [(t.position, t.token_id, t.span) for t in segment.targets] == [
+        (3, 7, 0),
+        (3, 8, 1),
+        (3, 9, 2),
+    ]
+
+
+@settings(deadline=None, max_examples=100)
+@given(SPANS, st.integers(1, 5))
+def test_chunks_hold_every_span_once_and_group_shared_prefixes(
+    spans: list[TokenSpan], size: int
+) -> None:
+    chunks = list(grouped_chunks(spans, size))
+    assert all(1 <= len(chunk) <= size for chunk in chunks)
+    order = [index for chunk in chunks for index in chunk]
+    assert sorted(order) == list(range(len(spans)))
+    assert order == grouped_order(spans)
+    fed = [list(spans[index].fed) for index in order]
+    assert fed == sorted(fed)

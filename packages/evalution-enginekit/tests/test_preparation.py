@@ -1,0 +1,156 @@
+"""Requests to ids: one BOS, room for what is generated, cuts that are counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalution_core import (
+    Capability,
+    ContextLengthError,
+    GenerationRequest,
+    InvalidRequestError,
+    LoglikelihoodRequest,
+    RequestFailure,
+    RollingLoglikelihoodRequest,
+)
+from evalution_enginekit import ByteTokenizer, TokenSpan
+from evalution_enginekit.admission import Admission
+from evalution_enginekit.preparation import Preparation
+
+BOS, EOS, USER, ASSISTANT = 256, 257, 258, 259
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+def prepared(max_model_len: int = 32, **options: Any) -> Preparation:
+    tokenizer = ByteTokenizer(**options)
+    return Preparation(Admission("Toy", frozenset(Capability)), tokenizer, max_model_len)
+
+
+def ask(prompt: str | None = None, **options: Any) -> GenerationRequest:
+    return GenerationRequest(prompt, **{"max_new_tokens": 4, **options})
+
+
+@pytest.mark.parametrize(
+    ("request_", "adds_bos", "token_ids", "text"),
+    [
+        (ask("ab"), True, [BOS, 97, 98], "ab"),
+        (ask("ab"), False, [97, 98], "ab"),
+        (ask("<bos>ab"), True, [BOS, 97, 98], "<bos>ab"),
+        (ask(""), True, [BOS], ""),
+        (ask(""), False, [BOS], ""),
+        (ask(rendered_prompt="<bos>ab"), True, [BOS, 97, 98], "<bos>ab"),
+        (ask(rendered_prompt="ab"), True, [BOS, 97, 98], "ab"),
+        (ask(messages=CHAT), True, [BOS, USER, 104, 105, ASSISTANT], "<user>hi<assistant>"),
+        (ask(messages=CHAT, add_generation_prompt=False), True, [BOS, USER, 104, 105], "<user>hi"),
+        (ask(input_ids=(97, 98)), True, [97, 98], "ab"),
+        (ask("c", messages=CHAT, rendered_prompt="r", input_ids=[97]), True, [97], "a"),
+        (ask("c", messages=CHAT, rendered_prompt="r"), True, [BOS, 114], "r"),
+        (ask("c", messages=CHAT), False, [USER, 104, 105, ASSISTANT], "<user>hi<assistant>"),
+    ],
+)
+def test_the_first_form_given_is_encoded_with_one_bos(
+    request_: GenerationRequest, adds_bos: bool, token_ids: list[int], text: str
+) -> None:
+    job = prepared(adds_bos=adds_bos).generation(request_)
+    assert list(job.prompt.token_ids) == token_ids
+    assert job.prompt_text == text
+
+
+def test_an_empty_prompt_without_bos_and_eos_is_refused() -> None:
+    tokenizer = ByteTokenizer(adds_bos=False)
+    tokenizer.bos_id = tokenizer.eos_id = None
+    preparation = Preparation(Admission("Toy", frozenset(Capability)), tokenizer, 32)
+    with pytest.raises(InvalidRequestError, match="an empty context needs a BOS or EOS token"):
+        preparation.generation(ask(""))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 60), st.integers(1, 40))
+def test_a_prompt_is_cut_to_leave_room(length: int, max_new_tokens: int) -> None:
+    token_ids = [i % 250 for i in range(length)]
+    request = ask(input_ids=token_ids, max_new_tokens=max_new_tokens)
+    room = 32 - max_new_tokens
+    if room < 1:
+        with pytest.raises(ContextLengthError, match="leaves no room for a prompt"):
+            prepared().generation(request)
+        return
+    job = prepared().generation(request)
+    assert list(job.prompt.token_ids) == token_ids[-room:]
+    assert job.truncated_tokens == length - len(job.prompt.token_ids)
+    assert len(job.prompt.token_ids) + max_new_tokens <= 32
+
+
+def test_a_prompt_that_must_not_be_cut_is_refused() -> None:
+    request = ask("a" * 40, truncation="error")
+    with pytest.raises(
+        ContextLengthError, match=r"the prompt has 41 tokens; .* room for 28, and truncation='erro"
+    ):
+        prepared().generation(request)
+    assert prepared(64).generation(request).truncated_tokens == 0
+
+
+def test_greedy_whatever_the_temperature() -> None:
+    prompt = prepared().generation(ask("a", temperature=0.7, top_p=0.5)).prompt
+    assert (prompt.do_sample, prompt.temperature) == (False, 0.0)
+    sampled = prepared().generation(ask("a", do_sample=True, temperature=0.7, seed=3)).prompt
+    assert (sampled.do_sample, sampled.temperature, sampled.seed) == (True, 0.7, 3)
+
+
+def test_end_tokens_end_a_completion_unless_ignored() -> None:
+    assert prepared().generation(ask("a")).prompt.stop_ids == {EOS}
+    assert prepared().generation(ask("a", ignore_eos=True)).prompt.stop_ids == frozenset()
+
+
+def test_messages_without_a_template_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match=r"this model has none; give rendered_prompt, or"):
+        prepared(has_template=False).generation(ask(messages=CHAT))
+    with pytest.raises(InvalidRequestError, match="messages need a chat template"):
+        prepared(has_template=False).loglikelihood(LoglikelihoodRequest("", "b", messages=CHAT))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda p: p.generation(ask(input_ids=[260])),
+        lambda p: p.loglikelihood(LoglikelihoodRequest("a", continuation_input_ids=[260])),
+        lambda p: p.loglikelihood(LoglikelihoodRequest("", "a", context_input_ids=[260])),
+        lambda p: p.rolling(RollingLoglikelihoodRequest(input_ids=[1, 260])),
+    ],
+)
+def test_ids_outside_the_vocabulary_are_refused(call: Any) -> None:
+    with pytest.raises(
+        InvalidRequestError, match="token id 260 is outside the vocabulary of 260 tokens"
+    ):
+        call(prepared())
+
+
+def test_messages_stand_for_the_context_and_whitespace_moves_as_ever() -> None:
+    job = prepared().loglikelihood(LoglikelihoodRequest("", " yes", messages=CHAT))
+    assert job.span == TokenSpan([BOS, USER, 104, 105, ASSISTANT, *b" yes"], 5)
+
+
+def test_given_context_ids_win_over_messages() -> None:
+    request = LoglikelihoodRequest("", "y", context_input_ids=[7], messages=CHAT)
+    assert prepared(has_template=False).loglikelihood(request).span == TokenSpan([7, 121], 1)
+
+
+def test_a_failure_keeps_the_requests_metadata() -> None:
+    failures = [
+        prepared().generation_or_failure(GenerationRequest(metadata={"row": 1})),
+        prepared().loglikelihood_or_failure(LoglikelihoodRequest("a", "", metadata={"row": 1})),
+    ]
+    for failure in failures:
+        assert isinstance(failure, RequestFailure)
+        assert failure.metadata == {"row": 1}
+    odd = prepared().generation_or_failure("not a request")  # pyright: ignore[reportArgumentType]
+    assert isinstance(odd, RequestFailure)
+    assert odd.metadata == {}
+
+
+def test_a_rolling_text_is_conditioned_on_its_bos() -> None:
+    windows = prepared(2).rolling(RollingLoglikelihoodRequest("<bos>abc"))
+    assert windows == [TokenSpan([BOS, 97, 98], 1), TokenSpan([97, 98, 99], 2)]

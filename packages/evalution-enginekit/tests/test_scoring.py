@@ -1,0 +1,194 @@
+"""Scoring through a toy engine: values, order, chunks, and what one span's failure does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalution_core import (
+    EngineRuntimeError,
+    InvalidRequestError,
+    LoglikelihoodOutput,
+    LoglikelihoodRequest,
+    RequestFailure,
+    RollingLoglikelihoodRequest,
+)
+from evalution_enginekit import TokenScore, TokenSpan
+
+Echoes = Callable[..., Any]
+TEXTS = st.text("ab ", min_size=1, max_size=8)
+
+
+def logprob(before: int, token_id: int) -> float:
+    return -(1 + (before * 31 + token_id * 7) % 97) / 16
+
+
+def chain(token_ids: list[int]) -> list[float]:
+    return [logprob(a, b) for a, b in pairwise(token_ids)]
+
+
+def asked(*texts: str) -> list[LoglikelihoodRequest]:
+    return [LoglikelihoodRequest("q", text, metadata={"text": text}) for text in texts]
+
+
+def test_outputs_are_the_scores_of_their_own_request(echo: Echoes) -> None:
+    session = echo(scoring_window=3)
+
+    @settings(deadline=None, max_examples=20)
+    @given(st.lists(TEXTS, max_size=8), st.none() | st.integers(1, 4))
+    def check(texts: list[str], batch_size: int | None) -> None:
+        outputs = session.loglikelihood(asked(*texts), batch_size=batch_size)
+        for text, output in zip(texts, outputs, strict=True):
+            token_ids = [113, *text.encode()]
+            assert output.token_logprobs == chain(token_ids)
+            assert output.logprob == math.fsum(chain(token_ids))
+            assert output.token_ids == token_ids[1:]
+            assert (output.token_count, output.prompt_tokens) == (len(text), 2)
+            assert (output.is_greedy, output.truncated_tokens) == (None, 0)
+            assert output.metadata == {"text": text}
+
+    check()
+    assert max(map(len, session.chunks)) == 3
+
+
+def test_spans_with_a_shared_prefix_are_scored_together(echo: Echoes) -> None:
+    session = echo(scoring_window=2)
+    session.loglikelihood([LoglikelihoodRequest(q, c) for c in ("1", "2") for q in ("abc", "xyz")])
+    prefixes = [{bytes(span.token_ids[1:4]) for span in chunk} for chunk in session.chunks[-2:]]
+    assert prefixes == [{b"abc"}, {b"xyz"}]
+
+
+def test_spans_of_a_continuous_call_are_grouped_too(echo: Echoes) -> None:
+    session = echo(scoring_window=4)
+    session.check()
+    texts = [q + c for c in "12" for q in ("abc", "xyz")]
+    requests = [(text, LoglikelihoodRequest(text, "!")) for text in texts]
+    results = dict(session.loglikelihood_continuous(requests))
+    (chunk,) = session.chunks[1:]
+    heads = [bytes(span.token_ids[1:4]) for span in chunk]
+    assert heads == [b"abc", b"abc", b"xyz", b"xyz"]
+    for text in texts:
+        assert results[text].token_logprobs == [logprob(ord(text[-1]), ord("!"))]
+
+
+def test_a_long_context_is_cut_from_the_left(echo: Echoes) -> None:
+    session = echo(max_model_len=16)
+    (output,) = session.loglikelihood([LoglikelihoodRequest("a" * 40 + "z", "bcd")])
+    assert output.truncated_tokens == 45 - 17
+    assert output.token_logprobs == chain([122, *b"bcd"])
+    assert all(len(span.fed) <= 16 for chunk in session.chunks for span in chunk)
+
+
+def test_continuous_scores_come_with_their_ids_and_failures_as_values(echo: Echoes) -> None:
+    requests = [("a", *asked("x")), ("b", LoglikelihoodRequest("q", "")), ("c", *asked("yz"))]
+    results = dict(echo().loglikelihood_continuous(requests, batch_size=2))
+    assert isinstance(results["b"], RequestFailure)
+    assert isinstance(results["b"].error, InvalidRequestError)
+    assert [results[key].token_count for key in "ac"] == [1, 2]
+
+
+def test_a_span_of_its_own_error_fails_alone(echo: Echoes) -> None:
+    session = echo()
+    session.check()
+    good = session.score
+
+    def poisoned(span: TokenSpan) -> Any:
+        return EngineRuntimeError("bad span") if 33 in span.token_ids else good(span)
+
+    session.score = poisoned
+    results = dict(session.loglikelihood_continuous(zip("abc", asked("x", "!", "y"), strict=True)))
+    assert isinstance(results["b"], RequestFailure)
+    assert results["b"].metadata == {"text": "!"}
+    assert isinstance(results["a"], LoglikelihoodOutput)
+    with pytest.raises(EngineRuntimeError, match=r"^bad span$"):
+        session.loglikelihood(asked("x", "!"))
+
+
+def test_a_crash_names_what_was_in_flight_and_the_next_call_works(echo: Echoes) -> None:
+    session = echo()
+    session.check()
+    good, crash = session.score, OSError("worker died")
+
+    def broken(_: TokenSpan) -> TokenScore:
+        raise crash
+
+    session.score = broken
+    with pytest.raises(EngineRuntimeError, match="scoring failed: OSError: worker died") as raised:
+        list(session.loglikelihood_continuous([("a", *asked("x"))]))
+    assert raised.value.in_flight == ("a",)
+    assert raised.value.__cause__ is crash
+    session.score = good
+    assert session.loglikelihood(asked("x"))[0].token_count == 1
+
+
+def test_a_missing_score_is_not_given_to_another_request(
+    echo: Echoes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = echo()
+    session.check()
+    monkeypatch.setattr(session._scoring, "_score", lambda spans: [TokenScore([-1.0])])
+    with pytest.raises(EngineRuntimeError, match="scored 1 of 2 spans"):
+        session.loglikelihood(asked("x", "y"))
+
+
+def test_a_score_that_lacks_tokens_is_an_error_and_not_a_smaller_sum(echo: Echoes) -> None:
+    session = echo()
+    session.check()
+    good = session.score
+
+    def short(span: TokenSpan) -> TokenScore:
+        """A runtime whose prefix cache swallows the first log-probability of a long span."""
+        logprobs = good(span).logprobs
+        return TokenScore(logprobs[1:] if len(logprobs) > 3 else logprobs)
+
+    session.score = short
+    message = r"^4 tokens were to be scored and 3 log-probabilities came$"
+    with pytest.raises(EngineRuntimeError, match=message):
+        session.loglikelihood(asked("abcd"))
+    with pytest.raises(EngineRuntimeError, match=message):
+        session.loglikelihood_rolling([RollingLoglikelihoodRequest("abcd")])
+    results = dict(session.loglikelihood_continuous(zip("ab", asked("abcd", "x"), strict=True)))
+    assert isinstance(results["a"], RequestFailure)
+    assert results["b"].token_count == 1
+
+
+def test_rolling_scores_each_token_once(echo: Echoes) -> None:
+    session = echo(max_model_len=9)
+
+    @settings(deadline=None, max_examples=30)
+    @given(st.lists(st.text("abc", min_size=1, max_size=40), min_size=1, max_size=3))
+    def check(texts: list[str]) -> None:
+        requests = [RollingLoglikelihoodRequest(text, metadata={"t": text}) for text in texts]
+        for text, output in zip(texts, session.loglikelihood_rolling(requests), strict=True):
+            expected = chain([256, *text.encode()])
+            assert output.token_logprobs == expected
+            assert output.logprob == math.fsum(expected)
+            assert (output.token_count, output.metadata) == (len(text), {"t": text})
+            assert output.token_ids == list(text.encode())
+
+    check()
+    assert max(len(span.fed) for chunk in session.chunks for span in chunk) == 9
+
+
+def test_rolling_takes_ids_without_the_leading_one(echo: Echoes) -> None:
+    (output,) = echo().loglikelihood_rolling(
+        [RollingLoglikelihoodRequest("not this", input_ids=[256, 97, 98])]
+    )
+    assert output.token_ids == [97, 98]
+    assert output.token_logprobs == chain([256, 97, 98])
+
+
+def test_bad_requests_are_refused_before_any_is_scored(echo: Echoes) -> None:
+    session = echo()
+    with pytest.raises(InvalidRequestError) as raised:
+        session.loglikelihood([*asked("x"), LoglikelihoodRequest("q", "")])
+    assert list(raised.value.failures) == [1]
+    with pytest.raises(InvalidRequestError, match="rolling request's text is empty"):
+        session.loglikelihood_rolling([RollingLoglikelihoodRequest("")])
+    assert session.chunks == []

@@ -1,0 +1,177 @@
+"""The self check against engines with one fault each, as runtimes have shown them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from evalution_core import (
+    EngineRuntimeError,
+    GenerationOutput,
+    LoglikelihoodRequest,
+    Model,
+    RollingLoglikelihoodRequest,
+)
+from evalution_enginekit import ByteTokenizer, TokenScore, TokenSpan
+from evalution_enginekit.mock import Mock, MockSession, table
+from evalution_enginekit.self_check import self_check
+
+TABLE = table("toy")
+
+
+def score(span: TokenSpan) -> TokenScore:
+    rows = [TABLE.row(span.token_ids[:at]) for at in range(span.start, len(span.token_ids))]
+    chosen = span.token_ids[span.start :]
+    return TokenScore(
+        [row[i] for row, i in zip(rows, chosen, strict=True)],
+        all(row[i] == max(row) for row, i in zip(rows, chosen, strict=True)),
+    )
+
+
+def complete(token_ids: Sequence[int], length: int) -> GenerationOutput:
+    ids, logprobs = list(token_ids), []
+    for _ in range(length):
+        row = TABLE.row(ids)
+        ids.append(max(range(len(row)), key=row.__getitem__))
+        logprobs.append(max(row))
+    return GenerationOutput("", "", token_ids=ids[-length:], token_logprobs=logprobs)
+
+
+def check(faulty: Callable[[TokenSpan], TokenScore] = score, **options: Any) -> Any:
+    arguments: dict[str, Any] = {"complete": complete, "max_model_len": 256, "dtype": "float64"}
+    arguments.update(options)
+    return self_check(
+        ByteTokenizer(), score=lambda spans: [faulty(span) for span in spans], **arguments
+    )
+
+
+def shifted(span: TokenSpan) -> TokenScore:
+    """The row after the right one: off by one."""
+    ids = [*span.token_ids, 0]
+    rows = [TABLE.row(ids[: at + 1]) for at in range(span.start, len(span.token_ids))]
+    return TokenScore([row[i] for row, i in zip(rows, ids[span.start :], strict=False)])
+
+
+def late(span: TokenSpan) -> TokenScore:
+    """The log-probability of the next token in place of each one's own."""
+    ids = [*span.token_ids, 101]
+    return TokenScore(score(TokenSpan(ids, span.start + 1)).logprobs)
+
+
+def zero(span: TokenSpan) -> TokenScore:
+    return TokenScore([0.0] * (len(span.token_ids) - span.start))
+
+
+def without_first(span: TokenSpan) -> TokenScore:
+    return TokenScore(score(span).logprobs[1:])
+
+
+def first_is_zero(span: TokenSpan) -> TokenScore:
+    return TokenScore([0.0, *score(span).logprobs[1:]])
+
+
+def doubled_bos(span: TokenSpan) -> TokenScore:
+    """One token more before the sequence, and the log-probabilities read as if it weren't there."""
+    return TokenScore(score(TokenSpan([256, *span.token_ids], span.start)).logprobs[:-1])
+
+
+def positive(span: TokenSpan) -> TokenScore:
+    return TokenScore([-value for value in score(span).logprobs])
+
+
+def infinite(span: TokenSpan) -> TokenScore:
+    return TokenScore([float("-inf"), *score(span).logprobs[1:]])
+
+
+def wrong_flag(span: TokenSpan) -> TokenScore:
+    return TokenScore(score(span).logprobs, False)
+
+
+def test_a_healthy_engine_passes() -> None:
+    result = check()
+    assert (result.outcome, result.max_difference) == ("passed", 0.0)
+    assert result.detail == "4 tokens scored as generated"
+
+
+def test_without_a_next_token_path_the_parts_are_compared() -> None:
+    result = check(complete=None)
+    assert result.outcome == "passed"
+    assert "no next-token path to compare" in result.detail
+
+
+@pytest.mark.parametrize(
+    ("faulty", "message"),
+    [
+        (late, "scored in two parts differs by .* positions are shifted or tokens lost"),
+        (shifted, "differs from the next-token path by "),
+        (doubled_bos, "differs from the next-token path by .*; the values are shifted by "),
+        (zero, r"all log-probabilities are 0\.0"),
+        (without_first, r"\d+ tokens were to be scored and \d+ log-probabilities came"),
+        (first_is_zero, "scored in two parts differs by .* positions are shifted or tokens lost"),
+        (positive, "must be finite and not positive"),
+        (infinite, "must be finite and not positive"),
+        (wrong_flag, "greedily generated tokens are reported as not greedy"),
+    ],
+)
+def test_a_fault_is_found_and_named(faulty: Any, message: str) -> None:
+    result = check(faulty)
+    assert result.outcome == "failed"
+    assert re.search(message, result.detail), result.detail
+
+
+@pytest.mark.parametrize(
+    ("dtype", "outcome"),
+    [("float64", "failed"), ("float32", "failed"), ("bfloat16", "passed"), ("q4_0", "passed")],
+)
+def test_the_tolerance_is_by_dtype(dtype: str, outcome: str) -> None:
+    def rough(span: TokenSpan) -> TokenScore:
+        noise = 0.05 * (span.start % 2)
+        return TokenScore([value - noise for value in score(span).logprobs])
+
+    assert check(rough, dtype=dtype).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("options", "detail"),
+    [
+        ({"max_model_len": 5}, "max_model_len=5 is too short"),
+        (
+            {"complete": lambda *_: GenerationOutput("", "")},
+            "the next-token path gave no log-probabilities",
+        ),
+    ],
+)
+def test_what_can_not_be_compared_is_not_called_passed(
+    options: dict[str, Any], detail: str
+) -> None:
+    result = check(**options)
+    assert (result.outcome, result.detail) == ("not checkable", detail)
+
+
+class Shifted(MockSession):
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> list[TokenScore]:
+        return [shifted(span) for span in spans]
+
+
+def test_a_session_that_fails_refuses_to_score_and_still_generates() -> None:
+    with Shifted("toy", 512, 4) as session:
+        request = LoglikelihoodRequest("a", "b")
+        for call in (
+            lambda: session.loglikelihood([request]),
+            lambda: list(session.loglikelihood_continuous([(0, request)])),
+            lambda: session.loglikelihood_rolling([RollingLoglikelihoodRequest("a")]),
+        ):
+            with pytest.raises(
+                EngineRuntimeError, match="engine Mock failed its self check and refuses to score"
+            ):
+                call()
+        assert session.describe_execution()["self_check"] == "failed"
+        assert session.check() is session.check()
+
+
+def test_the_mock_engine_passes_through_its_session() -> None:
+    with Mock().build(Model("any")) as session:
+        assert session.check().outcome == "passed"

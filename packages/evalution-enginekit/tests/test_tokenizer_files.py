@@ -1,0 +1,179 @@
+"""A tokenizer from the files of a model folder, and what is said when they are not right."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalution_core import ConfigurationError, EngineUnavailableError, Model
+from evalution_enginekit import ByteTokenizer, TokenizerFile, load_tokenizer
+
+pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")
+
+
+@pytest.fixture
+def folder(golden_folders: dict[str, Path], tmp_path: Path) -> Path:
+    """The golden byte-level tokenizer: `<s>` is 0 and leads, `</s>` is 1."""
+    for file in golden_folders["bytelevel"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def write(file: Path, **content: Any) -> None:
+    file.write_text(json.dumps(content))
+
+
+def read(folder: Path) -> TokenizerFile:
+    return TokenizerFile(folder / "tokenizer.json")
+
+
+def test_what_the_files_say(folder: Path) -> None:
+    tokenizer = read(folder)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.leading_ids) == (0, 1, (0,))
+    assert tokenizer.eos_ids == {1}
+    assert tokenizer.special_ids == {0, 1}
+    assert tokenizer.chat_template is None
+    token_ids = tokenizer.encode("<s>the cat")
+    assert token_ids[0] == 0
+    assert tokenizer.decode(token_ids) == "the cat"
+    assert tokenizer.decode(tuple(token_ids), skip_special_tokens=False) == "<s>the cat"
+    assert max(token_ids) < tokenizer.vocabulary_size <= 420
+
+
+def test_a_tokenizer_without_leading_token_and_bos(golden_folders: dict[str, Path]) -> None:
+    tokenizer = read(golden_folders["crossing"])
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.leading_ids) == (None, 0, ())
+    assert read(golden_folders["unigram"]).leading_ids == ()
+
+
+def test_without_a_configuration_there_are_no_named_tokens(folder: Path) -> None:
+    (folder / "tokenizer_config.json").unlink()
+    tokenizer = read(folder)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.eos_ids) == (None, None, frozenset())
+    assert tokenizer.leading_ids == (0,)
+
+
+@pytest.mark.parametrize(
+    ("files", "eos_ids"),
+    [
+        ({"generation_config.json": [5, 6]}, {1, 5, 6}),
+        ({"generation_config.json": 5}, {1, 5}),
+        ({"config.json": 5}, {1, 5}),
+        ({"config.json": [5], "generation_config.json": 6}, {1, 6}),
+        ({"generation_config.json": None}, {1}),
+    ],
+)
+def test_ids_that_the_model_declares_end_a_generation_too(
+    folder: Path, files: dict[str, Any], eos_ids: set[int]
+) -> None:
+    for name, declared in files.items():
+        write(folder / name, eos_token_id=declared)
+    assert read(folder).eos_ids == eos_ids
+
+
+def test_a_special_token_may_be_written_out(folder: Path) -> None:
+    write(folder / "tokenizer_config.json", eos_token={"content": "</s>", "special": True})
+    assert read(folder).eos_id == 1
+    write(folder / "tokenizer_config.json", bos_token=None, eos_token="not in the vocabulary")
+    assert (read(folder).bos_id, read(folder).eos_id) == (None, None)
+
+
+def test_the_template_of_the_configuration(folder: Path) -> None:
+    config = {"bos_token": "<s>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    write(folder / "tokenizer_config.json", **config)
+    template = read(folder).chat_template
+    assert template is not None
+    assert template.render([{"role": "user", "content": "hi"}]) == "<s>hi"
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    write(folder / "tokenizer_config.json", chat_template=named)
+    template = read(folder).chat_template
+    assert template is not None
+    assert template.source == "yes"
+
+
+def test_the_template_file_goes_before_the_configuration(folder: Path) -> None:
+    write(folder / "tokenizer_config.json", chat_template="config", eos_token="</s>")
+    (folder / "chat_template.jinja").write_text("file {{ eos_token }}")
+    template = read(folder).chat_template
+    assert template is not None
+    assert template.render([{"role": "user", "content": "hi"}]) == "file </s>"
+
+
+def test_it_crosses_processes(folder: Path) -> None:
+    tokenizer = read(folder)
+    assert pickle.loads(pickle.dumps(tokenizer)).encode("the") == tokenizer.encode("the")
+
+
+def test_padding_and_truncation_of_the_file_are_off(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    content["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+    assert len(read(folder).encode("the cat sees the house")) > 2
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"^no tokenizer at .*tokenizer\.json$"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model": {"type": "none"}}', ""])
+def test_a_file_that_is_no_tokenizer(folder: Path, content: str) -> None:
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json is not a tokenizer file: "):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "config.json"])
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_broken_file_beside_it(folder: Path, name: str, content: str) -> None:
+    (folder / name).write_text(content)
+    with pytest.raises(ConfigurationError, match=rf"{name} is not "):
+        read(folder)
+
+
+def test_the_library_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str, *_: Any) -> Any:
+        return None if name == "tokenizers" else importlib.util.find_spec(name)
+
+    monkeypatch.setattr("evalution_enginekit.tokenizer_files.find_spec", find)
+    with pytest.raises(
+        EngineUnavailableError, match=r'pip install "evalution-enginekit\[tokenizers\]"'
+    ):
+        read(folder)
+
+
+def test_the_models_folder_is_read(folder: Path) -> None:
+    assert isinstance(load_tokenizer(Model("m"), folder), TokenizerFile)
+
+
+@pytest.mark.parametrize("by", ["tokenizer", "tokenizer_path"])
+@pytest.mark.parametrize("file", ["", "tokenizer.json"])
+def test_another_tokenizer_may_be_named(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, by: str, file: str
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("weights")
+    named: dict[str, Any] = {by: str(folder / file)}
+    model = Model("m", **named)
+    assert load_tokenizer(model, elsewhere).encode("<s>") == [0]
+
+
+def test_a_tokenizer_object_is_taken_as_it_is(tmp_path: Path) -> None:
+    tokenizer = ByteTokenizer()
+    assert load_tokenizer(Model("m", tokenizer=tokenizer), tmp_path) is tokenizer
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"no tokenizer in .*: expected tokenizer\.json; set tokenizer_pa"
+    ):
+        load_tokenizer(Model("m"), tmp_path)
