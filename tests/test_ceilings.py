@@ -24,14 +24,6 @@ LONGER_FILES: dict[str, str] = {
     "evalution_enginekit/session.py": (
         "the whole contract on one class, which a subclass reads in one place"
     ),
-    **dict.fromkeys(
-        (
-            "evalution_conformance/mutants/completions.py",
-            "evalution_conformance/mutants/scores.py",
-            "evalution_conformance/mutants/toy.py",
-        ),
-        "a list of planted faults and the model they are planted in, each read by itself",
-    ),
 }
 
 SKIPPED = {

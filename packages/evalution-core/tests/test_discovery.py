@@ -158,23 +158,29 @@ def test_an_unknown_name_names_the_nearest_and_lists_all(install: Install) -> No
     with pytest.raises(UnknownEngineError) as caught:
         load_engine("acmee")
     assert str(caught.value) == (
-        "no engine 'acmee' is installed; did you mean 'Acme'?; installed: Acme, Zebra"
+        "no engine 'acmee' is installed; did you mean 'Acme'? (installed: Acme, Zebra)"
     )
 
 
 def test_an_unknown_name_with_a_hint_says_what_to_install(install: Install) -> None:
     install("acme-engines", {"Acme": "acme_plugin:Acme"})
     with pytest.raises(UnknownEngineError) as caught:
-        load_engine("V-LLM", hints={"vllm": "evalution-vllm"})
+        load_engine("V-LLM", hints={"VLLM": "evalution-vllm"})
     assert str(caught.value) == (
-        "no engine 'V-LLM' is installed; pip install evalution-vllm; installed: Acme"
+        "no engine 'V-LLM' is installed; pip install evalution-vllm (installed: Acme)"
+    )
+    with pytest.raises(UnknownEngineError) as caught:
+        load_engine("vlm", hints={"VLLM": "evalution-vllm"})
+    assert str(caught.value) == (
+        "no engine 'vlm' is installed; did you mean 'VLLM'? pip install evalution-vllm "
+        "(installed: Acme)"
     )
 
 
 def test_an_unknown_name_where_nothing_is_installed(install: Install) -> None:
     with pytest.raises(UnknownEngineError) as caught:
         load_engine("Acme")
-    assert str(caught.value) == "no engine 'Acme' is installed; installed: none"
+    assert str(caught.value) == "no engine 'Acme' is installed (installed: none)"
 
 
 # plugins that don't work

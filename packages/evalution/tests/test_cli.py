@@ -73,7 +73,7 @@ def test_failed_requests_end_in_3_and_are_told(command_line: Any, folder: Path) 
 
 
 CASES: list[tuple[dict[str, Any], int, str]] = [
-    ({"engine": "VLM"}, 2, "no engine 'VLM' is installed; pip install evalution-vllm"),
+    ({"engine": "VLM"}, 2, "is installed; did you mean 'VLLM'? pip install evalution-vllm"),
     ({"engine": "Referense"}, 2, "did you mean 'Reference'"),
     ({"engine": "no_module:Engine"}, 1, "No module named 'no_module'"),
     ({"tests": "[]"}, 2, "tests must be a list with at least one suite"),

@@ -21,7 +21,8 @@ def test_an_installed_engine_is_an_attribute_whatever_its_case() -> None:
     assert eval.engines.Reference.__module__ == "evalution_reference.engine"
 
 
-def test_dir_lists_what_is_installed() -> None:
+def test_dir_lists_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evalution_core.discovery._registered", {})
     installed = importlib.metadata.entry_points(group="evalution.engines")
     assert dir(engines) == sorted({point.name for point in installed})
 

@@ -123,7 +123,7 @@ def test_options_are_shown_as_a_spec_has_them() -> None:
         ({"prompt": "{question"}, "prompt '{question'"),
         ({"target": ""}, "target is empty"),
         ({"filters": {}}, "must name at least one pipeline"),
-        ({"filters": ["strip"]}, "option 'filters' of suite Generation"),
+        ({"filters": ["strip"]}, "option 'filters.0' of suite Generation"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], message: str) -> None:

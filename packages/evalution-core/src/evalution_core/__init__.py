@@ -50,7 +50,7 @@ from evalution_core.session import (
     HasTokenizer,
     TextCodec,
 )
-from evalution_core.spelling import nearest_name
+from evalution_core.spelling import did_you_mean, nearest_name, normalized
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -93,9 +93,11 @@ __all__ = [
     "UnsupportedRequestError",
     "available",
     "builtin_path",
+    "did_you_mean",
     "load_engine",
     "nearest_name",
     "neutral",
+    "normalized",
     "numeric_options",
     "raise_failures",
     "redact",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from evalution_core.entries import installed
 from evalution_core.errors import ConfigurationError
-from evalution_core.spelling import nearest_name
+from evalution_core.spelling import did_you_mean
 
 PREFIX = "builtin:"
 
@@ -32,8 +32,7 @@ def builtin_path(name: str, kind: str) -> Path:
         )
     offered: Mapping[str, Path] = points[wanted].load()
     if kind not in offered:
-        near = nearest_name(kind, offered)
-        hint = f"; did you mean {near!r}?" if near else ""
+        hint = did_you_mean(kind, offered)
         raise ConfigurationError(
             f"{PREFIX}{wanted} has no {kind!r}{hint} (it has: {', '.join(sorted(offered))})"
         )

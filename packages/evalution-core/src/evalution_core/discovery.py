@@ -21,7 +21,7 @@ from evalution_core.errors import (
     EvalutionError,
     UnknownEngineError,
 )
-from evalution_core.spelling import nearest_name
+from evalution_core.spelling import nearest_name, normalized
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -66,16 +66,11 @@ class EngineEntry:
         return _checked(found, self.name, source)
 
 
-def normalize(name: str) -> str:
-    """`name` as names are compared: without case, `-` and `_`."""
-    return name.casefold().replace("-", "").replace("_", "")
-
-
 def available() -> list[EngineEntry]:
     """Every engine that is installed or registered, by name; imports none of them."""
     found = [_entry(point) for point in installed(ENGINES)]
     found.extend(_registered.values())
-    return sorted(set(found), key=lambda entry: (normalize(entry.name), entry.distribution or ""))
+    return sorted(set(found), key=lambda entry: (normalized(entry.name), entry.distribution or ""))
 
 
 def load_engine(name: str, *, hints: Mapping[str, str] | None = None) -> type[BaseEngine]:
@@ -83,7 +78,7 @@ def load_engine(name: str, *, hints: Mapping[str, str] | None = None) -> type[Ba
 
     Args:
         name: a public name, `distribution/Name`, or `package.module:Class`.
-        hints: normalized names of engines that aren't installed, and what to install for them.
+        hints: names of engines that may not be installed, and what to install for them.
 
     Raises:
         UnknownEngineError: nothing installed has the name; lists what is, and what to install.
@@ -96,8 +91,8 @@ def load_engine(name: str, *, hints: Mapping[str, str] | None = None) -> type[Ba
     matches = [
         entry
         for entry in available()
-        if normalize(entry.name) == normalize(wanted)
-        and (not distribution or normalize(entry.source) == normalize(distribution))
+        if normalized(entry.name) == normalized(wanted)
+        and (not distribution or normalized(entry.source) == normalized(distribution))
     ]
     if not matches:
         raise _unknown_engine(name, hints or {})
@@ -122,12 +117,12 @@ def register_engine(name: str) -> Callable[[E], E]:
                 f"@register_engine({name!r}): {engine.__qualname__} must stand at module level"
             )
         value = f"{engine.__module__}:{engine.__qualname__}"
-        known = _registered.get(normalize(name))
+        known = _registered.get(normalized(name))
         if known is not None and known.value != value:
             raise ConfigurationError(
                 f"engine {name!r} is already registered by {known.value}; choose another name"
             )
-        _registered[normalize(name)] = EngineEntry(name, value, None, None)
+        _registered[normalized(name)] = EngineEntry(name, value, None, None)
         return engine
 
     return register
@@ -161,13 +156,13 @@ def _checked(found: Any, name: str, source: str) -> type[BaseEngine]:
 
 
 def _unknown_engine(name: str, hints: Mapping[str, str]) -> UnknownEngineError:
-    installed = [entry.name for entry in available()]
-    by_normal = {normalize(known): known for known in installed}
-    near = nearest_name(normalize(name), [*by_normal, *hints], cutoff=0.6)
-    parts = [f"no engine {name!r} is installed"]
-    if near in by_normal:
-        parts.append(f"did you mean {by_normal[near]!r}?")
-    elif near:
-        parts.append(f"pip install {hints[near]}")
-    parts.append(f"installed: {', '.join(installed) or 'none'}")
-    return UnknownEngineError("; ".join(parts))
+    known = [entry.name for entry in available()]
+    likely = nearest_name(name, [*known, *hints], cutoff=0.6)
+    advice = ""
+    if likely in known:
+        advice = f"; did you mean {likely!r}?"
+    elif likely is not None:
+        meant = "" if normalized(likely) == normalized(name) else f"did you mean {likely!r}? "
+        advice = f"; {meant}pip install {hints[likely]}"
+    listed = ", ".join(known) or "none"
+    return UnknownEngineError(f"no engine {name!r} is installed{advice} (installed: {listed})")

@@ -47,6 +47,7 @@ class BaseEngine(ABC):
 
     __slots__ = ()
 
+    declared_as: ClassVar[str] = "engine"
     contract: ClassVar[int] = 1
     """The contract version the engine was written for."""
     capabilities: ClassVar[frozenset[Capability]] = GUIDE_CAPABILITIES

@@ -1,8 +1,8 @@
-"""An engine's options: what they are, whether a value fits, and how they are shown.
+"""Options: what they are, whether a value fits, and how they are shown.
 
-An engine is a stdlib dataclass. Its annotations are the one description of its options; from them
-come strict validation (names and types, no bool for an int), the nearest name for a misspelt one,
-the JSON schema, and which options are secret or don't change numbers.
+What has options, such as an engine, is a stdlib dataclass. Its annotations are their one
+description; from them come strict validation (names and types, no bool for an int), the nearest
+name for a misspelt one, the JSON schema, and which options are secret or don't change numbers.
 """
 
 from __future__ import annotations
@@ -11,18 +11,26 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_args, get_type_hints
 
 import pydantic
 
 from evalution_core.errors import ConfigurationError
 from evalution_core.redaction import SECRET_FIELD, redact
-from evalution_core.spelling import nearest_name
+from evalution_core.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from evalution_core.engine import BaseEngine
+    from pydantic_core import ErrorDetails
 
 _NEUTRAL_FIELD = "evalution.neutral"
+
+
+class Declaration(Protocol):
+    """A dataclass whose fields are options."""
+
+    declared_as: ClassVar[str]
+    """What it is called in messages: `engine`."""
+    __name__: str
 
 
 def secret(*, default: Any = None) -> Any:
@@ -45,98 +53,103 @@ class EngineSpec:
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def option_fields(engine: type[BaseEngine]) -> tuple[Field[Any], ...]:
+def option_fields(kind: type[Declaration]) -> tuple[Field[Any], ...]:
     """The options a caller may set, in positional order."""
     try:
-        return tuple(f for f in fields(engine) if f.init)  # pyright: ignore[reportArgumentType]
+        return tuple(f for f in fields(kind) if f.init)  # pyright: ignore[reportArgumentType]
     except TypeError as error:
         raise ConfigurationError(
-            f"engine {engine.__name__} must be a dataclass; put @dataclass(slots=True) above it"
+            f"{kind.declared_as} {kind.__name__} must be a dataclass; put @dataclass above it"
         ) from error
 
 
-def check_option_names(engine: type[BaseEngine], names: Iterable[str]) -> None:
-    """Raise `ConfigurationError` for a name that isn't an option, with the nearest ones."""
-    known = [f.name for f in option_fields(engine)]
+def check_option_names(kind: type[Declaration], names: Iterable[str]) -> None:
+    """Raise `ConfigurationError` for a name that isn't an option, with the nearest one."""
+    known = [f.name for f in option_fields(kind)]
     for name in names:
         if name not in known:
-            near = nearest_name(str(name), known)
-            hint = f"; did you mean {near!r}?" if near else ""
-            listed = ", ".join(known) or "none"
             raise ConfigurationError(
-                f"engine {engine.__name__} has no option {name!r}{hint} (options: {listed})"
+                f"{kind.declared_as} {kind.__name__} has no option {name!r}"
+                f"{did_you_mean(str(name), known)} (options: {', '.join(known) or 'none'})"
             )
 
 
-def validate_options(engine: BaseEngine) -> None:
+def validate_options(declaration: Declaration) -> None:
     """Raise `ConfigurationError` for each option whose present value doesn't fit its type."""
-    kind = type(engine)
-    values = {f.name: getattr(engine, f.name) for f in option_fields(kind)}
+    if problems := option_problems(declaration):
+        raise ConfigurationError("; ".join(problems.values()))
+
+
+def option_problems(declaration: Declaration) -> dict[str, str]:
+    """What is wrong with the present values, by option."""
+    kind = type(declaration)
+    values = {f.name: getattr(declaration, f.name) for f in option_fields(kind)}
     try:
         _validator(kind).model_validate(values, strict=True)
     except pydantic.ValidationError as error:
-        raise _configuration_error(kind, error) from None
+        return _problems(kind, error, values)
+    return {}
 
 
-def parse_options(engine: type[BaseEngine], options: Mapping[str, Any]) -> dict[str, Any]:
+def parse_options(kind: type[Declaration], options: Mapping[str, Any]) -> dict[str, Any]:
     """Constructor arguments from a spec's mapping; a list becomes a tuple, a mapping a dataclass.
 
     Raises:
         ConfigurationError: an unknown name, a value of the wrong type, or one JSON can't hold.
     """
-    check_option_names(engine, options)
+    check_option_names(kind, options)
     try:
         text = json.dumps(dict(options))
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"engine {engine.__name__}: {error}") from error
+        raise ConfigurationError(f"{kind.declared_as} {kind.__name__}: {error}") from error
     try:
-        parsed = _validator(engine).model_validate_json(text, strict=True)
+        parsed = _validator(kind).model_validate_json(text, strict=True)
     except pydantic.ValidationError as error:
-        raise _configuration_error(engine, error) from None
-    values = dict(zip((f.name for f in option_fields(engine)), dict(parsed).values(), strict=True))
+        raise ConfigurationError("; ".join(_problems(kind, error, options).values())) from None
+    values = dict(zip((f.name for f in option_fields(kind)), dict(parsed).values(), strict=True))
     return {name: values[name] for name in options}
 
 
-def options_schema(engine: type[BaseEngine]) -> dict[str, Any]:
+def options_schema(kind: type[Declaration]) -> dict[str, Any]:
     """JSON schema of the options; secret ones are `writeOnly` and show no default."""
-    schema = _validator(engine).model_json_schema()
-    shown: dict[str, dict[str, Any]] = {engine.__name__: schema, **schema.get("$defs", {})}
-    for owner, names in _secrets(engine).items():
+    schema = _validator(kind).model_json_schema()
+    shown: dict[str, dict[str, Any]] = {kind.__name__: schema, **schema.get("$defs", {})}
+    for owner, names in _secrets(kind).items():
         for name in names:
             shown[owner]["properties"][name].pop("default", None)
             shown[owner]["properties"][name]["writeOnly"] = True
     return schema
 
 
-def numeric_options(engine: BaseEngine) -> dict[str, Any]:
+def numeric_options(declaration: Declaration) -> dict[str, Any]:
     """The redacted options that may change a number: all that are neither neutral nor secret."""
     return {
-        f.name: redact(getattr(engine, f.name))
-        for f in option_fields(type(engine))
+        f.name: redact(getattr(declaration, f.name))
+        for f in option_fields(type(declaration))
         if not f.metadata.get(_NEUTRAL_FIELD) and not f.metadata.get(SECRET_FIELD)
     }
 
 
 @cache
-def _hints(engine: type[BaseEngine]) -> dict[str, Any]:
+def _hints(kind: type[Declaration]) -> dict[str, Any]:
     try:
-        return get_type_hints(engine, include_extras=True)
+        return get_type_hints(kind, include_extras=True)
     except NameError as error:
         raise ConfigurationError(
-            f"engine {engine.__name__}: the type of an option can't be resolved ({error}); "
-            "option types must be importable at run time"
+            f"{kind.declared_as} {kind.__name__}: the type of an option can't be resolved "
+            f"({error}); option types must be importable at run time"
         ) from error
 
 
 @cache
-def _validator(engine: type[BaseEngine]) -> type[pydantic.BaseModel]:
+def _validator(kind: type[Declaration]) -> type[pydantic.BaseModel]:
     """A model whose fields are numbered and carry the options' names as aliases.
 
     A field of pydantic's may not be called `copy` or `model_config`; an option may.
     """
-    hints = _hints(engine)
+    hints = _hints(kind)
     numbered: dict[str, Any] = {}
-    for number, option in enumerate(option_fields(engine)):
+    for number, option in enumerate(option_fields(kind)):
         if option.default is not MISSING:
             settings = pydantic.Field(alias=option.name, default=option.default)
         elif option.default_factory is not MISSING:
@@ -147,7 +160,7 @@ def _validator(engine: type[BaseEngine]) -> type[pydantic.BaseModel]:
     config = pydantic.ConfigDict(
         extra="forbid", arbitrary_types_allowed=True, revalidate_instances="always"
     )
-    return pydantic.create_model(engine.__name__, __config__=config, **numbered)
+    return pydantic.create_model(kind.__name__, __config__=config, **numbered)
 
 
 def _secrets(root: Any) -> dict[str, set[str]]:
@@ -165,16 +178,33 @@ def _secrets(root: Any) -> dict[str, set[str]]:
     return found
 
 
-def _configuration_error(
-    engine: type[BaseEngine], error: pydantic.ValidationError
-) -> ConfigurationError:
-    secrets = set[str]().union(*_secrets(engine).values())
-    lines: list[str] = []
+def _problems(
+    kind: type[Declaration], error: pydantic.ValidationError, values: Mapping[str, Any]
+) -> dict[str, str]:
+    """A line for each option that is wrong."""
+    found: dict[str, list[ErrorDetails]] = {}
     for problem in error.errors(include_url=False):
-        path = [str(part) for part in problem["loc"]]
-        within = _secrets(_hints(engine)[path[0]]) if path else {}
-        hidden = secrets.intersection(path) or any(within.values())
-        got = "" if hidden else f", got {redact(problem['input'])!r}"
-        name = ".".join(path)
-        lines.append(f"option {name!r} of engine {engine.__name__}: {problem['msg']}{got}")
-    return ConfigurationError("; ".join(lines))
+        found.setdefault(str(problem["loc"][0]), []).append(problem)
+    return {name: _complaint(kind, name, found[name], values) for name in found}
+
+
+def _complaint(
+    kind: type[Declaration],
+    option: str,
+    problems: list[ErrorDetails],
+    values: Mapping[str, Any],
+) -> str:
+    owner = f"{kind.declared_as} {kind.__name__}"
+    if option not in values:
+        return f"{owner} needs the option {option!r}"
+    inner = [p for p in problems if len(p["loc"]) > 1 and p["input"] != values[option]]
+    path = [str(part) for part in inner[0]["loc"]] if inner else [option]
+    # What is neither a name nor an index is pydantic's own word for the member of a union.
+    name = ".".join(part for part in path if part.isidentifier() or part.isdecimal())
+    value = inner[0]["input"] if inner else values[option]
+    # Each member of a union complains: together they say what is possible.
+    text = " or ".join(dict.fromkeys(problem["msg"] for problem in inner or problems))
+    secrets = set[str]().union(*_secrets(kind).values())
+    hidden = secrets.intersection(path) or any(_secrets(_hints(kind)[option]).values())
+    got = "" if hidden else f", got {redact(value)!r}"
+    return f"option {name!r} of {owner}: {text}{got}"

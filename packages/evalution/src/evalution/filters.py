@@ -13,8 +13,10 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
-from evalution.names import did_you_mean
-from evalution_core import ConfigurationError
+from evalution_core import (
+    ConfigurationError,
+    did_you_mean,
+)
 
 
 @runtime_checkable

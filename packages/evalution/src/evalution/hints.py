@@ -6,17 +6,16 @@ Only messages read this; no code decides anything by these names.
 from __future__ import annotations
 
 INSTALL_HINTS = {
-    "gptqmodel": "evalution-gptqmodel",
-    "llamacpp": "evalution-llama-cpp",
-    "openai": "evalution-openai",
-    "openaicompatible": "evalution-openai",
-    "openvino": "evalution-openvino",
-    "reference": "evalution-reference",
-    "sglang": "evalution-sglang",
-    "tensorrtllm": "evalution-tensorrt-llm",
-    "tinygrad": "evalution-tinygrad",
-    "transformers": "evalution-transformers",
-    "transformerscompat": "evalution-transformers",
-    "vllm": "evalution-vllm",
+    "GPTQModel": "evalution-gptqmodel",
+    "LlamaCpp": "evalution-llama-cpp",
+    "OpenAICompatible": "evalution-openai",
+    "OpenVINO": "evalution-openvino",
+    "Reference": "evalution-reference",
+    "SGLang": "evalution-sglang",
+    "TensorRTLLM": "evalution-tensorrt-llm",
+    "Tinygrad": "evalution-tinygrad",
+    "Transformers": "evalution-transformers",
+    "TransformersCompat": "evalution-transformers",
+    "VLLM": "evalution-vllm",
 }
-"""Normalized engine name to the distribution that brings it."""
+"""Engine name to the distribution that brings it."""

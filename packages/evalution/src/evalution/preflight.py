@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalution.names import did_you_mean
 from evalution.suites.suite import AnySuite, Suite
 from evalution_core import (
     BaseEngine,
@@ -14,6 +13,7 @@ from evalution_core import (
     ConfigurationError,
     Model,
     UnsupportedRequestError,
+    did_you_mean,
     validate_options,
 )
 

@@ -12,8 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from evalution.names import did_you_mean
-from evalution_core import ConfigurationError, builtin_path
+from evalution_core import (
+    ConfigurationError,
+    builtin_path,
+    did_you_mean,
+)
 
 BUILTIN = "builtin:"
 Data = str | Sequence[Mapping[str, Any]]

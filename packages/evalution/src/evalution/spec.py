@@ -12,13 +12,19 @@ from pathlib import Path
 from typing import Any, cast
 
 from evalution.hints import INSTALL_HINTS
-from evalution.names import did_you_mean
 from evalution.preflight import as_model
 from evalution.rows import BUILTIN
 from evalution.suites.discovery import load_suite
 from evalution.suites.suite import AnySuite
 from evalution.yaml_file import read_yaml
-from evalution_core import BaseEngine, ConfigurationError, Model, builtin_path, load_engine
+from evalution_core import (
+    BaseEngine,
+    ConfigurationError,
+    Model,
+    builtin_path,
+    did_you_mean,
+    load_engine,
+)
 
 _SECTIONS = ("engine", "model", "tests")
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, cast
 
-import pydantic
-
-from evalution.names import did_you_mean
 from evalution.rows import BUILTIN
 from evalution_core import ConfigurationError, redact
+from evalution_core.options import check_option_names, option_fields, option_problems
 
 if TYPE_CHECKING:
     from evalution.suites.suite import AnySuite
@@ -29,39 +26,11 @@ def parsed_by(parse: Callable[[object], Any], shown_by: Callable[[object], Any])
     return {_PARSE: parse, _SHOW: shown_by}
 
 
-def suite_fields(suite: type[AnySuite]) -> tuple[Field[Any], ...]:
-    """The options a caller may set.
-
-    Raises:
-        ConfigurationError: the class is no dataclass.
-    """
-    try:
-        return tuple(option for option in fields(suite) if option.init)
-    except TypeError:
-        raise ConfigurationError(
-            f"suite {suite.__name__} must be a dataclass; put @dataclass(kw_only=True) above it"
-        ) from None
-
-
-def check_names(suite: type[AnySuite], names: Iterable[str]) -> None:
-    """Raise `ConfigurationError` for a name that isn't an option, with the nearest one."""
-    known = [option.name for option in suite_fields(suite)]
-    for name in names:
-        if name not in known:
-            raise ConfigurationError(
-                f"suite {suite.__name__} has no option {name!r}{did_you_mean(name, known)} "
-                f"(options: {', '.join(known)})"
-            )
-
-
 def validate_suite(suite: AnySuite) -> None:
     """Raise `ConfigurationError` for each option whose value doesn't fit its type."""
-    kind = type(suite)
-    values = {option.name: getattr(suite, option.name) for option in suite_fields(kind)}
-    try:
-        _options_model(kind).model_validate(values, strict=True)
-    except pydantic.ValidationError as error:
-        raise ConfigurationError("; ".join(_problems(suite, error))) from None
+    if problems := option_problems(suite):
+        lines = [text + _hint(getattr(suite, name)) for name, text in problems.items()]
+        raise ConfigurationError("; ".join(lines))
 
 
 def parse_options(
@@ -72,13 +41,13 @@ def parse_options(
     Raises:
         ConfigurationError: an unknown or missing name, or a value its option can't be made of.
     """
-    check_names(suite, options)
-    for option in suite_fields(suite):
+    check_option_names(suite, options)
+    for option in option_fields(suite):
         has_default = option.default is not MISSING or option.default_factory is not MISSING
         if not has_default and option.name not in options:
             raise ConfigurationError(f"suite {suite.__name__} needs the option {option.name!r}")
     parsed = dict(options)
-    for option in suite_fields(suite):
+    for option in option_fields(suite):
         if option.name not in options:
             continue
         if parse := option.metadata.get(_PARSE):
@@ -91,7 +60,7 @@ def parse_options(
 def shown_options(suite: AnySuite) -> dict[str, Any]:
     """All options as JSON-safe values, for results; rows given in memory are only counted."""
     shown: dict[str, Any] = {}
-    for option in suite_fields(type(suite)):
+    for option in option_fields(type(suite)):
         value: Any = getattr(suite, option.name)
         if show := option.metadata.get(_SHOW):
             value = show(value)
@@ -105,31 +74,6 @@ def _placed(value: Any, base: Path | None) -> Any:
     if not isinstance(value, str) or base is None or value.startswith((BUILTIN, "~")):
         return value
     return str(base / value)
-
-
-@cache
-def _options_model(suite: type[AnySuite]) -> type[pydantic.BaseModel]:
-    hints = get_type_hints(suite)
-    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-    model_fields: dict[str, Any] = {
-        option.name: (hints[option.name], ...) for option in suite_fields(suite)
-    }
-    return pydantic.create_model(suite.__name__, __config__=config, **model_fields)
-
-
-def _problems(suite: AnySuite, error: pydantic.ValidationError) -> list[str]:
-    found: dict[str, list[str]] = {}
-    for problem in error.errors(include_url=False):
-        found.setdefault(str(problem["loc"][0]), []).append(problem["msg"])
-    lines: list[str] = []
-    for name, messages in found.items():
-        value = redact(getattr(suite, name))
-        # A union reports each member's complaint: together they say what is possible.
-        text = " or ".join(dict.fromkeys(messages))
-        lines.append(
-            f"option {name!r} of suite {type(suite).__name__}: {text}, got {value!r}{_hint(value)}"
-        )
-    return lines
 
 
 def _hint(value: Any) -> str:

@@ -6,9 +6,13 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from evalution.names import did_you_mean, normalized
 from evalution.suites.suite import AnySuite, Suite
-from evalution_core import ConfigurationError, EvalutionError
+from evalution_core import (
+    ConfigurationError,
+    EvalutionError,
+    did_you_mean,
+    normalized,
+)
 
 SUITES = "evalution.suites"
 

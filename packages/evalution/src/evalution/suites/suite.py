@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from evalution.metrics import Measure, Metric
 from evalution.suites.declaration import (
-    check_names,
     parse_options,
     shown_options,
     validate_suite,
@@ -27,6 +26,7 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
+from evalution_core.options import check_option_names
 
 Request = GenerationRequest | LoglikelihoodRequest | RollingLoglikelihoodRequest
 Answer = GenerationOutput | LoglikelihoodOutput | RollingLoglikelihoodOutput
@@ -89,13 +89,14 @@ class Suite(ABC, Generic[S, A]):
     checks into `check_options`. A suite holds no state: it can run any number of times.
     """
 
+    declared_as: ClassVar[str] = "suite"
     request_kind: ClassVar[RequestKind]
 
     name: str | None = None
     batch_size: int | None = None
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        check_names(cls, options)
+        check_option_names(cls, options)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,1 @@
+"""The checks, by group; each is one promise of the contract."""

@@ -1,0 +1,128 @@
+"""Where a context ends and its continuation begins, in tokens: lm-evaluation-harness's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from evalution_conformance.comparison import assert_same_score
+from evalution_conformance.probes import PROMPTS, SENTENCE, WORDS
+from evalution_conformance.refusal import refusal_of
+from evalution_conformance.subject import Subject
+from evalution_conformance.suite import group, needs
+from evalution_core import (
+    Capability,
+    ContextLengthError,
+    InvalidRequestError,
+    LoglikelihoodRequest,
+    TextCodec,
+)
+
+
+@group(Capability.LOGLIKELIHOOD)
+class BoundaryChecks:
+    @needs(Capability.TOKEN_IDS)
+    def test_an_empty_context_is_bos(self, subject: Subject) -> None:
+        """An empty context is conditioned on BOS, else EOS."""
+        special = subject.special_tokens
+        prefix = special.bos_id if special.bos_id is not None else special.eos_id
+        assert prefix is not None, "the model has neither BOS nor EOS"
+        text = "".join(SENTENCE.split()[0])
+        (empty,) = subject.score(LoglikelihoodRequest("", text))
+        expected = subject.score_ids([prefix], subject.codec.encode(text))
+        assert_same_score(subject, empty, expected, "an empty context and BOS as context")
+
+    def test_trailing_whitespace_belongs_to_the_continuation(self, subject: Subject) -> None:
+        """All trailing whitespace of the context moves to the continuation."""
+        moved, plain = subject.score(
+            LoglikelihoodRequest("Tom and Ann \n", "walk"),
+            LoglikelihoodRequest("Tom and Ann", " \nwalk"),
+        )
+        assert_same_score(subject, moved, plain, "whitespace at the end of the context")
+        blank, empty = subject.score(
+            LoglikelihoodRequest(" \n", "walk"), LoglikelihoodRequest("", " \nwalk")
+        )
+        assert_same_score(subject, blank, empty, "a context of whitespace alone, which is empty")
+
+    @needs(Capability.TOKEN_IDS)
+    def test_a_pair_is_encoded_as_one_text(self, subject: Subject) -> None:
+        """`context + continuation` is encoded jointly and cut at `len(encode(context))`."""
+        codec = subject.codec
+        for context, continuation in _crossing_pairs(codec):
+            context_ids = subject.prompt_ids(context)
+            continuation_ids = subject.prompt_ids(context + continuation)[len(context_ids) :]
+            if continuation_ids and continuation_ids != codec.encode(continuation):
+                (output,) = subject.score(LoglikelihoodRequest(context, continuation))
+                expected = subject.score_ids(context_ids, continuation_ids)
+                rule = f"{context!r} + {continuation!r}, where a token crosses the border"
+                assert_same_score(subject, output, expected, rule)
+                return
+        pytest.skip("no probe has a token that crosses the border of context and continuation")
+
+    def test_a_merged_continuation_is_refused(self, subject: Subject) -> None:
+        """A continuation without a token of its own is an `InvalidRequestError`."""
+        for context, continuation in _crossing_pairs(subject.codec):
+            context_ids = subject.prompt_ids(context)
+            if len(subject.prompt_ids(context + continuation)) <= len(context_ids):
+                refusal_of(
+                    lambda c=context, k=continuation: subject.score(LoglikelihoodRequest(c, k)),
+                    InvalidRequestError,
+                    f"{continuation!r} after {context!r}, which is one token with it,",
+                )
+                return
+        pytest.skip("in no probe the tokenizer merges a continuation into its context")
+
+    @needs(Capability.TOKEN_IDS)
+    def test_a_context_has_one_bos(self, subject: Subject) -> None:
+        """Exactly one BOS where the tokenizer adds one, decided on ids."""
+        bos_id = subject.bos_id
+        spelled = subject.codec.decode([bos_id], skip_special_tokens=False)
+        if subject.codec.encode(spelled) != [bos_id]:
+            pytest.skip("the tokenizer doesn't read BOS from text")
+        prompt = PROMPTS[1]
+        given, plain = subject.score(
+            LoglikelihoodRequest(spelled + prompt, " sun"), LoglikelihoodRequest(prompt, " sun")
+        )
+        context_ids = [bos_id, *subject.codec.encode(prompt)]
+        whole_ids = [bos_id, *subject.codec.encode(prompt + " sun")]
+        expected = subject.score_ids(context_ids, whole_ids[len(context_ids) :])
+        assert_same_score(subject, given, expected, "a context that spells its BOS")
+        if subject.special_tokens.leading_ids == (bos_id,):
+            assert_same_score(subject, plain, expected, "a context that BOS is put before")
+
+    @needs(Capability.TRUNCATION)
+    def test_a_long_context_is_cut_from_the_left(self, subject: Subject) -> None:
+        """The last `max_model_len + 1` ids are kept, BOS goes, `truncated_tokens` counts."""
+        context = (SENTENCE * (1 + subject.window // 8)).rstrip()
+        context_ids = subject.prompt_ids(context)
+        continuation_ids = subject.prompt_ids(context + " The")[len(context_ids) :]
+        excess = len(context_ids) + len(continuation_ids) - (subject.window + 1)
+        strict = LoglikelihoodRequest(context, " The", truncation="error")
+        refusal_of(lambda: subject.score(strict), ContextLengthError, "truncation='error'")
+        (cut,) = subject.score(LoglikelihoodRequest(context, " The"))
+        assert cut.truncated_tokens == excess, (
+            f"{excess} tokens don't fit, truncated_tokens is {cut.truncated_tokens}"
+        )
+        expected = subject.score_ids(context_ids[excess:], continuation_ids)
+        assert expected.truncated_tokens == 0, "truncated_tokens counts where nothing was cut"
+        assert_same_score(subject, cut, expected, "a cut context and what is left of it")
+
+    def test_a_continuation_is_never_cut(self, subject: Subject) -> None:
+        """A continuation that can't fit is always an error: `ContextLengthError`."""
+        continuation = " " + SENTENCE * (1 + subject.window // 8)
+        request = LoglikelihoodRequest("Yes.", continuation)
+        refusal_of(
+            lambda: subject.score(request), ContextLengthError, "a continuation that can't fit"
+        )
+
+
+def _crossing_pairs(codec: TextCodec) -> Iterator[tuple[str, str]]:
+    """Words cut within, where the parts have other tokens than the whole."""
+    for word in WORDS:
+        text = f"It is {word}"
+        whole = codec.encode(text)
+        for cut in range(len(text) - len(word), len(text)):
+            context, continuation = text[:cut].rstrip(), text[len(text[:cut].rstrip()) :]
+            if codec.encode(context) + codec.encode(continuation) != whole:
+                yield context, continuation

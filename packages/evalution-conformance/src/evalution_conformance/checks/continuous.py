@@ -1,0 +1,247 @@
+"""Streams of requests: bounded on both ends, never blocking, never losing one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Hashable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from evalution_conformance.comparison import assert_same_text
+from evalution_conformance.probes import LONG_ENOUGH, PROMPTS, SENTENCE
+from evalution_conformance.refusal import refusal_of
+from evalution_conformance.subject import Subject, collected, succeeded
+from evalution_conformance.suite import group, needs
+from evalution_conformance.watch import let_go, within
+from evalution_core import (
+    Capability,
+    GenerationOutput,
+    GenerationRequest,
+    HasRequestsInFlight,
+    InvalidRequestError,
+    RequestFailure,
+    TextDelta,
+)
+
+_CAP = 2
+_MOST_READ_AHEAD = 4 * _CAP + 4
+"""Running, waiting, finished and unread, and the small bound that the contract allows."""
+_SETTLE_S = 0.5
+_ABORT_S = 5.0
+_ENDLESS = 1_000_000
+
+
+class _InputError(Exception):
+    """What a producer of requests may raise."""
+
+
+@group(Capability.GENERATE)
+class ContinuousChecks:
+    def test_every_key_comes_once(self, subject: Subject) -> None:
+        """Any hashable is a key, and each comes back once."""
+        keys: list[Hashable] = [0, "0", (1, "a"), None, frozenset({2}), 2.5, b"x"]
+        requests = [(key, subject.request(PROMPTS[0], max_new_tokens=2)) for key in keys]
+        results = list(subject.session.generate_continuous(iter(requests)))
+        assert len(results) == len(keys), f"{len(keys)} requests, {len(results)} results"
+        assert {key for key, _ in results} == set(keys), "the keys that come back are others"
+        for _, result in results:
+            succeeded(result)
+
+    def test_a_stream_completes_as_generate_does(self, subject: Subject) -> None:
+        """The same texts as `generate`, whatever the order of completion."""
+        requests = {n: subject.request(prompt) for n, prompt in enumerate(PROMPTS)}
+        found = collected(subject.session.generate_continuous(requests.items()))
+        expected = subject.generate(*requests.values())
+        assert found.keys() == requests.keys(), f"the keys {found.keys()} came back"
+        for key, request in requests.items():
+            rule = "a stream answers otherwise than generate"
+            assert_same_text(subject, request, found[key], expected[key], rule)
+            assert found[key].metadata == request.metadata, "metadata was changed"
+
+    def test_one_at_a_time_works(self, subject: Subject) -> None:
+        """`batch_size=1` runs one request after the other, to the last."""
+        requests = [(n, subject.request(prompt)) for n, prompt in enumerate(PROMPTS[:3])]
+        found = collected(subject.session.generate_continuous(requests, batch_size=1))
+        assert sorted(found) == [0, 1, 2], f"3 requests one at a time gave {sorted(found)}"
+
+    def test_an_endless_input_is_read_little_ahead(self, subject: Subject) -> None:
+        """`generate_continuous` reads ahead no more than it can run plus a small bound."""
+        taken: list[int] = []
+        too_far = threading.Event()
+
+        def endless() -> Iterator[tuple[int, GenerationRequest]]:
+            for number in range(_ENDLESS):
+                taken.append(number)
+                if number > _MOST_READ_AHEAD + 1:
+                    too_far.set()
+                    return
+                yield number, subject.request(PROMPTS[0], max_new_tokens=1)
+
+        with _open(subject, endless()) as stream:
+            _read(stream)
+            assert not too_far.wait(_SETTLE_S), (
+                f"after one result, more than {_MOST_READ_AHEAD} requests of an endless input "
+                f"were taken with batch_size={_CAP}"
+            )
+
+    def test_closing_early_aborts_what_runs(self, subject: Subject) -> None:
+        """Closed early, a stream aborts its work in flight within a step and a second."""
+        limit = max(1, min(2048, subject.window // 2))
+        request = GenerationRequest(
+            PROMPTS[0], max_new_tokens=limit, ignore_eos=subject.declares(Capability.IGNORE_EOS)
+        )
+        short = subject.request(PROMPTS[0], max_new_tokens=1)
+        with _open(subject, ((n, request if n else short) for n in range(_ENDLESS))) as stream:
+            _read(stream)
+            begun = time.monotonic()
+            within(stream.close, timeout=subject.patience, doing="closing a stream early")
+            took = time.monotonic() - begun
+        if isinstance(subject.session, HasRequestsInFlight):
+            left = subject.session.requests_in_flight
+            assert left == 0, f"the stream is closed and {left} requests are still in flight"
+        if subject.declares(Capability.REFILL):
+            assert took <= _ABORT_S, f"closing a stream early took {took:.1f} seconds"
+        subject.complete(short)
+
+    def test_an_unread_stream_blocks_nobody(self, subject: Subject) -> None:
+        """The session answers other calls while a stream is open and unread."""
+        requests = ((n, subject.request(PROMPTS[0])) for n in range(_ENDLESS))
+        with _open(subject, requests) as stream:
+            _read(stream)
+            output = within(
+                lambda: subject.complete(subject.request(PROMPTS[1], max_new_tokens=2)),
+                timeout=subject.patience,
+                doing="generate() from another thread beside an open, unread stream",
+            )
+            assert isinstance(output, GenerationOutput)
+
+    def test_the_stream_runs_on_while_the_caller_is_busy(self, subject: Subject) -> None:
+        """It keeps running while the caller is busy: the input is consumed on another thread."""
+        third = threading.Event()
+
+        def numbered() -> Iterator[tuple[int, GenerationRequest]]:
+            for number in range(4 * _CAP):
+                if number == _CAP:
+                    third.set()
+                yield number, subject.request(PROMPTS[0], max_new_tokens=2)
+
+        with _open(subject, numbered()) as stream:
+            _read(stream)
+            assert third.wait(subject.patience), (
+                "with one result read and a slot free, the next request isn't taken until the "
+                "caller asks for another result"
+            )
+
+    def test_an_exception_of_the_input_arrives(self, subject: Subject) -> None:
+        """An exception of the input iterator is passed on, and the session is free again."""
+        request = subject.request(PROMPTS[0])
+        before = subject.complete(request)
+
+        def broken() -> Iterator[tuple[int, GenerationRequest]]:
+            yield 0, request
+            raise _InputError("planted")
+
+        refusal_of(
+            lambda: list(subject.session.generate_continuous(broken())),
+            _InputError,
+            "an exception of the input",
+        )
+        after = subject.complete(request)
+        assert_same_text(subject, request, after, before, "after the exception, text is another")
+
+    def test_a_bad_request_is_a_value(self, subject: Subject) -> None:
+        """A bad request comes as a `RequestFailure` with its key; the stream goes on."""
+        good = subject.request(PROMPTS[0])
+        bad = subject.request(PROMPTS[0], max_new_tokens=0, metadata={"row": 1})
+        requests = [("first", good), ("bad", bad), ("last", good)]
+        results = dict(subject.session.generate_continuous(requests))
+        assert results.keys() == {"first", "bad", "last"}, f"only {results.keys()} came back"
+        for key in ("first", "last"):
+            succeeded(results[key])
+        failure = results["bad"]
+        assert isinstance(failure, RequestFailure), f"max_new_tokens=0 gave {failure!r}"
+        assert isinstance(failure.error, InvalidRequestError), f"it failed with {failure.error!r}"
+        assert failure.metadata == {"row": 1}, "the failure lacks the request's metadata"
+
+    def test_the_input_may_wait_for_a_result(self, subject: Subject) -> None:
+        """It works for a producer that waits for an earlier result."""
+        if not subject.declares(Capability.REFILL):
+            pytest.skip("fixed batches (no capability refill) are exempt from waiting producers")
+        answered = threading.Event()
+
+        def waiting() -> Iterator[tuple[int, GenerationRequest]]:
+            yield 0, subject.request(PROMPTS[0])
+            if answered.wait(subject.patience):
+                yield 1, subject.request(PROMPTS[1])
+
+        keys: list[int] = []
+        with _open(subject, waiting()) as stream:
+            for key, _ in stream:
+                keys.append(key)
+                answered.set()
+        assert keys == [0, 1], (
+            "the first result was kept back until the input went on, which waited for that result"
+        )
+
+    @needs(Capability.STREAM)
+    def test_deltas_join_to_the_output(self, subject: Subject) -> None:
+        """Deltas joined are the text of the output, which comes last, once for each request."""
+        seen = SENTENCE + PROMPTS[0]
+        requests = {n: subject.request(prompt) for n, prompt in enumerate([*PROMPTS, seen])}
+        texts: dict[int, str] = dict.fromkeys(requests, "")
+        ids: dict[int, list[int]] = {key: [] for key in requests}
+        outputs: dict[int, GenerationOutput] = {}
+        for key, event in subject.session.stream(requests.items()):
+            assert key not in outputs, f"an event came after the output of request {key}"
+            event = succeeded(event)
+            if isinstance(event, TextDelta):
+                texts[key] += event.text
+                ids[key] += event.token_ids
+            else:
+                outputs[key] = event
+        assert outputs.keys() == requests.keys(), f"{outputs.keys()} have an output"
+        expected = subject.generate(*requests.values())
+        for key, output in outputs.items():
+            assert texts[key] == output.text, f"deltas {texts[key]!r}, text {output.text!r}"
+            assert output.token_ids in (None, ids[key]), f"deltas hold other ids: {ids[key]}"
+            rule = "streamed text is another"
+            assert_same_text(subject, requests[key], output, expected[key], rule)
+
+    @needs(Capability.STREAM)
+    def test_a_delta_is_never_taken_back(self, subject: Subject) -> None:
+        """A delta's text is final: what may be the beginning of a stop string is held back."""
+        request = subject.request(PROMPTS[0], max_new_tokens=LONG_ENOUGH)
+        text = subject.complete(request).text
+        if len(text) < 4:
+            pytest.skip("the probe is answered with less than four characters")
+        stop = text[len(text) // 2 :][:3]
+        stopped = subject.request(PROMPTS[0], max_new_tokens=LONG_ENOUGH, stop=[stop])
+        events = [succeeded(event) for _, event in subject.session.stream([(0, stopped)])]
+        joined = "".join(event.text for event in events[:-1])
+        assert joined == text[: text.find(stop)], (
+            f"deltas before stop={stop!r} join to {joined!r}, expected {text[: text.find(stop)]!r}"
+        )
+
+
+def _read(stream: Iterator[tuple[int, GenerationOutput | RequestFailure]]) -> None:
+    """Take one result, which must be an output."""
+    _, result = next(stream)
+    succeeded(result)
+
+
+@contextmanager
+def _open(
+    subject: Subject, requests: Iterator[tuple[int, GenerationRequest]]
+) -> Generator[Generator[tuple[int, GenerationOutput | RequestFailure]]]:
+    """A stream with a small batch, closed at the end without waiting for ever."""
+    stream = subject.session.generate_continuous(requests, batch_size=_CAP)
+    if not isinstance(stream, Generator):
+        raise AssertionError("generate_continuous() must give an iterator with close()")
+    try:
+        yield stream
+    except BaseException:
+        let_go(stream.close)  # it may hang, and must not hide what was found
+        raise
+    within(stream.close, timeout=subject.patience, doing="closing a stream")

@@ -1,0 +1,253 @@
+"""An engine as configuration: found by name, checked, shown, pickled; nothing is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, cast
+
+import jsonschema
+
+from evalution_conformance.refusal import refusal_of
+from evalution_conformance.subject import Subject
+from evalution_core import (
+    CONTRACT_VERSION,
+    BaseEngine,
+    Capability,
+    ConfigurationError,
+    available,
+    load_engine,
+)
+from evalution_core.redaction import SECRET_FIELD
+
+_FRAMEWORKS = {"jax", "tensorflow", "torch", "transformers"}
+_LIGHT = {
+    "httpx",
+    "huggingface-hub",
+    "jinja2",
+    "jsonschema",
+    "numpy",
+    "packaging",
+    "pydantic",
+    "pytest",
+    "pyyaml",
+    "safetensors",
+    "tokenizers",
+    "typing-extensions",
+}
+"""What an adapter may import when it is loaded, though its distribution requires it."""
+_SECRET = "kept-secret-4711"
+_LOAD = """
+import importlib, importlib.metadata, importlib.util, json, sys
+name, file = sys.argv[1:]
+try:
+    importlib.import_module(name)
+except ModuleNotFoundError as error:
+    if not name.startswith(error.name):
+        raise
+    spec = importlib.util.spec_from_file_location("adapter", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["adapter"] = module
+    spec.loader.exec_module(module)
+owners = importlib.metadata.packages_distributions()
+loaded = {module.partition(".")[0] for module in sys.modules}
+print(json.dumps({package: owners.get(package, []) for package in loaded}))
+"""
+_WRONG: tuple[tuple[str, Any], ...] = (
+    ("object", {"no": "option"}),
+    ("boolean", True),
+    ("string", "text"),
+    ("number", 0.5),
+    ("array", [{"no": "option"}]),
+)
+
+
+class DiscoveryChecks:
+    def test_the_engine_is_found_by_its_name(self, subject: Subject) -> None:
+        """Its entry point has the class's name, and leads to the class."""
+        kind = type(subject.engine)
+        path = f"{kind.__module__}:{kind.__qualname__}"
+        assert load_engine(path) is kind, f"{path} doesn't lead to the class"
+        for entry in available():
+            if entry.value.partition(":")[0].partition(".")[0] != kind.__module__.partition(".")[0]:
+                continue
+            if entry.load() is kind:
+                assert entry.name == kind.__name__ or entry.distribution is None, (
+                    f"the entry point {entry.name!r} must have the class's name {kind.__name__!r}"
+                )
+
+    def test_loading_the_adapter_imports_no_runtime(self, subject: Subject) -> None:
+        """Loading imports one adapter; the adapter imports its runtime in `build`."""
+        kind = type(subject.engine)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run(
+            [sys.executable, "-c", _LOAD, kind.__module__, inspect.getfile(kind)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=subject.timeout,
+        )
+        assert done.returncode == 0, f"{kind.__module__} can't be imported alone:\n{done.stderr}"
+        loaded: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+        heavy = _FRAMEWORKS | _runtimes(subject)
+        found = sorted(
+            package
+            for package, owners in loaded.items()
+            if package in heavy or heavy & {_canonical(owner) for owner in owners}
+        )
+        assert not found, f"importing {kind.__module__} loads {', '.join(found)}; import in build()"
+
+    def test_an_unknown_option_is_refused_with_the_nearest_name(self, subject: Subject) -> None:
+        """Unknown options fail with a `ConfigurationError` naming the nearest valid one."""
+        kind = type(subject.engine)
+        nearest = next(iter(_schema_of(kind)), "")
+        wrong = f"{nearest}x" if nearest else "no_such_option"
+        for construct in (lambda: kind(**{wrong: 1}), lambda: kind.from_options({wrong: 1})):
+            message = _refusal(construct, f"the unknown option {wrong!r}")
+            assert repr(wrong) in message, f"the error must name the option: {message}"
+            assert nearest in message, f"the error must suggest {nearest!r}: {message}"
+
+    def test_an_ill_typed_option_is_refused(self, subject: Subject) -> None:
+        """Options are validated by name and type when the engine is constructed; strictly."""
+        kind = type(subject.engine)
+        for option, schema in _schema_of(kind).items():
+            for wrong in _wrong_values(schema):
+                for construct in (
+                    lambda o=option, v=wrong: kind(**{o: v}),
+                    lambda o=option, v=wrong: kind.from_options({o: v}),
+                ):
+                    message = _refusal(construct, f"{option}={wrong!r}")
+                    assert option in message, f"the error must name {option!r}: {message}"
+
+    def test_options_survive_the_round_trip(self, subject: Subject) -> None:
+        """`to_dict` gives all options as JSON-safe values, and they build the same engine."""
+        shown = subject.engine.to_dict()
+        assert set(shown) >= set(_schema_of(type(subject.engine))), "to_dict() leaves out options"
+        given = {name: value for name, value in shown.items() if name not in _secrets(subject)}
+        again = type(subject.engine).from_options(json.loads(json.dumps(given)))
+        kept = {name: value for name, value in again.to_dict().items() if name in given}
+        assert kept == given, f"options changed on the way: {given} became {kept}"
+
+    def test_the_options_have_a_json_schema(self, subject: Subject) -> None:
+        """Every engine's options have a JSON schema."""
+        schema = type(subject.engine).options_schema()
+        jsonschema.Draft202012Validator.check_schema(json.loads(json.dumps(schema)))
+        shown = subject.engine.to_dict()
+        given = {name: value for name, value in shown.items() if name not in _secrets(subject)}
+        validator: Any = jsonschema.Draft202012Validator(schema)
+        problems = validator.iter_errors(given)
+        messages = [problem.message for problem in problems if problem.validator != "required"]
+        assert not messages, f"the engine's own options don't fit its schema: {messages}"
+        unknown = {**given, "no_such_option": 1}
+        assert not validator.is_valid(unknown), (
+            "the schema must refuse unknown options (additionalProperties: false)"
+        )
+
+    def test_secrets_are_redacted(self, subject: Subject) -> None:
+        """A secret is absent from `repr`, `to_dict` and the schema; so are credentials in URLs."""
+        url = f"https://user:{_SECRET}@host.invalid/v1"
+        planted = dict.fromkeys(_secrets(subject), _SECRET)
+        strings = [
+            n for n, s in _schema_of(type(subject.engine)).items() if _types(s) == {"string"}
+        ]
+        for name in strings:
+            planted.setdefault(name, url)
+        for name, value in planted.items():
+            try:
+                engine = dataclasses.replace(cast(Any, subject.engine), **{name: value})
+            except ConfigurationError:
+                continue
+            assert _SECRET not in json.dumps(engine.to_dict()), f"to_dict() shows {name}"
+            assert value == url or _SECRET not in repr(engine), f"repr() shows {name}"
+
+    def test_the_engine_pickles(self, subject: Subject) -> None:
+        """An engine is picklable configuration: a process that gets it builds the same."""
+        copy = pickle.loads(pickle.dumps(subject.engine))
+        assert type(copy) is type(subject.engine), "unpickled, the engine is of another class"
+        for option in dataclasses.fields(subject.engine):  # pyright: ignore[reportArgumentType]
+            assert getattr(copy, option.name) == getattr(subject.engine, option.name), (
+                f"the option {option.name!r} is lost in pickling"
+            )
+
+    def test_capabilities_and_limits_are_declared(self, subject: Subject) -> None:
+        """`capabilities`, `contract`, `processes_limit` and `requests_limit` can be relied on."""
+        engine = subject.engine
+        assert isinstance(engine.capabilities, frozenset), "capabilities must be a frozenset"
+        odd = [
+            known
+            for known in list[object](engine.capabilities)
+            if not isinstance(known, Capability)
+        ]
+        assert not odd, f"capabilities holds what is no Capability: {odd}"
+        assert engine.contract == CONTRACT_VERSION, f"written for contract {engine.contract}"
+        for name, limit in (
+            ("processes_limit", engine.processes_limit),
+            ("requests_limit", engine.requests_limit),
+        ):
+            assert limit is None or (type(limit) is int and limit >= 1), (
+                f"{name} must be None or at least 1, got {limit!r}"
+            )
+
+    def test_attaching_is_declared_or_refused(self, subject: Subject) -> None:
+        """`attach` takes a mapping of handles; an engine that can't refuses it."""
+        declared = Capability.ATTACH in subject.engine.capabilities
+        wanted = "ConfigurationError for no handles" if declared else "UnsupportedRequestError"
+        try:
+            subject.engine.attach({}, subject.model)
+        except Exception as error:  # noqa: BLE001 - which one it is, is the check
+            found = type(error).__name__
+        else:
+            found = "nothing"
+        assert wanted.startswith(found), f"attach({{}}) must raise {wanted}, but raised {found}"
+
+
+def _schema_of(kind: type[BaseEngine]) -> dict[str, dict[str, Any]]:
+    return kind.options_schema().get("properties", {})
+
+
+def _secrets(subject: Subject) -> list[str]:
+    return [
+        option.name
+        for option in dataclasses.fields(subject.engine)  # pyright: ignore[reportArgumentType]
+        if option.metadata.get(SECRET_FIELD)
+    ]
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    """JSON types that an option admits, null left out; "any" where the schema says none."""
+    branches: list[Mapping[str, Any]] = list(schema.get("anyOf", [schema]))
+    types: set[str] = set()
+    for branch in branches:
+        values: list[Any] = branch.get("enum") or ([branch["const"]] if "const" in branch else [])
+        types |= {"enum"} if values else {branch.get("type", "any")}
+    return types - {"null"}
+
+
+def _wrong_values(schema: Mapping[str, Any]) -> list[Any]:
+    types = _types(schema)
+    if "any" in types:
+        return []
+    return [value for kind, value in _WRONG if kind not in types]
+
+
+def _refusal(construct: Any, asked: str) -> str:
+    return str(refusal_of(construct, ConfigurationError, asked))
+
+
+def _runtimes(subject: Subject) -> set[str]:
+    """What the engine's distribution requires beyond the light packages an adapter may import."""
+    required = (subject.distribution.requires or []) if subject.distribution else []
+    names = {_canonical(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) for line in required}
+    return {name for name in names if not name.startswith("evalution-")} - _LIGHT
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

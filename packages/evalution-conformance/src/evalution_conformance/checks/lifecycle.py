@@ -1,0 +1,220 @@
+"""A session's life: build, describe, check, gc, close."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from evalution_conformance.comparison import assert_same_score, assert_same_text
+from evalution_conformance.probes import PAIRS, PROMPTS
+from evalution_conformance.refusal import refusal_of
+from evalution_conformance.subject import Subject, succeeded
+from evalution_conformance.suite import needs
+from evalution_conformance.watch import within
+from evalution_core import (
+    BaseInferenceSession,
+    Capability,
+    GenerationRequest,
+    LoglikelihoodRequest,
+    RollingLoglikelihoodRequest,
+    SessionClosedError,
+)
+
+_COMMON_KEYS = {
+    "backend",
+    "device",
+    "dtype",
+    "batching",
+    "attention",
+    "max_model_len",
+    "fallback",
+}
+_CONFIGURATION_BYTES = 1 << 16
+
+
+class BuildChecks:
+    """What holds for any session, whether its model works or not."""
+
+    def test_build_gives_a_session(self, subject: Subject) -> None:
+        """`build` returns a session whose capabilities are at most the engine's."""
+        assert isinstance(subject.session, BaseInferenceSession), (
+            f"build() must return a BaseInferenceSession, got {subject.session!r}"
+        )
+        narrowed = subject.session.capabilities
+        more = (narrowed or frozenset()) - subject.engine.capabilities
+        assert not more, f"the session can do what the engine doesn't declare: {sorted(more)}"
+
+    def test_an_engine_holds_no_weights(self, subject: Subject) -> None:
+        """An engine is configuration: after `build` it pickles as before, and stays small."""
+        with subject.fresh():
+            size = len(pickle.dumps(subject.engine))
+        assert size <= _CONFIGURATION_BYTES, f"once built, the engine pickles to {size} bytes"
+
+    def test_closing_twice_is_harmless(self, subject: Subject) -> None:
+        """`close` is idempotent."""
+        with subject.fresh() as session:
+            session.close()
+            session.close()
+
+    def test_describe_execution_is_json_safe_and_stable(self, subject: Subject) -> None:
+        """`describe_execution` gives JSON-safe values, the same each time."""
+        _assert_json_safe_and_stable(subject.session.describe_execution, "describe_execution()")
+
+    def test_identity_is_json_safe_and_stable(self, subject: Subject) -> None:
+        """`identity` describes what answers, JSON-safe; None where that is unknowable."""
+        _assert_json_safe_and_stable(subject.session.identity, "identity()")
+
+
+class LifecycleChecks:
+    def test_with_closes_the_session(self, subject: Subject) -> None:
+        """A session is a context manager that closes it."""
+        with subject.fresh() as session:
+            with session as entered:
+                assert entered is session, "`with session as s` must give the session itself"
+            name, call = next(iter(_calls(subject, session).items()))
+            refusal_of(call, SessionClosedError, f"{name} after `with`")
+
+    def test_every_call_after_close_is_refused(self, subject: Subject) -> None:
+        """Any call after `close` is a `SessionClosedError`."""
+        with subject.fresh() as session:
+            session.close()
+            for name, call in _calls(subject, session).items():
+                refusal_of(call, SessionClosedError, f"{name} on a closed session")
+
+    def test_gc_changes_no_answer(self, subject: Subject) -> None:
+        """`gc` releases caches between suites; answers stay the same."""
+        before = _answer(subject, subject.session)
+        subject.session.gc()
+        _assert_same_answer(subject, _answer(subject, subject.session), before, "after gc()")
+
+    def test_a_second_session_answers_alike(self, subject: Subject) -> None:
+        """Two sessions live in one process, and closing one leaves the other alone."""
+        before = _answer(subject, subject.session)
+        with subject.fresh() as session:
+            second = _answer(subject, session)
+        _assert_same_answer(subject, second, before, "a second session")
+        after = _answer(subject, subject.session)
+        _assert_same_answer(subject, after, before, "after another session was closed")
+
+    def test_describe_execution_tells_the_common_keys_and_no_counters(
+        self, subject: Subject
+    ) -> None:
+        """`describe_execution` has the common keys and doesn't change as requests are served."""
+        session = subject.session
+        session.check()
+        before = session.describe_execution()
+        assert before is not None, "describe_execution() tells nothing"
+        missing = sorted(_COMMON_KEYS - before.keys())
+        assert not missing, f"describe_execution() lacks {', '.join(missing)}"
+        before = json.dumps(before, sort_keys=True)
+        _answer(subject, session)
+        after = json.dumps(session.describe_execution(), sort_keys=True)
+        assert after == before, f"describe_execution() changed with use: {before} became {after}"
+
+    def test_the_self_check_passes(self, subject: Subject) -> None:
+        """`check` compares the scoring path with the next-token path; a failed one refuses."""
+        result = subject.session.check()
+        assert result.outcome != "failed", f"the session's self check failed: {result.detail}"
+        assert subject.session.check() == result, "a second check() gives another result"
+
+    def test_calls_from_other_threads_are_answered(self, subject: Subject) -> None:
+        """A session may be called from any thread."""
+        session = subject.session
+        expected = _answer(subject, session)
+        found = within(
+            lambda: _answer(subject, session),
+            timeout=subject.timeout / 2,
+            doing="a call from another thread",
+        )
+        _assert_same_answer(subject, found, expected, "from another thread")
+
+    @needs(Capability.GENERATE)
+    def test_closing_ends_an_open_stream(self, subject: Subject) -> None:
+        """A stream that is open when the session closes ends with `SessionClosedError`."""
+        with subject.fresh() as session:
+            requests = ((n, subject.request(PROMPTS[0])) for n in range(1_000_000))
+            stream = session.generate_continuous(requests, batch_size=2)
+            succeeded(next(stream)[1])
+            within(session.close, timeout=subject.patience, doing="close() with an open stream")
+            refusal_of(
+                lambda: within(
+                    lambda: _read_on(stream),
+                    timeout=subject.patience,
+                    doing="reading on after close()",
+                ),
+                SessionClosedError,
+                "reading a stream whose session was closed",
+            )
+
+
+def _read_on(stream: Iterator[Any]) -> None:
+    for _ in range(10_000):
+        if next(stream, None) is None:
+            return
+
+
+def _assert_json_safe_and_stable(describe: Callable[[], Any], name: str) -> None:
+    try:
+        first = json.dumps(describe(), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"{name} isn't JSON-safe: {error}") from error
+    second = json.dumps(describe(), sort_keys=True)
+    assert first == second, f"{name} differs from one call to the next: {first}, then {second}"
+
+
+def _calls(subject: Subject, session: BaseInferenceSession) -> dict[str, Callable[[], Any]]:
+    """Every call that the session's capabilities allow."""
+    generation = subject.request(PROMPTS[0])
+    pair = LoglikelihoodRequest(*PAIRS[0])
+    calls: dict[Capability | str, tuple[str, Callable[[], Any]]] = {
+        Capability.GENERATE: ("generate", lambda: session.generate([generation])),
+        "continuous": (
+            "generate_continuous",
+            lambda: next(session.generate_continuous([(0, generation)])),
+        ),
+        Capability.STREAM: ("stream", lambda: next(session.stream([(0, generation)]))),
+        Capability.LOGLIKELIHOOD: ("loglikelihood", lambda: session.loglikelihood([pair])),
+        "scoring": (
+            "loglikelihood_continuous",
+            lambda: next(session.loglikelihood_continuous([(0, pair)])),
+        ),
+        Capability.ROLLING: (
+            "loglikelihood_rolling",
+            lambda: session.loglikelihood_rolling([RollingLoglikelihoodRequest(PROMPTS[0])]),
+        ),
+        "gc": ("gc", session.gc),
+        "check": ("check", session.check),
+    }
+    implied: dict[Capability | str, Capability] = {
+        "continuous": Capability.GENERATE,
+        "scoring": Capability.LOGLIKELIHOOD,
+    }
+    declared = {*subject.engine.capabilities, "gc"}
+    if type(session).check is not BaseInferenceSession.check:
+        declared.add("check")
+    return {name: call for key, (name, call) in calls.items() if implied.get(key, key) in declared}
+
+
+def _answer(subject: Subject, session: BaseInferenceSession) -> dict[str, Any]:
+    answer: dict[str, Any] = {}
+    if subject.declares(Capability.GENERATE):
+        (answer["text"],) = session.generate([_greedy(subject)])
+    if subject.declares(Capability.LOGLIKELIHOOD):
+        (answer["score"],) = session.loglikelihood([LoglikelihoodRequest(*PAIRS[0])])
+    return answer
+
+
+def _greedy(subject: Subject) -> GenerationRequest:
+    return subject.request(PROMPTS[0])
+
+
+def _assert_same_answer(
+    subject: Subject, found: dict[str, Any], expected: dict[str, Any], when: str
+) -> None:
+    if "text" in expected:
+        rule = f"{when}, greedy text is another"
+        assert_same_text(subject, _greedy(subject), found["text"], expected["text"], rule)
+    if "score" in expected:
+        assert_same_score(subject, found["score"], expected["score"], f"{when}, scores differ")

@@ -1,0 +1,223 @@
+"""Log-likelihoods of continuations: one policy, the same on every engine."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+
+from evalution_conformance.comparison import assert_same_logprobs, assert_same_score
+from evalution_conformance.probes import CHATS, PAIRS, PROMPTS
+from evalution_conformance.reference_values import (
+    SMALL_WINDOW,
+    ScoringCase,
+    reference_values,
+)
+from evalution_conformance.refusal import refusal_of
+from evalution_conformance.subject import Subject, collected, resized, succeeded
+from evalution_conformance.suite import group, needs
+from evalution_core import (
+    Capability,
+    GenerationRequest,
+    InvalidRequestError,
+    LoglikelihoodOutput,
+    LoglikelihoodRequest,
+    RequestFailure,
+)
+
+_POSITIVE = 1e-6
+"""Rounding may lift the log-probability of a sure token this far above 0."""
+
+
+@group(Capability.LOGLIKELIHOOD)
+class ScoringChecks:
+    def test_sums_and_counts_are_consistent(self, subject: Subject) -> None:
+        """`logprob` is the sum of `token_logprobs`, finite and not above 0; so is the count."""
+        for output in subject.score(*_requests()):
+            assert math.isfinite(output.logprob), f"logprob is {output.logprob}"
+            assert output.logprob <= _POSITIVE * output.token_count, "logprob is above 0"
+            assert output.token_count >= 1, f"token_count is {output.token_count}"
+            if (values := output.token_logprobs) is None:
+                continue
+            assert output.token_count == len(values), (
+                f"token_count is {output.token_count} and there are {len(values)} token_logprobs"
+            )
+            assert output.logprob == math.fsum(values), (
+                f"logprob is {output.logprob!r}, the sum of token_logprobs {math.fsum(values)!r}"
+            )
+            assert all(value <= _POSITIVE for value in values), f"above 0: {values}"
+
+    def test_a_batch_scores_as_its_pairs_alone(self, subject: Subject) -> None:
+        """Scores come in request order, and don't depend on batch neighbours."""
+        assert subject.score() == [], "an empty list must give an empty list"
+        requests = [*_requests(), *reversed(_requests())]
+        outputs = subject.score(*requests)
+        assert len(outputs) == len(requests), f"{len(requests)} pairs, {len(outputs)} scores"
+        capped = subject.session.loglikelihood(requests, batch_size=2)
+        for index, (request, output) in enumerate(zip(requests, outputs, strict=True)):
+            (alone,) = subject.score(request)
+            assert_same_score(subject, output, alone, f"pair {index} in a batch and alone")
+            assert_same_score(subject, capped[index], alone, f"pair {index} with batch_size=2")
+
+    @needs(Capability.TOKEN_IDS)
+    def test_parts_sum_to_the_whole(self, subject: Subject) -> None:
+        """Scored in two parts, a text's tokens have the values that they have in one."""
+        token_ids = subject.prompt_ids(PROMPTS[0])
+        whole = subject.score_ids(token_ids[:1], token_ids[1:])
+        cut = len(token_ids) // 2
+        head = subject.score_ids(token_ids[:1], token_ids[1:cut])
+        tail = subject.score_ids(token_ids[:cut], token_ids[cut:])
+        parts = [*(head.token_logprobs or [head.logprob]), *(tail.token_logprobs or [tail.logprob])]
+        if whole.token_logprobs is None:
+            parts, expected = [math.fsum(parts)], [whole.logprob]
+        else:
+            expected = whole.token_logprobs
+        assert_same_logprobs(subject, parts, expected, "a text scored in two parts and as a whole")
+
+    @needs(Capability.TOKEN_IDS)
+    def test_ids_are_taken_as_they_are(self, subject: Subject) -> None:
+        """Given ids are scored as they are: nothing is added, nothing encoded again."""
+        context_ids = subject.codec.encode(PROMPTS[1])
+        continuation_ids = subject.codec.encode(PROMPTS[0])
+        output = subject.score_ids(context_ids, continuation_ids)
+        assert output.token_count == len(continuation_ids), (
+            f"{len(continuation_ids)} ids were given and {output.token_count} scored"
+        )
+        assert output.token_ids in (None, continuation_ids), f"scored ids: {output.token_ids}"
+        assert output.prompt_tokens in (None, len(context_ids)), (
+            f"{len(context_ids)} context ids were given, {output.prompt_tokens} were fed"
+        )
+
+    @needs(Capability.GENERATE, Capability.TOKEN_IDS)
+    def test_what_was_generated_is_greedy(self, subject: Subject) -> None:
+        """`is_greedy` is true of what greedy generation gave."""
+        prompt_ids, token_ids = _generated(subject)
+        output = subject.score_ids(prompt_ids, token_ids)
+        if output.is_greedy is None:
+            pytest.skip("the engine doesn't know is_greedy")
+        assert output.is_greedy, "greedily generated tokens are scored as not greedy"
+
+    @needs(Capability.GENERATE, Capability.TOKEN_IDS)
+    def test_a_changed_token_is_not_greedy(self, subject: Subject) -> None:
+        """`is_greedy` is false if a token has a larger logit at any position."""
+        prompt_ids, token_ids = _generated(subject)
+        if subject.score_ids(prompt_ids, token_ids).is_greedy is None:
+            pytest.skip("the engine doesn't know is_greedy")
+        for at in (0, len(token_ids) - 1):
+            changed = list(token_ids)
+            changed[at] = next(i for i in [*prompt_ids, *token_ids, 0, 1] if i != token_ids[at])
+            assert subject.score_ids(prompt_ids, changed).is_greedy is False, (
+                f"token {at} of {len(token_ids)} was changed, and is_greedy is still true"
+            )
+
+    @needs(Capability.CHAT, Capability.GENERATE)
+    def test_messages_are_a_context(self, subject: Subject) -> None:
+        """`messages` stand for the context, rendered with the generation prompt."""
+        for chat in CHATS:
+            rendered = subject.complete(GenerationRequest(messages=chat, max_new_tokens=1)).prompt
+            messages, text = subject.score(
+                LoglikelihoodRequest(continuation="6", messages=chat),
+                LoglikelihoodRequest(rendered, "6"),
+            )
+            assert_same_score(subject, messages, text, "messages and their rendering as context")
+
+    def test_bad_pairs_are_refused_by_index(self, subject: Subject) -> None:
+        """An empty continuation is an `InvalidRequestError`; `failures` name the bad indices."""
+        good = LoglikelihoodRequest(*PAIRS[0])
+        requests = [good, LoglikelihoodRequest("A", ""), good, LoglikelihoodRequest("", "")]
+        error = refusal_of(
+            lambda: subject.score(*requests), InvalidRequestError, "an empty continuation"
+        )
+        assert set(error.failures) == {1, 3}, (
+            f"requests 1 and 3 are empty, failures name {sorted(error.failures)}"
+        )
+
+    def test_pairs_come_back_untouched(self, subject: Subject) -> None:
+        """`metadata` is the caller's and comes back untouched; so does the request."""
+        metadata = {"id": 7, "nested": {"list": [1, 2]}}
+        requests = [LoglikelihoodRequest(*pair, metadata=dict(metadata)) for pair in PAIRS]
+        before = copy.deepcopy(requests)
+        for output in subject.score(*requests):
+            assert output.metadata == metadata, f"metadata came back as {output.metadata}"
+        assert requests == before, "loglikelihood() changed the caller's request"
+
+    def test_a_stream_scores_as_the_list_does(self, subject: Subject) -> None:
+        """`loglikelihood_continuous` gives each key once, with the scores of `loglikelihood`."""
+        requests = dict(enumerate(_requests()))
+        found = collected(subject.session.loglikelihood_continuous(requests.items(), batch_size=2))
+        assert found.keys() == requests.keys(), f"the keys {found.keys()} came back"
+        for key, expected in enumerate(subject.score(*requests.values())):
+            assert_same_score(subject, found[key], expected, f"pair {key} in a stream")
+
+    def test_a_bad_pair_is_a_value(self, subject: Subject) -> None:
+        """A bad pair comes as a `RequestFailure` with its key; the stream goes on."""
+        good = LoglikelihoodRequest(*PAIRS[0])
+        bad = LoglikelihoodRequest("A", "", metadata={"row": 1})
+        pairs = [("first", good), ("bad", bad), ("last", good)]
+        results: dict[str, Any] = dict(subject.session.loglikelihood_continuous(pairs))
+        assert results.keys() == {"first", "bad", "last"}, f"only {results.keys()} came back"
+        for key in ("first", "last"):
+            succeeded(results[key])
+        assert isinstance(results["bad"], RequestFailure), f"it gave {results['bad']!r}"
+        assert results["bad"].metadata == {"row": 1}, "the failure lacks the request's metadata"
+
+    def test_scores_equal_the_reference(self, subject: Subject) -> None:
+        """Same text in, same log-probabilities out, up to the runtime's arithmetic."""
+        for case in reference_values(subject).scoring:
+            (output,) = subject.score(LoglikelihoodRequest(case.context, case.continuation))
+            _assert_equals_reference(subject, case, output)
+
+    @needs(Capability.TOKEN_IDS)
+    def test_scores_of_ids_equal_the_reference(self, subject: Subject) -> None:
+        """Same token ids in, same log-probabilities out, up to the runtime's arithmetic."""
+        for case in reference_values(subject).scoring:
+            if case.context_ids and case.continuation_ids:
+                output = subject.score_ids(case.context_ids, case.continuation_ids)
+                _assert_equals_reference(subject, case, output)
+
+    def test_cut_scores_equal_the_reference(self, subject: Subject) -> None:
+        """A context that doesn't fit is cut as in lm-eval, and scored as what is left."""
+        cases = reference_values(subject).truncation
+        engine = resized(subject.engine, SMALL_WINDOW)
+        if engine is None:
+            pytest.skip("the engine has no option max_model_len")
+        with subject.fresh(engine=engine) as session:
+            for case in cases:
+                if case.max_model_len == SMALL_WINDOW:
+                    pair = LoglikelihoodRequest(case.context, case.continuation)
+                    (output,) = session.loglikelihood([pair])
+                    _assert_equals_reference(subject, case, output)
+
+
+def _requests() -> list[LoglikelihoodRequest]:
+    return [LoglikelihoodRequest(*pair) for pair in PAIRS]
+
+
+def _generated(subject: Subject) -> tuple[list[int], list[int]]:
+    for prompt in PROMPTS:
+        output = subject.complete(subject.request(prompt))
+        if output.token_ids is None:
+            pytest.skip("the session doesn't report the token_ids of its completions")
+        if len(output.token_ids) > 1:
+            return subject.prompt_ids(prompt), output.token_ids
+    pytest.skip("no probe is answered with two tokens")
+
+
+def _assert_equals_reference(
+    subject: Subject, case: ScoringCase, output: LoglikelihoodOutput
+) -> None:
+    rule = f"{case.continuation!r} after {case.context[-40:]!r} against the reference"
+    if output.token_logprobs is None:
+        assert_same_logprobs(subject, [output.logprob], [math.fsum(case.token_logprobs)], rule)
+    else:
+        assert_same_logprobs(subject, output.token_logprobs, case.token_logprobs, rule)
+    assert output.token_ids is None or output.token_ids == (
+        case.continuation_ids or output.token_ids
+    )
+    assert output.is_greedy in (None, case.is_greedy), f"{rule}: is_greedy is {output.is_greedy}"
+    if case.truncated_tokens is not None and output.truncated_tokens is not None:
+        assert output.truncated_tokens == case.truncated_tokens, (
+            f"{rule}: {output.truncated_tokens} tokens were cut, expected {case.truncated_tokens}"
+        )

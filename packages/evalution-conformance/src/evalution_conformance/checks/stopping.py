@@ -1,0 +1,133 @@
+"""How a completion ends, and that its text is exactly what was generated."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from evalution_conformance.observed import (
+    Observation,
+    ended_completion,
+    multi_byte_completion,
+    plain_completion,
+    text_of_ids,
+    token_pieces,
+)
+from evalution_conformance.probes import LONG_ENOUGH, PROMPTS
+from evalution_conformance.subject import Subject
+from evalution_conformance.suite import group, needs
+from evalution_core import Capability, GenerationRequest
+
+
+@group(Capability.GENERATE)
+class StoppingChecks:
+    def test_end_of_sequence_ends_the_text(self, subject: Subject) -> None:
+        """Special tokens are not shown; `token_ids` end before EOS, which is counted."""
+        seen = ended_completion(subject)
+        eos_id = subject.special_tokens.eos_id
+        if eos_id is None:
+            pytest.skip("the model has no EOS token")
+        spelled = subject.codec.decode([eos_id], skip_special_tokens=False)
+        assert spelled not in seen.output.text, f"the text shows the EOS token {spelled!r}"
+        if seen.output.token_ids is not None:
+            assert eos_id not in seen.output.token_ids, "token_ids hold the EOS token"
+            assert seen.output.completion_tokens in (None, len(seen.output.token_ids) + 1), (
+                f"{len(seen.output.token_ids)} tokens and EOS were generated, completion_tokens is "
+                f"{seen.output.completion_tokens}"
+            )
+
+    @needs(Capability.IGNORE_EOS)
+    def test_ignore_eos_generates_on(self, subject: Subject) -> None:
+        """`ignore_eos` generates on past the end-of-sequence token, to `max_new_tokens`."""
+        prompt = ended_completion(subject).prompt
+        output = subject.complete(
+            GenerationRequest(prompt, max_new_tokens=LONG_ENOUGH, ignore_eos=True)
+        )
+        assert output.finish_reason != "stop", "ignore_eos ended before max_new_tokens"
+        assert output.completion_tokens in (None, LONG_ENOUGH), (
+            f"ignore_eos gave {output.completion_tokens} tokens of {LONG_ENOUGH}"
+        )
+
+    def test_a_stop_string_is_cut(self, subject: Subject) -> None:
+        """Text is cut at a stop string, which is not part of it; `finish_reason` is "stop"."""
+        seen = plain_completion(subject)
+        middle = len(seen.output.text) // 2
+        _assert_cut(subject, seen, [seen.output.text[middle : middle + 2]])
+
+    def test_the_earliest_stop_counts(self, subject: Subject) -> None:
+        """Of several stop strings the earliest match counts, whatever their order."""
+        seen = plain_completion(subject)
+        text = seen.output.text
+        for stops in ([text[-2:], text[2:4]], [text[2:4], text[-2:]], ["\x00none", text[-1]]):
+            _assert_cut(subject, seen, stops)
+
+    def test_a_stop_is_found_across_tokens(self, subject: Subject) -> None:
+        """A stop string is matched even across token borders."""
+        seen = plain_completion(subject)
+        pieces = [piece for piece in token_pieces(subject, seen) if piece]
+        stops = [left[-1] + right[0] for left, right in pairwise(pieces)]
+        for stop in stops[:4]:
+            _assert_cut(subject, seen, [stop])
+
+    def test_token_ids_end_with_the_stop(self, subject: Subject) -> None:
+        """`token_ids` end before the first token that belongs wholly to the stop string."""
+        seen = plain_completion(subject)
+        pieces = token_pieces(subject, seen)
+        border = next((at for at in range(2, len(pieces)) if pieces[at]), None)
+        if border is None:
+            pytest.skip("the completion is too short to stop within")
+        stop = seen.output.text[len("".join(pieces[:border])) :]
+        output = subject.complete(subject.request(seen.prompt, stop=[stop]))
+        if output.token_ids is None or "".join(pieces[:border]) != output.text:
+            pytest.skip("the stop string occurs earlier in the text")
+        expected = (seen.output.token_ids or [])[:border]
+        assert output.token_ids == expected, (
+            f"stopped before token {border}, but token_ids are {output.token_ids}, not {expected}"
+        )
+
+    def test_text_is_verbatim(self, subject: Subject) -> None:
+        """Text is what the tokens read, whitespace at both ends included."""
+        requests = [
+            GenerationRequest(prompt, max_new_tokens=limit)
+            for prompt in PROMPTS
+            for limit in range(1, subject.max_new_tokens + 1, 2)
+        ]
+        compared = 0
+        for request, output in zip(requests, subject.generate(*requests), strict=True):
+            if output.token_ids is None:
+                pytest.skip("the session doesn't report the token_ids of its completions")
+            expected = text_of_ids(subject, request.prompt or "", output.token_ids)
+            compared += expected != expected.strip()
+            assert output.text == expected, f"the tokens read {expected!r}, text is {output.text!r}"
+        if not compared:
+            pytest.skip("no completion of the probes begins or ends with whitespace")
+
+    def test_multi_byte_characters_are_whole(self, subject: Subject) -> None:
+        """Multi-byte characters are never broken, in the text or between two deltas."""
+        seen = multi_byte_completion(subject)
+        if seen.output.finish_reason == "stop":
+            assert "\ufffd" not in seen.output.text, f"a broken character: {seen.output.text!r}"
+        if seen.output.token_ids is not None:
+            expected = text_of_ids(subject, seen.prompt, seen.output.token_ids)
+            assert seen.output.text == expected, (
+                f"the tokens read {expected!r}, text is {seen.output.text!r}"
+            )
+        if not subject.declares(Capability.STREAM):
+            return
+        request = GenerationRequest(seen.prompt, max_new_tokens=LONG_ENOUGH)
+        events = [event for _, event in subject.session.stream([(0, request)])]
+        broken = "".join(getattr(event, "text", "") for event in events[:-1]).count("\ufffd")
+        assert broken == seen.output.text.count("\ufffd"), "a delta breaks a character"
+
+
+def _assert_cut(subject: Subject, seen: Observation, stops: list[str]) -> None:
+    text = seen.output.text
+    cut = min(at for stop in stops if (at := text.find(stop)) >= 0)
+    output = subject.complete(subject.request(seen.prompt, stop=stops))
+    assert output.text == text[:cut], (
+        f"stop={stops!r} must cut {text!r} to {text[:cut]!r}, got {output.text!r}"
+    )
+    assert output.finish_reason in (None, "stop"), (
+        f"a stop string ended it, but finish_reason is {output.finish_reason!r}"
+    )

@@ -1,0 +1,236 @@
+"""The sound engine that every mutant is made from; it passes all checks."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from evalution_conformance.mutants.toy_model import MergingTokenizer, Table, advance, table
+from evalution_core import (
+    BaseEngine,
+    BaseInferenceSession,
+    Capability,
+    GenerationOutput,
+    GenerationRequest,
+    LoglikelihoodOutput,
+    LoglikelihoodRequest,
+    Model,
+    RequestFailure,
+    RollingLoglikelihoodOutput,
+    RollingLoglikelihoodRequest,
+    neutral,
+    secret,
+)
+from evalution_enginekit import (
+    TokenEvent,
+    TokenFeed,
+    TokenPrompt,
+    TokenScore,
+    TokenSession,
+    TokenSpan,
+)
+
+K = TypeVar("K")
+
+CAPABILITIES = frozenset(Capability) - {
+    Capability.ATTACH,
+    Capability.BEAMS,
+    Capability.MULTIMODAL,
+    Capability.TOOLS,
+}
+UNTEMPLATED = "toy-without-template"
+
+
+@dataclass(slots=True)
+class Toy(BaseEngine):
+    """The sound engine, or with `fault` a session that has one."""
+
+    max_model_len: int = 96
+    batch_size: int = neutral(default=4)
+    fault: str = ""
+    endpoint: str = "local"
+    api_key: str | None = secret()
+
+    capabilities = CAPABILITIES
+
+    def build(self, model: Model) -> BaseInferenceSession:
+        return SESSIONS.get(self.fault, ToySession)(self, model)
+
+
+class ToySession(TokenSession):
+    """A sound session with places to plant a fault: before a request is run, and after.
+
+    `asked`, `pair` and `text` give the request that is really run; `answered`, `scored` and
+    `rolled` the output that is given back.
+    """
+
+    salt = 0
+
+    def __init__(self, engine: Toy, model: Model):
+        super().__init__(
+            engine=type(engine).__name__,
+            capabilities=engine.capabilities,
+            tokenizer=MergingTokenizer(has_template=model.path != UNTEMPLATED),
+            max_model_len=engine.max_model_len,
+            batch_size=engine.batch_size,
+            dtype="float64",
+        )
+
+    @property
+    def table(self) -> Table:
+        return table(self.salt)
+
+    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+        running: dict[int, _Sequence] = {}
+        while True:
+            for key in feed.cancelled():
+                running.pop(key, None)
+            for prompt in feed.take(self._batch_size - len(running)):
+                running[prompt.key] = _Sequence(prompt)
+            if not running:
+                return
+            events = [sequence.step(self.table) for sequence in running.values()]
+            for key in [key for key, sequence in running.items() if sequence.is_done]:
+                del running[key]
+            yield events
+
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> list[TokenScore]:
+        return [self.score_span(span.token_ids, span.start) for span in spans]
+
+    def score_span(self, token_ids: Sequence[int], start: int) -> TokenScore:
+        """Scores `token_ids[start:]`, however long the span is."""
+        state, last = 0, 0
+        values: list[float] = []
+        greedy = True
+        for index, token_id in enumerate(token_ids):
+            if index >= start:
+                row = self.table.after(state, last)
+                values.append(row[token_id])
+                greedy = greedy and row[token_id] >= max(row)
+            state, last = advance(state, token_id), token_id
+        return TokenScore(values, greedy)
+
+    def identity(self) -> dict[str, object] | None:
+        return {"toy": self.salt}
+
+    # where faults go
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        return request
+
+    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        return output
+
+    def pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
+        return request
+
+    def scored(
+        self, request: LoglikelihoodRequest, output: LoglikelihoodOutput
+    ) -> LoglikelihoodOutput:
+        return output
+
+    def text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodRequest:
+        return request
+
+    def rolled(
+        self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
+    ) -> RollingLoglikelihoodOutput:
+        return output
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
+    ) -> list[GenerationOutput]:
+        outputs = super().generate([self.asked(r) for r in requests], batch_size=batch_size)
+        return [self.answered(r, o) for r, o in zip(requests, outputs, strict=True)]
+
+    def generate_continuous(
+        self, requests: Iterable[tuple[Any, GenerationRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[Any, GenerationOutput | RequestFailure]]:
+        known: dict[Any, GenerationRequest] = {}
+        results = super().generate_continuous(self._noted(requests, known), batch_size=batch_size)
+        return self._changed(results, known)
+
+    def stream(
+        self, requests: Iterable[tuple[Any, GenerationRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[Any, Any]]:
+        return super().stream(self._noted(requests, {}), batch_size=batch_size)
+
+    def loglikelihood(
+        self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[LoglikelihoodOutput]:
+        outputs = super().loglikelihood([self.pair(r) for r in requests], batch_size=batch_size)
+        return [self.scored(r, o) for r, o in zip(requests, outputs, strict=True)]
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[RollingLoglikelihoodOutput]:
+        outputs = super().loglikelihood_rolling(
+            [self.text(r) for r in requests], batch_size=batch_size
+        )
+        return [self.rolled(r, o) for r, o in zip(requests, outputs, strict=True)]
+
+    def _noted(
+        self, requests: Iterable[tuple[K, GenerationRequest]], known: dict[K, GenerationRequest]
+    ) -> Iterator[tuple[K, GenerationRequest]]:
+        for key, request in requests:
+            known[key] = request
+            yield key, self.asked(request)
+
+    def _changed(
+        self,
+        results: Iterator[tuple[K, GenerationOutput | RequestFailure]],
+        known: dict[K, GenerationRequest],
+    ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
+        for key, result in results:
+            if isinstance(result, GenerationOutput):
+                yield key, self.answered(known.pop(key), result)
+            else:
+                yield key, result
+
+
+SESSIONS: dict[str, type[ToySession]] = {}
+"""Faulty sessions by name, for the option `fault`."""
+
+
+class _Sequence:
+    def __init__(self, prompt: TokenPrompt):
+        self._prompt = prompt
+        self._state, self._last = 0, 0
+        for token_id in prompt.token_ids:
+            self._take(token_id)
+        self._count = 0
+        self._random = random.Random(prompt.seed)
+        self.is_done = False
+
+    def step(self, rows: Table) -> TokenEvent:
+        row = rows.after(self._state, self._last)
+        token_id = self._choose(row)
+        self._take(token_id)
+        self._count += 1
+        self.is_done = (
+            token_id in self._prompt.stop_ids or self._count >= self._prompt.max_new_tokens
+        )
+        if self._prompt.logprobs is None:
+            return TokenEvent(self._prompt.key, [token_id])
+        best = sorted(range(len(row)), key=lambda i: -row[i])[: self._prompt.logprobs]
+        top = {token: row[token] for token in best}
+        return TokenEvent(self._prompt.key, [token_id], [row[token_id]], [top])
+
+    def _take(self, token_id: int) -> None:
+        self._state, self._last = advance(self._state, token_id), token_id
+
+    def _choose(self, row: Sequence[float]) -> int:
+        prompt = self._prompt
+        if not prompt.do_sample:
+            return max(range(len(row)), key=row.__getitem__)
+        allowed = sorted(range(len(row)), key=lambda i: -row[i])[: prompt.top_k or None]
+        weights = [math.exp(row[i] / prompt.temperature) for i in allowed]
+        least = prompt.top_p * math.fsum(weights)
+        kept, mass = 0, 0.0
+        while kept < len(weights) and mass < least:
+            mass += weights[kept]
+            kept += 1
+        return self._random.choices(allowed[:kept], weights[:kept])[0]

@@ -1,0 +1,265 @@
+"""What is under test: an engine and a model, their sessions, and what can be found out of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, cached_property
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distribution,
+    packages_distributions,
+)
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+
+import pytest
+
+from evalution_conformance.watch import let_go, on_main_thread
+from evalution_core import (
+    BaseEngine,
+    BaseInferenceSession,
+    Capability,
+    GenerationOutput,
+    GenerationRequest,
+    HasMaxModelLen,
+    HasTokenizer,
+    LoglikelihoodOutput,
+    LoglikelihoodRequest,
+    Model,
+    RequestFailure,
+    RollingLoglikelihoodOutput,
+    RollingLoglikelihoodRequest,
+    TextCodec,
+)
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+_TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+_LOOSEST = 0.3
+_LONGEST_WAIT_S = 10.0
+
+
+@runtime_checkable
+class SpecialTokens(Protocol):
+    """A session's tokenizer that also tells its special ids, as the engine kit's do."""
+
+    @property
+    def leading_ids(self) -> tuple[int, ...]: ...
+    @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def eos_id(self) -> int | None: ...
+
+
+class Subject:
+    """The engine under test, one session that checks share, and fresh ones for those that close.
+
+    Args:
+        engine: the configuration to build sessions from.
+        model: what it is built for.
+        oracle: another engine whose answers count as right, for a model without reference values.
+        untemplated: the model, or one like it, without a chat template.
+        tolerance: nats per token; None: by the dtype that the session reports.
+        max_new_tokens: how long the completions are that checks ask for.
+        timeout: seconds for one check, not counting the building of sessions.
+    """
+
+    def __init__(
+        self,
+        engine: BaseEngine,
+        model: Model,
+        *,
+        oracle: BaseEngine | None = None,
+        untemplated: Model | None = None,
+        tolerance: float | None = None,
+        max_new_tokens: int = 16,
+        timeout: float = 60.0,
+    ):
+        self.engine = engine
+        self.model = model
+        self.oracle = oracle
+        self.untemplated = untemplated
+        self.max_new_tokens = max_new_tokens
+        self.timeout = timeout
+        self._tolerance = tolerance
+        self._session: BaseInferenceSession | None = None
+        self._build_error: Exception | None = None
+
+    # sessions
+
+    @property
+    def session(self) -> BaseInferenceSession:
+        """The shared session, built at first use; no check closes it.
+
+        A build that fails isn't tried again: each check fails with its error at once.
+        """
+        if self._build_error is not None:
+            raise self._build_error
+        if self._session is None:
+            try:
+                self._session = on_main_thread(lambda: self.engine.build(self.model))
+            except Exception as error:
+                self._build_error = error
+                raise
+        return self._session
+
+    @contextmanager
+    def fresh(
+        self, *, engine: BaseEngine | None = None, model: Model | None = None
+    ) -> Generator[BaseInferenceSession]:
+        """A session of its own, closed at the end."""
+        built = on_main_thread(lambda: (engine or self.engine).build(model or self.model))
+        try:
+            yield built
+        finally:
+            built.close()
+
+    def close(self) -> None:
+        """Close the shared session."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def abandon(self) -> None:
+        """Give up a session that hangs: the next check builds another."""
+        if self._session is not None:
+            let_go(self._session.close)
+            self._session = None
+
+    # what is known
+
+    @property
+    def name(self) -> str:
+        return type(self.engine).__name__
+
+    @cached_property
+    def capabilities(self) -> frozenset[Capability]:
+        """What the session can do, else what the engine declares."""
+        narrowed = self.session.capabilities
+        return self.engine.capabilities if narrowed is None else narrowed
+
+    @cached_property
+    def tolerance(self) -> float:
+        """How far two log-probabilities of one token may be apart, in nats."""
+        if self._tolerance is not None:
+            return self._tolerance
+        described = self.session.describe_execution() or {}
+        return _TOLERANCES.get(str(described.get("dtype")), _LOOSEST)
+
+    @property
+    def patience(self) -> float:
+        """How long a single call may take that must not be blocked by another."""
+        return min(_LONGEST_WAIT_S, self.timeout / 4)
+
+    @property
+    def codec(self) -> TextCodec:
+        """The session's tokenizer; skips the check where there is none."""
+        if not isinstance(self.session, HasTokenizer):
+            pytest.skip("the session has no tokenizer (evalution_core.HasTokenizer)")
+        return self.session.tokenizer
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """The tokenizer's special ids; skips the check where they aren't told."""
+        codec = self.codec
+        if not isinstance(codec, SpecialTokens):
+            pytest.skip("the session's tokenizer has no leading_ids, bos_id and eos_id")
+        return codec
+
+    @property
+    def bos_id(self) -> int:
+        """The tokenizer's BOS; skips the check where there is none."""
+        bos_id = self.special_tokens.bos_id
+        if bos_id is None:
+            pytest.skip("the model has no BOS token")
+        return bos_id
+
+    @property
+    def window(self) -> int:
+        """`max_model_len`; skips the check where the session doesn't tell."""
+        if not isinstance(self.session, HasMaxModelLen):
+            pytest.skip("the session has no max_model_len (evalution_core.HasMaxModelLen)")
+        return self.session.max_model_len
+
+    @cached_property
+    def distribution(self) -> Distribution | None:
+        """The installed distribution that the engine's package comes from."""
+        return _distribution_of(type(self.engine).__module__.partition(".")[0])
+
+    def declares(self, capability: Capability) -> bool:
+        return capability in self.capabilities
+
+    # calls
+
+    def request(self, prompt: str, **fields: Any) -> GenerationRequest:
+        """A generation request of the usual length."""
+        fields.setdefault("max_new_tokens", self.max_new_tokens)
+        return GenerationRequest(prompt, **fields)
+
+    def generate(self, *requests: GenerationRequest) -> list[GenerationOutput]:
+        return self.session.generate(list(requests))
+
+    def complete(self, request: GenerationRequest) -> GenerationOutput:
+        (output,) = self.session.generate([request])
+        return output
+
+    def score(self, *requests: LoglikelihoodRequest) -> list[LoglikelihoodOutput]:
+        return self.session.loglikelihood(list(requests))
+
+    def roll(self, *requests: RollingLoglikelihoodRequest) -> list[RollingLoglikelihoodOutput]:
+        return self.session.loglikelihood_rolling(list(requests))
+
+    def score_ids(
+        self, context_ids: Sequence[int], continuation_ids: Sequence[int]
+    ) -> LoglikelihoodOutput:
+        (output,) = self.score(
+            LoglikelihoodRequest(
+                context_input_ids=list(context_ids), continuation_input_ids=list(continuation_ids)
+            )
+        )
+        return output
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """Ids that the model is fed for `text`, the leading BOS included."""
+        token_ids = self.codec.encode(text)
+        leading = list(self.special_tokens.leading_ids)
+        return token_ids if token_ids[: len(leading)] == leading else leading + token_ids
+
+
+_owners = cache(packages_distributions)
+
+
+def _distribution_of(package: str) -> Distribution | None:
+    # An editable installation lists no packages; there the name is as good as sure.
+    for name in [*_owners().get(package, ()), package]:
+        try:
+            return distribution(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def resized(engine: BaseEngine, max_model_len: int) -> BaseEngine | None:
+    """The engine with another window, where that is one of its options."""
+    if not hasattr(engine, "max_model_len"):
+        return None
+    return dataclasses.replace(cast(Any, engine), max_model_len=max_model_len)
+
+
+def succeeded(result: T | RequestFailure) -> T:
+    """The output of a continuous call; a failure is raised."""
+    if isinstance(result, RequestFailure):
+        raise result.error
+    return result
+
+
+def collected(results: Iterator[tuple[K, T | RequestFailure]]) -> dict[K, T]:
+    """Outputs by key; a key that comes twice, or a failure, fails the check."""
+    found: dict[K, T] = {}
+    for key, result in results:
+        assert key not in found, f"the key {key!r} came twice"
+        found[key] = succeeded(result)
+    return found

@@ -1,0 +1,129 @@
+"""Sound engines of other shapes: few capabilities, fixed batches, text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from evalution_conformance import EngineConformance
+from evalution_conformance.mutants.toy import CAPABILITIES, UNTEMPLATED, Toy, ToySession
+from evalution_core import (
+    BaseInferenceSession,
+    Capability,
+    GenerationOutput,
+    GenerationRequest,
+    LoglikelihoodOutput,
+    LoglikelihoodRequest,
+    Model,
+    RequestFailure,
+    RollingLoglikelihoodOutput,
+    RollingLoglikelihoodRequest,
+)
+
+
+@dataclass(slots=True)
+class Completes(Toy):
+    """Completes prompts and can do nothing else."""
+
+    capabilities = frozenset({Capability.GENERATE})
+
+
+@dataclass(slots=True)
+class Scores(Toy):
+    """Scores ids and text, and generates nothing."""
+
+    capabilities = frozenset({Capability.LOGLIKELIHOOD, Capability.ROLLING, Capability.TOKEN_IDS})
+
+
+@dataclass(slots=True)
+class FixedBatches(Toy):
+    """Runs a batch to its end before the next one."""
+
+    capabilities = CAPABILITIES - {Capability.REFILL}
+
+
+@dataclass(slots=True)
+class TextAlone(Toy):
+    """Tells nothing that a remote API may not know: no tokenizer, ids, counts or window."""
+
+    capabilities = CAPABILITIES - {
+        Capability.LOGPROBS,
+        Capability.STREAM,
+        Capability.TOKEN_IDS,
+        Capability.TRUNCATION,
+    }
+
+    def build(self, model: Model) -> BaseInferenceSession:
+        return TextSession(ToySession(self, model))
+
+
+class TextSession(BaseInferenceSession):
+    """Written on the contract itself."""
+
+    def __init__(self, inner: ToySession):
+        self._inner = inner
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
+    ) -> list[GenerationOutput]:
+        return [_plain(o) for o in self._inner.generate(requests, batch_size=batch_size)]
+
+    def generate_continuous(
+        self, requests: Iterable[tuple[Any, GenerationRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[Any, GenerationOutput | RequestFailure]]:
+        for key, found in self._inner.generate_continuous(requests, batch_size=batch_size):
+            yield key, _plain(found) if isinstance(found, GenerationOutput) else found
+
+    def loglikelihood(
+        self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[LoglikelihoodOutput]:
+        return [
+            replace(output, token_ids=None, token_logprobs=None, is_greedy=None)
+            for output in self._inner.loglikelihood(requests, batch_size=batch_size)
+        ]
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[RollingLoglikelihoodOutput]:
+        return [
+            replace(output, token_ids=None, token_logprobs=None)
+            for output in self._inner.loglikelihood_rolling(requests, batch_size=batch_size)
+        ]
+
+    def gc(self) -> None:
+        self._inner.gc()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def describe_execution(self) -> dict[str, Any]:
+        return self._inner.describe_execution() | {"max_model_len": None, "self_check": None}
+
+
+def _plain(output: GenerationOutput) -> GenerationOutput:
+    return replace(
+        output, token_ids=None, prompt_tokens=None, completion_tokens=None, truncated_tokens=None
+    )
+
+
+class _Shape(EngineConformance):
+    oracle = Toy()
+    model = Model(path="toy")
+    untemplated = Model(path=UNTEMPLATED)
+
+
+class TestCompletes(_Shape):
+    engine = Completes()
+
+
+class TestScores(_Shape):
+    engine = Scores()
+
+
+class TestFixedBatches(_Shape):
+    engine = FixedBatches()
+
+
+class TestTextAlone(_Shape):
+    engine = TextAlone()

@@ -1,0 +1,42 @@
+"""The checks are tested: each fault is caught by the checks named for it, each check by a fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from evalution_conformance import EngineConformance
+from evalution_conformance.mutants import MUTANTS, toy_subject
+from evalution_conformance.mutants.toy import UNTEMPLATED, Toy
+from evalution_conformance.suite import checks_of, run_check
+from evalution_core import Model
+
+CHECKS = checks_of(EngineConformance)
+PAIRS = [(name, check) for name, mutant in MUTANTS.items() for check in mutant.caught_by]
+
+
+class TestToy(EngineConformance):
+    """The sound engine that the mutants are made from."""
+
+    engine = Toy()
+    oracle = Toy()
+    model = Model(path="toy")
+    untemplated = Model(path=UNTEMPLATED)
+
+
+@pytest.mark.parametrize(("name", "check"), PAIRS)
+def test_a_fault_is_caught(name: str, check: str) -> None:
+    with MUTANTS[name].open() as engine:
+        subject = toy_subject(engine)
+        try:
+            with pytest.raises(Exception) as raised:  # noqa: PT011 - any failure of the check
+                run_check(CHECKS[check], subject)
+        finally:
+            subject.close()
+    # An error in a mutant itself is no catch.
+    assert not isinstance(raised.value, AttributeError | NameError), raised.value
+
+
+def test_every_check_catches_a_fault() -> None:
+    caught = {check for mutant in MUTANTS.values() for check in mutant.caught_by}
+    assert set(CHECKS) - caught == set()
+    assert caught - set(CHECKS) == set()

@@ -1,0 +1,278 @@
+"""What a vendor sees of the kit: collection, gaps, report, hangs."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from evalution_conformance import EngineConformance, Gap, StructuralConformance
+from evalution_conformance.suite import checks_of
+
+pytest_plugins = ["pytester"]
+# Hypothesis would be imported anew for the summary of each run.
+QUIET = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+
+VENDOR = """
+from evalution_conformance import EngineConformance, Gap, StructuralConformance
+from evalution_conformance.mutants.toy import Toy
+from evalution_core import Model
+
+class TestAcme(EngineConformance):
+    engine = Toy({engine})
+    model = Model(path="toy")
+    {more}
+"""
+
+
+def run(
+    pytester: pytest.Pytester, *arguments: str, engine: str = "", more: str = ""
+) -> pytest.RunResult:
+    pytester.makepyfile(VENDOR.format(engine=engine, more=more))
+    return pytester.runpytest(*QUIET, *arguments)
+
+
+def said(result: pytest.RunResult) -> str:
+    return re.sub(r"\s+", " ", result.stdout.str() + result.stderr.str())
+
+
+def test_a_vendors_seven_lines_run_every_check(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "-k", "empty or identity or stop")
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] == 7
+    assert outcomes["passed"] + outcomes["deselected"] == len(checks_of(EngineConformance))
+
+
+def test_the_structural_checks_are_part_of_all() -> None:
+    structural = checks_of(StructuralConformance)
+    assert 10 <= len(structural) < len(checks_of(EngineConformance))
+    assert structural.items() <= checks_of(EngineConformance).items()
+
+
+def test_a_failing_check_says_in_a_sentence_what_is_wrong(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "-k", "verbatim", engine="fault='StripsText'")
+    result.assert_outcomes(failed=1, deselected=len(checks_of(EngineConformance)) - 1)
+    assert "the tokens read 'danhd. ', text is 'danhd.'" in said(result)
+
+
+def test_a_declared_gap_is_an_expected_failure(pytester: pytest.Pytester) -> None:
+    gap = 'gaps = {"test_text_is_verbatim": Gap("upstream", "acme#412")}'
+    result = run(pytester, "-k", "verbatim", "-rx", engine="fault='StripsText'", more=gap)
+    assert result.ret == pytest.ExitCode.OK
+    assert result.parseoutcomes()["xfailed"] == 1
+    assert "upstream: acme#412" in said(result)
+
+
+def test_a_gap_that_is_closed_fails_the_run(pytester: pytest.Pytester) -> None:
+    gap = 'gaps = {"test_text_is_verbatim": Gap("ours", "acme#412")}'
+    result = run(pytester, "-k", "verbatim", more=gap)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "[XPASS(strict)] ours: acme#412" in said(result)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            'gaps = {"test_text_is_verbatm": Gap("ours", "x")}',
+            "TestAcme.gaps names 'test_text_is_verbatm', which is no check of this kit; did you "
+            "mean 'test_text_is_verbatim'?",
+        ),
+        (
+            'gaps = {"test_text_is_verbatim": "x"}',
+            "TestAcme.gaps['test_text_is_verbatim'] must be a Gap, got 'x'",
+        ),
+        (
+            "def test_text_is_verbatim(self): pass",
+            "TestAcme overrides test_text_is_verbatim, but checks can't be changed; declare",
+        ),
+        (
+            "test_text_is_verbatim = None",
+            "TestAcme overrides test_text_is_verbatim, but checks can't be changed; declare",
+        ),
+        ("model = 'toy'", "TestAcme.model must be a Model, got 'toy'"),
+    ],
+)
+def test_a_wrong_declaration_stops_collection(
+    pytester: pytest.Pytester, more: str, message: str
+) -> None:
+    result = run(pytester, more=more)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert message in said(result)
+    assert "passed" not in result.parseoutcomes()
+
+
+@pytest.mark.parametrize(
+    ("owner", "reason", "message"),
+    [
+        ("theirs", "x", "a gap is 'ours', 'upstream' or 'never', got 'theirs'"),
+        ("ours", " ", "a gap needs a reason; name the issue that tracks it"),
+    ],
+)
+def test_a_gap_names_who_acts_and_why(owner: str, reason: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Gap(owner, reason)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_report_tells_each_outcome(pytester: pytest.Pytester) -> None:
+    gap = 'gaps = {"test_requests_come_back_untouched": Gap("upstream", "acme#412")}'
+    checks = "requests_come_back or beams or a_stream_completes or test_scores_equal or repeatable"
+    result = run(
+        pytester,
+        "-k",
+        checks,
+        "--conformance-report=report/acme.json",
+        engine="fault='WritesIntoMetadata', api_key='hidden'",
+        more=gap,
+    )
+    written = (pytester.path / "report" / "acme.json").read_text("utf-8")
+    assert "hidden" not in written
+    report = json.loads(written)
+    assert report["schema_version"] == 1
+    assert set(report["versions"]) == {
+        "python",
+        "evalution-conformance",
+        "evalution-core",
+        "evalution-enginekit",
+    }
+    (engine,) = report["engines"]
+    assert engine["engine"] == "Toy"
+    assert engine["distribution"] == "evalution-conformance"
+    assert engine["options"]["fault"] == "WritesIntoMetadata"
+    assert engine["model"]["path"] == "toy"
+    outcomes = {check["name"]: check["outcome"] for check in engine["checks"]}
+    assert outcomes == {
+        "test_requests_come_back_untouched": "gap",
+        "test_beams_are_searched_or_refused": "refused",
+        "test_greedy_is_repeatable_at_any_temperature": "passed",
+        "test_a_stream_completes_as_generate_does": "failed",
+        "test_scores_equal_the_reference": "skipped",
+    }
+    details = {check["name"]: check for check in engine["checks"]}
+    untouched = details["test_requests_come_back_untouched"]
+    assert untouched["gap"] == {"owner": "upstream", "reason": "acme#412"}
+    assert untouched["group"] == "generation"
+    assert untouched["seconds"] >= 0
+    failed = details["test_a_stream_completes_as_generate_does"]
+    assert failed["detail"].endswith("metadata was changed")
+    assert "no `oracle`" in details["test_scores_equal_the_reference"]["detail"]
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_closed_gap_is_reported_as_such(pytester: pytest.Pytester) -> None:
+    gap = 'gaps = {"test_text_is_verbatim": Gap("ours", "acme#412")}'
+    run(pytester, "-k", "verbatim", "--conformance-report=acme.json", more=gap)
+    report = json.loads((pytester.path / "acme.json").read_text("utf-8"))
+    assert [c["outcome"] for c in report["engines"][0]["checks"]] == ["gap closed"]
+
+
+def test_a_check_that_hangs_fails_and_the_next_one_runs(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import threading
+        from evalution_conformance import EngineConformance
+        from evalution_conformance.mutants.catalogue import SESSIONS
+        from evalution_conformance.mutants.toy import Toy, ToySession
+        from evalution_core import Model
+
+        class Hangs(ToySession):
+            def asked(self, request):
+                if request.temperature:
+                    threading.Event().wait()
+                return request
+
+        SESSIONS["Hangs"] = Hangs
+
+        class TestAcme(EngineConformance):
+            engine = Toy(fault="Hangs")
+            model = Model(path="toy")
+            timeout = 1.0
+        """
+    )
+    result = pytester.runpytest(*QUIET, "-k", "any_temperature or stop_string")
+    outcomes = result.parseoutcomes()
+    assert (outcomes["failed"], outcomes["passed"]) == (1, 1)
+    assert "the check didn't end within 1 seconds" in said(result)
+
+
+def test_a_build_that_fails_is_tried_once_for_the_shared_session(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        """
+        from dataclasses import dataclass
+        from evalution_conformance import EngineConformance
+        from evalution_conformance.mutants.toy import Toy
+        from evalution_core import ConfigurationError, Model
+
+        builds = []
+
+        @dataclass(slots=True)
+        class Broken(Toy):
+            def build(self, model):
+                builds.append(model)
+                raise ConfigurationError("no such folder: " + model.path)
+
+        class TestAcme(EngineConformance):
+            engine = Broken()
+            model = Model(path="missing")
+
+        def test_builds():
+            assert len(builds) == 1
+        """
+    )
+    chosen = "identity or verbatim or repeatable or test_builds"
+    result = pytester.runpytest(*QUIET, "-k", chosen)
+    outcomes = result.parseoutcomes()
+    assert (outcomes["failed"], outcomes["passed"]) == (3, 1)
+    assert "ConfigurationError: no such folder: missing" in said(result)
+
+
+def test_the_guides_skeleton_passes_the_structural_checks(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        from dataclasses import dataclass
+        from evalution_conformance import StructuralConformance
+        from evalution_core import BaseEngine, BaseInferenceSession, Model
+
+        @dataclass(slots=True)
+        class MyEngine(BaseEngine):
+            device: str | None = None
+
+            def build(self, model: Model) -> BaseInferenceSession:
+                return MySession(model_path=model.path, device=self.device)
+
+        @dataclass(slots=True)
+        class MySession(BaseInferenceSession):
+            model_path: str
+            device: str | None = None
+
+            def generate(self, requests, *, batch_size=None):
+                raise NotImplementedError
+
+            def loglikelihood(self, requests, *, batch_size=None):
+                raise NotImplementedError
+
+            def loglikelihood_rolling(self, requests, *, batch_size=None):
+                raise NotImplementedError
+
+            def generate_continuous(self, requests, *, batch_size=None):
+                raise NotImplementedError
+
+            def gc(self):
+                return None
+
+            def close(self):
+                return None
+
+            def describe_execution(self):
+                return {"backend": "my_engine", "device": self.device}
+
+        class TestMyEngine(StructuralConformance):
+            engine = MyEngine()
+            model = Model(path="builtin:tiny")
+        """
+    )
+    result = pytester.runpytest(*QUIET)
+    result.assert_outcomes(passed=len(checks_of(StructuralConformance)))
