@@ -38,8 +38,7 @@ def skeleton() -> Iterator[ModuleType]:
 def test_the_engine_builds_a_session(skeleton: ModuleType) -> None:
     with skeleton.MyEngine(device="cpu").build(Model("tiny")) as session:
         assert isinstance(session, BaseInferenceSession)
-        assert isinstance(session, skeleton.MySession)
-        assert session.model_path == "tiny"
+        assert session == skeleton.MySession(model_path="tiny", device="cpu")
         session.gc()
     session.close()
 
