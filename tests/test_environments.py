@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
+LIGHT = [
+    ROOT / "packages" / f"evalution{name}" / "pyproject.toml"
+    for name in ("", "-conformance", "-core", "-enginekit", "-reference")
+]
 INPUTS = sorted((ROOT / "tools" / "envs").glob("*.in"))
 
 
@@ -34,6 +39,19 @@ def test_a_requirement_file_pins_and_hashes_everything(source: Path) -> None:
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), line
     assert "torch" not in pinned
     assert not any(name.startswith("nvidia") for name in pinned)
+
+
+@pytest.mark.parametrize("source", INPUTS, ids=lambda path: path.stem)
+def test_a_requirement_file_has_what_the_light_members_need(source: Path) -> None:
+    lines = requirement_lines(source.with_suffix(".txt"))
+    pinned = {Requirement(line.partition(" ")[0]).name for line in lines}
+    needed = {
+        canonicalize_name(requirement.name)
+        for member in LIGHT
+        for text in tomllib.loads(member.read_text(encoding="utf-8"))["project"]["dependencies"]
+        if not (requirement := Requirement(text)).name.startswith("evalution")
+    }
+    assert needed <= pinned, "run tools/envs/compile"
 
 
 @pytest.mark.parametrize("source", INPUTS, ids=lambda path: path.stem)

@@ -18,8 +18,29 @@ WAIT_S = 20
 Stream: TypeAlias = ResultStream[str, str, str]
 
 
+class Owner:
+    """A thread that serves nobody, and counts how often it is woken."""
+
+    def __init__(self, *, is_current: bool = False) -> None:
+        self.lock = threading.RLock()
+        self.is_current = is_current
+        self.wakes = 0
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
 def opened(running: int = 2, ahead: int = 1) -> Stream:
-    return ResultStream(threading.RLock(), StreamLimits(running, ahead), lambda: None)
+    return ResultStream(Owner(), StreamLimits(running, ahead))
+
+
+def test_a_stream_dropped_on_its_own_thread_does_not_wait_for_it() -> None:
+    stream: Stream = ResultStream(Owner(is_current=True), StreamLimits(running=1, ahead=0))
+    stream.submit("a", "x")
+    start(stream, 0)
+    stream.close()
+    assert stream.ended
+    assert stream.running == {0: "a"}
 
 
 def start(stream: Stream, number: int) -> tuple[str, str]:
@@ -81,20 +102,18 @@ def test_unread_results_stop_admission_and_reading_resumes_it() -> None:
 
 
 def test_reading_wakes_the_runtime_only_where_a_job_waits_for_it() -> None:
-    wakes: list[int] = []
-    stream: Stream = ResultStream(
-        threading.RLock(), StreamLimits(running=1, ahead=1), lambda: wakes.append(1)
-    )
+    owner = Owner()
+    stream: Stream = ResultStream(owner, StreamLimits(running=1, ahead=1))
     stream.submit("a", "x")
     stream.submit("b", "y")
     run_one(stream, 0)
-    wakes.clear()
+    owner.wakes = 0
     results = stream.results()
     next(results)
-    assert len(wakes) == 1
+    assert owner.wakes == 1
     run_one(stream, 1)
     next(results)
-    assert len(wakes) == 1
+    assert owner.wakes == 1
 
 
 @pytest.mark.parametrize(

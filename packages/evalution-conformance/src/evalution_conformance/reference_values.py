@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evalution_conformance.probes import CHATS, PAIRS, PROMPTS, SENTENCE, TEXTS
-from evalution_conformance.subject import SpecialTokens, Subject, resized
+from evalution_conformance.subject import Subject, resized
 from evalution_core import (
     BaseInferenceSession,
     Capability,
@@ -21,6 +21,7 @@ from evalution_core import (
     LoglikelihoodRequest,
     Message,
     RollingLoglikelihoodRequest,
+    SpecialTokens,
     builtin_path,
 )
 

@@ -12,7 +12,7 @@ from importlib.metadata import (
     distribution,
     packages_distributions,
 )
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -31,6 +31,7 @@ from evalution_core import (
     RequestFailure,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
+    SpecialTokens,
     TextCodec,
 )
 
@@ -40,18 +41,6 @@ K = TypeVar("K", bound=Hashable)
 _TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 _LOOSEST = 0.3
 _LONGEST_WAIT_S = 10.0
-
-
-@runtime_checkable
-class SpecialTokens(Protocol):
-    """A session's tokenizer that also tells its special ids, as the engine kit's do."""
-
-    @property
-    def leading_ids(self) -> tuple[int, ...]: ...
-    @property
-    def bos_id(self) -> int | None: ...
-    @property
-    def eos_id(self) -> int | None: ...
 
 
 class Subject:

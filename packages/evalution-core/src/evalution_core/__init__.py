@@ -48,6 +48,7 @@ from evalution_core.session import (
     HasPreferredBatchSize,
     HasRequestsInFlight,
     HasTokenizer,
+    SpecialTokens,
     TextCodec,
 )
 from evalution_core.spelling import did_you_mean, nearest_name, normalized
@@ -84,6 +85,7 @@ __all__ = [
     "RollingLoglikelihoodRequest",
     "RunHandle",
     "SessionClosedError",
+    "SpecialTokens",
     "StreamEvent",
     "TextCodec",
     "TextDelta",

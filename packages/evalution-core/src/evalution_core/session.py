@@ -170,6 +170,21 @@ class TextCodec(Protocol):
 
 
 @runtime_checkable
+class SpecialTokens(Protocol):
+    """A tokenizer that also tells its special ids, as those of the engine kit do."""
+
+    @property
+    def leading_ids(self) -> tuple[int, ...]:
+        """Ids that stand before any text by default: `(bos,)`, or none."""
+        ...
+
+    @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def eos_id(self) -> int | None: ...
+
+
+@runtime_checkable
 class HasTokenizer(Protocol):
     """A session that lets callers tokenize as it does."""
 

@@ -61,6 +61,10 @@ class Admission:
         _check_int("num_beams", request.num_beams, least=1)
         _check_stops(request.stop)
         _check_truncation(request.truncation)
+        for name in ("do_sample", "ignore_eos", "add_generation_prompt"):
+            _check_bool(name, getattr(request, name))
+        _check_tools(request.tools)
+        _check_metadata(request.metadata)
         self._need(Capability.BEAMS, f"num_beams={request.num_beams}", asked=request.num_beams > 1)
         self._need(Capability.IGNORE_EOS, "ignore_eos", asked=request.ignore_eos)
         self._need(Capability.TOOLS, "tools", asked=bool(request.tools))
@@ -80,6 +84,7 @@ class Admission:
                 self._check_ids(name, token_ids, may_be_empty=name == "context_input_ids")
         if request.messages is not None:
             self._check_messages(request.messages)
+        _check_metadata(request.metadata)
         if not request.continuation and request.continuation_input_ids is None:
             raise InvalidRequestError("the continuation is empty: there is nothing to score")
         _check_truncation(request.truncation)
@@ -89,6 +94,7 @@ class Admission:
         _require_type(request, RollingLoglikelihoodRequest)
         self._need(Capability.ROLLING, "loglikelihood_rolling", asked=True)
         _check_text("text", request.text)
+        _check_metadata(request.metadata)
         if request.input_ids is not None:
             self._check_ids("input_ids", request.input_ids)
         elif not request.text:
@@ -184,6 +190,26 @@ def _check_text(name: str, value: object) -> None:
 def _check_int(name: str, value: object, *, least: int) -> None:
     if type(value) is not int or value < least:
         raise InvalidRequestError(f"{name} must be an int >= {least}, got {value!r}")
+
+
+def _check_bool(name: str, value: object) -> None:
+    if type(value) is not bool:
+        raise InvalidRequestError(f"{name} must be True or False, got {value!r}")
+
+
+def _check_tools(tools: object) -> None:
+    if tools is None:
+        return
+    if isinstance(tools, str) or not isinstance(tools, Sequence):
+        raise InvalidRequestError(f"tools must be a list of dicts, got {tools!r}")
+    for tool in cast("Sequence[Any]", tools):
+        if not isinstance(tool, Mapping):
+            raise InvalidRequestError(f"a tool must be a dict, got {tool!r}")
+
+
+def _check_metadata(metadata: object) -> None:
+    if not isinstance(metadata, Mapping):
+        raise InvalidRequestError(f"metadata must be a dict, got {metadata!r}")
 
 
 def _check_stops(stops: object) -> None:

@@ -86,7 +86,7 @@ class GenerationLoop:
 
     def open(self, limits: StreamLimits, *, deltas: bool = False) -> GenerationStream:
         """A new stream of jobs; with `deltas`, text comes before each output as it is certain."""
-        stream: GenerationStream = ResultStream(self._thread.lock, limits, self._thread.wake)
+        stream: GenerationStream = ResultStream(self._thread, limits)
         with self._thread.lock:
             self._thread.ensure_open()
             self._streams.append(stream)
@@ -121,6 +121,9 @@ class GenerationLoop:
         if events is None:
             self._steps = None
             self._settle_returned()
+        elif not self._asked:
+            self._steps = None
+            self._fail_unasked()
         return 0
 
     def shut_down(self, error: EvalutionError) -> None:
@@ -190,7 +193,7 @@ class GenerationLoop:
     def _settle_returned(self) -> None:
         """The engine returned: it is rid of everything, also of what it never finished."""
         if not self._asked:
-            self._fail(EngineRuntimeError("the engine asked for none of the waiting prompts"))
+            self._fail_unasked()
         with self._thread.lock:
             for key, running in list(self._running.items()):
                 if key not in self._finished:
@@ -201,6 +204,9 @@ class GenerationLoop:
                     failure = RequestFailure(error, running.job.metadata)
                     running.stream.deliver(running.key, failure)
                 self._release(key)
+
+    def _fail_unasked(self) -> None:
+        self._fail(EngineRuntimeError("the engine asked for none of the waiting prompts"))
 
     def _fail(self, error: EvalutionError) -> None:
         """The runtime failed: each stream that lost requests ends, and learns which.

@@ -13,7 +13,10 @@ _CHUNK = 1 << 20
 
 
 def files_identity(files: Iterable[Path]) -> dict[str, str]:
-    """The SHA-256 of each file by name; a file of unchanged size and mtime is not read again."""
+    """The SHA-256 of each file of one folder, by name.
+
+    A file of unchanged size and modification time is not read again.
+    """
     known = _read_cache()
     fresh: dict[str, str] = {}
     identity: dict[str, str] = {}

@@ -49,7 +49,7 @@ class ScoringLoop:
         self._numbers = count()
 
     def open(self, limits: StreamLimits) -> ScoringStream:
-        stream: ScoringStream = ResultStream(self._thread.lock, limits, self._thread.wake)
+        stream: ScoringStream = ResultStream(self._thread, limits)
         with self._thread.lock:
             self._thread.ensure_open()
             self._streams.append(stream)

@@ -5,13 +5,14 @@ A push stream (`submit`, `results`, `abort`, `close`); `pull` builds the contrac
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from evalution_core import RequestFailure
 
@@ -19,6 +20,8 @@ K = TypeVar("K", bound=Hashable)
 Q = TypeVar("Q")
 J = TypeVar("J")
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _ABORT_WAIT_S = 10.0
 """How long `close` waits for the runtime to let go; it normally takes one step."""
@@ -35,14 +38,22 @@ class StreamLimits:
     ahead: int
 
 
+class StreamOwner(Protocol):
+    """What a stream needs of the thread that serves it, a `RuntimeThread`."""
+
+    @property
+    def lock(self) -> threading.RLock: ...
+    @property
+    def is_current(self) -> bool: ...
+    def wake(self) -> None: ...
+
+
 class ResultStream(Generic[K, J, T]):
     """Jobs wait, run and turn into results; all state is under the runtime thread's lock."""
 
-    def __init__(
-        self, lock: threading.RLock, limits: StreamLimits, wake: Callable[[], None]
-    ) -> None:
-        self._changed = threading.Condition(lock)
-        self._wake = wake
+    def __init__(self, owner: StreamOwner, limits: StreamLimits) -> None:
+        self._owner = owner
+        self._changed = threading.Condition(owner.lock)
         self.limits = limits
         self.waiting: deque[tuple[K, J]] = deque()
         self.running: dict[int, K] = {}
@@ -60,7 +71,7 @@ class ResultStream(Generic[K, J, T]):
             if not self.ended:
                 self.waiting.append((key, job))
             self._last_submit = time.monotonic()
-        self._wake()
+        self._owner.wake()
 
     def reject(self, key: K, failure: RequestFailure) -> None:
         """Answer a request that can't be run; it takes no slot."""
@@ -72,7 +83,7 @@ class ResultStream(Generic[K, J, T]):
         with self._changed:
             self._input_open = False
             self._changed.notify_all()
-        self._wake()
+        self._owner.wake()
 
     def wait_for_room(self) -> bool:
         """Block until another job may be submitted; False if the stream has ended meanwhile."""
@@ -147,9 +158,17 @@ class ResultStream(Generic[K, J, T]):
     def close(self) -> None:
         """Abort, and wait until the runtime has let go of the stream's jobs."""
         self.abort()
-        self._wake()
+        self._owner.wake()
+        if self._owner.is_current:
+            # A garbage collection that happens there can't wait for the thread's own next step.
+            return
         with self._changed:
-            self._changed.wait_for(lambda: not self.running, timeout=_ABORT_WAIT_S)
+            if not self._changed.wait_for(lambda: not self.running, timeout=_ABORT_WAIT_S):
+                _log.warning(
+                    "the runtime still holds %d aborted requests after %.0f s",
+                    len(self.running),
+                    _ABORT_WAIT_S,
+                )
 
     def _next_result(self) -> tuple[K, T | RequestFailure] | None:
         with self._changed:
@@ -164,7 +183,7 @@ class ResultStream(Generic[K, J, T]):
             else:
                 return None
         if self.waiting:
-            self._wake()
+            self._owner.wake()
         return found
 
     def _has_jobs(self) -> bool:

@@ -20,6 +20,14 @@ from evalution_reference.decoding import Decoder
 from evalution_reference.llama import Llama
 from evalution_reference.scoring import PrefixScorer
 
+_MODEL_FILES = (
+    "*.safetensors",
+    "*.jinja",
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer*",
+)
 _SCORING_WINDOW = 256
 """Spans planned together: a prefix that two windows share below its head is run twice."""
 
@@ -50,8 +58,7 @@ class ReferenceSession(TokenSession):
 
     def identity(self) -> dict[str, Any]:
         """SHA-256 of the weights, configuration and tokenizer files."""
-        kinds = ("*.safetensors", "*.json", "*.jinja")
-        return files_identity(file for kind in kinds for file in self._folder.glob(kind))
+        return files_identity(file for kind in _MODEL_FILES for file in self._folder.glob(kind))
 
     def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
         assert self._decoder is not None
