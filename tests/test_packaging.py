@@ -147,12 +147,31 @@ def test_nothing_depends_on_a_member_that_conflicts() -> None:
 
 
 def test_the_light_environment_holds_no_runtime() -> None:
-    command = [uv(), "export", "--frozen", "--no-hashes", "--no-header", "--no-annotate", "--quiet"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    third_party = [line for line in done.stdout.splitlines() if not line.startswith("-e ")]
-    light = {canonicalize_name(Requirement(line).name) for line in third_party}
+    light = locked()
     assert {"numpy", "pydantic", "tokenizers"} <= light
     assert not light & {"torch", "transformers", "vllm", "openvino", "llama-cpp-python"}
+
+
+@pytest.mark.parametrize("runtime", ["llama-cpp-python", "tinygrad", "httpx"])
+def test_a_light_engine_brings_its_own_runtime_alone(runtime: str) -> None:
+    (member,) = (
+        name
+        for name in MEMBERS
+        if any(requirement.name == runtime for requirement in requirements(project(name)))
+    )
+    brought = locked("--package", member, "--no-dev")
+    assert runtime in brought
+    assert not brought & {"torch", "transformers"}
+
+
+def locked(*selection: str) -> set[str]:
+    """The third-party packages that the lock gives a selection of members."""
+    command = [uv(), "export", "--frozen", "--no-hashes", "--no-header", "--no-annotate", "--quiet"]
+    done = subprocess.run(
+        [*command, *selection], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    third_party = [line for line in done.stdout.splitlines() if not line.startswith("-e ")]
+    return {canonicalize_name(Requirement(line).name) for line in third_party}
 
 
 def uv() -> str:
