@@ -11,6 +11,6 @@ TINY: dict[str, Path] = {
     "gguf": _DATA / "tiny-f32.gguf",
     "gguf-q8_0": _DATA / "tiny-q8_0.gguf",
     "reference_values": _DATA / "reference_values.json",
-    "quickstart": _DATA / "quickstart.yaml",
+    "quickstart": _DATA.parent / "quickstart.yaml",
     **{f"rows/{file.stem}": file for file in sorted((_DATA / "rows").glob("*.jsonl"))},
 }
