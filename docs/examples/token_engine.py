@@ -89,8 +89,8 @@ class PairSession(TokenSession):
                     del running[key]
             yield events
 
-    def _score_tokens(self, spans: Sequence[TokenSpan]) -> list[TokenScore]:
-        return [self._score(span) for span in spans]
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        yield [self._score(span) for span in spans]
 
     def _event(self, prompt: TokenPrompt, last: int, token_id: int) -> TokenEvent:
         if prompt.logprobs is None:

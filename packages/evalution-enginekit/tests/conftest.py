@@ -87,9 +87,9 @@ class Echo(TokenSession):
             ends = token_id in prompt.stop_ids or count == prompt.max_new_tokens
             yield TokenEvent(prompt.key, [token_id]), ends
 
-    def _score_tokens(self, spans: Sequence[TokenSpan]) -> list[Any]:
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[Any]]:
         self.chunks.append(list(spans))
-        return [self.score(span) for span in spans]
+        yield [self.score(span) for span in spans]
 
     def _release(self) -> None:
         self.released += 1

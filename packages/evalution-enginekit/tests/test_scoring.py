@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -119,12 +120,62 @@ def test_a_crash_names_what_was_in_flight_and_the_next_call_works(echo: Echoes) 
         raise crash
 
     session.score = broken
+    failed: list[int] = []
+    stream = session.loglikelihood_continuous(zip(range(8), asked(*"abcdefgh"), strict=True))
     with pytest.raises(EngineRuntimeError, match="scoring failed: OSError: worker died") as raised:
-        list(session.loglikelihood_continuous([("a", *asked("x"))]))
-    assert raised.value.in_flight == ("a",)
+        failed.extend(key for key, result in stream if isinstance(result, RequestFailure))
     assert raised.value.__cause__ is crash
+    assert len(raised.value.in_flight) >= 6
     session.score = good
     assert session.loglikelihood(asked("x"))[0].token_count == 1
+
+
+def test_a_poisoned_span_costs_itself_alone(echo: Echoes) -> None:
+    session = echo()
+    session.check()
+    good = session.score
+
+    def broken(span: TokenSpan) -> TokenScore:
+        if 33 in span.token_ids:
+            raise FloatingPointError("not a number")
+        return good(span)
+
+    session.score = broken
+    texts = "abcdefgh!ijklmn"
+    results = dict(session.loglikelihood_continuous(zip(texts, asked(*texts), strict=True)))
+    failed = {key: result for key, result in results.items() if isinstance(result, RequestFailure)}
+    assert list(failed) == ["!"]
+    assert len(results) == len(texts)
+    assert isinstance(failed["!"].error, EngineRuntimeError)
+    assert failed["!"].error.in_flight == ("!",)
+    assert isinstance(failed["!"].error.__cause__, FloatingPointError)
+
+
+def test_scores_are_handed_on_step_by_step_and_an_abort_stops_the_rest(
+    echo: Echoes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = echo()
+    session.check()
+    steps: list[int] = []
+    read = threading.Event()
+
+    def slowly(spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        for number, span in enumerate(spans):
+            if number == 1:
+                assert read.wait(20)
+            steps.append(number)
+            yield [session.score(span)]
+
+    monkeypatch.setattr(session._scoring, "_score", slowly)
+    stream = session.loglikelihood_continuous(zip("abcd", asked(*"abcd"), strict=True))
+    key, _ = next(stream)
+    assert key in "abcd"
+    closing = threading.Thread(target=stream.close)
+    read.set()
+    closing.start()
+    closing.join(20)
+    assert len(steps) <= 4
+    assert not session._scoring._chunks
 
 
 def test_a_missing_score_is_not_given_to_another_request(
@@ -132,7 +183,7 @@ def test_a_missing_score_is_not_given_to_another_request(
 ) -> None:
     session = echo()
     session.check()
-    monkeypatch.setattr(session._scoring, "_score", lambda spans: [TokenScore([-1.0])])
+    monkeypatch.setattr(session._scoring, "_score", lambda spans: iter([[TokenScore([-1.0])]]))
     with pytest.raises(EngineRuntimeError, match="scored 1 of 2 spans"):
         session.loglikelihood(asked("x", "y"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -152,8 +152,8 @@ def test_what_can_not_be_compared_is_not_called_passed(
 
 
 class Shifted(MockSession):
-    def _score_tokens(self, spans: Sequence[TokenSpan]) -> list[TokenScore]:
-        return [shifted(span) for span in spans]
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        yield [shifted(span) for span in spans]
 
 
 def test_a_session_that_fails_refuses_to_score_and_still_generates() -> None:

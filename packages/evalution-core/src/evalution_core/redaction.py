@@ -21,7 +21,11 @@ _NAMES = (
 _SECRET_NAME = re.compile(rf"(?i)(^|[-_.]){_NAMES}$")
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s?#]+(?=@)")
 _URL_QUERY = re.compile(rf"(?i)([?&](?:[^=&\s]*[-_.])?(?:{_NAMES}|key|sig)=)[^&\s]+")
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
+# A word of prose may follow "basic": a credential has more than small letters in it.
+_BEARER = re.compile(
+    r"\b(?:((?i:bearer))\s+[A-Za-z0-9._~+/=-]{6,}"
+    r"|((?i:basic))\s+(?=\S*[A-Z0-9=])[A-Za-z0-9._~+/=-]{6,})"
+)
 _VOCABULARY_TOKEN = re.compile(r"(?i)^(bos|eos|pad|unk|sep|cls|mask|eot|image|audio)_token$")
 
 
@@ -34,7 +38,7 @@ def scrub(text: str) -> str:
     """`text` without the credentials of URLs and of authorization headers."""
     text = _URL_CREDENTIALS.sub(REDACTED, text)
     text = _URL_QUERY.sub(rf"\1{REDACTED}", text)
-    return _BEARER.sub(rf"\1 {REDACTED}", text)
+    return _BEARER.sub(lambda found: f"{found[1] or found[2]} {REDACTED}", text)
 
 
 def redact(value: Any) -> Any:

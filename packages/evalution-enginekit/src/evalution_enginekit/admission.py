@@ -185,6 +185,15 @@ def _require_type(request: object, expected: type) -> None:
 def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise InvalidRequestError(f"{name} must be a string, got {value!r}")
+    check_unicode(name, value)
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Raise `InvalidRequestError` for a lone surrogate, which JSON can spell and no text holds."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{name} is not valid Unicode text: {error}") from error
 
 
 def _check_int(name: str, value: object, *, least: int) -> None:
@@ -218,6 +227,7 @@ def _check_stops(stops: object) -> None:
     for stop in cast("Sequence[Any]", stops):
         if not isinstance(stop, str) or not stop:
             raise InvalidRequestError(f"a stop string must not be empty, got {stop!r}")
+        check_unicode("a stop string", stop)
 
 
 def _check_truncation(truncation: object) -> None:

@@ -38,6 +38,14 @@ class GenerationJob:
 GenerationStream = ResultStream[Any, GenerationJob, GenerationOutput | TextDelta]
 
 
+def _joined(
+    earlier: GenerationOutput | TextDelta, later: GenerationOutput | TextDelta
+) -> TextDelta:
+    assert isinstance(earlier, TextDelta)
+    assert isinstance(later, TextDelta)
+    return TextDelta(earlier.text + later.text, earlier.token_ids + later.token_ids)
+
+
 @dataclass(frozen=True, slots=True)
 class _Running:
     stream: GenerationStream
@@ -49,8 +57,17 @@ class _Running:
 class TokenFeed:
     """What `_generate_tokens` pulls from. Ask for `cancelled` first, then `take` what fits."""
 
-    def __init__(self, loop: GenerationLoop):
+    def __init__(self, loop: GenerationLoop, thread: RuntimeThread):
         self._loop = loop
+        self._thread = thread
+
+    def on_change(self, notify: Callable[[], None]) -> None:
+        """Call `notify`, from any thread, when there may be prompts to take or keys to cancel.
+
+        For an engine that waits for its runtime's events: `loop.call_soon_threadsafe`, say. It has
+        to return at once, and holds until `_generate_tokens` returns.
+        """
+        self._thread.on_wake = notify
 
     def take(self, limit: int) -> list[TokenPrompt]:
         """Up to `limit` more prompts to run; none where callers want no more for now."""
@@ -105,29 +122,29 @@ class GenerationLoop:
             rest = 0.0 if self._running else self._rest()
         if rest > 0:
             return rest
-        if self._steps is None:
-            self._asked = False
-            self._steps = iter(self._generate(TokenFeed(self)))
         try:
             with runtime_errors("generation"):
+                if self._steps is None:
+                    self._asked = False
+                    self._steps = iter(self._generate(TokenFeed(self, self._thread)))
                 events = next(self._steps, None)
                 with self._thread.lock:
                     for event in events or ():
                         self._apply(event)
         except EvalutionError as error:
-            self._steps = None
+            self._end_steps()
             self._fail(error)
             return 0
         if events is None:
-            self._steps = None
+            self._end_steps()
             self._settle_returned()
         elif not self._asked:
-            self._steps = None
+            self._end_steps()
             self._fail_unasked()
         return 0
 
     def shut_down(self, error: EvalutionError) -> None:
-        self._steps = None
+        self._end_steps()
         with self._thread.lock:
             for key in list(self._running):
                 self._release(key)
@@ -157,10 +174,17 @@ class GenerationLoop:
                 self._release(key)
             return dropped
 
+    def _end_steps(self) -> None:
+        self._steps = None
+        self._thread.on_wake = None
+
     def _rest(self) -> float:
         return min((stream.rest(self._patience) for stream in self._streams), default=IDLE)
 
     def _start(self, stream: GenerationStream) -> TokenPrompt:
+        # Whoever was served goes last: with one slot free at a time, the first would have them all.
+        self._streams.remove(stream)
+        self._streams.append(stream)
         number = next(self._numbers)
         key, job = stream.admit(number)
         prompt = replace(job.prompt, key=number)
@@ -179,7 +203,7 @@ class GenerationLoop:
         completion = running.completion
         ended_by_itself = completion.take(event)
         if running.stream in self._telling and (delta := completion.delta()) is not None:
-            running.stream.deliver(running.key, delta)
+            running.stream.deliver_part(event.key, running.key, delta, _joined)
         if completion.finish is None:
             return
         job = running.job

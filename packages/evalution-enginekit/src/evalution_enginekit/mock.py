@@ -70,8 +70,8 @@ class MockSession(TokenSession):
                 del running[key]
             yield events
 
-    def _score_tokens(self, spans: Sequence[TokenSpan]) -> list[TokenScore]:
-        return [self._score(span.token_ids, span.start) for span in spans]
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        yield [self._score(span.token_ids, span.start) for span in spans]
 
     def _score(self, token_ids: Sequence[int], start: int) -> TokenScore:
         rows = [self._table.row(token_ids[:at]) for at in range(start, len(token_ids))]

@@ -30,8 +30,27 @@ class EncodedPair:
         return list(self.span.token_ids[self.span.start :])
 
 
+class ContextIds:
+    """The ids of the last context, which the choices of a question ask for one after the other."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._last: tuple[str, list[int]] = ("", [])
+
+    def of(self, context: str) -> list[int]:
+        known, token_ids = self._last
+        if context != known or not token_ids:
+            token_ids = encode_with_leading(self._tokenizer, context)
+            self._last = context, token_ids
+        return token_ids
+
+
 def encode_pair(
-    tokenizer: Tokenizer, context: str, continuation: str
+    tokenizer: Tokenizer,
+    context: str,
+    continuation: str,
+    *,
+    context_ids: ContextIds | None = None,
 ) -> tuple[list[int], list[int]]:
     """Ids of both sides of `context + continuation`, encoded as one text and then cut.
 
@@ -47,9 +66,9 @@ def encode_pair(
     continuation = context[len(kept) :] + continuation
     if not kept:
         return condition_on_nothing(tokenizer, tokenizer.encode(continuation))
-    context_ids = encode_with_leading(tokenizer, kept)
-    whole_ids = encode_with_leading(tokenizer, kept + continuation)
-    return context_ids, whole_ids[len(context_ids) :]
+    before = (context_ids or ContextIds(tokenizer)).of(kept)
+    whole = encode_with_leading(tokenizer, kept + continuation)
+    return list(before), whole[len(before) :]
 
 
 def condition_on_nothing(
@@ -63,22 +82,26 @@ def condition_on_nothing(
 
 
 def pair_of(
-    tokenizer: Tokenizer, request: LoglikelihoodRequest, context: str
+    tokenizer: Tokenizer,
+    request: LoglikelihoodRequest,
+    context: str,
+    *,
+    context_ids: ContextIds | None = None,
 ) -> tuple[list[int], list[int]]:
     """Ids of a request whose context, if it was messages, is rendered; given ids win."""
     if request.context_input_ids is None and request.continuation_input_ids is None:
-        return encode_pair(tokenizer, context, request.continuation)
+        return encode_pair(tokenizer, context, request.continuation, context_ids=context_ids)
     if request.continuation_input_ids is None:
         continuation_ids = tokenizer.encode(request.continuation)
     else:
         continuation_ids = list(request.continuation_input_ids)
     if request.context_input_ids is not None:
-        context_ids = list(request.context_input_ids)
+        before = list(request.context_input_ids)
     else:
-        context_ids = encode_with_leading(tokenizer, context) if context else []
-    if not context_ids:
+        before = encode_with_leading(tokenizer, context) if context else []
+    if not before:
         return condition_on_nothing(tokenizer, continuation_ids)
-    return context_ids, continuation_ids
+    return before, continuation_ids
 
 
 def fit_pair(

@@ -16,10 +16,10 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_enginekit.admission import Admission
+from evalution_enginekit.admission import Admission, check_unicode
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.generation import GenerationJob
-from evalution_enginekit.pairs import EncodedPair, fit_pair, pair_of
+from evalution_enginekit.pairs import ContextIds, EncodedPair, fit_pair, pair_of
 from evalution_enginekit.scoring import ScoringJob, complete_logprobs
 from evalution_enginekit.tokenizer import (
     Tokenizer,
@@ -39,6 +39,7 @@ class Preparation:
         self._admission = admission
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
+        self._context_ids = ContextIds(tokenizer)
 
     def generation(self, request: GenerationRequest) -> GenerationJob:
         """Raises `InvalidRequestError`, `ContextLengthError` or `UnsupportedRequestError`."""
@@ -73,7 +74,9 @@ class Preparation:
         context = request.context
         if request.messages is not None and request.context_input_ids is None:
             context = self._render(request.messages, add_generation_prompt=True)
-        context_ids, continuation_ids = pair_of(self._tokenizer, request, context)
+        context_ids, continuation_ids = pair_of(
+            self._tokenizer, request, context, context_ids=self._context_ids
+        )
         self._check_vocabulary(context_ids)
         self._check_vocabulary(continuation_ids)
         pair = fit_pair(
@@ -104,7 +107,7 @@ class Preparation:
 
     def probe(self, token_ids: Sequence[int], length: int) -> GenerationJob:
         """A greedy request on ids, for the self check."""
-        prompt = TokenPrompt(_UNKEYED, list(token_ids), length, logprobs=0)
+        prompt = TokenPrompt(_UNKEYED, list(token_ids), length, logprobs=2)
         return GenerationJob(prompt, "", {})
 
     def _prompt(self, request: GenerationRequest) -> tuple[str, list[int]]:
@@ -151,7 +154,9 @@ class Preparation:
                 "messages need a chat template and this model has none; give rendered_prompt, or "
                 "the tokenizer_path of the matching chat model"
             )
-        return template.render(messages, **options)  # pyright: ignore[reportArgumentType]
+        rendered = template.render(messages, **options)  # pyright: ignore[reportArgumentType]
+        check_unicode("the rendered chat", rendered)
+        return rendered
 
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         largest = max(token_ids, default=0)

@@ -72,9 +72,9 @@ def runtime_errors(doing: str) -> Generator[None]:
     """The one place where a runtime's own exceptions become `EngineRuntimeError`, chained."""
     try:
         yield
-    except EvalutionError:
+    except (EvalutionError, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:  # the border: a runtime may raise anything
+    except BaseException as error:  # the border: asyncio's CancelledError is no Exception
         raise EngineRuntimeError(
             f"{doing} failed: {type(error).__name__}: {scrub(str(error))}"
         ) from error

@@ -49,6 +49,10 @@ class RuntimeThread:
         self._woken = False
         self._closing = False
         self._failure: EngineRuntimeError | None = None
+        self._last: Callable[[], None] | None = None
+        self._released: Future[None] = Future()
+        self.on_wake: Callable[[], None] | None = None
+        """Called with every wake-up, for an engine that waits on something of its own."""
 
     @property
     def is_current(self) -> bool:
@@ -76,6 +80,8 @@ class RuntimeThread:
                 self._thread.start()
             self._woken = True
             self._work.notify_all()
+            if self.on_wake is not None:
+                self.on_wake()
 
     def call(self, function: Callable[[], R]) -> R:
         """Run `function` between two steps, and return what it returns or raise what it raises."""
@@ -89,17 +95,27 @@ class RuntimeThread:
         return result.result()
 
     def close(self, last: Callable[[], None]) -> None:
-        """End all streams, run `last`, end the thread. Any later call only waits for that."""
+        """End all streams, run `last` on the thread, and end it; any later call waits for that.
+
+        Where the thread never ran, `last` runs here. Called on the thread itself, it doesn't wait.
+        """
         with self.lock:
+            if self._last is None:
+                self._last = last
             first, self._closing = not self._closing, True
             thread = self._thread
             self._work.notify_all()
-        if thread is None:
+            if self.on_wake is not None:
+                self.on_wake()
+        if thread is None and first:
             self._shut_down(SessionClosedError(f"{self._name} was closed meanwhile"))
-        elif thread is not threading.current_thread():
-            thread.join()
+            _settle(last, self._released)
+        if self.is_current:
+            return
         if first:
-            last()
+            self._released.result()
+        else:
+            self._released.exception()
 
     def _run(self) -> None:
         try:
@@ -108,10 +124,14 @@ class RuntimeThread:
         except BaseException as error:  # noqa: BLE001 - whoever waits must learn of it
             ended = EngineRuntimeError(f"the runtime thread ended: {type(error).__name__}: {error}")
             ended.__cause__ = error
-        with self.lock:
-            if isinstance(ended, EngineRuntimeError):
+            with self.lock:
                 self._failure = ended
         self._shut_down(ended)
+        with self.lock:
+            self._work.wait_for(lambda: self._last is not None)
+            last = self._last
+        assert last is not None
+        _settle(last, self._released)
 
     def _shut_down(self, ended: EvalutionError) -> None:
         with self.lock:

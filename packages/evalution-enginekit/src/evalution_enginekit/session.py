@@ -102,10 +102,11 @@ class TokenSession(BaseInferenceSession):
         ...
 
     @abstractmethod
-    def _score_tokens(self, spans: Sequence[TokenSpan]) -> SpanScores:
-        """The score of each span, or the error that is this span's alone.
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[SpanScores]:
+        """Yield the scores of each runtime step, in the order of `spans`, until all have theirs.
 
-        Spans that share a prefix are next to each other.
+        In place of a score, an error is that span's alone. Spans that share a prefix are next to
+        each other.
         """
         ...
 
@@ -214,10 +215,13 @@ class TokenSession(BaseInferenceSession):
     def check(self) -> CheckResult:
         self._thread.ensure_open()
         with self._check_lock:
+            if not self._can(Capability.LOGLIKELIHOOD) and not self._can(Capability.ROLLING):
+                return CheckResult("not checkable", f"engine {self._engine} doesn't score")
+            has_path = self._can(Capability.GENERATE) and self._can(Capability.LOGPROBS)
             if self._check_result is None:
                 self._check_result = self_check(
                     self._tokenizer,
-                    complete=self._complete_ids if self._can(Capability.LOGPROBS) else None,
+                    complete=self._complete_ids if has_path else None,
                     score=self._score_spans,
                     max_model_len=self._max_model_len,
                     dtype=self._dtype,

@@ -38,6 +38,15 @@ class StreamLimits:
     ahead: int
 
 
+@dataclass(slots=True)
+class _Result(Generic[K, T]):
+    """An unread result; `part_of` is the running job that it is only a part of."""
+
+    key: K
+    value: T | RequestFailure
+    part_of: int | None = None
+
+
 class StreamOwner(Protocol):
     """What a stream needs of the thread that serves it, a `RuntimeThread`."""
 
@@ -57,8 +66,11 @@ class ResultStream(Generic[K, J, T]):
         self.limits = limits
         self.waiting: deque[tuple[K, J]] = deque()
         self.running: dict[int, K] = {}
-        self._results: deque[tuple[K, T | RequestFailure]] = deque()
+        self._results: deque[_Result[K, T]] = deque()
+        self._unread = 0
+        self._parts: dict[int, _Result[K, T]] = {}
         self._error: BaseException | None = None
+        self._input_error: BaseException | None = None
         self._input_open = True
         self._aborted = False
         self._last_submit = time.monotonic()
@@ -78,10 +90,11 @@ class ResultStream(Generic[K, J, T]):
         with self._changed:
             self.deliver(key, failure)
 
-    def finish_input(self) -> None:
-        """No job follows: once all results are read, `results` ends."""
+    def finish_input(self, error: BaseException | None = None) -> None:
+        """No job follows: once all results are read, `results` ends, or raises the `error`."""
         with self._changed:
             self._input_open = False
+            self._input_error = error
             self._changed.notify_all()
         self._owner.wake()
 
@@ -95,7 +108,7 @@ class ResultStream(Generic[K, J, T]):
 
     def admissible(self) -> int:
         """How many waiting jobs may start now."""
-        if self.ended or len(self._results) >= self.limits.running:
+        if self.ended or self._unread >= self.limits.running:
             return 0
         return min(len(self.waiting), self.limits.running - len(self.running))
 
@@ -125,8 +138,24 @@ class ResultStream(Generic[K, J, T]):
 
     def deliver(self, key: K, result: T | RequestFailure) -> None:
         if not self.ended:
-            self._results.append((key, result))
+            self._results.append(_Result(key, result))
+            self._unread += 1
             self._changed.notify_all()
+
+    def deliver_part(self, number: int, key: K, part: T, join: Callable[[T, T], T]) -> None:
+        """Hand on a part of a running job's result; it joins the part before while that is unread.
+
+        So a reader that pauses finds one part of each job, however long it stayed away.
+        """
+        if self.ended:
+            return
+        unread = self._parts.get(number)
+        if unread is None or isinstance(unread.value, RequestFailure):
+            self._parts[number] = unread = _Result(key, part, number)
+            self._results.append(unread)
+        else:
+            unread.value = join(unread.value, part)
+        self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
         """End the stream: results that are there can still be read, then `error` is raised."""
@@ -153,6 +182,8 @@ class ResultStream(Generic[K, J, T]):
             self._aborted = True
             self.waiting.clear()
             self._results.clear()
+            self._parts.clear()
+            self._unread = 0
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -176,15 +207,22 @@ class ResultStream(Generic[K, J, T]):
                 lambda: self._results or self.ended or not (self._has_jobs() or self._input_open)
             )
             if self._results:
-                found = self._results.popleft()
+                found = self._taken(self._results.popleft())
                 self._changed.notify_all()
-            elif self._error is not None:
-                raise self._error
+            elif error := self._error or self._input_error:
+                raise error
             else:
                 return None
         if self.waiting:
             self._owner.wake()
         return found
+
+    def _taken(self, result: _Result[K, T]) -> tuple[K, T | RequestFailure]:
+        if result.part_of is None:
+            self._unread -= 1
+        else:
+            del self._parts[result.part_of]
+        return result.key, result.value
 
     def _has_jobs(self) -> bool:
         return bool(self.waiting or self.running)
@@ -193,7 +231,7 @@ class ResultStream(Generic[K, J, T]):
         under_way = len(self.running) + len(self.waiting)
         return (
             under_way < self.limits.running + self.limits.ahead
-            and len(self._results) < self.limits.running
+            and self._unread < self.limits.running
         )
 
 
@@ -205,7 +243,7 @@ def pull(
 ) -> Iterator[tuple[K, T | RequestFailure]]:
     """Feed `requests` to the stream from a thread of its own, and yield its results.
 
-    An exception of the input iterator is raised here after the results that were ready; closing
+    An exception of the input iterator is raised here after the results of all it had given; closing
     this iterator aborts the stream. A producer that blocks for ever keeps its thread, a daemon.
     """
     threading.Thread(
@@ -236,4 +274,4 @@ def _feed(
             else:
                 stream.submit(key, job)
     except BaseException as error:  # noqa: BLE001 - it is raised again at the reading end
-        stream.fail(error)
+        stream.finish_input(error)

@@ -77,8 +77,8 @@ class AcmeSession(TokenSession):
             running = {key: each for key, each in running.items() if not each.is_done}
             yield events
 
-    def _score_tokens(self, spans: Sequence[TokenSpan]) -> list[TokenScore]:
-        return [self._score(span) for span in spans]
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        yield [self._score(span) for span in spans]
 
     def _release(self) -> None:
         self._model.free()

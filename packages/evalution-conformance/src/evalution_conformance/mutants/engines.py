@@ -219,8 +219,8 @@ class SharesItsRuntime(ToySession):
 class ShiftsPositions(ToySession):
     """Scores are off by one position."""
 
-    def _score_tokens(self, spans: Sequence[Any]) -> list[Any]:
-        return [self.score_span([*s.token_ids[1:], s.token_ids[0]], s.start) for s in spans]
+    def _score_tokens(self, spans: Sequence[Any]) -> Iterator[list[Any]]:
+        yield [self.score_span([*s.token_ids[1:], s.token_ids[0]], s.start) for s in spans]
 
 
 @session_fault("test_calls_from_other_threads_are_answered")

@@ -97,8 +97,8 @@ class ToySession(TokenSession):
                 del running[key]
             yield events
 
-    def _score_tokens(self, spans: Sequence[TokenSpan]) -> list[TokenScore]:
-        return [self.score_span(span.token_ids, span.start) for span in spans]
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        yield [self.score_span(span.token_ids, span.start) for span in spans]
 
     def score_span(self, token_ids: Sequence[int], start: int) -> TokenScore:
         """Scores `token_ids[start:]`, however long the span is."""
