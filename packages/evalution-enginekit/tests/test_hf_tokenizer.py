@@ -8,14 +8,22 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, Model
+from evalution_core import ConfigurationError, Model, builtin_path
 from evalution_enginekit import TokenizerFile, load_tokenizer
 from evalution_enginekit.hf_tokenizer import HFTokenizer
 
 pytest.importorskip("transformers", reason="needs the environment torch of tools/envs")
 pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("default")]
 
-TEXTS = ["the cat sees", "<s>the cat\n\n", " 日本語 </s>a", "", "  "]
+TEXTS = [
+    "the cat sees",
+    "<s>the cat\n\n",
+    " 日本語 </s>a",
+    "",
+    "  ",
+    "a <turn>b<plain> c",
+    "<|user|>the cat<|eos|>",
+]
 
 
 @pytest.fixture
@@ -31,8 +39,32 @@ def loaded(folder: Path, **options: Any) -> Any:
     return load_tokenizer(Model("m", **options), folder)
 
 
-def test_it_agrees_with_the_file_alone(folder: Path) -> None:
-    ours, theirs = TokenizerFile(folder / "tokenizer.json"), loaded(folder)
+def declare_unnamed_special_tokens(folder: Path) -> None:
+    """Added tokens that no `…_token` of the configuration names, with gaps before their ids."""
+    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    vocabulary = content["model"]["vocab"]
+    for text, special in (("<turn>", True), ("<plain>", False)):
+        vocabulary[text] = token_id = max(vocabulary.values()) + 10
+        added = {"id": token_id, "content": text, "special": special, **flags}
+        content["added_tokens"].append(added)
+    (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+
+
+@pytest.fixture(params=["named", "unnamed", "tiny"])
+def any_folder(folder: Path, request: pytest.FixtureRequest) -> Path:
+    """With named special tokens only, with unnamed ones too, and the tiny trained model."""
+    if request.param == "tiny":
+        return builtin_path("builtin:tiny", "safetensors")
+    if request.param == "unnamed":
+        declare_unnamed_special_tokens(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
+    return folder
+
+
+def test_it_agrees_with_the_file_alone(any_folder: Path) -> None:
+    ours, theirs = load_tokenizer(Model("m"), any_folder), loaded(any_folder)
+    assert isinstance(ours, TokenizerFile)
     assert isinstance(theirs, HFTokenizer)
     for text in TEXTS:
         token_ids = ours.encode(text)
@@ -42,7 +74,30 @@ def test_it_agrees_with_the_file_alone(folder: Path) -> None:
             assert theirs.decode(token_ids, skip_special_tokens=skip) == decoded
     for name in ("leading_ids", "bos_id", "eos_id", "eos_ids", "special_ids", "vocabulary_size"):
         assert getattr(theirs, name) == getattr(ours, name), name
-    assert theirs.chat_template is None
+    assert getattr(theirs.chat_template, "source", None) == getattr(
+        ours.chat_template, "source", None
+    )
+
+
+def test_unnamed_special_tokens_are_special_and_not_text(folder: Path) -> None:
+    declare_unnamed_special_tokens(folder)
+    tokenizer = loaded(folder)
+    turn, plain = tokenizer.encode("<turn><plain>")
+    assert tokenizer.special_ids == {0, 1, turn}
+    assert tokenizer.vocabulary_size == plain + 1
+    assert tokenizer.decode([turn, plain]) == "<plain>"
+
+
+def test_the_models_folder_says_what_ends_a_generation(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    weights = tmp_path_factory.mktemp("weights")
+    (weights / "config.json").write_text('{"eos_token_id": [6, 7]}')
+    (folder / "config.json").write_text('{"model_type": "llama", "eos_token_id": 5}')
+    options = {"tokenizer_path": str(folder), "tokenizer_kwargs": {"use_fast": True}}
+    assert load_tokenizer(Model("m", **options), weights).eos_ids == {1, 6, 7}
+    (weights / "config.json").unlink()
+    assert load_tokenizer(Model("m", **options), weights).eos_ids == {1, 5}
 
 
 def test_its_template_knows_its_special_tokens(folder: Path) -> None:
@@ -55,8 +110,10 @@ def test_a_live_tokenizer_is_wrapped(folder: Path) -> None:
     import transformers
 
     live = transformers.AutoTokenizer.from_pretrained(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 5}')
     wrapped = load_tokenizer(Model("m", tokenizer=live), folder)
     assert isinstance(wrapped, HFTokenizer)
+    assert wrapped.eos_ids == {1, 5}
     assert wrapped.encode("<s>the") == TokenizerFile(folder / "tokenizer.json").encode("<s>the")
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from evalution_enginekit import files_identity, identity
+from evalution_core import Model
+from evalution_enginekit import ByteTokenizer, files_identity, identity
+from evalution_enginekit.identity import model_identity
 
 
 @pytest.fixture
@@ -90,3 +93,99 @@ def test_a_cache_that_can_not_be_written_costs_only_time(
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         files_identity([tmp_path / "gone"])
+
+
+def test_files_of_two_folders_have_no_identity_by_name(tmp_path: Path, weights: Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / weights.name
+    elsewhere.parent.mkdir()
+    elsewhere.write_bytes(b"others")
+    with pytest.raises(ValueError, match=r"files of one folder .*, got \[.*elsewhere"):
+        files_identity([weights, elsewhere])
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_file_that_is_named_twice_is_one(weights: Path, hashed: list[str]) -> None:
+    assert len(files_identity([weights, weights])) == 1
+    assert hashed == ["model.safetensors"]
+
+
+def sha256(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def fill(folder: Path, **contents: str) -> Path:
+    """A folder with these files, named `.` for `__`."""
+    folder.mkdir()
+    for name, content in contents.items():
+        (folder / name.replace("__", ".")).write_text(content)
+    return folder
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, cache: Path) -> Path:
+    folder = fill(
+        tmp_path / "checkpoint",
+        model__safetensors="weights",
+        config__json="{}",
+        tokenizer__json="own",
+        README__md="prose",
+    )
+    (folder / "tokenizer_cache").mkdir()
+    return folder
+
+
+OWN = {
+    "model.safetensors": sha256("weights"),
+    "config.json": sha256("{}"),
+    "tokenizer.json": sha256("own"),
+}
+
+
+def told(checkpoint: Path, **options: Any) -> dict[str, Any] | None:
+    return model_identity(Model("m", **options), checkpoint, ["*.safetensors"])
+
+
+def test_a_model_is_its_weights_configuration_and_tokenizer(checkpoint: Path) -> None:
+    assert told(checkpoint) == OWN
+
+
+@pytest.mark.parametrize("by", ["tokenizer", "tokenizer_path"])
+def test_another_tokenizer_makes_it_another_model(
+    checkpoint: Path, tmp_path: Path, by: str
+) -> None:
+    other = fill(
+        tmp_path / "other",
+        tokenizer__json="other",
+        tokenizer_config__json="{}",
+        model__safetensors="weights that nobody reads",
+    )
+    options: dict[str, Any] = {by: str(other)}
+    expected = {
+        **OWN,
+        "tokenizer/tokenizer.json": sha256("other"),
+        "tokenizer/tokenizer_config.json": sha256("{}"),
+    }
+    assert told(checkpoint, **options) == expected
+    (other / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    assert told(checkpoint, **options) != expected
+
+
+def test_a_tokenizer_file_counts_with_what_lies_beside_it(checkpoint: Path, tmp_path: Path) -> None:
+    folder = fill(tmp_path / "other", bytes__json="bytes", words__json="words", a__jinja="template")
+    files = {"tokenizer/a.jinja": sha256("template")}
+    for name in ("bytes", "words"):
+        expected = {**OWN, **files, f"tokenizer/{name}.json": sha256(name)}
+        assert told(checkpoint, tokenizer_path=str(folder / f"{name}.json")) == expected
+
+
+def test_tokenizer_options_count_but_no_secret_is_shown(checkpoint: Path) -> None:
+    options = {"use_fast": False, "token": "hf_private"}
+    assert told(checkpoint, tokenizer_kwargs=options) == {
+        **OWN,
+        "tokenizer_kwargs": {"use_fast": False, "token": "***"},
+    }
+
+
+def test_a_tokenizer_without_files_here_leaves_it_unknown(checkpoint: Path) -> None:
+    assert told(checkpoint, tokenizer=ByteTokenizer()) is None
+    assert told(checkpoint, tokenizer_path="vendor/on-the-hub") is None

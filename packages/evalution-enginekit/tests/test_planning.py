@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution_enginekit import TokenSpan, plan_scoring
-from evalution_enginekit.planning import grouped_chunks, grouped_order
+from evalution_enginekit.planning import grouped_order
 
 
 @st.composite
@@ -63,15 +63,12 @@ def test_choices_of_one_question_share_the_question_and_one_row() -> None:
     ]
 
 
-@settings(deadline=None, max_examples=100)
-@given(SPANS, st.integers(1, 5))
-def test_chunks_hold_every_span_once_and_group_shared_prefixes(
-    spans: list[TokenSpan], size: int
-) -> None:
-    chunks = list(grouped_chunks(spans, size))
-    assert all(1 <= len(chunk) <= size for chunk in chunks)
-    order = [index for chunk in chunks for index in chunk]
+@settings(deadline=None, max_examples=200)
+@given(SPANS)
+def test_the_grouped_order_keeps_every_shared_prefix_together(spans: list[TokenSpan]) -> None:
+    order = grouped_order(spans)
     assert sorted(order) == list(range(len(spans)))
-    assert order == grouped_order(spans)
-    fed = [list(spans[index].fed) for index in order]
-    assert fed == sorted(fed)
+    fed = [tuple(spans[index].fed) for index in order]
+    for prefix in {run[:end] for run in fed for end in range(1, len(run) + 1)}:
+        places = [at for at, run in enumerate(fed) if run[: len(prefix)] == prefix]
+        assert places == list(range(places[0], places[-1] + 1)), prefix

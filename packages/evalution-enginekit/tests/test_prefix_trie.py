@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,6 +65,29 @@ def test_the_walk_meets_every_node_after_its_parent_and_keeps_subtrees_together(
 def test_children_keep_the_order_of_insertion() -> None:
     trie = trie_of([[1, 2, 3], [9], [1, 2, 0], [1]])
     assert [node.token_ids for node in trie.walk()] == [[1], [2], [3], [0], [9]]
+
+
+class Sliced(list[int]):
+    """A sequence that counts the tokens that are copied out of it."""
+
+    copied = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        if isinstance(at, slice):
+            Sliced.copied += len(found)
+        return found
+
+
+def test_a_sequence_is_not_copied_again_at_every_node_of_its_path() -> None:
+    trie = PrefixTrie()
+    nested = [Sliced(range(end)) for end in range(10, 1010, 10)]
+    Sliced.copied = 0
+    for sequence in nested:
+        trie.insert(sequence)
+    for sequence in nested:
+        assert len(list(trie.path(sequence))) == len(sequence) // 10
+    assert Sliced.copied <= 2 * sum(len(sequence) for sequence in nested)
 
 
 def test_shared_prefix() -> None:

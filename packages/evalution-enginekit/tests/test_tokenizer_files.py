@@ -12,6 +12,7 @@ import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_enginekit import ByteTokenizer, TokenizerFile, load_tokenizer
+from evalution_enginekit.tokenizer_files import declared_eos
 
 pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")
 
@@ -74,6 +75,22 @@ def test_ids_that_the_model_declares_end_a_generation_too(
     for name, declared in files.items():
         write(folder / name, eos_token_id=declared)
     assert read(folder).eos_ids == eos_ids
+    assert declared_eos(folder) | {1} == eos_ids
+
+
+@pytest.mark.parametrize("declared", ["</s>", [1, "</s>"], True, [[1]], {"id": 1}])
+def test_an_end_that_is_no_id_is_refused(folder: Path, declared: Any) -> None:
+    write(folder / "generation_config.json", eos_token_id=declared)
+    with pytest.raises(
+        ConfigurationError, match=r"generation_config\.json has eos_token_id .*; it"
+    ):
+        read(folder)
+
+
+def test_given_ids_replace_those_declared_beside_the_file(folder: Path) -> None:
+    write(folder / "config.json", eos_token_id=5)
+    assert TokenizerFile(folder / "tokenizer.json", declared_eos=[7]).eos_ids == {1, 7}
+    assert TokenizerFile(folder / "tokenizer.json", declared_eos=()).eos_ids == {1}
 
 
 def test_a_special_token_may_be_written_out(folder: Path) -> None:
@@ -104,9 +121,13 @@ def test_the_template_file_goes_before_the_configuration(folder: Path) -> None:
     assert template.render([{"role": "user", "content": "hi"}]) == "file </s>"
 
 
-def test_it_crosses_processes(folder: Path) -> None:
-    tokenizer = read(folder)
-    assert pickle.loads(pickle.dumps(tokenizer)).encode("the") == tokenizer.encode("the")
+@pytest.mark.parametrize("declared", [None, (), (7, 8)])
+def test_it_crosses_processes(folder: Path, declared: tuple[int, ...] | None) -> None:
+    write(folder / "config.json", eos_token_id=5)
+    tokenizer = TokenizerFile(folder / "tokenizer.json", declared)
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    assert copy.encode("the") == tokenizer.encode("the")
+    assert copy.eos_ids == tokenizer.eos_ids
 
 
 def test_padding_and_truncation_of_the_file_are_off(folder: Path) -> None:
@@ -165,6 +186,20 @@ def test_another_tokenizer_may_be_named(
     named: dict[str, Any] = {by: str(folder / file)}
     model = Model("m", **named)
     assert load_tokenizer(model, elsewhere).encode("<s>") == [0]
+
+
+@pytest.mark.parametrize("file", ["", "tokenizer.json"])
+def test_the_models_folder_says_what_ends_a_generation_and_else_the_tokenizers(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, file: str
+) -> None:
+    weights = tmp_path_factory.mktemp("weights")
+    model = Model("m", tokenizer_path=str(folder / file))
+    write(folder / "config.json", eos_token_id=5)
+    assert load_tokenizer(model, weights).eos_ids == {1, 5}
+    write(weights / "config.json", eos_token_id=[6, 7])
+    assert load_tokenizer(model, weights).eos_ids == {1, 6, 7}
+    write(weights / "generation_config.json", eos_token_id=8)
+    assert load_tokenizer(model, weights).eos_ids == {1, 8}
 
 
 def test_a_tokenizer_object_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -38,12 +38,11 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def test_config_and_weights_come_back_as_written(write_checkpoint: CheckpointWriter) -> None:
-    folder = write_checkpoint(dtype="float32", bos_token_id=1, eos_token_id=2)
+    folder = write_checkpoint(dtype="float32")
     config, weights = load_checkpoint(folder)
     assert (config.vocab_size, config.hidden_size, config.head_dim) == (97, 32, 8)
     assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
     assert (config.rms_norm_eps, config.rope_theta, config.rope_scaling) == (1e-5, 10000.0, None)
-    assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
     for name, tensor in load_file(folder / "model.safetensors").items():
         np.testing.assert_array_equal(weights[name], tensor)
         assert weights[name].dtype == np.float32
@@ -109,7 +108,6 @@ def test_families_differ_in_biases_and_norms(
 def test_absent_entries_are_the_familys_default(write_checkpoint: CheckpointWriter) -> None:
     llama = read_config(write_checkpoint(name="a", num_key_value_heads=None, rms_norm_eps=None))
     assert (llama.num_key_value_heads, llama.rms_norm_eps, llama.head_dim) == (4, 1e-6, 8)
-    assert (llama.bos_token_id, llama.eos_token_ids) == (1, (2,))
     assert read_config(write_checkpoint("qwen3", name="b")).head_dim == 128
 
 
@@ -143,13 +141,6 @@ def test_rope_is_read_in_both_spellings(
 ) -> None:
     config = read_config(write_checkpoint(**entries))
     assert (config.rope_theta, config.rope_scaling) == (theta, scaling)
-
-
-def test_generation_config_decides_what_ends_a_text(write_checkpoint: CheckpointWriter) -> None:
-    folder = write_checkpoint(eos_token_id=[2, 3])
-    assert read_config(folder).eos_token_ids == (2, 3)
-    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 3, 7]}')
-    assert read_config(folder).eos_token_ids == (2, 3, 7)
 
 
 @pytest.mark.parametrize(

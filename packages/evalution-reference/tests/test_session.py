@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,10 +166,24 @@ def test_a_sampled_request_depends_on_its_seed_alone(session: ReferenceSession) 
     assert len(others) > 1
 
 
-def test_streamed_text_adds_up_to_the_output(session: ReferenceSession) -> None:
+def test_streamed_text_adds_up_to_the_output(
+    session: ReferenceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = VALUES["generation"][0]
+    extend, steps, is_read = Llama.extend, count(1), threading.Event()
+
+    def waiting_half_way(self: Llama, runs: Any, caches: Any) -> Any:
+        # Text that nobody has read yet is joined, so a fast model could leave a single delta.
+        if next(steps) == len(case["token_ids"]) // 2:
+            assert is_read.wait(60)
+        return extend(self, runs, caches)
+
+    monkeypatch.setattr(Llama, "extend", waiting_half_way)
     request = GenerationRequest(case["prompt"], max_new_tokens=case["max_new_tokens"])
-    events = [event for _, event in session.stream([("only", request)])]
+    events: list[Any] = []
+    for _, event in session.stream([("only", request)]):
+        events.append(event)
+        is_read.set()
     deltas = [event for event in events if isinstance(event, TextDelta)]
     (output,) = (event for event in events if isinstance(event, GenerationOutput))
     assert events[-1] is output
@@ -184,4 +202,38 @@ def test_released_caches_change_no_answer(session: ReferenceSession) -> None:
 
 
 def test_identity_names_the_weights_by_content(session: ReferenceSession) -> None:
-    assert session.identity()["model.safetensors"] == VALUES["model"]["sha256"]
+    identity = session.identity()
+    assert identity is not None
+    assert identity["model.safetensors"] == VALUES["model"]["sha256"]
+
+
+@pytest.fixture
+def tiny_copy(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    for file in builtin_path("builtin:tiny", "safetensors").iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    return folder
+
+
+def test_identity_names_another_tokenizer_by_content(tiny_copy: Path) -> None:
+    with Reference().build(TINY) as session:
+        own = session.identity()
+    with Reference().build(Model("builtin:tiny", tokenizer_path=str(tiny_copy))) as session:
+        told = session.identity()
+        tokenizer = session.tokenizer
+    assert own is not None
+    assert told is not None
+    assert told["tokenizer/tokenizer.json"] == own["tokenizer.json"]
+    assert {name: told[name] for name in own} == own
+    with Reference().build(Model("builtin:tiny", tokenizer=tokenizer)) as session:
+        assert session.identity() is None
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_every_id_that_the_model_declares_ends_a_text(tiny_copy: Path, apart: bool) -> None:
+    (tiny_copy / "generation_config.json").write_text('{"eos_token_id": [563, 566]}')
+    tokenizer = str(builtin_path("builtin:tiny", "safetensors")) if apart else None
+    with Reference().build(Model(str(tiny_copy), tokenizer_path=tokenizer)) as session:
+        assert session.tokenizer.eos_ids == {563, 566}

@@ -4,7 +4,7 @@ from evalution_enginekit.batching import BatchLimits, batches, run_halving
 from evalution_enginekit.byte_tokenizer import ByteTokenizer
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.generation import TokenFeed
-from evalution_enginekit.identity import files_identity
+from evalution_enginekit.identity import files_identity, model_identity
 from evalution_enginekit.pairs import encode_pair
 from evalution_enginekit.planning import ScoringPlan, Segment, Target, plan_scoring
 from evalution_enginekit.prefix_trie import PrefixTrie
@@ -36,6 +36,7 @@ __all__ = [
     "files_identity",
     "import_runtime",
     "load_tokenizer",
+    "model_identity",
     "plan_scoring",
     "rolling_windows",
     "run_halving",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from evalution_core import ConfigurationError, Model
@@ -13,6 +13,10 @@ from evalution_enginekit.tokenizer import ids_before
 TRANSFORMERS = ">=4.57,<6"
 
 
+class AddedToken(Protocol):
+    special: bool
+
+
 class TransformersTokenizer(Protocol):
     """The calls of `PreTrainedTokenizerBase` that the kit makes."""
 
@@ -21,8 +25,9 @@ class TransformersTokenizer(Protocol):
     all_special_ids: list[int]
     chat_template: str | Mapping[str, str] | None
     special_tokens_map: Mapping[str, Any]
+    added_tokens_decoder: Mapping[int, AddedToken]
 
-    def __len__(self) -> int: ...
+    def get_vocab(self) -> Mapping[str, int]: ...
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
     def decode(
         self,
@@ -33,8 +38,10 @@ class TransformersTokenizer(Protocol):
     ) -> str: ...
 
 
-def load_hf_tokenizer(model: Model, path: str) -> HFTokenizer:
+def load_hf_tokenizer(model: Model, path: str, declared_eos: Iterable[int] = ()) -> HFTokenizer:
     """`AutoTokenizer.from_pretrained`, with the model's revision, trust and extra arguments.
+
+    `declared_eos` are the ids that the model says end a generation.
 
     Raises:
         EngineUnavailableError: Transformers is missing or too old.
@@ -54,13 +61,13 @@ def load_hf_tokenizer(model: Model, path: str) -> HFTokenizer:
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"no tokenizer could be loaded from {path!r}: {error}") from error
-    return HFTokenizer(loaded)
+    return HFTokenizer(loaded, declared_eos)
 
 
 class HFTokenizer:
     """The kit's tokenizer on a Transformers one; `eos_ids` adds what the model declares."""
 
-    def __init__(self, tokenizer: TransformersTokenizer, declared_eos: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: TransformersTokenizer, declared_eos: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
         self.leading_ids = ids_before(
             tokenizer.encode("a", add_special_tokens=True),
@@ -70,8 +77,12 @@ class HFTokenizer:
         self.eos_id = tokenizer.eos_token_id
         own = () if self.eos_id is None else (self.eos_id,)
         self.eos_ids = frozenset((*own, *declared_eos))
-        self.special_ids = frozenset(tokenizer.all_special_ids)
-        self.vocabulary_size = len(tokenizer)
+        # all_special_ids has only the tokens that a name such as eos_token refers to.
+        added = tokenizer.added_tokens_decoder.items()
+        unnamed = (token_id for token_id, token in added if token.special)
+        self.special_ids = frozenset((*tokenizer.all_special_ids, *unnamed))
+        # Ids may have gaps, so the number of tokens is no bound of them.
+        self.vocabulary_size = max(tokenizer.get_vocab().values()) + 1
         self.chat_template = _chat_template(tokenizer)
 
     def encode(self, text: str) -> list[int]:

@@ -5,22 +5,72 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+
+from evalution_core import Model
+from evalution_core.redaction import redact
+from evalution_enginekit.tokenizer_files import named_tokenizer
 
 _CHUNK = 1 << 20
+_DESCRIBING_FILES = (
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "tokenizer*",
+    "vocab*",
+    "*.jinja",
+    "*.model",
+    "*.py",
+)
+"""What besides the weights decides an answer: configuration, tokenizer, template, own code."""
+
+
+def model_identity(model: Model, folder: Path, weights: Sequence[str]) -> dict[str, Any] | None:
+    """What answers for `model`, whose files are in `folder`: the SHA-256 of each, by name.
+
+    `weights` are the glob patterns of the engine's weight files there; configuration and tokenizer
+    files are taken without being named. Files of a tokenizer that lies elsewhere are
+    `tokenizer/<name>`, and `tokenizer_kwargs` is there where the model has some.
+
+    None where the tokenizer can't be told by content: it is an object of the caller's, or comes
+    from the Hub.
+    """
+    if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
+        return None
+    identity: dict[str, Any] = dict(
+        files_identity(_matching(folder, (*weights, *_DESCRIBING_FILES)))
+    )
+    if (named := named_tokenizer(model)) is not None:
+        path = Path(named)
+        if not path.exists():
+            return None
+        beside = _matching(path if path.is_dir() else path.parent, _DESCRIBING_FILES)
+        files = beside if path.is_dir() else beside | {path}
+        identity |= {f"tokenizer/{name}": told for name, told in files_identity(files).items()}
+    if model.tokenizer_kwargs:
+        identity["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
+    return identity
 
 
 def files_identity(files: Iterable[Path]) -> dict[str, str]:
     """The SHA-256 of each file of one folder, by name.
 
     A file of unchanged size and modification time is not read again.
+
+    Raises:
+        ValueError: the files are of several folders, where one name could stand for two.
     """
+    files = sorted(set(files))
+    if len(folders := {str(file.parent) for file in files}) > 1:
+        raise ValueError(f"files of one folder have an identity by name, got {sorted(folders)}")
     known = _read_cache()
     fresh: dict[str, str] = {}
     identity: dict[str, str] = {}
-    for file in sorted(files):
+    for file in files:
         status = file.stat()
         key = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}"
         if key not in known:
@@ -29,6 +79,10 @@ def files_identity(files: Iterable[Path]) -> dict[str, str]:
     if fresh:
         _write_cache({**known, **fresh})
     return identity
+
+
+def _matching(folder: Path, patterns: Iterable[str]) -> set[Path]:
+    return {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
 
 
 def _sha256(file: Path) -> str:

@@ -34,8 +34,10 @@ class PrefixTrie:
                 leaf = TrieNode(depth, list(token_ids[depth:]), node)
                 node.children[token_ids[depth]] = leaf
                 return
-            shared = shared_prefix(child.token_ids, token_ids[depth:])
-            if shared < len(child.token_ids):
+            # No more than the child's run: the whole rest at every node would be quadratic.
+            run = child.token_ids
+            shared = shared_prefix(run, token_ids[depth : depth + len(run)])
+            if shared < len(run):
                 child = self._split(child, shared)
             node, depth = child, depth + shared
 

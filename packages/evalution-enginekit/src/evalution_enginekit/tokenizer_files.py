@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -25,19 +25,22 @@ def load_tokenizer(model: Model, folder: Path) -> Tokenizer:
 
     A `tokenizer.json` is read with the `tokenizers` library alone. Anything else, and any model
     with `trust_remote_code` or `tokenizer_kwargs`, goes through Transformers, the kit's `[hf]`.
+    What ends a generation is the model's to declare, whichever tokenizer it is read with: its
+    `eos_ids` have the ids that `folder` declares, or else those declared beside the tokenizer.
 
     Raises:
-        ConfigurationError: no tokenizer is there.
+        ConfigurationError: no tokenizer is there, or a file that describes it is broken.
         EngineUnavailableError: the loader's library is not installed.
     """
-    if model.tokenizer is not None and not isinstance(model.tokenizer, str):
-        return _given_tokenizer(model.tokenizer)
-    named = model.tokenizer or model.tokenizer_path
+    if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
+        return _given_tokenizer(model.tokenizer, folder)
+    named = named_tokenizer(model)
     path = Path(named) if named else folder
     file = path / "tokenizer.json" if path.is_dir() else path
+    declared = declared_eos(folder) or (_declared_beside(file) if path.exists() else frozenset())
     plain = not model.trust_remote_code and not model.tokenizer_kwargs
     if file.name.endswith(".json") and file.is_file() and plain:
-        return TokenizerFile(file)
+        return TokenizerFile(file, declared)
     if named is None and not any(path.glob("tokenizer*")) and not any(path.glob("vocab*")):
         raise ConfigurationError(
             f"no tokenizer in {path}: expected tokenizer.json; set tokenizer_path to a folder "
@@ -45,18 +48,48 @@ def load_tokenizer(model: Model, folder: Path) -> Tokenizer:
         )
     from evalution_enginekit.hf_tokenizer import load_hf_tokenizer  # noqa: PLC0415 - extra [hf]
 
-    return load_hf_tokenizer(model, str(path))
+    return load_hf_tokenizer(model, str(path), declared)
+
+
+def named_tokenizer(model: Model) -> str | None:
+    """The path or Hub name that replaces the tokenizer beside the weights; None: nothing does."""
+    name = model.tokenizer if isinstance(model.tokenizer, str) else None
+    return name or model.tokenizer_path
+
+
+def declared_eos(folder: Path) -> frozenset[int]:
+    """The ids that a model's folder says end a generation; empty where it says nothing.
+
+    `generation_config.json` goes before `config.json`, as in Transformers.
+
+    Raises:
+        ConfigurationError: one of them isn't a JSON object, or declares something else than ids.
+    """
+    for file in (folder / "generation_config.json", folder / "config.json"):
+        declared = _read_json(file).get("eos_token_id")
+        if declared is None:
+            continue
+        ids = cast("list[Any]", declared if isinstance(declared, list) else [declared])
+        if not all(type(token_id) is int for token_id in ids):
+            raise ConfigurationError(
+                f"{file} has eos_token_id {declared!r}; it must be a token id or a list of them"
+            )
+        return frozenset(ids)
+    return frozenset()
 
 
 class TokenizerFile:
-    """A `tokenizer.json` with what lies beside it: special tokens, template, end-of-turn ids.
+    """A `tokenizer.json` with what lies beside it: special tokens and template.
+
+    `declared_eos` are the ids that the model says end a generation, besides the tokenizer's own;
+    None: those that the files beside `file` declare.
 
     Raises:
         ConfigurationError: the file is missing or not a tokenizer.
         EngineUnavailableError: the `tokenizers` library is not installed.
     """
 
-    def __init__(self, file: Path):
+    def __init__(self, file: Path, declared_eos: Iterable[int] | None = None):
         self._file = file
         self._tokenizer = tokenizer = _load(file)
         config = _read_json(file.with_name("tokenizer_config.json"))
@@ -70,7 +103,8 @@ class TokenizerFile:
         self.bos_id = self._id_of(specials.get("bos_token"))
         self.eos_id = self._id_of(specials.get("eos_token"))
         own = () if self.eos_id is None else (self.eos_id,)
-        self.eos_ids = frozenset((*own, *_declared_eos(file)))
+        declared = _declared_beside(file) if declared_eos is None else declared_eos
+        self.eos_ids = frozenset((*own, *declared))
         self.special_ids = frozenset(
             token_id
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -80,7 +114,7 @@ class TokenizerFile:
         self.chat_template = _chat_template(file, config, specials)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._file,)
+        return type(self), (self._file, self.eos_ids)
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -111,13 +145,8 @@ def _load(file: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _declared_eos(file: Path) -> set[int]:
-    """Ids that the model's files say end a generation; generation_config.json goes first."""
-    for name in ("generation_config.json", "config.json"):
-        declared = _read_json(file.with_name(name)).get("eos_token_id")
-        if declared is not None:
-            return {declared} if isinstance(declared, int) else set(declared)
-    return set()
+def _declared_beside(file: Path) -> frozenset[int]:
+    return declared_eos(file.parent)
 
 
 def _chat_template(
@@ -150,10 +179,10 @@ def _read_json(file: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", content)
 
 
-def _given_tokenizer(tokenizer: Any) -> Tokenizer:
+def _given_tokenizer(tokenizer: Any, folder: Path) -> Tokenizer:
     """A tokenizer object of the caller's: one of the kit's protocol, or a Transformers one."""
     if hasattr(tokenizer, "leading_ids"):
         return tokenizer
     from evalution_enginekit.hf_tokenizer import HFTokenizer  # noqa: PLC0415 - extra [hf]
 
-    return HFTokenizer(tokenizer)
+    return HFTokenizer(tokenizer, declared_eos(folder))

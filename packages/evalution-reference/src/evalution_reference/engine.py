@@ -62,7 +62,8 @@ class Reference(BaseEngine):
                 f"{config.max_position_embeddings}"
             )
         return ReferenceSession(
-            model=Llama(config, weights, self.dtype),
+            model=model,
+            llama=Llama(config, weights, self.dtype),
             tokenizer=load_tokenizer(model, folder),
             folder=folder,
             max_model_len=limit,

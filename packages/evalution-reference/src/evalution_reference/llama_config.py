@@ -13,13 +13,11 @@ from evalution_reference.rope import RopeScaling
 
 # What Transformers assumes where config.json is silent; a family not listed here can't be run.
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
+    "llama": {"max_position_embeddings": 2048},
     "mistral": {
         "max_position_embeddings": 131072,
         "num_key_value_heads": 8,
         "sliding_window": 4096,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
     },
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
@@ -32,7 +30,6 @@ class LlamaConfig:
 
     `attention_bias` is about the query, key and value projections, `attention_output_bias` about
     the output projection. `qk_norm` is Qwen3's RMS norm of each query and key head.
-    `eos_token_ids` are all ids that end a text: `generation_config.json` wins over `config.json`.
     """
 
     vocab_size: int
@@ -50,8 +47,6 @@ class LlamaConfig:
     attention_bias: bool = False
     attention_output_bias: bool = False
     qk_norm: bool = False
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
 
 
 class _ConfigFile:
@@ -128,8 +123,6 @@ def read_config(folder: Path) -> LlamaConfig:
         attention_bias=biased or file.family == "qwen2",
         attention_output_bias=biased,
         qk_norm=file.family == "qwen3",
-        bos_token_id=file.get("bos_token_id"),
-        eos_token_ids=_eos_token_ids(file),
     )
 
 
@@ -213,14 +206,3 @@ def _rope_scaling(file: _ConfigFile, rope: dict[str, Any]) -> RopeScaling | None
     if low >= high:
         raise file.error(f"needs low_freq_factor < high_freq_factor, has {low} and {high}")
     return RopeScaling("llama3", factor, low, high, int(trained_length))
-
-
-def _eos_token_ids(file: _ConfigFile) -> tuple[int, ...]:
-    generation_config = file.path.with_name("generation_config.json")
-    value = file.get("eos_token_id")
-    if generation_config.exists():
-        generated_value = _read_json(generation_config).get("eos_token_id")
-        value = value if generated_value is None else generated_value
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)

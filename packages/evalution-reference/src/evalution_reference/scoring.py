@@ -17,6 +17,11 @@ _SEGMENTS_AT_ONCE = 16
 _ROWS_AT_ONCE = 256
 """Rows of logits that exist at a time: bounds memory by 256 x vocabulary."""
 
+_ScoredSegment = tuple[Segment, list[tuple[float, bool]]]
+"""A segment, and log-probability and greediness of each of its targets."""
+_Head = tuple[list[int], KVCache]
+"""A root's tokens, and a cache that holds them."""
+
 
 @dataclass(slots=True)
 class _Visit:
@@ -32,53 +37,74 @@ class _Visit:
 
 
 class PrefixScorer:
-    """Scores spans, and keeps the head of the last ones for the next call."""
+    """Scores spans, and keeps the head of the last ones for the next call.
+
+    A kept cache is only copied from, so a call that fails spoils nothing for the next.
+    """
 
     def __init__(self, model: Llama):
         self._model = model
-        self._head: tuple[list[int], KVCache] | None = None
+        self._head: _Head | None = None
 
-    def score(self, spans: Sequence[TokenSpan]) -> list[TokenScore]:
-        """One score a span, in their order."""
+    def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        """After each forward pass, the scores that are complete, in the order of the spans."""
         logprobs = [[0.0] * (len(span.token_ids) - span.start) for span in spans]
         greedy = [True] * len(spans)
-        for segment, found in self._scored_segments(plan_scoring(spans)):
-            for target, (logprob, is_greedy) in zip(segment.targets, found, strict=True):
-                logprobs[target.span][target.slot] = logprob
-                greedy[target.span] &= is_greedy
-        return [TokenScore(*score) for score in zip(logprobs, greedy, strict=True)]
+        missing = [len(values) for values in logprobs]
+        done = 0
+        for passed in self._passes(plan_scoring(spans)):
+            for segment, found in passed:
+                for target, (logprob, is_greedy) in zip(segment.targets, found, strict=True):
+                    logprobs[target.span][target.slot] = logprob
+                    greedy[target.span] &= is_greedy
+                    missing[target.span] -= 1
+            begin = done
+            while done < len(spans) and not missing[done]:
+                done += 1
+            yield [TokenScore(logprobs[at], greedy[at]) for at in range(begin, done)]
 
     def forget_head(self) -> None:
         self._head = None
 
-    def _scored_segments(
-        self, plan: ScoringPlan
-    ) -> Iterator[tuple[Segment, list[tuple[float, bool]]]]:
+    def _passes(self, plan: ScoringPlan) -> Iterator[list[_ScoredSegment]]:
+        """The segments of each forward pass with what their targets got, first spans first."""
         children: dict[int | None, list[int]] = {}
         for index, segment in enumerate(plan.segments):
             children.setdefault(segment.parent, []).append(index)
-        waiting = [(root, self._head_for(plan.segments[root])) for root in children.get(None, [])]
+        roots = children.get(None, [])
+        head = self._head
+        waiting: list[tuple[int, KVCache | None]] = [(root, None) for root in reversed(roots)]
         while waiting:
-            # Forked only when its turn comes: what waits holds no cache of its own.
+            # Made only when its turn comes: what waits holds no cache of its own.
             taken = [waiting.pop() for _ in range(min(_SEGMENTS_AT_ONCE, len(waiting)))]
-            visits = [_Visit(at, plan.segments[at], cache.fork()) for at, cache in taken]
-            yield from self._run(visits)
-            for visit in visits:
-                if visit.segment.parent is None:
+            visits = [self._visit(at, plan.segments[at], before, head) for at, before in taken]
+            yield list(self._run(visits))
+            for visit in reversed(visits):
+                if visit.index == roots[-1]:
                     self._head = (visit.segment.token_ids, visit.cache)
-                waiting += [(child, visit.cache) for child in children.get(visit.index, [])]
+                later = reversed(children.get(visit.index, []))
+                waiting += [(child, visit.cache) for child in later]
 
-    def _head_for(self, root: Segment) -> KVCache:
-        """What the kept head has of this segment before the first row that is wanted."""
-        if self._head is None:
+    def _visit(
+        self, index: int, segment: Segment, before: KVCache | None, head: _Head | None
+    ) -> _Visit:
+        cache = self._root_cache(segment, head) if before is None else before.fork()
+        return _Visit(index, segment, cache)
+
+    def _root_cache(self, root: Segment, head: _Head | None) -> KVCache:
+        """A cache with what `head` has of this segment before the first row that is wanted."""
+        if head is None:
             return self._model.new_cache()
-        token_ids, head = self._head
         first_row = min((target.position for target in root.targets), default=len(root.token_ids))
-        cache = head.fork()
-        cache.truncate(min(shared_prefix(token_ids, root.token_ids), first_row))
+        token_ids, kept = head
+        shared = min(shared_prefix(token_ids, root.token_ids), first_row)
+        if not shared:
+            return self._model.new_cache()
+        cache = kept.fork()
+        cache.truncate(shared)
         return cache
 
-    def _run(self, visits: list[_Visit]) -> Iterator[tuple[Segment, list[tuple[float, bool]]]]:
+    def _run(self, visits: list[_Visit]) -> Iterator[_ScoredSegment]:
         running = [visit for visit in visits if visit.run]
         if not running:
             return

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalution_core import Capability
+from evalution_core import Capability, Model
 from evalution_enginekit import (
     TokenEvent,
     TokenFeed,
@@ -14,20 +14,13 @@ from evalution_enginekit import (
     TokenScore,
     TokenSession,
     TokenSpan,
-    files_identity,
+    model_identity,
 )
 from evalution_reference.decoding import Decoder
 from evalution_reference.llama import Llama
 from evalution_reference.scoring import PrefixScorer
 
-_MODEL_FILES = (
-    "*.safetensors",
-    "*.jinja",
-    "config.json",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "tokenizer*",
-)
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _SCORING_WINDOW = 256
 """Spans planned together: a prefix that two windows share below its head is run twice."""
 
@@ -36,7 +29,8 @@ class ReferenceSession(TokenSession):
     def __init__(
         self,
         *,
-        model: Llama,
+        model: Model,
+        llama: Llama,
         tokenizer: Tokenizer,
         folder: Path,
         max_model_len: int,
@@ -50,21 +44,25 @@ class ReferenceSession(TokenSession):
             max_model_len=max_model_len,
             batch_size=batch_size,
             scoring_window=_SCORING_WINDOW,
-            dtype=model.dtype.name,
+            dtype=llama.dtype.name,
         )
+        self._model = model
         self._folder = folder
-        self._decoder: Decoder | None = Decoder(model, batch_size)
-        self._scorer: PrefixScorer | None = PrefixScorer(model)
+        self._decoder: Decoder | None = Decoder(llama, batch_size)
+        self._scorer: PrefixScorer | None = PrefixScorer(llama)
 
-    def identity(self) -> dict[str, Any]:
-        """SHA-256 of the weights, configuration and tokenizer files."""
-        return files_identity(file for kind in _MODEL_FILES for file in self._folder.glob(kind))
+    def identity(self) -> dict[str, Any] | None:
+        """SHA-256 of the weights, configuration and tokenizer files.
+
+        None with a tokenizer that has no files here: an object of the caller's, or the Hub's.
+        """
+        return model_identity(self._model, self._folder, _WEIGHTS)
 
     def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
         assert self._decoder is not None
         return self._decoder.run(feed)
 
-    def _score_tokens(self, spans: Sequence[TokenSpan]) -> list[TokenScore]:
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         assert self._scorer is not None
         return self._scorer.score(spans)
 
