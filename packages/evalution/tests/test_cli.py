@@ -72,6 +72,24 @@ def test_failed_requests_end_in_3_and_are_told(command_line: Any, folder: Path) 
     assert "acc ↑" in done.stdout
 
 
+def test_brackets_in_a_name_are_no_markup(command_line: Any, folder: Path) -> None:
+    test = TEST.replace("target:", 'name: "a[/b]", target:')
+    done = command_line("run", spec(folder, tests=f"[{test}]"), "--output", "[/out]")
+    assert done.returncode == 0, done.stderr
+    assert "a[/b]" in done.stdout
+    assert done.stdout.splitlines()[-1] == "results: [/out]"
+
+
+def test_an_empty_output_is_refused(command_line: Any, folder: Path) -> None:
+    assert_told(command_line("run", spec(folder), "--output", ""), 2, "output is empty")
+    assert not (folder / "samples.jsonl").exists()
+
+
+def test_a_limit_that_no_machine_can_count_is_refused(command_line: Any, folder: Path) -> None:
+    done = command_line("run", spec(folder), "--limit", str(10**30))
+    assert_told(done, 2, "limit must be at most 2147483647")
+
+
 CASES: list[tuple[dict[str, Any], int, str]] = [
     ({"engine": "VLM"}, 2, "is installed; did you mean 'VLLM'? pip install evalution-vllm"),
     ({"engine": "Referense"}, 2, "did you mean 'Reference'"),
@@ -205,56 +223,6 @@ def test_engines_are_listed_and_shown(command_line: Any, folder: Path) -> None:
     assert "Reference" in {entry["name"] for entry in entries}
     schema = json.loads(command_line("engines", "Reference", "--json").stdout)
     assert schema["options_schema"]["properties"]["dtype"]["default"] == "float32"
-
-
-def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(command_line: Any, folder: Path) -> None:
-    (folder / "dying.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from evalution_enginekit.mock import Mock, MockSession\n"
-        "class Session(MockSession):\n"
-        "    def _generate_tokens(self, feed):\n"
-        "        for count, events in enumerate(super()._generate_tokens(feed)):\n"
-        "            if count == 40:\n"
-        "                raise RuntimeError('device lost')\n"
-        "            yield events\n"
-        "@dataclass(slots=True)\n"
-        "class Dying(Mock):\n"
-        "    def build(self, model):\n"
-        "        return Session('m', 512, 2)\n"
-    )
-    tests = "[" + TEST[:-1] + ", max_new_tokens: 4}]"
-    path = spec(folder, engine="dying:Dying", tests=tests)
-    done = command_line("run", path, "--output", "out")
-    assert_told(done, 1, "device lost")
-    found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
-    assert (found["status"], found["suites"]) == ("failed", [])
-    assert (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
-
-
-def test_ctrl_c_ends_in_130_and_keeps_its_samples(command_line: Any, folder: Path) -> None:
-    (folder / "interrupted.py").write_text(
-        "import signal\n"
-        "from dataclasses import dataclass\n"
-        "from evalution_enginekit.mock import Mock, MockSession\n"
-        "class Session(MockSession):\n"
-        "    def generate_continuous(self, requests, *, batch_size=None):\n"
-        "        answers = super().generate_continuous(requests, batch_size=batch_size)\n"
-        "        for count, answer in enumerate(answers):\n"
-        "            if count == 7:\n"
-        "                signal.raise_signal(signal.SIGINT)\n"
-        "            yield answer\n"
-        "@dataclass(slots=True)\n"
-        "class Interrupted(Mock):\n"
-        "    def build(self, model):\n"
-        "        return Session('m', 512, 2)\n"
-    )
-    done = command_line("run", spec(folder, engine="interrupted:Interrupted"), "--output", "out")
-    assert done.returncode == 130
-    assert "interrupted; what was finished is kept" in done.stderr
-    found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
-    assert found["status"] == "interrupted"
-    text = (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
-    assert len(text.splitlines()) == 7
 
 
 def test_the_package_runs_as_a_module() -> None:

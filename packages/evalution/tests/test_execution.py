@@ -10,6 +10,7 @@ import pytest
 import evalution
 from evalution import Generation, MultipleChoice, Perplexity
 from evalution_core import (
+    ConfigurationError,
     EngineRuntimeError,
     GenerationOutput,
     InvalidRequestError,
@@ -56,6 +57,56 @@ def test_lost_answers_are_failed_samples_and_count_as_wrong(scripted_session: An
         "EngineRuntimeError: the session ended without an answer to request 0"
     )
     assert result.first_failure == f"row 1: {result.samples[1].error}"
+
+
+def test_a_session_that_stops_early_fails_what_it_did_not_read(scripted_session: Any) -> None:
+    class Early(scripted_session):
+        def generate_continuous(self, requests: Any, *, batch_size: Any = None) -> Iterator[Any]:
+            key, request = next(iter(requests))
+            yield key, self.generate([request])[0]
+
+    result = run(Early(), generation(max_rows=3))
+    assert (result.n, result.failed, result.metrics["exact_match"].n) == (3, 2, 3)
+    assert result.metrics["exact_match"].value == pytest.approx(1 / 3)
+    assert result.first_failure == (
+        "row 1: EngineRuntimeError: the session ended before it read row 1"
+    )
+
+
+def test_a_session_that_keeps_an_error_of_its_input_to_itself_is_no_success(
+    scripted_session: Any,
+) -> None:
+    class Swallowing(scripted_session):
+        def generate_continuous(self, requests: Any, *, batch_size: Any = None) -> Iterator[Any]:
+            try:
+                yield from super().generate_continuous(requests)
+            except ConfigurationError:
+                return
+
+    class Once(Generation):
+        passes = 0
+
+        def samples(self, limit: int | None = None) -> Iterator[Any]:
+            self.passes += 1
+            for sample in super().samples(limit):
+                if self.passes > 1 and sample.index == 1:
+                    raise ConfigurationError("row 1 is gone")
+                yield sample
+
+    with pytest.raises(ConfigurationError, match="row 1 is gone"):
+        run(Swallowing(), Once(data=ROWS, prompt="q", target="a"))
+
+
+def test_rows_that_vanish_after_the_check_are_told(scripted_session: Any, write_rows: Any) -> None:
+    suite = Generation(data=write_rows(*ROWS), prompt="q", target="a")
+    with evalution.Run(None, session=scripted_session()) as handle:
+        handle.prepare([suite])
+        write_rows(*ROWS[:4])
+        handle.run(suite)
+    assert handle.result.suites[0].errors == [
+        "10 samples were checked before the run, but there were 4 in it: the data changed meanwhile"
+    ]
+    assert handle.result.failed == 1
 
 
 def test_an_answer_that_comes_twice_takes_the_score_back(scripted_session: Any) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from evalution.fewshot import FixedShots, SeededShots
 from evalution.rows import Row
@@ -38,6 +40,31 @@ def test_shots_among_equal_rows_are_those_of_lm_eval() -> None:
     shots = SeededShots(pool, 3, 1234, shared=True)
     drawn = [ids(shots.before(row)) for row in pool[:6]]
     assert drawn == [[3, 2, 1], [0, 2, 3], [0, 3, 1], [1, 0, 1], [1, 3, 1], [0, 0, 3]]
+
+
+def test_a_row_that_does_not_equal_itself_is_not_its_own_example() -> None:
+    pool = [Row(i, "", {"id": i, "score": float("nan")}) for i in range(4)]
+    again = [Row(i, "", {"id": i, "score": float("nan")}) for i in range(4)]
+    shots = SeededShots(pool, 3, 1234, shared=True)
+    for row in again:
+        assert row.index not in ids(shots.before(row))
+
+
+@given(
+    st.lists(st.integers(0, 5) | st.just(float("nan")), min_size=3, unique=True),
+    st.integers(0, 2**32),
+    st.data(),
+)
+def test_no_row_is_ever_its_own_example(
+    values: list[float], seed: int, data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(1, len(values) - 1))
+    pool = [Row(index, "", {"id": value}) for index, value in enumerate(values)]
+    shots = SeededShots(pool, count, seed, shared=True)
+    for row in pool:
+        found = [shot.index for shot in shots.before(row)]
+        assert len(found) == len(set(found)) == count
+        assert row.index not in found
 
 
 def test_fixed_shots_are_the_first_rows() -> None:

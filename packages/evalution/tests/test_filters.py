@@ -65,6 +65,16 @@ def test_pipelines_have_names() -> None:
     }
 
 
+def test_a_pipeline_of_one_step_needs_no_list() -> None:
+    assert parse_filters({"strict": "strip"}) == {"strict": [Strip()]}
+    assert parse_filters({"strict": {"regex": "a"}}) == {"strict": [Regex("a")]}
+
+
+@pytest.mark.parametrize("pattern", ["(?i)a", "(?x)a # comment", "a|", "[|]", "(?P<n>a)"])
+def test_any_replacement_of_plain_text_is_taken(pattern: str) -> None:
+    assert Replace(pattern, "b").by == "b"
+
+
 def test_what_is_shown_can_be_declared_again() -> None:
     declared = parse_filters({"strict": [{"regex": {"pattern": "a", "group": 0}}, "strip"]})
     assert parse_filters(declared_filters(declared)) == declared
@@ -78,6 +88,10 @@ def test_what_is_shown_can_be_declared_again() -> None:
         ([{"regex": {}}], "filter regex needs a pattern"),
         ([{"regex": "(a"}], "'(a' is no regular expression"),
         ([{"replace": "(a"}], "'(a' is no regular expression"),
+        ([{"replace": {"pattern": "a", "by": "\\1"}}], "invalid group reference 1"),
+        ([{"replace": {"pattern": "a", "by": "\\g<x>"}}], "can't replace a match of 'a': "),
+        ([{"replace": {"pattern": "a", "by": "\\q"}}], "a backslash of the text itself is written"),
+        ([{"regex": "a{99999999999999999999}"}], "is no regular expression"),
         ([{"regex": {"pattern": "a", "match": "second"}}], "must be 'first' or 'last'"),
         ([{"regex": {"pattern": "a", "group": 2}}], "'a' has no group 2 (groups: 0)"),
         ([{"regex": 4}], "pattern must be text, got 4"),

@@ -3,13 +3,16 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import evalution
 from evalution import Generation
 from evalution.filters import Lower, Regex, Strip
 from evalution_core import Capability, ConfigurationError, GenerationOutput
+from evalution_enginekit.mock import Mock
 
 ROWS = [
     {"question": "1 + 1?", "answer": "1 + 1 = 2\n#### 2"},
@@ -75,6 +78,47 @@ def test_solved_rows_may_come_from_another_file() -> None:
     assert samples[2].prompt == "Q: 0?\nA: 0\n\nQ: 2 + 2?\nA:"
 
 
+def test_rows_are_shared_however_their_file_is_named(
+    write_rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rows(*ROWS)
+    (tmp_path / "link.jsonl").symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    for other in (path, "rows.jsonl", "./rows.jsonl", "link.jsonl"):
+        suite = Generation(**{**OPTIONS, "data": path}, fewshot_data=other, num_fewshot=2)
+        for row, sample in zip(ROWS, suite.samples(), strict=True):
+            assert str(sample.prompt).count(str(row["question"])) == 1
+        fixed = Generation(
+            **{**OPTIONS, "data": path}, fewshot_data=other, num_fewshot=1, fixed_shots=True
+        )
+        assert [sample.index for sample in fixed.samples()] == [1, 2]
+
+
+def test_equal_rows_in_memory_are_shared() -> None:
+    suite = Generation(**OPTIONS, fewshot_data=copy.deepcopy(ROWS), num_fewshot=2)
+    for row, sample in zip(ROWS, suite.samples(), strict=True):
+        assert str(sample.prompt).count(str(row["question"])) == 1
+
+
+def test_a_suite_that_was_changed_is_checked_and_read_anew() -> None:
+    suite = Generation(**OPTIONS, max_new_tokens=4)
+    next(suite.samples())
+    suite.prompt, suite.filters = "again {question}", {"strict": [NUMBER]}
+    result = evalution.run(engine=Mock(), model="m", tests=[suite]).suites[0]
+    assert result.options["prompt"] == "again {question}"
+    assert result.samples[0].prompt == "again 1 + 1?"
+    assert list(result.metrics) == ["exact_match,strict"]
+    suite.max_new_tokens = 0
+    with pytest.raises(ConfigurationError, match="'max_new_tokens' of suite Generation must be at"):
+        evalution.run(engine=Mock(), model="m", tests=[suite])
+
+
+def test_a_file_may_be_named_by_a_path(write_rows: Any) -> None:
+    suite = Generation(**{**OPTIONS, "data": Path(write_rows(*ROWS))})
+    assert (suite.check_samples(), suite.title) == (3, "rows")
+    assert suite.to_dict()["data"].endswith("rows.jsonl")
+
+
 def test_drawn_rows_are_the_same_each_time_and_never_the_question() -> None:
     suite = Generation(**OPTIONS, num_fewshot=2)
     prompts = [sample.prompt for sample in suite.samples()]
@@ -116,6 +160,18 @@ def test_options_are_shown_as_a_spec_has_them() -> None:
         ({"max_rows": 0}, "option 'max_rows' of suite Generation must be at least 1, got 0"),
         ({"batch_size": 0}, "option 'batch_size' of suite Generation must be at least 1, got 0"),
         ({"num_fewshot": -1}, "option 'num_fewshot' of suite Generation must not be negative"),
+        (
+            {"max_rows": 10**10},
+            "must be at most 2147483647, got 10000000000",
+        ),
+        (
+            {"max_rows": 10**5000},
+            "at most 2147483647, got a value of type int that is too large to show",
+        ),
+        ({"num_fewshot": 10**10}, "'num_fewshot' of suite Generation must be at most 2147483647"),
+        ({"fewshot_seed": 10**5000}, "'fewshot_seed' of suite Generation must fit into 64 bits"),
+        ({"batch_size": 10**10}, "'batch_size' of suite Generation must be at most 2147483647"),
+        ({"max_new_tokens": 10**10}, "'max_new_tokens' of suite Generation must be at most"),
         ({"stop": "\n"}, "option 'stop' of suite Generation"),
         ({"stop": [""]}, "must hold no empty text"),
         ({"prompt": {"question": None}}, "in YAML, put a text that begins with { in quotes"),

@@ -84,8 +84,19 @@ def test_an_answer_nobody_asked_for_is_no_rows(key: Any) -> None:
     assert caught.value.index is None
 
 
-@pytest.mark.parametrize(("index", "told"), [(5, "got 5 again"), (-1, "got -1")])
-def test_an_index_is_a_samples_own(ledger: Ledger, index: int, told: str) -> None:
+def test_a_sample_asks_for_something(ledger: Ledger) -> None:
+    with pytest.raises(ConfigurationError, match="the sample of row 7 has no requests"):
+        ledger.open(sample(7, requests=0))
+
+
+def test_a_large_index_costs_no_memory(ledger: Ledger) -> None:
+    assert ledger.open(sample(10**15, requests=1)) == [(10**15, 0)]
+
+
+@pytest.mark.parametrize(
+    ("index", "told"), [(5, "got 5 again"), (-1, "got -1"), ("a", "got 'a'"), (1.0, "got 1.0")]
+)
+def test_an_index_is_a_samples_own(ledger: Ledger, index: Any, told: str) -> None:
     with pytest.raises(ConfigurationError, match=f"need an index of their own from 0, {told}$"):
         ledger.open(sample(index))
 

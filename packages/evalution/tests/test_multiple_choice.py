@@ -86,6 +86,16 @@ def test_choices_may_be_templates() -> None:
     assert (list(sample.choices), sample.gold) == (["no", "yes, one"], 1)
 
 
+def test_choices_in_memory_may_be_a_tuple() -> None:
+    suite = MultipleChoice(**{**OPTIONS, "data": [{**ROWS[0], "options": ("1", "two")}]})
+    assert list(next(suite.samples()).choices) == ["1", "two"]
+
+
+def test_one_choice_is_none() -> None:
+    with pytest.raises(ConfigurationError, match="must hold at least two texts to choose from"):
+        MultipleChoice(**{**OPTIONS, "choices": ["yes"]})
+
+
 def test_solved_rows_stand_before_the_question() -> None:
     suite = MultipleChoice(**OPTIONS, num_fewshot=2, fixed_shots=True)
     (sample,) = suite.samples()
@@ -116,6 +126,7 @@ def test_in_a_chat_each_solved_row_is_a_turn() -> None:
         ({"right": "four"}, "holds 'four', which is neither"),
         ({"options": "abc"}, "column 'options' holds no list of choices, but 'abc'"),
         ({"options": []}, "column 'options' holds no list of choices, but []"),
+        ({"options": ["1"], "right": 0}, "there must be at least two choices, got ['1']"),
         ({"options": ["a", ""]}, "a choice must be a text that isn't empty, got ''"),
         ({"options": ["a", 2]}, "a choice must be a text that isn't empty, got 2"),
     ],

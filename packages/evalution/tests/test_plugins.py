@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from evalution import Generation
+from evalution.suites import available_suites, load_suite
+from evalution_core import ConfigurationError
+
 ENGINE = """
 from dataclasses import dataclass
 from evalution_enginekit.mock import Mock
@@ -47,6 +51,30 @@ def package(site: Path, name: str, code: str, entry_points: str) -> None:
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 2.1\n")
     (info / "entry_points.txt").write_text(entry_points)
+
+
+def test_a_suite_that_two_packages_bring_is_named_by_one(site: Path, command_line: Any) -> None:
+    package(site, "other", SUITE, "[evalution.suites]\nEcho = other:Echo\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load_suite("echo")
+    assert str(caught.value) == (
+        "suite 'echo' is provided more than once; name one of: echo-plugin/Echo, other-plugin/Echo"
+    )
+    assert load_suite("other-plugin/Echo").__module__ == "other"
+    assert {"echo-plugin/Echo", "other-plugin/Echo"} <= set(available_suites())
+
+
+def test_an_exact_name_goes_before_one_that_is_alike(site: Path, command_line: Any) -> None:
+    package(site, "other", SUITE, "[evalution.suites]\necho = other:Echo\n")
+    assert load_suite("Echo").__module__ == "echo"
+    assert load_suite("echo").__module__ == "other"
+
+
+def test_no_package_takes_the_place_of_a_built_in_suite(site: Path, command_line: Any) -> None:
+    package(site, "other", SUITE, "[evalution.suites]\nGeneration = other:Echo\n")
+    with pytest.raises(ConfigurationError, match="other-plugin/Generation, evalution/Generation"):
+        load_suite("generation")
+    assert load_suite("evalution/Generation") is Generation
 
 
 def spec(site: Path, engine: str) -> str:

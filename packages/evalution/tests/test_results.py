@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from evalution.progress_bar import ProgressBar
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
-from evalution.run_folder import ResultsNotWrittenError, RunFolder, default_folder
+from evalution.run_folder import DefaultFolder, ResultsNotWrittenError, RunFolder
 from evalution.table import complaints, console, result_table
+from evalution_core import ConfigurationError
 
 values = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(),
@@ -29,6 +34,62 @@ def test_any_result_is_strict_json(value: Any) -> None:
     if not isinstance(value, float):
         return
     assert read == value if math.isfinite(value) else read is None
+
+
+def test_what_json_does_not_know_is_written_too() -> None:
+    found = to_json(
+        {
+            "f": np.float32(-1.5),
+            "i": np.int64(3),
+            "b": np.bool_(True),
+            "n": np.float32("nan"),
+            "a": np.arange(2),
+            "p": Path("x"),
+            (1, 2): 0,
+        }
+    )
+    assert json.loads(found) == {
+        "f": -1.5,
+        "i": 3,
+        "b": True,
+        "n": None,
+        "a": "[0 1]",
+        "p": "x",
+        "(1, 2)": 0,
+    }
+
+
+def test_a_lone_surrogate_is_written_as_its_escape(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.append(SampleResult("sums", 0, prompt="a\ud800b"))
+    folder.write_results(run_result(first_failure="\udfff"))
+    folder.close()
+    assert (
+        SuiteResult("sums", "", {}, {}, 1, 0, None, 1, 1.0, samples_file=folder.samples_file)
+        .samples[0]
+        .prompt
+        == "a\ud800b"
+    )
+    written = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    assert written["suites"][0]["first_failure"] == "\udfff"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("r" * 300, "can't be written: File name too long"),
+        ("file", "is a file; name another --output"),
+        ("taken", "already holds a run; name another --output"),
+    ],
+)
+def test_a_folder_that_can_not_be_used_is_told(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "samples.jsonl").write_text("kept", encoding="utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        RunFolder(tmp_path / name)
+    assert message in str(caught.value)
+    assert (tmp_path / "taken" / "samples.jsonl").read_text(encoding="utf-8") == "kept"
 
 
 def test_samples_are_read_back_in_the_order_of_the_rows(tmp_path: Path) -> None:
@@ -69,11 +130,14 @@ def test_default_folders_are_new_and_have_plain_names(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     now = datetime(2026, 11, 21, 9, 30)
-    first = default_folder("../Meta Llama: 8B", now)
-    assert first == Path("runs/20261121-093000-Meta-Llama-8B")
-    first.mkdir(parents=True)
-    assert default_folder("../Meta Llama: 8B", now) == first.with_name(f"{first.name}-2")
-    assert default_folder("///", now).name == "20261121-093000-model"
+    first, second = (DefaultFolder("../Meta Llama: 8B", now).create() for _ in range(2))
+    assert first.path == Path("runs/20261121-093000-Meta-Llama-8B")
+    assert second.path == first.path.with_name(f"{first.path.name}-2")
+    third = DefaultFolder("///", now).create()
+    assert third.path.name == "20261121-093000-model"
+    for folder in (first, second, third):
+        folder.discard()
+    assert list(Path("runs").iterdir()) == []
 
 
 def run_result(**suite: Any) -> RunResult:
@@ -114,6 +178,40 @@ def test_the_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> Non
     assert ["sums", "ppl", "↓", "1.5e+09", "3", "0", "2"] in lines
     assert ["acc", "↑", "0.2500", "±", "0.1250", "4", "0", "2"] in lines
     assert ["none", "↑", "–", "0", "0", "2"] in lines
+
+
+def test_brackets_in_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_result(name="a[/b] :smile:")
+    found.model["label"] = "[/INST] x"
+    console().print(result_table(found))
+    told = capsys.readouterr().out
+    assert "a[/b] :smile:" in told
+    assert "[/INST] x on Mock" in told
+
+
+@pytest.mark.parametrize("width", [30, 40, 64, 120])
+def test_every_score_is_readable_on_a_narrow_terminal(width: int) -> None:
+    terminal = Console(width=width, markup=False)
+    found = run_result(name="a_suite_with_a_rather_long_name")
+    with terminal.capture() as shown:
+        terminal.print(result_table(found, width=width))
+    for value in ("1.5e+09", "0.2500"):
+        assert value in shown.get()
+    assert ("± 0.1250" in shown.get()) == (width >= 64)
+    assert "…" not in shown.get()
+
+
+def test_a_progress_bar_shows_brackets_as_they_are() -> None:
+    terminal = Console(width=80, force_terminal=True, file=io.StringIO())
+    bar = ProgressBar(terminal)
+    bar.model_loading("[/INST] x", "[red]Mock")
+    bar.model_ready(1.0)
+    bar.suite_started("a[/b]", 1)
+    bar.sample_finished(1, 0, ("m[/x]", 1.0))
+    bar.suite_finished()
+    assert isinstance(terminal.file, io.StringIO)
+    for text in ("[/INST] x", "[red]Mock", "a[/b]", "m[/x]"):
+        assert text in terminal.file.getvalue()
 
 
 def test_failures_are_told_with_the_first() -> None:

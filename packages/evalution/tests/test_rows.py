@@ -69,7 +69,28 @@ def test_a_file_is_read_as_it_is_needed(tmp_path: Path) -> None:
         ("rows.jsonl", b'{"a": 1}\n[1]\n', "line 2: a row is a JSON object with columns, not [1]"),
         ("rows.jsonl", b"\xff\xfe\n", "isn't UTF-8 text"),
         ("rows.parquet", b"PAR1 nonsense", "can't be read as Parquet"),
-        ("rows.csv", b"a,b\n", "rows are read from .jsonl or .parquet, not '.csv'"),
+        (
+            "rows.csv",
+            b"a,b\n",
+            "rows are read from .jsonl or .parquet, not '.csv'; `pandas.read",
+        ),
+        ("rows.json", b"[]\n", "not '.json'; `jq -c '.[]' rows.json > rows.jsonl` makes one"),
+        (
+            "rows.jsonl",
+            b'{"a": ' + b"9" * 5000 + b"}\n",
+            "line 1: can't be read: Exceeds the",
+        ),
+        (
+            "rows.jsonl",
+            b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}\n",
+            "line 1: can't be read: nested too deeply",
+        ),
+        (
+            "rows.jsonl",
+            b'{"q": "a"}\n{"q": "\\ud800"}\n',
+            "line 2: column 'q' holds a lone surrogate, which is no valid text",
+        ),
+        ("rows.jsonl", b'{"q": [{"x": "\\udfff"}]}\n', "column 'q' holds a lone surrogate"),
         ("rows", b"", "rows are read from .jsonl or .parquet, not 'no ending'"),
     ],
 )
@@ -90,6 +111,42 @@ def test_a_missing_file_names_the_nearest(write_rows: Any) -> None:
         rows_path(str(path.with_name("sum.jsonl")))
     assert "there is no file" in str(caught.value)
     assert "did you mean 'sums.jsonl'?" in str(caught.value)
+
+
+def test_a_name_that_is_not_alike_is_no_guess(write_rows: Any) -> None:
+    path = Path(write_rows({"a": 1}, name="rows.jsonl"))
+    with pytest.raises(ConfigurationError) as caught:
+        rows_path(str(path.with_name("squad.jsonl")))
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/" + "r" * 300 + ".jsonl", "can't be read: File name too long"),
+        ("~nobody-here/rows.jsonl", "there is no such home folder"),
+    ],
+)
+def test_a_path_that_the_system_refuses_is_told(path: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        rows_path(path)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_rows_have_a_name_whatever_they_are() -> None:
+    assert [Rows(data).name for data in (".", "", "a/b.jsonl", [], Path("c.jsonl"))] == [
+        "rows",
+        "rows",
+        "b",
+        "rows",
+        "c",
+    ]
+
+
+def test_a_lone_surrogate_in_memory_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="row 1 of data: column 'q' holds a lone surrog"):
+        list(Rows([{"q": "a"}, {"q": ("b", "\ud800")}]))
 
 
 def test_a_folder_is_no_rows_file(tmp_path: Path) -> None:

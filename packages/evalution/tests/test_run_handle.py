@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice, Perplexity, Run
-from evalution.results import read_samples
 from evalution_core import (
     Capability,
     CheckResult,
@@ -73,18 +71,6 @@ def test_nothing_is_built_before_the_first_suite(scripted: Any, scripted_session
         handle.run(generation())
 
 
-def test_a_failed_build_can_be_tried_again(
-    scripted: Any, scripted_session: Any, tmp_path: Path
-) -> None:
-    engine = scripted(scripted_session(), [ConfigurationError("no such weights")])
-    handle = Run(engine, "m", output=tmp_path / "run")
-    with pytest.raises(ConfigurationError, match="no such weights"):
-        handle.run(generation())
-    assert not (tmp_path / "run").exists()
-    handle.run(generation()).close()
-    assert results_of(tmp_path / "run")["status"] == "done"
-
-
 def test_reading_results_changes_nothing(scripted: Any, scripted_session: Any) -> None:
     session = scripted_session()
     with Run(scripted(session), "m") as handle:
@@ -120,46 +106,6 @@ def test_a_handle_that_is_dropped_frees_its_model(scripted: Any, scripted_sessio
     Run(scripted(session), "m").run(generation())
     gc.collect()
     assert session.calls == ["close"]
-
-
-def test_ctrl_c_keeps_what_was_finished_and_closes(
-    scripted: Any, scripted_session: Any, tmp_path: Path
-) -> None:
-    def interrupted(events: Any) -> Iterator[Any]:
-        for count, event in enumerate(events):
-            if count == 2:
-                raise KeyboardInterrupt
-            yield event
-
-    session = scripted_session(interrupted)
-    handle = Run(scripted(session), "m", output=tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt):
-        handle.run(generation())
-    assert session.calls == ["close"]
-    assert results_of(tmp_path / "run")["status"] == "interrupted"
-    assert len(read_samples(tmp_path / "run" / "samples.jsonl", "rows")) == 2
-
-
-def test_a_crash_keeps_the_suites_before_it(
-    scripted: Any, scripted_session: Any, tmp_path: Path
-) -> None:
-    session = scripted_session()
-
-    def crash(events: Any) -> Any:
-        raise RuntimeError("boom")
-
-    handle = Run(scripted(session), "m", output=tmp_path / "run").run(generation(name="first"))
-    session.script = crash
-    with pytest.raises(EngineRuntimeError, match="suite 'second': RuntimeError: boom"):
-        handle.run(generation(name="second"))
-    found = results_of(tmp_path / "run")
-    assert [suite["name"] for suite in found["suites"]] == ["first"]
-    assert found["status"] == "failed"
-    assert found["error"] == {
-        "suite": "second",
-        "type": "EngineRuntimeError",
-        "message": "suite 'second': RuntimeError: boom",
-    }
 
 
 def test_results_grow_with_each_suite(scripted: Any, scripted_session: Any, tmp_path: Path) -> None:
@@ -307,6 +253,15 @@ def test_options_are_checked_again_before_the_build() -> None:
         ({"model": None}, "model.path is missing, and Mock knows no default model"),
         ({"model": "./nothing"}, "there is no model folder or file ./nothing"),
         ({"limit": 0}, "limit must be an int of at least 1, got 0"),
+        ({"limit": 2**40}, "limit must be at most 2147483647, got 1099511627776"),
+        ({"output": ""}, "output is empty; name a folder"),
+        ({"output": 3}, "output must be a folder's path, got 3"),
+        ({"output": "a\0b"}, "the run folder 'a\\x00b' has no possible name"),
+        (
+            {"engine": None, "session": "x"},
+            "session must be a live session, as an engine's",
+        ),
+        ({"session": 0}, "session must be a live session, as an engine's build() gives it, got 0"),
         ({"limit": True}, "limit must be an int of at least 1, got True"),
     ],
 )
@@ -316,6 +271,19 @@ def test_a_wrong_argument_is_told(arguments: dict[str, Any], message: str) -> No
     assert message in str(caught.value)
 
 
+def test_a_session_has_its_engine_already(scripted_session: Any) -> None:
+    with pytest.raises(ConfigurationError, match="name an engine or a session, not both"):
+        evalution.run(engine=Mock(), session=scripted_session(), tests=[generation()])
+
+
+def test_a_session_that_is_falsy_is_one(scripted_session: Any) -> None:
+    class Empty(scripted_session):
+        def __len__(self) -> int:
+            return 0
+
+    assert evalution.run(session=Empty(), tests=[generation()]).status == "done"
+
+
 def test_a_build_must_give_a_session(scripted: Any) -> None:
-    with pytest.raises(ConfigurationError, match="must return a BaseInferenceSession, got 'x'"):
+    with pytest.raises(EngineRuntimeError, match="must return a BaseInferenceSession, got 'x'"):
         evalution.run(engine=scripted("x"), model="m", tests=[generation()])

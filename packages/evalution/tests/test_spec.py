@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,16 @@ def test_a_model_beside_the_spec_is_found_and_a_hub_id_is_left_alone(tmp_path: P
         ({"tests": []}, "tests must be a list with at least one suite, got []"),
         ({"tests": TEST}, "tests must be a list with at least one suite"),
         ({"engine": {"dtype": "float32"}}, "the engine names no type (it has: dtype)"),
+        ({"engine": 3}, "the engine must be a mapping of names to values, but it is a number"),
+        (
+            {"engine": {"type": MOCK, "max_model_len": date(2026, 1, 2)}},
+            "option 'max_model_len' of the engine is a date to YAML (2026-01-02); put it in quotes",
+        ),
+        (
+            {"tests": [{**TEST, "name": date(2026, 1, 2)}]},
+            "test 1: option 'name' of the test is a date to YAML",
+        ),
+        ({"model": "~nobody-here/x"}, "~nobody-here/x: there is no such home folder"),
         ({"engine": {"type": 3}}, "the engine's type must be a name, got 3"),
         ({"engine": [MOCK]}, "the engine must be a mapping of names to values, but it is a list"),
         ({"engine": {"kind": MOCK, "max_model_len": 3}}, "put options under params"),
@@ -104,6 +115,11 @@ def test_a_wrong_spec_says_what_is_wrong(sections: dict[str, Any], message: str)
     assert message in str(caught.value)
 
 
+def test_a_model_name_that_the_system_refuses_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="can't be read: File name too long"):
+        parse_spec({"engine": MOCK, "tests": [TEST], "model": "m" * 300}, tmp_path / "spec.yaml")
+
+
 def test_an_unknown_engine_says_what_to_install() -> None:
     with pytest.raises(UnknownEngineError, match="pip install evalution-vllm"):
         parse(engine="vllm")
@@ -131,9 +147,20 @@ def test_a_list_is_no_spec(tmp_path: Path) -> None:
         load_spec(str(path))
 
 
+def test_paths_start_from_where_a_linked_spec_lies(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "spec.yaml").write_text(
+        f'engine: "{MOCK}"\ntests: [{{type: perplexity, data: rows.jsonl, text: q}}]\n'
+    )
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "real" / "spec.yaml")
+    suite: Any = load_spec(str(tmp_path / "link.yaml")).tests[0]
+    assert suite.data == str((tmp_path / "real" / "rows.jsonl").resolve())
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
+        ("s" * 300, "can't be read: File name too long"),
         ("none.yaml", "there is no spec file none.yaml"),
         (".", "is a folder; name the spec file in it"),
         ("builtin:tiny/quick", "did you mean 'quickstart'?"),

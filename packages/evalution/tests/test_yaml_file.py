@@ -43,6 +43,31 @@ def test_what_is_wrong_is_told_with_its_place(
     assert reason in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 60 + "]" * 60, "is nested too deeply, over 50 levels"),
+        ("[" * 5000 + "]" * 5000, "is nested too deeply"),
+        ("a: " + "9" * 5000, "holds a value that can't be read: "),
+        ("a: 2026-13-41", "holds a value that can't be read: "),
+        ("a: &a {b: *a}", "an alias (*) stands inside of what it names"),
+        ("&a [1, *a]", "an alias (*) stands inside of what it names"),
+    ],
+)
+def test_what_python_can_not_hold_is_told(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read(tmp_path, text)
+    assert str(caught.value).startswith(str(tmp_path / "spec.yaml"))
+    assert reason in str(caught.value)
+
+
+def test_an_alias_may_be_used_many_times(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [1, 2]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40)]
+    found = read(tmp_path, "\n".join(lines))
+    assert isinstance(found, dict)
+    assert len(found) == 40  # pyright: ignore[reportUnknownArgumentType]
+
+
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_bytes(b"\xff\xfe")

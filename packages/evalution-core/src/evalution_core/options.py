@@ -98,16 +98,23 @@ def parse_options(kind: type[Declaration], options: Mapping[str, Any]) -> dict[s
         ConfigurationError: an unknown name, a value of the wrong type, or one JSON can't hold.
     """
     check_option_names(kind, options)
+    spelled = {name: _as_json(kind, name, value) for name, value in options.items()}
+    text = ",".join(f"{json.dumps(name)}:{value}" for name, value in spelled.items())
     try:
-        text = json.dumps(dict(options))
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{kind.declared_as} {kind.__name__}: {error}") from error
-    try:
-        parsed = _validator(kind).model_validate_json(text, strict=True)
+        parsed = _validator(kind).model_validate_json(f"{{{text}}}", strict=True)
     except pydantic.ValidationError as error:
         raise ConfigurationError("; ".join(_problems(kind, error, options).values())) from None
     values = dict(zip((f.name for f in option_fields(kind)), dict(parsed).values(), strict=True))
     return {name: values[name] for name in options}
+
+
+def _as_json(kind: type[Declaration], name: str, value: object) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"option {name!r} of {kind.declared_as} {kind.__name__}: {error}"
+        ) from error
 
 
 def options_schema(kind: type[Declaration]) -> dict[str, Any]:

@@ -1,5 +1,24 @@
-"""`python -m evalution`."""
+"""`python -m evalution`, and the console script.
 
-from evalution.cli import main
+Importing the command line takes a moment: a Ctrl-C in it ends like one that comes later.
+"""
 
-main()
+from __future__ import annotations
+
+import sys
+
+_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line; see `evalution.cli` for the exit codes."""
+    try:
+        from evalution.cli import main as command_line  # noqa: PLC0415 - see above
+
+        command_line()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

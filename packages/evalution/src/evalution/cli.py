@@ -13,7 +13,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import datetime
 from importlib.metadata import version as installed_version
-from pathlib import Path
+from io import TextIOWrapper
+from signal import SIG_IGN, SIGINT, signal
 from typing import Annotated
 
 import typer
@@ -23,7 +24,7 @@ from evalution.preflight import check_capabilities, check_model
 from evalution.progress import PlainProgress, Progress
 from evalution.progress_bar import ProgressBar
 from evalution.results import RunResult
-from evalution.run_folder import default_folder
+from evalution.run_folder import DefaultFolder
 from evalution.run_handle import Run
 from evalution.spec import Spec, load_spec
 from evalution.table import (
@@ -61,6 +62,10 @@ DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 def main() -> None:
     """The console script."""
+    # A terminal that can't show an arrow must not cost the scores.
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=errors)
     app()
 
 
@@ -86,7 +91,7 @@ def _options(
 def run(
     spec: SpecArgument,
     output: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="The run folder [default: runs/<date-time>-<model>]."),
     ] = None,
     limit: Annotated[
@@ -97,7 +102,7 @@ def run(
     """Run a spec: progress, a table of scores, and a run folder."""
     with _told_errors(debug=debug):
         loaded = load_spec(spec)
-        folder = output or default_folder(loaded.model.name, datetime.now())
+        folder = DefaultFolder(loaded.model.name, datetime.now()) if output is None else output
         handle = Run(loaded.engine, loaded.model, output=folder, limit=limit, progress=_progress())
         try:
             _run_all(handle, loaded)
@@ -137,22 +142,27 @@ def validate(spec: SpecArgument, debug: DebugOption = False) -> None:
 
 
 def _run_all(handle: Run, spec: Spec) -> None:
-    with handle:
-        handle.prepare(spec.tests)
-        try:
+    try:
+        with handle:
+            handle.prepare(spec.tests)
             for suite in spec.tests:
                 handle.run(suite)
-        except (ConfigurationError, UnsupportedRequestError) as error:
-            if handle.has_begun:  # the spec was right when the run began: this is a failed run
-                raise _RunFailedError(str(error)) from error
+    except (ConfigurationError, UnsupportedRequestError) as error:
+        if not handle.has_begun:
             raise
+        # The spec was right when the run began: this is a failed run.
+        failure = _RunFailedError(str(error))
+        for note in getattr(error, "__notes__", ()):
+            failure.add_note(note)
+        raise failure from error
 
 
 def _show(result: RunResult) -> None:
     if result.suites:
-        console().print(result_table(result))
+        terminal = console()
+        terminal.print(result_table(result, width=terminal.width))
     for line in complaints(result):
-        console(stderr=True).print(line, style="yellow", markup=False, soft_wrap=True)
+        console(stderr=True).print(line, style="yellow", soft_wrap=True)
     print(f"results: {result.folder}")
 
 
@@ -204,19 +214,23 @@ def _told_errors(*, debug: bool) -> Generator[None]:
         is_usage = isinstance(error, ConfigurationError | UnsupportedRequestError)
         raise typer.Exit(EXIT_USAGE if is_usage else EXIT_FAILED) from None
     except KeyboardInterrupt:
+        before = signal(SIGINT, SIG_IGN)  # a second Ctrl-C must not end this as something else
         if debug:
             traceback.print_exc()
         print("interrupted; what was finished is kept", file=sys.stderr)
+        signal(SIGINT, before)
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _tell(error: EvalutionError) -> None:
     terminal = console(stderr=True)
     terminal.print("error:", style="bold red", end=" ")
-    terminal.print(scrub(str(error)), markup=False, soft_wrap=True)
+    terminal.print(scrub(str(error)), soft_wrap=True)
+    for note in getattr(error, "__notes__", ()):
+        terminal.print(f"note: {scrub(note)}", soft_wrap=True)
     if isinstance(error, EngineUnavailableError):
         hint = "`evalution engines` lists what is installed"
-        terminal.print(f"hint: {hint}", markup=False, soft_wrap=True)
+        terminal.print(f"hint: {hint}", soft_wrap=True)
 
 
 if __name__ == "__main__":

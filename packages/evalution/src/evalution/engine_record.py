@@ -28,12 +28,14 @@ def engine_record(
         kind = type(session)
         return {"name": None, "session": f"{kind.__module__}:{kind.__qualname__}", "options": {}}
     name, package, version = _origin(type(engine))
+    with foreign_errors(f"engine {type(engine).__name__}: options and capabilities"):
+        options, capabilities = engine.to_dict(), sorted(engine.capabilities)
     return {
         "name": name,
         "distribution": package,
         "version": version,
-        "options": engine.to_dict(),
-        "capabilities": sorted(engine.capabilities),
+        "options": options,
+        "capabilities": capabilities,
         "execution": None,
         "identity": None,
         "self_check": None,
@@ -51,9 +53,8 @@ def record_identity(record: dict[str, Any], session: BaseInferenceSession) -> No
     with foreign_errors("identity"):
         record["identity"] = redact(session.identity())
     with foreign_errors("capabilities"):
-        capabilities = session.capabilities
-    if capabilities is not None:
-        record["capabilities"] = sorted(capabilities)
+        if (capabilities := session.capabilities) is not None:
+            record["capabilities"] = sorted(capabilities)
 
 
 def _origin(kind: type[BaseEngine]) -> tuple[str, str | None, str | None]:

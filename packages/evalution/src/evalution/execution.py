@@ -8,15 +8,20 @@ from contextlib import closing
 from typing import Any, cast
 
 from evalution.foreign_code import foreign_errors
-from evalution.ledger import Key, Ledger, OpenSample, UnexpectedAnswerError
+from evalution.intake import Intake
+from evalution.ledger import Ledger, OpenSample, UnexpectedAnswerError
 from evalution.progress import Progress
 from evalution.results import SampleResult, SuiteResult
 from evalution.rolling import rolling_continuous
-from evalution.suites.suite import Answer, AnySuite, Request, RequestKind
+from evalution.suites.suite import Answer, AnySuite, RequestKind
 from evalution.tally import Tally
-from evalution_core import BaseInferenceSession, scrub
+from evalution_core import BaseInferenceSession, EngineRuntimeError, EvalutionError, scrub
 
 _ERRORS_SHOWN = 20
+
+
+class ScoringError(EvalutionError, RuntimeError):
+    """A suite could not make a score of an answer."""
 
 
 class SuiteExecution:
@@ -24,6 +29,7 @@ class SuiteExecution:
 
     Args:
         name: the suite's name in this run.
+        expected: how many samples there were when the rows were checked.
         limit: at most that many rows, besides the suite's own bound.
         write: takes each sample as it is finished; a later one of the same row replaces it.
     """
@@ -34,6 +40,7 @@ class SuiteExecution:
         name: str,
         session: BaseInferenceSession,
         *,
+        expected: int,
         limit: int | None,
         write: Callable[[SampleResult], None],
         progress: Progress,
@@ -41,10 +48,12 @@ class SuiteExecution:
         self._suite = suite
         self._name = name
         self._session = session
-        self._limit = limit
+        self._expected = expected
+        self._options = suite.to_dict()
         self._write = write
         self._progress = progress
         self._ledger = Ledger(suite.request_kind)
+        self._intake = Intake(suite, name, limit, self._ledger)
         self._tally = Tally(suite.metrics)
         self._failed: set[int] = set()
         self._first_failure: str | None = None
@@ -64,13 +73,18 @@ class SuiteExecution:
         with closing(self._answers()) as answers:
             for key, answer in answers:
                 self._accept(key, answer)
+        for opened in self._intake.unread():
+            self._finish(opened)
         for opened in self._ledger.unanswered():
             self._finish(opened)
+        self._compare_count()
+        with foreign_errors(f"suite {self._name!r}: metrics", ScoringError):
+            metrics = self._tally.results()
         return SuiteResult(
             name=self._name,
             type=type(self._suite).__name__,
-            options=self._suite.to_dict(),
-            metrics=self._tally.results(),
+            options=self._options,
+            metrics=metrics,
             n=self._done,
             failed=len(self._failed),
             truncated=self._truncated,
@@ -80,17 +94,19 @@ class SuiteExecution:
             errors=self._errors,
         )
 
-    def _requests_keyed(self) -> Iterator[tuple[Key, Request]]:
-        for sample in self._suite.samples(self._limit):
-            yield from zip(self._ledger.open(sample), sample.requests, strict=True)
-
     def _answers(self) -> Generator[tuple[Any, Any]]:
         # A generator of our own can be closed, and closes the session's where that is one.
         with foreign_errors(f"suite {self._name!r}"):
-            yield from self._session_answers()
+            answers = self._session_answers()
+            try:
+                for event in answers:
+                    yield _pair(event)
+            finally:
+                if close := getattr(answers, "close", None):
+                    close()
 
     def _session_answers(self) -> Iterator[tuple[Any, Any]]:
-        keyed = cast(Iterable[tuple[Any, Any]], self._requests_keyed())
+        keyed = cast(Iterable[tuple[Any, Any]], self._intake.requests())
         batch_size = self._suite.batch_size
         match self._suite.request_kind:
             case RequestKind.GENERATION:
@@ -114,16 +130,29 @@ class SuiteExecution:
         result = SampleResult(self._name, sample.index, sample.prompt, sample.target)
         self._done += 1
         self._requests += len(sample.requests)
-        if opened.error is None:
-            score = self._suite.score(sample, opened.in_order)
-            result.prediction = score.prediction
-            result.extracted = score.extracted
-            result.metrics = self._tally.record(sample.index, score.measures)
-        else:
-            self._fail(result, opened.error)
+        if (error := opened.error or self._score(result, opened)) is not None:
+            self._fail(result, error)
         result.tokens = self._tokens(list(opened.answers.values()))
         self._write(result)
         self._progress.sample_finished(self._done, len(self._failed), self._tally.running)
+
+    def _score(self, result: SampleResult, opened: OpenSample) -> EvalutionError | None:
+        try:
+            with foreign_errors(f"suite {self._name!r}, row {result.index}", ScoringError):
+                score = self._suite.score(opened.sample, opened.in_order)
+                result.metrics = self._tally.record(result.index, score.measures)
+                result.prediction = score.prediction
+                result.extracted = score.extracted
+        except EvalutionError as error:
+            return error
+        return None
+
+    def _compare_count(self) -> None:
+        if self._done != self._expected:
+            self._errors.append(
+                f"{self._expected} samples were checked before the run, but there were "
+                f"{self._done} in it: the data changed meanwhile"
+            )
 
     def _fail(self, result: SampleResult, error: Exception) -> None:
         self._failed.add(result.index)
@@ -155,4 +184,14 @@ class SuiteExecution:
 
 def _total(answers: list[Answer], name: str) -> int | None:
     counts = [count for a in answers if (count := getattr(a, name, None)) is not None]
-    return sum(counts) if counts else None
+    return sum(map(int, counts)) if counts else None
+
+
+def _pair(event: Any) -> tuple[Any, Any]:
+    try:
+        key, answer = event
+    except (TypeError, ValueError):
+        raise EngineRuntimeError(
+            f"the session must give pairs of a request's key and an answer, got {event!r}"
+        ) from None
+    return key, answer

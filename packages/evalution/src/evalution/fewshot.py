@@ -15,7 +15,8 @@ class SeededShots:
     """Drawn anew for each row, as lm-evaluation-harness 0.4.13's default sampler draws them.
 
     One generator serves a whole suite, so a row's shots depend on how many rows came before it.
-    `shared`: the pool is the evaluated file itself, and a row is never its own example.
+    `shared`: the pool is the evaluated file itself, and neither a row nor an equal one is ever its
+    own example.
     """
 
     pool: Sequence[Row]
@@ -33,9 +34,9 @@ class SeededShots:
         if not self.shared:
             return self._random.sample(self.pool, self.count)
         drawn = self._random.sample(self.pool, self.count + 1)
-        others = [shot for shot in drawn if shot.columns != row.columns][: self.count]
+        others = [shot for shot in drawn if not _is_same(shot, row)][: self.count]
         if len(others) < self.count:  # the row stands in the file more than once
-            distinct = [shot for shot in self.pool if shot.columns != row.columns]
+            distinct = [shot for shot in self.pool if not _is_same(shot, row)]
             _require(len(distinct), self.count, self.shared)
             others = self._random.sample(distinct, self.count)
         return others
@@ -53,6 +54,11 @@ class FixedShots:
 
     def before(self, row: Row) -> Sequence[Row]:
         return self.pool[: self.count]
+
+
+def _is_same(shot: Row, row: Row) -> bool:
+    # Columns alone are not enough: a row with a NaN in it doesn't equal itself.
+    return shot.index == row.index or shot.columns == row.columns
 
 
 def _require(found: int, needed: int, shared: bool) -> None:

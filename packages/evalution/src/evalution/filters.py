@@ -40,12 +40,7 @@ class Regex:
     fallback: str = "[invalid]"
 
     def __post_init__(self) -> None:
-        try:
-            compiled = re.compile(self.pattern)
-        except re.error as error:
-            raise ConfigurationError(
-                f"filter regex: {self.pattern!r} is no regular expression: {error}"
-            ) from None
+        compiled = _compiled("regex", self.pattern)
         if self.match not in ("first", "last"):
             raise ConfigurationError(
                 f"filter regex: match must be 'first' or 'last', got {self.match!r}"
@@ -87,11 +82,15 @@ class Replace:
     by: str = ""
 
     def __post_init__(self) -> None:
+        _compiled("replace", self.pattern)
+        # An alternative that always matches makes `re` read the replacement now.
+        always = re.compile(f"{self.pattern}\n|")
         try:
-            re.compile(self.pattern)
-        except re.error as error:
+            always.sub(self.by, "")
+        except (re.error, IndexError) as error:
             raise ConfigurationError(
-                f"filter replace: {self.pattern!r} is no regular expression: {error}"
+                f"filter replace: {self.by!r} can't replace a match of {self.pattern!r}: {error}; "
+                "a backslash of the text itself is written twice"
             ) from None
 
     def apply(self, text: str) -> str:
@@ -122,6 +121,15 @@ class FirstLine:
         return text.split("\n", 1)[0]
 
 
+def _compiled(name: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ConfigurationError(
+            f"filter {name}: {pattern!r} is no regular expression: {error}"
+        ) from None
+
+
 FILTERS: dict[str, type[Filter]] = {
     "regex": Regex,
     "replace": Replace,
@@ -132,9 +140,15 @@ FILTERS: dict[str, type[Filter]] = {
 
 
 def apply_filters(filters: Sequence[Filter], text: str) -> str:
-    """`text` after every step, in order."""
+    """`text` after every step, in order.
+
+    Raises:
+        TypeError: a step gave something else than text.
+    """
     for step in filters:
         text = step.apply(text)
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"filter {type(step).__name__} gave {text!r}, which is no text")
     return text
 
 
@@ -174,7 +188,18 @@ def _declared_step(step: Filter) -> Any:
 
 
 def _is_step(declared: Mapping[str, Any]) -> bool:
-    return len(declared) == 1 and not isinstance(next(iter(declared.values())), list)
+    name, value = next(iter(declared.items()), (None, None))
+    if len(declared) != 1 or isinstance(value, list):
+        return False
+    # `{strict: strip}` is a pipeline called strict; `{lowr: {}}` a step, misspelt.
+    is_pipeline = (isinstance(value, str) and value in FILTERS) or _is_declared_step(value)
+    return name in FILTERS or not is_pipeline
+
+
+def _is_declared_step(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    return len(names := list(cast(Mapping[str, Any], value))) == 1 and names[0] in FILTERS
 
 
 def _parse_step(declared: object) -> Filter:

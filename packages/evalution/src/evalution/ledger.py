@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from evalution.answers import fault_of
 from evalution.suites.suite import Answer, RequestKind, Sample
 from evalution_core import (
     ConfigurationError,
@@ -60,24 +60,26 @@ class Ledger:
     def __init__(self, kind: RequestKind):
         self._output = _OUTPUTS[kind]
         self._open: dict[int, OpenSample] = {}
-        self._known = bytearray()
+        self._known: set[int] = set()
 
     def open(self, sample: Sample) -> list[Key]:
         """Note a sample as submitted; returns the keys of its requests.
 
         Raises:
-            ConfigurationError: the suite gave this index before, or one below zero.
+            ConfigurationError: the suite gave this index before, or one that is no int from 0; or
+                the sample asks for nothing.
         """
-        if sample.index >= len(self._known):
-            self._known.extend(bytes(sample.index + 1 - len(self._known)))
-        if sample.index < 0 or self._known[sample.index]:
+        is_known = sample.index in self._known
+        if is_known or type(sample.index) is not int or sample.index < 0:
             raise ConfigurationError(
-                f"a suite's samples need an index of their own from 0, got {sample.index} "
-                f"{'again' if sample.index >= 0 else ''}".rstrip()
+                f"a suite's samples need an index of their own from 0, got {sample.index!r}"
+                f"{' again' if is_known else ''}"
             )
+        if not sample.requests:
+            raise ConfigurationError(f"the sample of row {sample.index} has no requests")
         positions = range(len(sample.requests))
         self._open[sample.index] = OpenSample(sample, set(positions))
-        self._known[sample.index] = 1
+        self._known.add(sample.index)
         return [(sample.index, position) for position in positions]
 
     def accept(self, key: Hashable, answer: object) -> OpenSample | None:
@@ -100,6 +102,12 @@ class Ledger:
             return None
         return self._open.pop(opened.sample.index)
 
+    def withdraw(self, index: int, error: EvalutionError) -> OpenSample:
+        """Take an open sample back, with the reason why it won't be answered."""
+        opened = self._open.pop(index)
+        opened.error = error
+        return opened
+
     def unanswered(self) -> list[OpenSample]:
         """Samples that were never answered in full, marked with that error."""
         lost = sorted(self._open.values(), key=lambda opened: opened.sample.index)
@@ -116,7 +124,7 @@ class Ledger:
         opened = self._open.get(index)
         if opened is not None and 0 <= position < len(opened.sample.requests):
             return opened, position
-        if 0 <= index < len(self._known) and self._known[index]:
+        if index in self._known:
             raise UnexpectedAnswerError(
                 f"the session answered request {position} of row {index} after that row was done",
                 index,
@@ -125,15 +133,19 @@ class Ledger:
 
     def _problem(self, answer: object) -> EvalutionError | None:
         if isinstance(answer, RequestFailure):
-            return answer.error
+            return _failure(answer.error)
         if not isinstance(answer, self._output):
             return EngineRuntimeError(
                 f"the session answered with {answer!r}, not a {self._output.__name__}"
             )
-        logprob = getattr(answer, "logprob", 0.0)
-        if math.isnan(logprob):
-            return EngineRuntimeError("the engine gave NaN as a log-probability")
-        return None
+        fault = fault_of(cast(Answer, answer))
+        return None if fault is None else EngineRuntimeError(fault)
+
+
+def _failure(error: object) -> EvalutionError:
+    if isinstance(error, EvalutionError):
+        return error
+    return EngineRuntimeError(f"the session gave {error!r} as a request's failure")
 
 
 def _as_key(key: Hashable) -> Key:

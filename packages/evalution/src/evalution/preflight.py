@@ -6,9 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from evalution.counts import count_problem, shown_value
+from evalution.foreign_code import foreign_errors
+from evalution.paths import path_errors, typed_path
 from evalution.suites.suite import AnySuite, Suite
 from evalution_core import (
     BaseEngine,
+    BaseInferenceSession,
     Capability,
     ConfigurationError,
     Model,
@@ -29,6 +33,30 @@ def check_engine(engine: object) -> BaseEngine:
         )
     validate_options(engine)
     return engine
+
+
+def check_session(session: object, engine: object) -> None:
+    """Raise `ConfigurationError` unless there is an engine or a live session, and not both."""
+    if session is None and engine is None:
+        raise ConfigurationError("a run needs an engine, or a live session")
+    if session is None:
+        return
+    if not isinstance(session, BaseInferenceSession):
+        raise ConfigurationError(
+            f"session must be a live session, as an engine's build() gives it, got {session!r}"
+        )
+    if engine is not None:
+        raise ConfigurationError("name an engine or a session, not both: a session has its engine")
+
+
+def check_limit(limit: int | None) -> None:
+    """Raise `ConfigurationError` unless it is no limit, or a count of rows from 1."""
+    if limit is None:
+        return
+    if type(limit) is not int or limit < 1:
+        raise ConfigurationError(f"limit must be an int of at least 1, got {shown_value(limit)}")
+    if problem := count_problem(limit, least=1):
+        raise ConfigurationError(f"limit {problem}, got {shown_value(limit)}")
 
 
 def as_model(model: object) -> Model:
@@ -61,23 +89,30 @@ def model_from_fields(fields: dict[str, Any]) -> Model:
 def check_model(model: Model, engine: BaseEngine) -> None:
     """Raise `ConfigurationError` for a model that isn't named, or a local one that isn't there."""
     if model.path is None:
-        if engine.default_model() is None:
+        with foreign_errors(f"engine {type(engine).__name__}: default_model"):
+            default = engine.default_model()
+        if default is None:
             raise ConfigurationError(
                 f"model.path is missing, and {type(engine).__name__} knows no default model"
             )
-    elif model.path.startswith(_LOCAL) and not Path(model.path).expanduser().exists():
-        raise ConfigurationError(f"there is no model folder or file {model.path}")
+    elif model.path.startswith(_LOCAL):
+        with path_errors(model.path):
+            if not typed_path(model.path).exists():
+                raise ConfigurationError(f"there is no model folder or file {model.path}")
 
 
 def check_capabilities(
     suites: Iterable[AnySuite], capabilities: frozenset[Capability], whose: str
 ) -> None:
     """Raise `UnsupportedRequestError` for the first suite that needs what the engine lacks."""
+    with foreign_errors(f"the capabilities {whose}"):
+        found = frozenset(capabilities)
+        listed = ", ".join(sorted(found)) or "none"
     for suite in suites:
-        if lacking := sorted(suite.needs - capabilities):
+        if lacking := sorted(suite.needs - found):
             raise UnsupportedRequestError(
                 f"suite {suite.title!r} needs {', '.join(lacking)}; the capabilities {whose} are "
-                f"{', '.join(sorted(capabilities)) or 'none'}"
+                f"{listed}"
             )
 
 

@@ -14,6 +14,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from evalution.progress import Running, shown
 
@@ -38,7 +39,7 @@ class ProgressBar:
         self._state: tuple[int, int, Running] = (0, 0, None)
 
     def model_loading(self, model: str, engine: str) -> None:
-        self._loading = self._console.status(f"loading {model} on {engine}")
+        self._loading = self._console.status(Text(f"loading {model} on {engine}"))
         self._loading.start()
 
     def model_ready(self, seconds: float) -> None:

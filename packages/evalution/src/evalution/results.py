@@ -160,7 +160,17 @@ class RunResult:
 
 
 def _encoder(indent: int | None) -> json.JSONEncoder:
-    return json.JSONEncoder(ensure_ascii=False, allow_nan=False, indent=indent)
+    return json.JSONEncoder(ensure_ascii=False, allow_nan=False, indent=indent, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """A scalar of NumPy as Python's, anything else that JSON doesn't know as text."""
+    if callable(item := getattr(value, "item", None)):
+        try:
+            return _finite(item())
+        except (TypeError, ValueError):  # an array of several
+            return str(value)
+    return str(value)
 
 
 _ONE_LINE = _encoder(None)
@@ -168,11 +178,11 @@ _ONE_LINE = _encoder(None)
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON: a number that JSON can't hold (NaN, infinity) becomes null."""
+    """Strict JSON: NaN and infinity become null, and what isn't of JSON's types becomes text."""
     encoder = _ONE_LINE if indent is None else _encoder(indent)
     try:
         return encoder.encode(value)
-    except ValueError:
+    except (TypeError, ValueError):
         return encoder.encode(_finite(value))
 
 
@@ -186,12 +196,16 @@ def read_samples(file: Path, suite: str) -> dict[int, SampleResult]:
         return {line["index"]: SampleResult(**line) for line in found if line["suite"] == suite}
 
 
+def _key(key: Any) -> Any:
+    return key if key is None or isinstance(key, str | int) else str(key)
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
         items = cast(Mapping[Any, Any], value)
-        return {key: _finite(item) for key, item in items.items()}
+        return {_key(key): _finite(item) for key, item in items.items()}
     if isinstance(value, list | tuple):
         return [_finite(member) for member in cast(Sequence[Any], value)]
     return value

@@ -6,20 +6,23 @@ Rows are read one after the other, as often as asked: a file is never held as a 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from evalution.paths import path_errors, typed_path
 from evalution_core import (
     ConfigurationError,
     builtin_path,
     did_you_mean,
+    nearest_name,
 )
 
 BUILTIN = "builtin:"
-Data = str | Sequence[Mapping[str, Any]]
+Data = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
 """A path, `builtin:<name>/<rows>`, or the rows themselves."""
 
 
@@ -59,21 +62,46 @@ class Rows:
     @property
     def name(self) -> str:
         """A short name for what the rows are: the file's, without its ending."""
-        if not isinstance(self.data, str):
+        if (source := self.source) is None:
             return "rows"
-        return Path(self.data.removeprefix(BUILTIN)).stem
+        return Path(source.removeprefix(BUILTIN)).stem or "rows"
+
+    @property
+    def source(self) -> str | None:
+        """The path or `builtin:` name; None for rows in memory."""
+        return os.fspath(self.data) if isinstance(self.data, str | os.PathLike) else None
+
+    @property
+    def place(self) -> str:
+        """What the rows are called in a message."""
+        return self.source or "data"
 
     def __iter__(self) -> Iterator[Row]:
-        if not isinstance(self.data, str):
-            return _numbered(self.data, "row {} of data", first=0)
-        path = rows_path(self.data)
+        if not isinstance(self.data, str | os.PathLike):
+            return _numbered(self.data, "row {} of data")
+        path = rows_path(os.fspath(self.data))
         if path.suffix == ".parquet":
-            return _numbered(_parquet_rows(path), f"{path}, row {{}}", first=0)
+            return _numbered(_parquet_rows(path), f"{path}, row {{}}")
         if path.suffix in (".jsonl", ".ndjson"):
             return _jsonl_rows(path)
         raise ConfigurationError(
             f"{path}: rows are read from .jsonl or .parquet, not {path.suffix or 'no ending'!r}"
+            f"{_CONVERSION.get(path.suffix.lower(), '')}"
         )
+
+
+def is_same_data(one: Data, other: Data) -> bool:
+    """Whether both are the same rows: one file however it is named, or equal rows in memory.
+
+    Raises:
+        ConfigurationError: there is no such file.
+    """
+    first, second = Rows(one).source, Rows(other).source
+    if first is None or second is None:
+        return one is other or (first is second and one == other)
+    left, right = rows_path(first), rows_path(second)
+    with path_errors(left):
+        return left.samefile(right)
 
 
 def rows_path(data: str) -> Path:
@@ -86,22 +114,56 @@ def rows_path(data: str) -> Path:
         name, _, rows = data.removeprefix(BUILTIN).partition("/")
         path = builtin_path(BUILTIN + name, f"rows/{rows}")
     else:
-        path = Path(data).expanduser()
-    if path.is_dir():
-        raise ConfigurationError(f"{path} is a folder; name one .jsonl or .parquet file in it")
-    if not path.exists():
-        near = did_you_mean(path.name, (p.name for p in _siblings(path)))
-        raise ConfigurationError(f"there is no file {path}{near}")
+        path = typed_path(data)
+    with path_errors(path):
+        if path.is_dir():
+            raise ConfigurationError(f"{path} is a folder; name one .jsonl or .parquet file in it")
+        if not path.exists():
+            near = nearest_name(path.name, (p.name for p in _siblings(path)), cutoff=0.75)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigurationError(f"there is no file {path}{hint}")
     return path
+
+
+_CONVERSION = {
+    ".json": "; `jq -c '.[]' rows.json > rows.jsonl` makes one of a list",
+    ".csv": '; `pandas.read_csv("rows.csv").to_json("rows.jsonl", orient="records", '
+    "lines=True)` makes one",
+}
 
 
 def _siblings(path: Path) -> Iterable[Path]:
     return path.parent.iterdir() if path.parent.is_dir() else ()
 
 
-def _numbered(rows: Iterable[Mapping[str, Any]], place: str, *, first: int) -> Iterator[Row]:
+def _numbered(rows: Iterable[Mapping[str, Any]], place: str) -> Iterator[Row]:
     for index, columns in enumerate(rows):
-        yield Row(index, place.format(index + first), columns)
+        yield _checked(Row(index, place.replace("{}", str(index)), columns))
+
+
+def _checked(row: Row) -> Row:
+    for column, value in row.columns.items():
+        if _has_lone_surrogate(value):
+            raise ConfigurationError(
+                f"{row.place}: column {column!r} holds a lone surrogate, which is no valid text"
+            )
+    return row
+
+
+def _has_lone_surrogate(value: object) -> bool:
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, str):
+            try:
+                found.encode()
+            except UnicodeEncodeError:
+                return True
+        elif isinstance(found, list | tuple):
+            waiting.extend(cast(Sequence[object], found))
+        elif isinstance(found, dict):
+            waiting.extend(cast(dict[object, object], found).values())
+    return False
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
@@ -110,7 +172,8 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield Row(index, f"{path}, line {number}", _json_object(path, number, line))
+                    place = f"{path}, line {number}"
+                    yield _checked(Row(index, place, _json_object(path, number, line)))
                     index += 1
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path} isn't UTF-8 text: {error}") from error
@@ -126,6 +189,9 @@ def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
             f"{path}, line {number}, column {error.colno}: not JSON ({error.msg}); each line of "
             "rows is one JSON object"
         ) from error
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigurationError(f"{path}, line {number}: can't be read: {problem}") from None
     if not isinstance(found, dict):
         raise ConfigurationError(
             f"{path}, line {number}: a row is a JSON object with columns, not {line.strip()[:60]}"

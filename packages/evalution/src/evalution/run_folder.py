@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 from evalution.results import RunResult, SampleResult, to_json
 from evalution_core import ConfigurationError, EvalutionError
@@ -29,19 +32,16 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        self._is_new = not path.exists()
-        if (path / RESULTS).exists() or (path / SAMPLES).exists():
-            raise ConfigurationError(
-                f"{path} already holds a run; name another --output, or move that one away"
-            )
-        try:
+        with _folder_errors(path):
+            self.is_new = not path.exists()
+            if (path / RESULTS).exists():
+                raise FileExistsError
             path.mkdir(parents=True, exist_ok=True)
-            self._samples: TextIO = (path / SAMPLES).open("w", encoding="utf-8")
-            weakref.finalize(self, self._samples.close)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the run folder {path} can't be written: {error.strerror}; name another --output"
-            ) from error
+            # What JSON can't hold as UTF-8, a lone surrogate, becomes its JSON escape.
+            self._samples: TextIO = (path / SAMPLES).open(
+                "x", encoding="utf-8", errors="backslashreplace"
+            )
+        weakref.finalize(self, self._samples.close)
 
     @property
     def samples_file(self) -> Path:
@@ -55,7 +55,7 @@ class RunFolder:
         """Replace `results.json`; a reader sees the old file or the new one, never a part."""
         draft = self.path / f"{RESULTS}.part"
         try:
-            with draft.open("w", encoding="utf-8") as file:
+            with draft.open("w", encoding="utf-8", errors="backslashreplace") as file:
                 self._write(file, to_json(result.to_dict(), indent=2) + "\n")
             os.replace(draft, self.path / RESULTS)
         except OSError as error:
@@ -72,7 +72,7 @@ class RunFolder:
         """Remove what was made, for a run that never began."""
         self.close()
         self.samples_file.unlink(missing_ok=True)
-        if self._is_new:
+        if self.is_new:
             self.path.rmdir()
 
     def _write(self, file: TextIO, text: str) -> None:
@@ -86,11 +86,75 @@ class RunFolder:
         return ResultsNotWrittenError(f"{self.path} can't be written: {error.strerror}")
 
 
-def default_folder(label: str, now: datetime) -> Path:
-    """`runs/<date-time>-<label>` under the working folder, with a number if that exists."""
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.") or "model"
-    base = Path("runs") / f"{now:%Y%m%d-%H%M%S}-{safe[-60:]}"
-    path, number = base, 2
-    while path.exists():
-        path, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return path
+@dataclass(frozen=True, slots=True)
+class DefaultFolder:
+    """`runs/<date-time>-<label>` under the working folder, to be made when a run begins."""
+
+    label: str
+    now: datetime
+
+    def create(self) -> RunFolder:
+        """Make it, with a number where the name is taken: no two runs ever share one.
+
+        Raises:
+            ConfigurationError: it can't be made or written.
+        """
+        safe = re.sub(r"[^A-Za-z0-9._-]+", "-", self.label).strip("-.") or "model"
+        base = Path("runs") / f"{self.now:%Y%m%d-%H%M%S}-{safe[-60:]}"
+        path, number = base, 2
+        with _folder_errors(base):
+            base.parent.mkdir(exist_ok=True)
+            while not _is_made(path):
+                path, number = base.with_name(f"{base.name}-{number}"), number + 1
+        folder = RunFolder(path)
+        folder.is_new = True
+        return folder
+
+
+def as_output(output: object) -> Path | DefaultFolder | None:
+    """Where a run is to be written, from what a caller gave; None: nowhere.
+
+    Raises:
+        ConfigurationError: it is empty, or no path.
+    """
+    if output is None or isinstance(output, DefaultFolder):
+        return output
+    if output == "":
+        raise ConfigurationError("output is empty; name a folder, '.' for the current one")
+    if not isinstance(output, str | os.PathLike):
+        raise ConfigurationError(f"output must be a folder's path, got {output!r}")
+    return Path(cast(str, output))
+
+
+def created_folder(output: Path | DefaultFolder | None) -> RunFolder | None:
+    """The folder of a run that begins, None without one; errors as `RunFolder`."""
+    if isinstance(output, DefaultFolder):
+        return output.create()
+    return None if output is None else RunFolder(output)
+
+
+def _is_made(path: Path) -> bool:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+@contextmanager
+def _folder_errors(path: Path) -> Generator[None]:
+    try:
+        yield
+    except FileExistsError:
+        problem = "is a file" if path.is_file() else "already holds a run"
+        raise ConfigurationError(
+            f"{path} {problem}; name another --output, or move that one away"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"the run folder {path} can't be written: {error.strerror}; name another --output"
+        ) from error
+    except ValueError as error:  # a null byte
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"the run folder {str(path)!r} has no possible name") from error

@@ -11,23 +11,25 @@ from typing import Any, Self
 
 from evalution.engine_record import SCORING_POLICY, engine_record
 from evalution.execution import SuiteExecution
+from evalution.foreign_code import clean_up
 from evalution.preflight import (
     as_model,
     check_capabilities,
     check_engine,
+    check_limit,
     check_model,
+    check_session,
     check_suites,
 )
 from evalution.progress import Progress, Silence
 from evalution.results import RunResult, SampleResult
-from evalution.run_folder import RunFolder
+from evalution.run_folder import DefaultFolder, RunFolder, as_output, created_folder
 from evalution.session_lease import SessionLease
 from evalution.suites.suite import AnySuite
 from evalution.versions import software_versions
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
-    ConfigurationError,
     EngineRuntimeError,
     Model,
     SessionClosedError,
@@ -50,7 +52,8 @@ def run(
     Args:
         tests: the suites, run in this order.
         engine: what to run `model` with.
-        session: a live session to use in place of `engine`; it stays open, and the caller's.
+        session: a live session, in place of `engine` and not beside it; it stays open, and the
+            caller's.
         output: folder for `results.json` and `samples.jsonl`; None keeps all in memory.
         limit: at most that many rows of each suite.
         progress: told how the run goes on; None is silent.
@@ -89,22 +92,19 @@ class Run:
         model: Model | Mapping[str, Any] | str | None = None,
         *,
         session: BaseInferenceSession | None = None,
-        output: str | Path | None = None,
+        output: str | Path | DefaultFolder | None = None,
         limit: int | None = None,
         progress: Progress | None = None,
     ):
-        if engine is None and session is None:
-            raise ConfigurationError("a run needs an engine, or a live session")
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise ConfigurationError(f"limit must be an int of at least 1, got {limit!r}")
+        check_session(session, engine)
+        check_limit(limit)
         self._engine = None if engine is None else check_engine(engine)
         self._model = Model() if model is None else as_model(model)
-        self._is_live = session is not None
-        self._output = None if output is None else Path(output)
+        self._output = as_output(output)
         self._limit = limit
         self._progress: Progress = progress or Silence()
         self._folder: RunFolder | None = None
-        self._checked: dict[int, tuple[AnySuite, int]] = {}
+        self._checked: dict[int, tuple[AnySuite, dict[str, Any], int]] = {}
         self._closed = False
         self._started = 0.0
         self.result = RunResult(
@@ -113,7 +113,7 @@ class Run:
             scoring_policy=dict(SCORING_POLICY),
             versions={},
             limit=limit,
-            folder=self._output,
+            folder=self._output if isinstance(self._output, Path) else None,
         )
         self._lease = SessionLease(self._engine, self._model, session, self.result.engine)
 
@@ -134,11 +134,14 @@ class Run:
             check_capabilities(
                 suites, self._engine.capabilities, f"of engine {type(self._engine).__name__}"
             )
-            if not self._is_live:
-                check_model(self._model, self._engine)
+            check_model(self._model, self._engine)
         for suite in suites:
-            if id(suite) not in self._checked:
-                self._checked[id(suite)] = (suite, suite.check_samples(self._limit))
+            suite.validate()
+            options = suite.to_dict()
+            known = self._checked.get(id(suite))
+            if known is None or known[1] != options:
+                count = suite.check_samples(self._limit)
+                self._checked[id(suite)] = (suite, options, count)
 
     def run(self, suite: AnySuite) -> Self:
         """Run one suite and add its scores to `result`.
@@ -151,11 +154,11 @@ class Run:
             raise SessionClosedError("this run is closed; start another one")
         check_suites([suite])
         self.prepare([suite])
-        self._begin()
         try:
+            self._begin()
             self._run(suite)
         except BaseException as error:
-            self._note_failure(suite, error)
+            self._note_failure(error, suite)
             raise
         return self
 
@@ -165,14 +168,17 @@ class Run:
             return
         self._closed = True
         try:
-            if self.has_begun and self.result.status == "running":
+            if self.result.status == "running":
                 self._lease.note_execution()
-                self.result.status = "done"
-        finally:
-            try:
-                self._lease.close()
-            finally:
-                self._end_folder()
+            self._lease.close()
+        except BaseException as error:
+            if self.result.status == "running":
+                self._set_failed(error)
+            clean_up(error, self._lease.close, self._end_folder)
+            raise
+        if self.result.status == "running":
+            self.result.status = "done"
+        self._end_folder()
 
     def __enter__(self) -> Self:
         return self
@@ -183,21 +189,26 @@ class Run:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        if self.result.status == "running":
+            self._set_failed(error)
+        clean_up(error, self.close)
 
     def _begin(self) -> None:
         if self._lease.is_open:
             return
         # Before the weights: a folder that can't be written must not cost their loading.
-        folder = RunFolder(self._output) if self._output is not None else None
+        folder = created_folder(self._output)
         try:
             self._lease.open(self._progress)
-        except BaseException:
-            self._lease.close()
-            if folder is not None:
-                folder.discard()
+        except BaseException as error:
+            clean_up(error, self._lease.close, *([folder.discard] if folder else []))
             raise
         self._folder = folder
+        self.result.folder = folder.path if folder else None
+        self.result.status, self.result.error = "running", None  # of a load that failed before
         self.result.started = _now()
         self._started = time.perf_counter() - (self._lease.build_seconds or 0.0)
         if self._lease.build_seconds is not None:
@@ -209,12 +220,14 @@ class Run:
         session = self._lease.for_suite(suite)
         name = self._free_name(suite.title)
         kept: list[SampleResult] = []
-        self._progress.suite_started(name, self._checked[id(suite)][1])
+        expected = self._checked[id(suite)][2]
+        self._progress.suite_started(name, expected)
         try:
             found = SuiteExecution(
                 suite,
                 name,
                 session,
+                expected=expected,
                 limit=self._limit,
                 write=self._folder.append if self._folder else kept.append,
                 progress=self._progress,
@@ -229,18 +242,21 @@ class Run:
         self._lease.note_execution()
         self._write_results()
 
-    def _note_failure(self, suite: AnySuite, error: BaseException) -> None:
-        is_error = isinstance(error, Exception)
-        self.result.status = "failed" if is_error else "interrupted"
+    def _note_failure(self, error: BaseException, suite: AnySuite) -> None:
+        self._set_failed(error, suite.title)
+        is_fatal = isinstance(error, EngineRuntimeError | SessionClosedError)
+        if self.has_begun and (is_fatal or not isinstance(error, Exception)):
+            clean_up(error, self.close)
+        else:
+            clean_up(error, self._write_results)
+
+    def _set_failed(self, error: BaseException, suite: str | None = None) -> None:
+        self.result.status = "failed" if isinstance(error, Exception) else "interrupted"
         self.result.error = {
-            "suite": suite.title,
+            "suite": suite,
             "type": type(error).__name__,
             "message": scrub(str(error)),
         }
-        if not is_error or isinstance(error, EngineRuntimeError | SessionClosedError):
-            self.close()
-        else:
-            self._write_results()
 
     def _write_results(self) -> None:
         if self._folder is not None:

@@ -14,7 +14,7 @@ from evalution.suites.suite import AnySuite, RequestKind
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
-    ConfigurationError,
+    CheckResult,
     EngineRuntimeError,
     Model,
 )
@@ -55,7 +55,7 @@ class SessionLease:
             EngineUnavailableError: the engine's runtime is missing.
             EngineRuntimeError: the build failed in a way the engine doesn't know.
         """
-        self._session = session = self._lent or self._built(progress)
+        self._session = session = self._built(progress) if self._lent is None else self._lent
         record_identity(self._record, session)
         record_execution(self._record, session)
 
@@ -108,7 +108,7 @@ class SessionLease:
         self.build_seconds = time.perf_counter() - before
         progress.model_ready(self.build_seconds)
         if not isinstance(session, BaseInferenceSession):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(
+            raise EngineRuntimeError(
                 f"engine {name}: build() must return a BaseInferenceSession, got {session!r}"
             )
         # A run that is dropped without `close` must not leave a model in memory.
@@ -118,6 +118,8 @@ class SessionLease:
     def _check(self, session: BaseInferenceSession) -> None:
         with foreign_errors("self check"):
             check = session.check()
+            if not isinstance(check, CheckResult):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"check() must return a CheckResult, got {check!r}")
         self._record["self_check"] = {
             "outcome": check.outcome,
             "detail": check.detail,

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
+from evalution.foreign_code import foreign_errors
 from evalution.hints import INSTALL_HINTS
+from evalution.paths import path_errors, typed_path
 from evalution.preflight import as_model
 from evalution.rows import BUILTIN
 from evalution.suites.discovery import load_suite
@@ -66,11 +69,12 @@ def spec_path(source: str) -> Path:
     if source.startswith(BUILTIN):
         name, _, kind = source.removeprefix(BUILTIN).partition("/")
         return builtin_path(BUILTIN + name, kind or "quickstart")
-    path = Path(source)
-    if path.is_dir():
-        raise ConfigurationError(f"{path} is a folder; name the spec file in it")
-    if not path.exists():
-        raise ConfigurationError(f"there is no spec file {path}")
+    path = typed_path(source)
+    with path_errors(path):
+        if path.is_dir():
+            raise ConfigurationError(f"{path} is a folder; name the spec file in it")
+        if not path.exists():
+            raise ConfigurationError(f"there is no spec file {path}")
     return path
 
 
@@ -86,11 +90,12 @@ def parse_spec(found: object, path: Path) -> Spec:
     for section in ("engine", "tests"):
         if document.get(section) is None:
             raise ConfigurationError(f"the section {section!r} is missing{_EXAMPLES[section]}")
+    folder = path.resolve().parent if path.is_symlink() else path.parent
     return Spec(
         path,
         parse_engine(document["engine"]),
-        _model(document.get("model"), path.parent),
-        _tests(document["tests"], path.parent),
+        _model(document.get("model"), folder),
+        _tests(document["tests"], folder),
     )
 
 
@@ -102,13 +107,19 @@ def parse_engine(declared: object) -> BaseEngine:
         EngineUnavailableError: the engine's package can't be imported.
     """
     name, options = _declaration(declared, "engine")
-    return load_engine(name, hints=INSTALL_HINTS).from_options(options)
+    engine = load_engine(name, hints=INSTALL_HINTS)
+    _check_plain(options, "engine")
+    with foreign_errors(f"engine {engine.__name__} can't be made", ConfigurationError):
+        return engine.from_options(options)
 
 
 def parse_test(declared: object, base: Path | None) -> AnySuite:
     """A suite from either form of a spec; errors as `parse_engine`."""
     name, options = _declaration(declared, "test")
-    return load_suite(name).from_options(options, base=base)
+    suite = load_suite(name)
+    _check_plain(options, "test")
+    with foreign_errors(f"suite {suite.__name__} can't be made", ConfigurationError):
+        return suite.from_options(options, base=base)
 
 
 def _tests(declared: object, base: Path) -> list[AnySuite]:
@@ -135,9 +146,10 @@ def _model(declared: object, base: Path) -> Model:
     if model.path is None or model.path.startswith(BUILTIN):
         return model
     # A Hub id looks like a relative path: only a file that is there, or `./`, settles it.
-    beside = (base / Path(model.path).expanduser()).absolute()
-    if beside.exists():
-        return replace(model, path=str(beside))
+    beside = (base / typed_path(model.path)).absolute()
+    with path_errors(beside):
+        if beside.exists():
+            return replace(model, path=str(beside))
     if model.path.startswith(("./", "../", "~")):
         raise ConfigurationError(f"there is no model folder or file {beside}")
     return model
@@ -174,9 +186,26 @@ def _options(fields: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any
     return _mapping(fields["params"] or {}, f"the {what}'s params")
 
 
+def _check_plain(options: Mapping[str, Any], what: str) -> None:
+    for name, value in options.items():
+        if isinstance(value, date | bytes | set):
+            kind = "a date" if isinstance(value, date) else "no plain value"
+            raise ConfigurationError(
+                f"option {name!r} of the {what} is {kind} to YAML ({value!s}); put it in quotes"
+            )
+
+
+_KINDS: dict[type, str] = {
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+}
+
+
 def _mapping(found: object, what: str) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
-        shown = "empty" if found is None else f"a {type(found).__name__}"
+        shown = "empty" if found is None else _KINDS.get(type(found), f"a {type(found).__name__}")
         raise ConfigurationError(f"{what} must be a mapping of names to values, but it is {shown}")
     mapping = cast(Mapping[Any, Any], found)
     for key in mapping:

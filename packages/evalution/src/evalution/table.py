@@ -16,22 +16,34 @@ _WIDTH = 120
 """Of a table that goes to no terminal."""
 
 
+_NARROW = 64
+_NUMBERS = ("value", "stderr", "n", "failed", "cut")
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console as wide as its terminal, or wide enough for any table where there is none."""
-    found = Console(stderr=stderr, highlight=False, soft_wrap=False)
-    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=_WIDTH)
+    # Names and paths are shown as they are: brackets in them are no markup, colons no emoji.
+    verbatim: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+    found = Console(stderr=stderr, **verbatim)
+    return found if found.is_terminal else Console(stderr=stderr, width=_WIDTH, **verbatim)
 
 
-def result_table(result: RunResult) -> Table:
-    """Suite, metric, value ± standard error, n, failed, truncated; ↑ or ↓ says what is better."""
+def result_table(result: RunResult, *, width: int = _WIDTH) -> Table:
+    """Suite, metric, value ± standard error, n, failed, truncated; ↑ or ↓ says what is better.
+
+    On a terminal of less than 64 columns value and n stay: a score must be readable in full.
+    """
+    shown = _NUMBERS if width >= _NARROW else ("value", "n")
     table = Table(title=_title(result), box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("suite")
-    table.add_column("metric")
-    for name in ("value", "stderr", "n", "failed", "cut"):
-        table.add_column(name, justify="right")
+    for name in ("suite", "metric"):
+        table.add_column(name, overflow="fold")
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
     for suite in result.suites:
         for position, (name, metric) in enumerate(suite.metrics.items()):
-            table.add_row(*_cells(suite, name, metric, is_first=position == 0))
+            cells = _cells(suite, metric)
+            names = [suite.name if position == 0 else "", _marked(name, metric)]
+            table.add_row(*names, *(cells[column] for column in shown))
         table.add_section()
     return table
 
@@ -94,12 +106,18 @@ def _title(result: RunResult) -> str:
     return f"{model} on {engine}{bound}"
 
 
-def _cells(suite: SuiteResult, name: str, metric: MetricResult, *, is_first: bool) -> list[str]:
-    arrow = "↑" if metric.higher_is_better else "↓"
-    stderr = "" if metric.stderr is None else f"± {_number(metric.stderr)}"
-    counts = [str(metric.n), str(suite.failed), _count(suite.truncated)]
-    value = "–" if metric.value is None else _number(metric.value)
-    return [suite.name if is_first else "", f"{name} {arrow}", value, stderr, *counts]
+def _marked(name: str, metric: MetricResult) -> str:
+    return f"{name} {'↑' if metric.higher_is_better else '↓'}"
+
+
+def _cells(suite: SuiteResult, metric: MetricResult) -> dict[str, str]:
+    return {
+        "value": "–" if metric.value is None else _number(metric.value),
+        "stderr": "" if metric.stderr is None else f"± {_number(metric.stderr)}",
+        "n": str(metric.n),
+        "failed": str(suite.failed),
+        "cut": _count(suite.truncated),
+    }
 
 
 def _number(value: float) -> str:

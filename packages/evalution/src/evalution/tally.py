@@ -11,7 +11,7 @@ from evalution.results import MetricResult
 
 
 class Tally:
-    """Measures by row; 16 bytes a row and metric, and nothing else of a sample is kept.
+    """Measures by row: two numbers a row and metric, and nothing else of a sample is kept.
 
     A row may be recorded again, or withdrawn: the last word counts.
     """
@@ -19,19 +19,27 @@ class Tally:
     def __init__(self, metrics: Mapping[str, Metric]):
         self._metrics = metrics
         self._columns = {name: _Column() for name in metrics}
+        self._slots: dict[int, int] = {}
 
     def record(self, index: int, measures: Mapping[str, Measure]) -> dict[str, float]:
-        """Take the measures of a row; returns each metric of that row alone."""
+        """Take the measures of a row; returns each metric of that row alone.
+
+        Raises:
+            ValueError: a measure is NaN.
+            LookupError: a metric has no measure.
+        """
+        taken = {name: _as_floats(name, measures[name]) for name in self._metrics}
+        shown = {name: float(m.of_sample(taken[name])) for name, m in self._metrics.items()}
         for name, column in self._columns.items():
-            column.set(index, measures[name])
-        return {name: metric.of_sample(measures[name]) for name, metric in self._metrics.items()}
+            column.set(self._slot(index), taken[name])
+        return shown
 
     def fail(self, index: int) -> dict[str, float]:
         """Count a row as failed; returns what it counts as, where it counts at all."""
         counted: dict[str, float] = {}
         for name, metric in self._metrics.items():
             self._columns[name].set(
-                index, None if metric.failed is None else Measure(metric.failed)
+                self._slot(index), None if metric.failed is None else Measure(metric.failed)
             )
             if metric.failed is not None:
                 counted[name] = metric.failed
@@ -47,7 +55,7 @@ class Tally:
         return name, column.sum / column.count
 
     def results(self) -> dict[str, MetricResult]:
-        """The scores, summed in the order of the rows, whatever order the answers came in."""
+        """The scores; the digits don't depend on the order in which the answers came."""
         found: dict[str, MetricResult] = {}
         for name, metric in self._metrics.items():
             measures = self._columns[name].measures()
@@ -57,9 +65,20 @@ class Tally:
             )
         return found
 
+    def _slot(self, index: int) -> int:
+        return self._slots.setdefault(index, len(self._slots))
+
+
+def _as_floats(name: str, measure: Measure) -> Measure:
+    value, weight = measure
+    found = Measure(float(value), float(weight))
+    if math.isnan(found.value) or math.isnan(found.weight):
+        raise ValueError(f"metric {name!r} is NaN")
+    return found
+
 
 class _Column:
-    """Values and weights by row; NaN where there is none."""
+    """Values and weights by slot; NaN where there is none."""
 
     def __init__(self) -> None:
         self._values = array("d")
@@ -67,15 +86,14 @@ class _Column:
         self.count = 0
         self.sum = 0.0
 
-    def set(self, index: int, measure: Measure | None) -> None:
-        if index >= len(self._values):
-            missing = [math.nan] * (index + 1 - len(self._values))
-            self._values.extend(missing)
-            self._weights.extend(missing)
-        if not math.isnan(before := self._values[index]):
+    def set(self, slot: int, measure: Measure | None) -> None:
+        if slot == len(self._values):
+            self._values.append(math.nan)
+            self._weights.append(math.nan)
+        if not math.isnan(before := self._values[slot]):
             self.count -= 1
             self.sum -= before
-        self._values[index], self._weights[index] = measure or (math.nan, math.nan)
+        self._values[slot], self._weights[slot] = measure or (math.nan, math.nan)
         if measure is not None:
             self.count += 1
             self.sum += measure.value

@@ -10,6 +10,7 @@ import yaml
 
 from evalution_core import ConfigurationError
 
+_DEPTH = 50
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -47,11 +48,36 @@ def read_yaml(path: Path) -> Any:
     except OSError as error:
         raise ConfigurationError(f"{path} can't be read: {error.strerror}") from error
     try:
-        return yaml.load(text, _Loader)
+        found = yaml.load(text, _Loader)
+        _check_shape(found, path)
     except yaml.YAMLError as error:
         raise ConfigurationError(
             f"{path}{_place(error)}: not valid YAML: {_reason(error)}"
         ) from None
+    except RecursionError:
+        raise ConfigurationError(f"{path} is nested too deeply") from None
+    except ValueError as error:  # what a tag makes of its text: an int of 5000 digits, a date
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"{path} holds a value that can't be read: {error}") from None
+    return found
+
+
+def _check_shape(
+    found: object, path: Path, above: tuple[int, ...] = (), done: set[int] | None = None
+) -> None:
+    # An alias may stand inside of what it names; whoever walks through that never comes back.
+    done = set() if done is None else done
+    if id(found) in above:
+        raise ConfigurationError(f"{path}: an alias (*) stands inside of what it names")
+    if id(found) in done or not isinstance(found, dict | list):
+        return
+    if len(above) >= _DEPTH:
+        raise ConfigurationError(f"{path} is nested too deeply, over {_DEPTH} levels")
+    holder = cast(dict[Any, object] | list[object], found)
+    for member in holder.values() if isinstance(holder, dict) else holder:
+        _check_shape(member, path, (*above, id(holder)), done)
+    done.add(id(holder))
 
 
 def _place(error: yaml.YAMLError) -> str:

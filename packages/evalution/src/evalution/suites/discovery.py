@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -16,35 +18,80 @@ from evalution_core import (
 
 SUITES = "evalution.suites"
 
-_BUILT_IN = {
-    "MultipleChoice": "evalution.suites.multiple_choice:MultipleChoice",
-    "Generation": "evalution.suites.generation:Generation",
-    "Perplexity": "evalution.suites.perplexity:Perplexity",
-}
+
+@dataclass(frozen=True, slots=True)
+class SuiteEntry:
+    """One suite that can be asked for by name; nothing of it is imported yet."""
+
+    name: str
+    value: str
+    distribution: str
+
+
+_BUILT_IN = [
+    SuiteEntry("MultipleChoice", "evalution.suites.multiple_choice:MultipleChoice", "evalution"),
+    SuiteEntry("Generation", "evalution.suites.generation:Generation", "evalution"),
+    SuiteEntry("Perplexity", "evalution.suites.perplexity:Perplexity", "evalution"),
+]
 
 
 def load_suite(name: str) -> type[AnySuite]:
     """The suite class of this name (case, `-` and `_` don't count), or `package.module:Class`.
 
+    A name that is spelt exactly goes before one that is only alike; `distribution/Name` picks one
+    where two packages clash.
+
     Raises:
-        ConfigurationError: there is none; lists what is installed. Or its module can't be imported,
-            or what it names is no suite.
+        ConfigurationError: there is none; lists what is installed. Or two packages bring it, or its
+            module can't be imported, or what it names is no suite.
     """
     if ":" in name:
         return _loaded(name, name)
-    known = available_suites()
-    matches = [found for found in known if normalized(found) == normalized(name)]
+    known = _entries()
+    matches = _matches(name, known)
     if not matches:
+        listed = dict.fromkeys(entry.name for entry in known)
         raise ConfigurationError(
-            f"there is no suite {name!r}{did_you_mean(name, known)} (suites: {', '.join(known)})"
+            f"there is no suite {name!r}{did_you_mean(name, listed)} (suites: {', '.join(listed)})"
         )
-    return _loaded(matches[0], known[matches[0]])
+    if len(matches) > 1:
+        choices = ", ".join(f"{entry.distribution}/{entry.name}" for entry in matches)
+        raise ConfigurationError(
+            f"suite {name!r} is provided more than once; name one of: {choices}"
+        )
+    return _loaded(matches[0].name, matches[0].value)
 
 
 def available_suites() -> dict[str, str]:
-    """Every suite's name and where it is; imports none of them."""
-    third_party = {point.name: point.value for point in entry_points(group=SUITES)}
-    return {**dict(sorted(third_party.items())), **_BUILT_IN}
+    """Every suite's name and where it is; imports none of them.
+
+    Where two packages bring one name, both stand here as `distribution/Name`.
+    """
+    entries = _entries()
+    names = [entry.name for entry in entries]
+    return {
+        e.name if names.count(e.name) == 1 else f"{e.distribution}/{e.name}": e.value
+        for e in entries
+    }
+
+
+def _entries() -> list[SuiteEntry]:
+    third_party = {
+        SuiteEntry(point.name, point.value, point.dist.name if point.dist else "in-process")
+        for point in entry_points(group=SUITES)
+    }
+    return [*sorted(third_party, key=lambda e: (e.name, e.distribution)), *_BUILT_IN]
+
+
+def _matches(name: str, known: Sequence[SuiteEntry]) -> list[SuiteEntry]:
+    distribution, _, wanted = name.rpartition("/")
+    alike = [
+        entry
+        for entry in known
+        if normalized(entry.name) == normalized(wanted)
+        and (not distribution or normalized(entry.distribution) == normalized(distribution))
+    ]
+    return [entry for entry in alike if entry.name == wanted] or alike
 
 
 def _loaded(name: str, value: str) -> type[AnySuite]:
@@ -55,7 +102,7 @@ def _loaded(name: str, value: str) -> type[AnySuite]:
             found = getattr(found, part)
     except EvalutionError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"suite {name!r} ({value}) can't be loaded: {type(error).__name__}: {error}"
         ) from error

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from evalution.counts import count_problem
 from evalution.filters import Filter, apply_filters, declared_filters, parse_filters, parse_steps
 from evalution.metrics import Mean, Measure, Metric
 from evalution.prompts import Template, text_of
@@ -51,8 +52,8 @@ class Generation(PromptedSuite[AnswerSample, GenerationOutput]):
     def check_options(self) -> None:
         super().check_options()
         _ = self._target_template
-        if self.max_new_tokens < 1:
-            raise self.wrong("max_new_tokens", "must be at least 1")
+        if problem := count_problem(self.max_new_tokens, least=1):
+            raise self.wrong("max_new_tokens", problem)
         if "" in self.stop:
             raise self.wrong("stop", "must hold no empty text")
         if isinstance(self.filters, Mapping) and not self.filters:

@@ -23,6 +23,8 @@ class ChoiceSample(Sample):
     gold: int
 
 
+_LEAST_CHOICES = 2
+
 _METRICS: dict[str, Metric] = {
     "acc": Mean(),
     "acc_norm": Mean(),
@@ -53,6 +55,8 @@ class MultipleChoice(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
         _ = self._choice_templates
         if not self.choices:
             raise self.wrong("choices", "must not be empty")
+        if not isinstance(self.choices, str) and len(self.choices) < _LEAST_CHOICES:
+            raise self.wrong("choices", "must hold at least two texts to choose from")
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -98,6 +102,8 @@ class MultipleChoice(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
             found: Any = [template.render(row) for template in templates]
         else:
             found = row[str(self.choices)]
+        if isinstance(found, tuple):
+            found = list(cast(tuple[Any, ...], found))
         if not isinstance(found, list) or not found:
             raise ConfigurationError(
                 f"{row.place}: column {self.choices!r} holds no list of choices, but {found!r}"
@@ -107,6 +113,10 @@ class MultipleChoice(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
                 raise ConfigurationError(
                     f"{row.place}: a choice must be a text that isn't empty, got {text!r}"
                 )
+        if len(texts) < _LEAST_CHOICES:
+            raise ConfigurationError(
+                f"{row.place}: there must be at least two choices, got {texts!r}"
+            )
         return texts
 
     def _gold(self, row: Row, choices: Sequence[str]) -> int:

@@ -8,9 +8,10 @@ from functools import cached_property
 from itertools import islice
 from typing import TypeVar
 
+from evalution.counts import count_problem
 from evalution.fewshot import FixedShots, SeededShots
 from evalution.prompts import Template, text_of
-from evalution.rows import Data, Row, Rows
+from evalution.rows import Data, Row, Rows, is_same_data
 from evalution.suites.declaration import PATH
 from evalution.suites.suite import Sample, Suite
 from evalution_core import (
@@ -21,6 +22,8 @@ from evalution_core import (
     Message,
     RollingLoglikelihoodOutput,
 )
+
+_SEED_BITS = 64
 
 S = TypeVar("S", bound=Sample)
 A = TypeVar("A", GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput)
@@ -38,8 +41,8 @@ class RowSuite(Suite[S, A]):
         return self.name or Rows(self.data).name
 
     def check_options(self) -> None:
-        if self.max_rows is not None and self.max_rows < 1:
-            raise self.wrong("max_rows", "must be at least 1")
+        if self.max_rows is not None and (problem := count_problem(self.max_rows, least=1)):
+            raise self.wrong("max_rows", problem)
 
     def rows(self, limit: int | None, *, skip: int = 0) -> Iterator[Row]:
         """The rows to evaluate: those after the first `skip`, no more than either bound allows.
@@ -54,8 +57,7 @@ class RowSuite(Suite[S, A]):
             yield row
         if row is None:
             besides = f" besides the {skip} few-shot rows" if skip else ""
-            where = self.data if isinstance(self.data, str) else "data"
-            raise ConfigurationError(f"{where} holds no rows{besides}")
+            raise ConfigurationError(f"{Rows(self.data).place} holds no rows{besides}")
 
 
 @dataclass(kw_only=True)
@@ -65,7 +67,8 @@ class PromptedSuite(RowSuite[S, A]):
     `prompt` is a column's name, or a text with `{column}` in it. A solved row is its prompt,
     `target_delimiter` and its answer; `fewshot_delimiter` stands between rows. Solved rows come
     from `fewshot_data`, or from `data` itself: drawn with `fewshot_seed`, or with `fixed_shots` the
-    first `num_fewshot`, which are then not evaluated where they are rows of `data`.
+    first `num_fewshot`, which are then not evaluated where they are rows of `data`. No row is ever
+    its own example, also where `fewshot_data` names the file of `data`.
     With `apply_chat_template` the question is a user's message, each solved row a turn before it.
     """
 
@@ -80,8 +83,10 @@ class PromptedSuite(RowSuite[S, A]):
 
     def check_options(self) -> None:
         super().check_options()
-        if self.num_fewshot < 0:
-            raise self.wrong("num_fewshot", "must not be negative")
+        if problem := count_problem(self.num_fewshot, least=0):
+            raise self.wrong("num_fewshot", problem)
+        if self.fewshot_seed.bit_length() > _SEED_BITS:
+            raise self.wrong("fewshot_seed", f"must fit into {_SEED_BITS} bits")
         _ = self.prompt_template
 
     @cached_property
@@ -108,17 +113,25 @@ class PromptedSuite(RowSuite[S, A]):
                 yield row, self._text(before, row)
 
     @property
+    def shares_rows(self) -> bool:
+        """Whether solved rows come from the evaluated ones.
+
+        Raises:
+            ConfigurationError: `data` or `fewshot_data` isn't there.
+        """
+        return self.fewshot_data is None or is_same_data(self.data, self.fewshot_data)
+
+    @property
     def _skipped(self) -> int:
-        return self.num_fewshot if self.fixed_shots and self.fewshot_data is None else 0
+        return self.num_fewshot if self.fixed_shots and self.shares_rows else 0
 
     def _shots(self) -> SeededShots | FixedShots | None:
         if not self.num_fewshot:
             return None
-        shared = self.fewshot_data is None
         rows = Rows(self.data if self.fewshot_data is None else self.fewshot_data)
         if self.fixed_shots:
             return FixedShots(list(islice(rows, self.num_fewshot)), self.num_fewshot)
-        return SeededShots(list(rows), self.num_fewshot, self.fewshot_seed, shared)
+        return SeededShots(list(rows), self.num_fewshot, self.fewshot_seed, self.shares_rows)
 
     def _text(self, before: Sequence[Row], row: Row) -> str:
         solved = [

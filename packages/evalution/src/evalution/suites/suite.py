@@ -6,9 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from evalution.counts import count_problem, shown_value
+from evalution.foreign_code import foreign_errors
 from evalution.metrics import Measure, Metric
 from evalution.suites.declaration import (
     parse_options,
@@ -100,9 +103,19 @@ class Suite(ABC, Generic[S, A]):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Check all options as they stand now, and forget what was derived from earlier ones.
+
+        Raises:
+            ConfigurationError: an option is of a wrong type, or out of range.
+        """
+        for name in [name for name in vars(self) if _is_cached(type(self), name)]:
+            delattr(self, name)
         validate_suite(self)
-        if self.batch_size is not None and self.batch_size < 1:
-            raise self.wrong("batch_size", "must be at least 1")
+        if self.batch_size is not None and (problem := count_problem(self.batch_size, least=1)):
+            raise self.wrong("batch_size", problem)
         self.check_options()
 
     @property
@@ -144,8 +157,15 @@ class Suite(ABC, Generic[S, A]):
         Raises:
             ConfigurationError: a row that can't be read or lacks a column, or no rows at all.
         """
+        count = 0
         try:
-            count = sum(1 for _ in self.samples(limit))
+            with foreign_errors("samples", ConfigurationError):
+                samples = iter(self.samples(limit))
+            while True:
+                with foreign_errors(f"sample {count}", ConfigurationError):
+                    if next(samples, None) is None:
+                        break
+                count += 1
             if not count:
                 raise ConfigurationError("there are no rows to evaluate")
         except ConfigurationError as error:
@@ -171,8 +191,12 @@ class Suite(ABC, Generic[S, A]):
         """The error for an option whose value is out of range, to be raised."""
         return ConfigurationError(
             f"option {option!r} of suite {type(self).__name__} {problem}, "
-            f"got {getattr(self, option)!r}"
+            f"got {shown_value(getattr(self, option))}"
         )
+
+
+def _is_cached(kind: type, name: str) -> bool:
+    return isinstance(getattr(kind, name, None), cached_property)
 
 
 AnySuite = Suite[Any, Any]

@@ -1,0 +1,176 @@
+"""How a command ends: its exit code says what became of the run, however odd the engine is."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MOCK = "evalution_enginekit.mock:Mock"
+ROW = {"question": "1 + 1?", "answer": "2"}
+TEST = '{type: generation, data: rows.jsonl, prompt: "Q: {question}", target: answer}'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    text = "".join(json.dumps(ROW) + "\n" for _ in range(30))
+    (tmp_path / "rows.jsonl").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def spec(folder: Path, *, engine: str = MOCK, tests: str = f"[{TEST}]", rest: str = "") -> str:
+    text = f'engine: "{engine}"\nmodel: {{path: m, label: my model}}\ntests: {tests}\n{rest}'
+    (folder / "spec.yaml").write_text(text, encoding="utf-8")
+    return "spec.yaml"
+
+
+def assert_told(done: Any, code: int, message: str) -> None:
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    told = [line for line in done.stderr.splitlines() if not line.startswith("hint: ")]
+    assert told[-1].startswith("error: ")
+    assert message in told[-1]
+
+
+def test_a_terminal_without_arrows_shows_the_scores(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "evalution", "run", spec(folder), "--output", "out", "--limit", "2"],
+        capture_output=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"exact_match" in done.stdout
+    assert b"results: out" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("method", "code", "message"),
+    [
+        ("def build(self, model): raise SystemExit(0)", 1, "could not load my model: SystemExit"),
+        ("def build(self, model): return None", 1, "must return a BaseInferenceSession, got None"),
+        ("def __post_init__(self): raise KeyError('x')", 2, "engine Odd can't be made: KeyError"),
+    ],
+)
+def test_an_odd_engine_is_one_line(
+    command_line: Any, folder: Path, method: str, code: int, message: str
+) -> None:
+    (folder / "odd.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from evalution_enginekit.mock import Mock\n"
+        "@dataclass(slots=True)\n"
+        f"class Odd(Mock):\n    {method}\n"
+    )
+    sys.modules.pop("odd", None)
+    done = command_line("run", spec(folder, engine="odd:Odd"))
+    assert_told(done, code, message)
+
+
+def test_an_error_of_closing_is_no_wrong_spec(command_line: Any, folder: Path) -> None:
+    (folder / "closing.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from evalution_core import ConfigurationError\n"
+        "from evalution_enginekit.mock import Mock, MockSession\n"
+        "class Session(MockSession):\n"
+        "    def close(self):\n"
+        "        raise ConfigurationError('odd close')\n"
+        "@dataclass(slots=True)\n"
+        "class Closing(Mock):\n"
+        "    def build(self, model):\n"
+        "        return Session('m', 512, 2)\n"
+    )
+    done = command_line("run", spec(folder, engine="closing:Closing"), "--limit", "1")
+    assert_told(done, 1, "odd close")
+
+
+def test_a_second_ctrl_c_ends_in_130_too(command_line: Any, folder: Path) -> None:
+    (folder / "twice.py").write_text(
+        "import signal\n"
+        "from dataclasses import dataclass\n"
+        "from evalution_enginekit.mock import Mock, MockSession\n"
+        "class Session(MockSession):\n"
+        "    def generate_continuous(self, requests, *, batch_size=None):\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "    def close(self):\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "@dataclass(slots=True)\n"
+        "class Twice(Mock):\n"
+        "    def build(self, model):\n"
+        "        return Session('m', 512, 2)\n"
+    )
+    done = command_line("run", spec(folder, engine="twice:Twice"), "--output", "out")
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
+    assert found["status"] == "interrupted"
+
+
+def test_ctrl_c_while_the_command_line_is_imported_ends_in_130(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "evalution.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "evalution.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as caught:
+        importlib.import_module("evalution.__main__").main()
+    assert caught.value.code == 130
+
+
+def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(command_line: Any, folder: Path) -> None:
+    (folder / "dying.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from evalution_enginekit.mock import Mock, MockSession\n"
+        "class Session(MockSession):\n"
+        "    def _generate_tokens(self, feed):\n"
+        "        for count, events in enumerate(super()._generate_tokens(feed)):\n"
+        "            if count == 40:\n"
+        "                raise RuntimeError('device lost')\n"
+        "            yield events\n"
+        "@dataclass(slots=True)\n"
+        "class Dying(Mock):\n"
+        "    def build(self, model):\n"
+        "        return Session('m', 512, 2)\n"
+    )
+    tests = "[" + TEST[:-1] + ", max_new_tokens: 4}]"
+    path = spec(folder, engine="dying:Dying", tests=tests)
+    done = command_line("run", path, "--output", "out")
+    assert_told(done, 1, "device lost")
+    found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
+    assert (found["status"], found["suites"]) == ("failed", [])
+    assert (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
+
+
+def test_ctrl_c_ends_in_130_and_keeps_its_samples(command_line: Any, folder: Path) -> None:
+    (folder / "interrupted.py").write_text(
+        "import signal\n"
+        "from dataclasses import dataclass\n"
+        "from evalution_enginekit.mock import Mock, MockSession\n"
+        "class Session(MockSession):\n"
+        "    def generate_continuous(self, requests, *, batch_size=None):\n"
+        "        answers = super().generate_continuous(requests, batch_size=batch_size)\n"
+        "        for count, answer in enumerate(answers):\n"
+        "            if count == 7:\n"
+        "                signal.raise_signal(signal.SIGINT)\n"
+        "            yield answer\n"
+        "@dataclass(slots=True)\n"
+        "class Interrupted(Mock):\n"
+        "    def build(self, model):\n"
+        "        return Session('m', 512, 2)\n"
+    )
+    done = command_line("run", spec(folder, engine="interrupted:Interrupted"), "--output", "out")
+    assert done.returncode == 130
+    assert "interrupted; what was finished is kept" in done.stderr
+    found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
+    assert found["status"] == "interrupted"
+    text = (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
+    assert len(text.splitlines()) == 7
