@@ -9,6 +9,7 @@ from evalution_enginekit.pairs import encode_pair
 from evalution_enginekit.planning import ScoringPlan, Segment, Target, plan_scoring
 from evalution_enginekit.prefix_trie import PrefixTrie
 from evalution_enginekit.runtime import import_runtime, runtime_errors
+from evalution_enginekit.scheduling import refill
 from evalution_enginekit.session import TokenSession
 from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokenizer_files import TokenizerFile, load_tokenizer
@@ -38,6 +39,7 @@ __all__ = [
     "load_tokenizer",
     "model_identity",
     "plan_scoring",
+    "refill",
     "rolling_windows",
     "run_halving",
     "runtime_errors",

@@ -16,6 +16,7 @@ from functools import cache
 from evalution_core import BaseEngine, Capability, Model, neutral
 from evalution_enginekit.byte_tokenizer import ByteTokenizer
 from evalution_enginekit.generation import TokenFeed
+from evalution_enginekit.scheduling import refill
 from evalution_enginekit.session import TokenSession
 from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore, TokenSpan
 
@@ -57,18 +58,10 @@ class MockSession(TokenSession):
         self._table = table(name)
 
     def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        running: dict[int, _Sequence] = {}
-        while True:
-            for key in feed.cancelled():
-                running.pop(key, None)
-            for prompt in feed.take(self._batch_size - len(running)):
-                running[prompt.key] = _Sequence(prompt)
-            if not running:
-                return
-            events = [sequence.step(self._table) for sequence in running.values()]
-            for key in [key for key, sequence in running.items() if sequence.is_done]:
-                del running[key]
-            yield events
+        return refill(feed, self._batch_size, _Sequence, self._step)
+
+    def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:
+        return [sequence.step(self._table) for sequence in sequences]
 
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         yield [self._score(span.token_ids, span.start) for span in spans]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
+from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt, refill
 from evalution_enginekit.prefix_trie import shared_prefix
 from evalution_reference.kv_cache import KVCache
 from evalution_reference.llama import Floats, Llama
@@ -27,18 +27,7 @@ class Decoder:
         self._prefixes: deque[tuple[Sequence[int], KVCache]] = deque(maxlen=_PREFIXES_KEPT)
 
     def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        running: dict[int, _Sequence] = {}
-        while True:
-            for key in feed.cancelled():
-                running.pop(key, None)
-            for prompt in feed.take(self._slots - len(running)):
-                running[prompt.key] = self._begin(prompt)
-            if not running:
-                return
-            events = self._step(list(running.values()))
-            for key in [key for key, sequence in running.items() if sequence.is_done]:
-                del running[key]
-            yield events
+        return refill(feed, self._slots, self._begin, self._step)
 
     def forget_prefixes(self) -> None:
         self._prefixes.clear()

@@ -16,6 +16,7 @@ from evalution_enginekit import (
     TokenScore,
     TokenSession,
     TokenSpan,
+    refill,
 )
 
 
@@ -34,6 +35,10 @@ class _Sequence:
     prompt: TokenPrompt
     token_ids: list[int]
     generated: int = 0
+
+    @classmethod
+    def of(cls, prompt: TokenPrompt) -> _Sequence:
+        return cls(prompt, list(prompt.token_ids))
 
     @property
     def is_done(self) -> bool:
@@ -65,17 +70,7 @@ class AcmeSession(TokenSession):
         self._device = device
 
     def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        running: dict[int, _Sequence] = {}
-        while True:
-            for key in feed.cancelled():
-                running.pop(key, None)
-            for prompt in feed.take(self.preferred_batch_size - len(running)):
-                running[prompt.key] = _Sequence(prompt, list(prompt.token_ids))
-            if not running:
-                return
-            events = [self._step(sequence) for sequence in running.values()]
-            running = {key: each for key, each in running.items() if not each.is_done}
-            yield events
+        return refill(feed, self.preferred_batch_size, _Sequence.of, self._step)
 
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         yield [self._score(span) for span in spans]
@@ -86,7 +81,10 @@ class AcmeSession(TokenSession):
     def _describe(self) -> dict[str, Any]:
         return {"device": self._device}
 
-    def _step(self, sequence: _Sequence) -> TokenEvent:
+    def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:
+        return [self._advance(sequence) for sequence in sequences]
+
+    def _advance(self, sequence: _Sequence) -> TokenEvent:
         row = self._model.logprobs(sequence.token_ids)
         asked = sequence.prompt.logprobs
         best = nlargest(max(1, asked or 0), range(len(row)), key=row.__getitem__)

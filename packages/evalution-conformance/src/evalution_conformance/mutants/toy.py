@@ -31,6 +31,7 @@ from evalution_enginekit import (
     TokenScore,
     TokenSession,
     TokenSpan,
+    refill,
 )
 
 K = TypeVar("K")
@@ -84,18 +85,10 @@ class ToySession(TokenSession):
         return table(self.salt)
 
     def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        running: dict[int, _Sequence] = {}
-        while True:
-            for key in feed.cancelled():
-                running.pop(key, None)
-            for prompt in feed.take(self._batch_size - len(running)):
-                running[prompt.key] = _Sequence(prompt)
-            if not running:
-                return
-            events = [sequence.step(self.table) for sequence in running.values()]
-            for key in [key for key, sequence in running.items() if sequence.is_done]:
-                del running[key]
-            yield events
+        return refill(feed, self._batch_size, _Sequence, self._step)
+
+    def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:
+        return [sequence.step(self.table) for sequence in sequences]
 
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         yield [self.score_span(span.token_ids, span.start) for span in spans]
