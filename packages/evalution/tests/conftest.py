@@ -114,3 +114,42 @@ def command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
         return Outcome(done.exit_code, done.stdout, done.stderr)
 
     return run
+
+
+MOCK = "evalution_enginekit.mock:Mock"
+ROW = {"question": "1 + 1?", "answer": "2", "choices": ["1", "2"], "right": 1}
+TEST = '{type: generation, data: rows.jsonl, prompt: "Q: {question}", target: answer}'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with thirty rows in `rows.jsonl`."""
+    text = "".join(json.dumps(ROW) + "\n" for _ in range(30))
+    (tmp_path / "rows.jsonl").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def spec() -> Callable[..., str]:
+    """Writes `spec.yaml` into a folder and returns its name."""
+
+    def write(folder: Path, *, engine: str = MOCK, tests: str = f"[{TEST}]", rest: str = "") -> str:
+        text = f'engine: "{engine}"\nmodel: {{path: m, label: my model}}\ntests: {tests}\n{rest}'
+        (folder / "spec.yaml").write_text(text, encoding="utf-8")
+        return "spec.yaml"
+
+    return write
+
+
+@pytest.fixture
+def assert_told() -> Callable[[Any, int, str], None]:
+    """Asserts that a command ended with this code and one line of error, without a traceback."""
+
+    def check(done: Any, code: int, message: str) -> None:
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        told = [line for line in done.stderr.splitlines() if not line.startswith("hint: ")]
+        assert told[-1].startswith("error: ")
+        assert message in told[-1]
+
+    return check

@@ -16,28 +16,9 @@ ROW = {"question": "1 + 1?", "answer": "2", "choices": ["1", "2"], "right": 1}
 TEST = '{type: generation, data: rows.jsonl, prompt: "Q: {question}", target: answer}'
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    text = "".join(json.dumps(ROW) + "\n" for _ in range(30))
-    (tmp_path / "rows.jsonl").write_text(text, encoding="utf-8")
-    return tmp_path
-
-
-def spec(folder: Path, *, engine: str = MOCK, tests: str = f"[{TEST}]", rest: str = "") -> str:
-    text = f'engine: "{engine}"\nmodel: {{path: m, label: my model}}\ntests: {tests}\n{rest}'
-    (folder / "spec.yaml").write_text(text, encoding="utf-8")
-    return "spec.yaml"
-
-
-def assert_told(done: Any, code: int, message: str) -> None:
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    told = [line for line in done.stderr.splitlines() if not line.startswith("hint: ")]
-    assert told[-1].startswith("error: ")
-    assert message in told[-1]
-
-
-def test_a_run_ends_in_a_table_and_names_its_folder(command_line: Any, folder: Path) -> None:
+def test_a_run_ends_in_a_table_and_names_its_folder(
+    spec: Any, command_line: Any, folder: Path
+) -> None:
     tests = f"[{TEST}, {{type: perplexity, data: rows.jsonl, text: question, name: prose}}]"
     done = command_line("run", spec(folder, tests=tests), "--output", "out", "--limit", "5")
     assert done.returncode == 0, done.stderr
@@ -50,7 +31,9 @@ def test_a_run_ends_in_a_table_and_names_its_folder(command_line: Any, folder: P
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_a_run_has_a_folder_of_its_own_by_default(command_line: Any, folder: Path) -> None:
+def test_a_run_has_a_folder_of_its_own_by_default(
+    spec: Any, command_line: Any, folder: Path
+) -> None:
     for _ in range(2):
         assert command_line("run", spec(folder), "--limit", "1").returncode == 0
     names = [path.name for path in (folder / "runs").iterdir()]
@@ -72,7 +55,7 @@ def test_failed_requests_end_in_3_and_are_told(command_line: Any, folder: Path) 
     assert "acc ↑" in done.stdout
 
 
-def test_brackets_in_a_name_are_no_markup(command_line: Any, folder: Path) -> None:
+def test_brackets_in_a_name_are_no_markup(spec: Any, command_line: Any, folder: Path) -> None:
     test = TEST.replace("target:", 'name: "a[/b]", target:')
     done = command_line("run", spec(folder, tests=f"[{test}]"), "--output", "[/out]")
     assert done.returncode == 0, done.stderr
@@ -80,12 +63,16 @@ def test_brackets_in_a_name_are_no_markup(command_line: Any, folder: Path) -> No
     assert done.stdout.splitlines()[-1] == "results: [/out]"
 
 
-def test_an_empty_output_is_refused(command_line: Any, folder: Path) -> None:
+def test_an_empty_output_is_refused(
+    assert_told: Any, spec: Any, command_line: Any, folder: Path
+) -> None:
     assert_told(command_line("run", spec(folder), "--output", ""), 2, "output is empty")
     assert not (folder / "samples.jsonl").exists()
 
 
-def test_a_limit_that_no_machine_can_count_is_refused(command_line: Any, folder: Path) -> None:
+def test_a_limit_that_no_machine_can_count_is_refused(
+    assert_told: Any, spec: Any, command_line: Any, folder: Path
+) -> None:
     done = command_line("run", spec(folder), "--limit", str(10**30))
     assert_told(done, 2, "limit must be at most 2147483647")
 
@@ -108,7 +95,14 @@ CASES: list[tuple[dict[str, Any], int, str]] = [
 @pytest.mark.parametrize("verb", ["run", "validate"])
 @pytest.mark.parametrize(("sections", "code", "message"), CASES)
 def test_a_wrong_spec_is_one_line(
-    command_line: Any, folder: Path, verb: str, sections: dict[str, Any], code: int, message: str
+    assert_told: Any,
+    spec: Any,
+    command_line: Any,
+    folder: Path,
+    verb: str,
+    sections: dict[str, Any],
+    code: int,
+    message: str,
 ) -> None:
     done = command_line(verb, spec(folder, **sections))
     assert_told(done, code, message)
@@ -123,7 +117,7 @@ REFERENCE_CASES = [
 
 @pytest.mark.parametrize(("option", "message"), REFERENCE_CASES)
 def test_a_wrong_engine_option_is_one_line(
-    command_line: Any, folder: Path, option: str, message: str
+    assert_told: Any, command_line: Any, folder: Path, option: str, message: str
 ) -> None:
     text = f"engine: {{type: Reference, {option}}}\nmodel: builtin:tiny\ntests: [{TEST}]\n"
     (folder / "spec.yaml").write_text(text)
@@ -132,7 +126,7 @@ def test_a_wrong_engine_option_is_one_line(
 
 @pytest.mark.parametrize("path", ["./nothing", "org/nothing"])
 def test_a_missing_model_is_one_line_and_leaves_no_folder(
-    command_line: Any, folder: Path, path: str
+    assert_told: Any, command_line: Any, folder: Path, path: str
 ) -> None:
     (folder / "spec.yaml").write_text(f"engine: Reference\nmodel: {path}\ntests: [{TEST}]\n")
     done = command_line("run", "spec.yaml")
@@ -150,7 +144,7 @@ def test_a_missing_model_is_one_line_and_leaves_no_folder(
     ],
 )
 def test_what_is_not_there_is_one_line(
-    command_line: Any, folder: Path, arguments: list[str], message: str
+    assert_told: Any, command_line: Any, folder: Path, arguments: list[str], message: str
 ) -> None:
     assert_told(command_line(*arguments), 2, message)
 
@@ -180,7 +174,9 @@ def test_debug_shows_the_traceback(command_line: Any, folder: Path) -> None:
     assert done.stderr.splitlines()[-1] == "error: there is no spec file none.yaml"
 
 
-def test_validate_loads_nothing_and_counts_the_rows(command_line: Any, folder: Path) -> None:
+def test_validate_loads_nothing_and_counts_the_rows(
+    spec: Any, command_line: Any, folder: Path
+) -> None:
     done = command_line("validate", spec(folder))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
@@ -190,7 +186,9 @@ def test_validate_loads_nothing_and_counts_the_rows(command_line: Any, folder: P
     ]
 
 
-def test_validate_reads_every_row(command_line: Any, folder: Path) -> None:
+def test_validate_reads_every_row(
+    assert_told: Any, spec: Any, command_line: Any, folder: Path
+) -> None:
     with (folder / "rows.jsonl").open("a", encoding="utf-8") as rows:
         rows.write('{"question": "who?"}\n')
     message = "suite 'rows': rows.jsonl, line 31: there is no column 'answer' (columns: question)"
@@ -198,7 +196,7 @@ def test_validate_reads_every_row(command_line: Any, folder: Path) -> None:
 
 
 def test_validate_compares_what_a_suite_needs_with_what_the_engine_can(
-    command_line: Any, folder: Path
+    assert_told: Any, spec: Any, command_line: Any, folder: Path
 ) -> None:
     (folder / "deaf.py").write_text(
         "from dataclasses import dataclass\n"

@@ -17,28 +17,7 @@ ROW = {"question": "1 + 1?", "answer": "2"}
 TEST = '{type: generation, data: rows.jsonl, prompt: "Q: {question}", target: answer}'
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    text = "".join(json.dumps(ROW) + "\n" for _ in range(30))
-    (tmp_path / "rows.jsonl").write_text(text, encoding="utf-8")
-    return tmp_path
-
-
-def spec(folder: Path, *, engine: str = MOCK, tests: str = f"[{TEST}]", rest: str = "") -> str:
-    text = f'engine: "{engine}"\nmodel: {{path: m, label: my model}}\ntests: {tests}\n{rest}'
-    (folder / "spec.yaml").write_text(text, encoding="utf-8")
-    return "spec.yaml"
-
-
-def assert_told(done: Any, code: int, message: str) -> None:
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    told = [line for line in done.stderr.splitlines() if not line.startswith("hint: ")]
-    assert told[-1].startswith("error: ")
-    assert message in told[-1]
-
-
-def test_a_terminal_without_arrows_shows_the_scores(folder: Path) -> None:
+def test_a_terminal_without_arrows_shows_the_scores(spec: Any, folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "evalution", "run", spec(folder), "--output", "out", "--limit", "2"],
         capture_output=True,
@@ -59,7 +38,13 @@ def test_a_terminal_without_arrows_shows_the_scores(folder: Path) -> None:
     ],
 )
 def test_an_odd_engine_is_one_line(
-    command_line: Any, folder: Path, method: str, code: int, message: str
+    assert_told: Any,
+    spec: Any,
+    command_line: Any,
+    folder: Path,
+    method: str,
+    code: int,
+    message: str,
 ) -> None:
     (folder / "odd.py").write_text(
         "from dataclasses import dataclass\n"
@@ -72,7 +57,9 @@ def test_an_odd_engine_is_one_line(
     assert_told(done, code, message)
 
 
-def test_an_error_of_closing_is_no_wrong_spec(command_line: Any, folder: Path) -> None:
+def test_an_error_of_closing_is_no_wrong_spec(
+    assert_told: Any, spec: Any, command_line: Any, folder: Path
+) -> None:
     (folder / "closing.py").write_text(
         "from dataclasses import dataclass\n"
         "from evalution_core import ConfigurationError\n"
@@ -89,7 +76,7 @@ def test_an_error_of_closing_is_no_wrong_spec(command_line: Any, folder: Path) -
     assert_told(done, 1, "odd close")
 
 
-def test_a_second_ctrl_c_ends_in_130_too(command_line: Any, folder: Path) -> None:
+def test_a_second_ctrl_c_ends_in_130_too(spec: Any, command_line: Any, folder: Path) -> None:
     (folder / "twice.py").write_text(
         "import signal\n"
         "from dataclasses import dataclass\n"
@@ -126,7 +113,9 @@ def test_ctrl_c_while_the_command_line_is_imported_ends_in_130(
     assert caught.value.code == 130
 
 
-def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(command_line: Any, folder: Path) -> None:
+def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(
+    assert_told: Any, spec: Any, command_line: Any, folder: Path
+) -> None:
     (folder / "dying.py").write_text(
         "from dataclasses import dataclass\n"
         "from evalution_enginekit.mock import Mock, MockSession\n"
@@ -150,7 +139,9 @@ def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(command_line: Any, fold
     assert (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
 
 
-def test_ctrl_c_ends_in_130_and_keeps_its_samples(command_line: Any, folder: Path) -> None:
+def test_ctrl_c_ends_in_130_and_keeps_its_samples(
+    spec: Any, command_line: Any, folder: Path
+) -> None:
     (folder / "interrupted.py").write_text(
         "import signal\n"
         "from dataclasses import dataclass\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -129,8 +130,8 @@ class _EncodesItself(ToySession):
             request, context_input_ids=context_ids, continuation_input_ids=continuation_ids
         )
 
-    def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        raise NotImplementedError
+    @abstractmethod
+    def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]: ...
 
 
 @session_fault("test_a_pair_is_encoded_as_one_text", "test_a_merged_continuation_is_refused")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -98,9 +99,10 @@ class PromptedSuite(RowSuite[S, A]):
         chat = {Capability.CHAT} if self.apply_chat_template else set[Capability]()
         return super().needs | chat
 
+    @abstractmethod
     def answer_text(self, row: Row) -> str:
         """The answer of a solved row, as it stands in a few-shot prompt."""
-        raise NotImplementedError
+        ...
 
     def questions(self, limit: int | None) -> Iterator[tuple[Row, str | list[Message]]]:
         """Each row to evaluate with its whole prompt: a text, or messages for a chat."""
