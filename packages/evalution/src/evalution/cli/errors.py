@@ -1,0 +1,54 @@
+"""What a person reads when a command fails, and the exit code that goes with it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from signal import SIG_IGN, SIGINT, signal
+
+import typer
+
+from evalution.table import console
+from evalution_core import (
+    ConfigurationError,
+    EngineUnavailableError,
+    EvalutionError,
+    UnsupportedRequestError,
+    scrub,
+)
+
+EXIT_FAILED, EXIT_USAGE, EXIT_WITH_FAILURES, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+
+@contextmanager
+def told_errors(*, debug: bool) -> Generator[None]:
+    """Tell an `EvalutionError` or a Ctrl-C in one line and leave with its exit code."""
+    try:
+        yield
+    except EvalutionError as error:
+        if debug:
+            traceback.print_exc()
+        tell(error)
+        is_usage = isinstance(error, ConfigurationError | UnsupportedRequestError)
+        raise typer.Exit(EXIT_USAGE if is_usage else EXIT_FAILED) from None
+    except KeyboardInterrupt:
+        before = signal(SIGINT, SIG_IGN)  # a second Ctrl-C must not end this as something else
+        if debug:
+            traceback.print_exc()
+        print("interrupted; what was finished is kept", file=sys.stderr)
+        signal(SIGINT, before)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def tell(error: EvalutionError) -> None:
+    """The error, its notes and what to do next, on stderr; secrets are scrubbed."""
+    terminal = console(stderr=True)
+    terminal.print("error:", style="bold red", end=" ")
+    terminal.print(scrub(str(error)), soft_wrap=True)
+    for note in getattr(error, "__notes__", ()):
+        terminal.print(f"note: {scrub(note)}", soft_wrap=True)
+    if isinstance(error, EngineUnavailableError):
+        hint = "`evalution engines` lists what is installed"
+        terminal.print(f"hint: {hint}", soft_wrap=True)
