@@ -84,6 +84,7 @@ def test_a_second_ctrl_c_ends_in_130_too(spec: Any, command_line: Any, folder: P
         "class Session(MockSession):\n"
         "    def generate_continuous(self, requests, *, batch_size=None):\n"
         "        signal.raise_signal(signal.SIGINT)\n"
+        "        return super().generate_continuous(requests, batch_size=batch_size)\n"
         "    def close(self):\n"
         "        signal.raise_signal(signal.SIGINT)\n"
         "@dataclass(slots=True)\n"
@@ -139,29 +140,40 @@ def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(
     assert (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
 
 
-def test_ctrl_c_ends_in_130_and_keeps_its_samples(
-    spec: Any, command_line: Any, folder: Path
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_keeps_what_was_finished_and_the_run_can_go_on(
+    spec: Any, command_line: Any, folder: Path, times: int
 ) -> None:
-    (folder / "interrupted.py").write_text(
-        "import signal\n"
+    module = f"interrupted_{times}"
+    (folder / f"{module}.py").write_text(
+        "import os, signal\n"
         "from dataclasses import dataclass\n"
         "from evalution_enginekit.mock import Mock, MockSession\n"
         "class Session(MockSession):\n"
         "    def generate_continuous(self, requests, *, batch_size=None):\n"
         "        answers = super().generate_continuous(requests, batch_size=batch_size)\n"
         "        for count, answer in enumerate(answers):\n"
-        "            if count == 7:\n"
-        "                signal.raise_signal(signal.SIGINT)\n"
+        "            if count == 7 and not os.path.exists('done'):\n"
+        "                open('done', 'w').close()\n"
+        f"                for _ in range({times}):\n"
+        "                    signal.raise_signal(signal.SIGINT)\n"
         "            yield answer\n"
         "@dataclass(slots=True)\n"
         "class Interrupted(Mock):\n"
         "    def build(self, model):\n"
         "        return Session('m', 512, 2)\n"
     )
-    done = command_line("run", spec(folder, engine="interrupted:Interrupted"), "--output", "out")
+    name = spec(folder, engine=f"{module}:Interrupted")
+    done = command_line("run", name, "--output", "out")
     assert done.returncode == 130
+    assert "finishing what is in flight; Ctrl-C once more ends at once" in done.stderr
     assert "interrupted; what was finished is kept" in done.stderr
+    assert f"to go on: evalution run {name} --output out" in done.stdout
     found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
     assert found["status"] == "interrupted"
     text = (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
-    assert len(text.splitlines()) == 7
+    finished = len(text.splitlines())
+    assert finished == 7 if times == 2 else 8 <= finished < 30
+    again = command_line("run", name, "--output", "out")
+    assert again.returncode == 0
+    assert f"{finished} of 30 were finished before" in again.stderr

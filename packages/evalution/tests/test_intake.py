@@ -2,23 +2,87 @@
 
 from __future__ import annotations
 
-from threading import Thread
+from collections.abc import Mapping
+from threading import Event, Thread
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution import MultipleChoice
+from evalution.answer_store import NoAnswers
 from evalution.intake import Intake
 from evalution.ledger import Ledger
-from evalution.suites import RequestKind
+from evalution.suites import RequestKind, Sample
+from evalution_core import LoglikelihoodOutput
 
 ROWS = [{"q": str(i), "choices": ["x", "yy"], "right": 0} for i in range(20)]
 SUITE = MultipleChoice(data=ROWS, prompt="q", choices="choices", target="right")
 
 
-def intake() -> tuple[Intake, Ledger]:
+class Known(NoAnswers):
+    """Knows the answers at these keys."""
+
+    is_empty = False
+
+    def __init__(self, *keys: tuple[int, int]):
+        self.keys = set(keys)
+
+    def recall(self, sample: Sample) -> Mapping[int, Any]:
+        positions = range(len(sample.requests))
+        known = [p for p in positions if (sample.index, p) in self.keys]
+        return {p: LoglikelihoodOutput(-1.0, True, 1) for p in known}
+
+
+def intake(store: NoAnswers | None = None, stop: Event | None = None) -> tuple[Intake, Ledger]:
     ledger = Ledger(RequestKind.LOGLIKELIHOOD)
-    return Intake(SUITE, "rows", None, ledger), ledger
+    found = Intake(SUITE, "rows", None, ledger, store or NoAnswers(), stop or Event())
+    return found, ledger
+
+
+@given(st.sets(st.tuples(st.integers(0, 19), st.integers(0, 1))))
+def test_what_is_known_is_not_asked_again_and_the_rest_is(known: set[tuple[int, int]]) -> None:
+    found, ledger = intake(Known(*known))
+    whole = [opened.sample.index for opened in found.recalled()]
+    assert whole == [row for row in range(20) if {(row, 0), (row, 1)} <= known]
+    asked = [key for key, _ in found.requests()]
+    assert set(asked) | known == {(row, position) for row in range(20) for position in (0, 1)}
+    assert not set(asked) & known
+    assert found.recalled_requests == len(known)
+    assert {opened.sample.index for opened in ledger.unanswered()} == {row for row, _ in asked}
+
+
+def test_an_answer_that_turns_up_late_leaves_one_request_to_the_session() -> None:
+    # Another process may fill a shared cache between the two looks at it.
+    store = Known((3, 0))
+    found, _ = intake(store)
+    assert list(found.recalled()) == []
+    store.keys.add((3, 1))
+    assert [key for key, _ in found.requests() if key[0] == 3] == [(3, 1)]
+
+
+def test_once_stopped_nothing_more_is_given_out() -> None:
+    stop = Event()
+    found, _ = intake(stop=stop)
+    requests = found.requests()
+    next(requests)
+    stop.set()
+    assert (list(requests), found.is_stopped) == ([], True)
+
+
+def test_a_stop_after_the_last_row_cuts_nothing_short() -> None:
+    stop = Event()
+    found, _ = intake(stop=stop)
+    assert len(list(found.requests())) == 40
+    stop.set()
+    assert (list(found.unread()), found.is_stopped) == ([], False)
+
+
+def test_a_stop_while_recalling_is_noticed() -> None:
+    stop = Event()
+    stop.set()
+    found, _ = intake(Known(*((row, p) for row in range(20) for p in (0, 1))), stop)
+    assert (list(found.recalled()), found.is_stopped) == ([], True)
 
 
 @given(st.integers(0, 45))

@@ -34,9 +34,10 @@ def ledger() -> Ledger:
 
 def test_a_sample_is_done_with_its_last_answer(ledger: Ledger) -> None:
     second, first = output(-2.0), output(-1.0)
-    assert ledger.accept((5, 1), second) is None
-    done = ledger.accept((5, 0), first)
-    assert done is not None
+    opened, position = ledger.accept((5, 1), second)
+    assert (opened.waiting, position) == ({0}, 1)
+    done, position = ledger.accept((5, 0), first)
+    assert (done.waiting, position) == (set(), 0)
     assert (list(done.in_order), done.error) == ([first, second], None)
     assert ledger.unanswered() == []
 
@@ -48,18 +49,20 @@ def test_what_was_never_answered_is_told(ledger: Ledger) -> None:
     assert ledger.unanswered() == []
 
 
-def test_one_failure_fails_the_sample_and_the_first_is_told(ledger: Ledger) -> None:
-    ledger.accept((5, 0), RequestFailure(ContextLengthError("too long")))
-    done = ledger.accept((5, 1), RequestFailure(ContextLengthError("too long as well")))
-    assert done is not None
-    assert str(done.error) == "too long"
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_first_failed_request_is_told_in_whatever_order_they_come(
+    ledger: Ledger, order: tuple[int, int]
+) -> None:
+    for position in order:
+        failure = RequestFailure(ContextLengthError(f"{position} is too long"))
+        done, _ = ledger.accept((5, position), failure)
+    assert str(done.error) == "0 is too long"
 
 
 def test_an_answer_that_comes_twice_fails_its_open_sample(ledger: Ledger) -> None:
     ledger.accept((5, 0), output(-9.0))
-    assert ledger.accept((5, 0), output(-1.0)) is None
-    done = ledger.accept((5, 1), output())
-    assert done is not None
+    ledger.accept((5, 0), output(-1.0))
+    done, _ = ledger.accept((5, 1), output())
     assert str(done.error) == "the session answered request 0 of row 5 twice"
 
 
@@ -112,6 +115,5 @@ def test_an_index_is_a_samples_own(ledger: Ledger, index: Any, told: str) -> Non
 def test_an_answer_that_is_none_fails_its_sample(answer: Any, message: str) -> None:
     ledger = Ledger(RequestKind.LOGLIKELIHOOD)
     ledger.open(sample(0, requests=1))
-    done = ledger.accept((0, 0), answer)
-    assert done is not None
+    done, _ = ledger.accept((0, 0), answer)
     assert message in str(done.error)

@@ -79,7 +79,7 @@ def test_a_lone_surrogate_is_written_as_its_escape(tmp_path: Path) -> None:
     [
         ("r" * 300, "can't be written: File name too long"),
         ("file", "is a file; name another --output"),
-        ("taken", "already holds a run; name another --output"),
+        ("taken", "holds a run without its journal.sqlite, which can't go on"),
     ],
 )
 def test_a_folder_that_can_not_be_used_is_told(tmp_path: Path, name: str, message: str) -> None:
@@ -113,16 +113,13 @@ def test_a_full_disk_is_told_and_what_is_there_stays(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full to write to")
     folder = RunFolder(tmp_path / "run")
-    folder.append(SampleResult("sums", 0))
-    folder.close()
-    full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - the folder closes it
-    folder._samples = full  # pyright: ignore[reportPrivateUsage]
+    folder.samples_file.symlink_to("/dev/full")
     with pytest.raises(ResultsNotWrittenError, match="can't be written: No space left"):
         folder.append(SampleResult("sums", 1))
     with pytest.raises(ResultsNotWrittenError, match="can't be written: No space left"):
         folder.close()
-    assert full.closed
-    assert len(folder.samples_file.read_text(encoding="utf-8").splitlines()) == 1
+    with pytest.raises(ValueError, match="closed"):
+        folder.append(SampleResult("sums", 2))
 
 
 def test_default_folders_are_new_and_have_plain_names(

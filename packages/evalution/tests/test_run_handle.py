@@ -113,7 +113,7 @@ def test_results_grow_with_each_suite(scripted: Any, scripted_session: Any, tmp_
         handle.run(generation(name="first"))
         between = results_of(tmp_path / "run")
         assert (between["status"], len(between["suites"])) == ("running", 1)
-        assert between["finished"] is None
+        assert between["timings"]["finished"] is None
     assert results_of(tmp_path / "run")["status"] == "done"
 
 
@@ -131,7 +131,7 @@ def test_the_run_folder_holds_all_of_it(tmp_path: Path) -> None:
     assert "generate" in found["engine"]["capabilities"]
     assert set(found["scoring_policy"]) >= {"boundary", "bos", "truncation", "windows"}
     assert set(found["versions"]) >= {"python", "platform", "evalution", "evalution-core"}
-    assert set(found["timings"]) == {"build_s", "total_s"}
+    assert set(found["timings"]) == {"started", "finished", "build_s", "total_s"}
     assert [suite["n"] for suite in found["suites"]] == [4, 4, 4]
     text = (tmp_path / "run" / "samples.jsonl").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines()]
@@ -161,7 +161,7 @@ def test_a_number_that_json_cannot_hold_is_null_with_a_note(
 def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
     evalution.run(engine=Mock(), model="m", tests=[choice()], output=tmp_path / "run")
     before = (tmp_path / "run" / "results.json").read_bytes()
-    with pytest.raises(ConfigurationError, match="already holds a run; name another --output"):
+    with pytest.raises(ConfigurationError, match="already holds a finished run; name another"):
         evalution.run(engine=Mock(), model="m", tests=[choice()], output=tmp_path / "run")
     assert (tmp_path / "run" / "results.json").read_bytes() == before
 
@@ -190,7 +190,7 @@ def test_secrets_are_in_no_file(tmp_path: Path) -> None:
         output=tmp_path / "run",
     )
     for file in (tmp_path / "run").iterdir():
-        assert "hunter2" not in file.read_text(encoding="utf-8")
+        assert b"hunter2" not in file.read_bytes()
 
 
 def test_what_an_engine_lacks_is_told_before_it_loads(scripted: Any) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
+from threading import Event
 from typing import Any, cast
 
+from evalution.answer_store import AnswerStore
 from evalution.foreign_code import foreign_errors
 from evalution.intake import Intake
 from evalution.ledger import Ledger, OpenSample, UnexpectedAnswerError
+from evalution.metrics import Measure
 from evalution.progress import Progress
 from evalution.results import SampleResult, SuiteResult
 from evalution.rolling import rolling_continuous
@@ -18,6 +21,7 @@ from evalution.tally import Tally
 from evalution_core import BaseInferenceSession, EngineRuntimeError, EvalutionError, scrub
 
 _ERRORS_SHOWN = 20
+_TELL_S = 0.1
 
 
 class ScoringError(EvalutionError, RuntimeError):
@@ -32,6 +36,9 @@ class SuiteExecution:
         expected: how many samples there were when the rows were checked.
         limit: at most that many rows, besides the suite's own bound.
         write: takes each sample as it is finished; a later one of the same row replaces it.
+        store: keeps each answer as it comes, and knows those of an earlier run.
+        failed: told how many samples have failed and of the last; it may end the run.
+        stop: once set, what is in flight is finished and the rest left out.
     """
 
     def __init__(
@@ -44,6 +51,9 @@ class SuiteExecution:
         limit: int | None,
         write: Callable[[SampleResult], None],
         progress: Progress,
+        store: AnswerStore,
+        failed: Callable[[int, str], None],
+        stop: Event,
     ):
         self._suite = suite
         self._name = name
@@ -52,15 +62,18 @@ class SuiteExecution:
         self._options = suite.to_dict()
         self._write = write
         self._progress = progress
+        self._store = store
+        self._told_failed = failed
         self._ledger = Ledger(suite.request_kind)
-        self._intake = Intake(suite, name, limit, self._ledger)
+        self._intake = Intake(suite, name, limit, self._ledger, store, stop)
         self._tally = Tally(suite.metrics)
         self._failed: set[int] = set()
-        self._first_failure: str | None = None
+        self._first_failure: tuple[int, str] | None = None
         self._errors: list[str] = []
         self._done = 0
         self._requests = 0
         self._truncated: int | None = None
+        self._told_at = 0.0
 
     def run(self) -> SuiteResult:
         """The suite's scores.
@@ -68,18 +81,17 @@ class SuiteExecution:
         Raises:
             EngineRuntimeError: the runtime died; what was finished before is written.
             ConfigurationError: a row can't be read any more.
+            TooManyFailuresError: what `failed` raises.
+            KeyboardInterrupt: it was told to stop.
         """
         started = time.perf_counter()
-        with closing(self._answers()) as answers:
-            for key, answer in answers:
-                self._accept(key, answer)
-        for opened in self._intake.unread():
-            self._finish(opened)
-        for opened in self._ledger.unanswered():
-            self._finish(opened)
-        self._compare_count()
+        try:
+            self._run()
+        finally:
+            self._tell()
         with foreign_errors(f"suite {self._name!r}: metrics", ScoringError):
             metrics = self._tally.results()
+        first = self._first_failure
         return SuiteResult(
             name=self._name,
             type=type(self._suite).__name__,
@@ -89,10 +101,26 @@ class SuiteExecution:
             failed=len(self._failed),
             truncated=self._truncated,
             requests=self._requests,
+            recalled=self._intake.recalled_requests,
             seconds=time.perf_counter() - started,
-            first_failure=self._first_failure,
+            first_failure=None if first is None else f"row {first[0]}: {first[1]}",
             errors=self._errors,
         )
+
+    def _run(self) -> None:
+        for opened in self._intake.recalled():
+            self._finish(opened)
+        self._progress.samples_recalled(self._done)
+        with closing(self._answers()) as answers:
+            for key, answer in answers:
+                self._accept(key, answer)
+        if self._intake.is_stopped:
+            raise KeyboardInterrupt
+        for opened in self._intake.unread():
+            self._finish(opened)
+        for opened in self._ledger.unanswered():
+            self._finish(opened)
+        self._compare_count()
 
     def _answers(self) -> Generator[tuple[Any, Any]]:
         # A generator of our own can be closed, and closes the session's where that is one.
@@ -118,12 +146,16 @@ class SuiteExecution:
 
     def _accept(self, key: Any, answer: Any) -> None:
         try:
-            finished = self._ledger.accept(key, answer)
+            opened, position = self._ledger.accept(key, answer)
         except UnexpectedAnswerError as error:
             self._complain(error)
             return
-        if finished is not None:
-            self._finish(finished)
+        if (failure := opened.failures.get(position)) is None:
+            self._store.keep(opened.sample, position, opened.answers[position])
+        else:
+            opened.failures[position] = self._store.keep_failure(opened.sample, position, failure)
+        if not opened.waiting:
+            self._finish(opened)
 
     def _finish(self, opened: OpenSample) -> None:
         sample = opened.sample
@@ -131,10 +163,25 @@ class SuiteExecution:
         self._done += 1
         self._requests += len(sample.requests)
         if (error := opened.error or self._score(result, opened)) is not None:
-            self._fail(result, error)
+            self._fail(result, error, self._failure(sample))
         result.tokens = self._tokens(list(opened.answers.values()))
         self._write(result)
+        if time.monotonic() - self._told_at >= _TELL_S:
+            self._tell()
+        if error is not None:
+            self._told_failed(
+                len(self._failed), f"suite {self._name!r}, row {sample.index}: {error}"
+            )
+
+    def _tell(self) -> None:
+        # What a person sees finished is on disk.
+        self._store.flush()
+        self._told_at = time.monotonic()
         self._progress.sample_finished(self._done, len(self._failed), self._tally.running)
+
+    def _failure(self, sample: Any) -> Mapping[str, Measure]:
+        with foreign_errors(f"suite {self._name!r}, row {sample.index}: failure", ScoringError):
+            return self._suite.failure(sample)
 
     def _score(self, result: SampleResult, opened: OpenSample) -> EvalutionError | None:
         try:
@@ -154,11 +201,15 @@ class SuiteExecution:
                 f"{self._done} in it: the data changed meanwhile"
             )
 
-    def _fail(self, result: SampleResult, error: Exception) -> None:
+    def _fail(
+        self, result: SampleResult, error: Exception, measures: Mapping[str, Measure] | None = None
+    ) -> None:
         self._failed.add(result.index)
-        result.metrics = self._tally.fail(result.index)
+        result.metrics = self._tally.fail(result.index, measures)
         result.error = scrub(f"{type(error).__name__}: {error}")
-        self._first_failure = self._first_failure or f"row {result.index}: {result.error}"
+        told = (result.index, result.error)
+        # Rows finish in any order; the same run tells the same first failure.
+        self._first_failure = min(self._first_failure or told, told)
 
     def _complain(self, error: UnexpectedAnswerError) -> None:
         if error.index is None:
@@ -167,6 +218,7 @@ class SuiteExecution:
             return
         withdrawn = SampleResult(self._name, error.index)
         self._fail(withdrawn, error)
+        self._store.forget(error.index)
         self._write(withdrawn)
 
     def _tokens(self, answers: list[Answer]) -> dict[str, int]:

@@ -30,17 +30,22 @@ _OUTPUTS: dict[RequestKind, type[Any]] = {
 
 @dataclass(slots=True)
 class OpenSample:
-    """A sample whose requests are out; `error` is the first thing that went wrong with it."""
+    """A sample whose requests are out; `failures` are what went wrong with them, by position."""
 
     sample: Sample
     waiting: set[int]
     answers: dict[int, Answer] = field(default_factory=dict[int, Answer])
-    error: EvalutionError | None = None
+    failures: dict[int, EvalutionError] = field(default_factory=dict[int, EvalutionError])
 
     @property
     def in_order(self) -> Sequence[Answer]:
         """The answers in the order of the requests."""
         return [self.answers[position] for position in range(len(self.answers))]
+
+    @property
+    def error(self) -> EvalutionError | None:
+        """What its first failed request says, in whatever order the answers came."""
+        return self.failures[min(self.failures)] if self.failures else None
 
 
 class UnexpectedAnswerError(EngineRuntimeError):
@@ -82,30 +87,30 @@ class Ledger:
         self._known.add(sample.index)
         return [(sample.index, position) for position in positions]
 
-    def accept(self, key: Hashable, answer: object) -> OpenSample | None:
-        """Note an answer; returns its sample once that was the last one missing.
+    def accept(self, key: Hashable, answer: object) -> tuple[OpenSample, int]:
+        """Note an answer; returns its sample, done once it waits for nothing, and the position.
 
         Raises:
             UnexpectedAnswerError: the key is of no open request.
         """
         opened, position = self._find(key)
         if position not in opened.waiting:
-            opened.error = EngineRuntimeError(
+            opened.failures[position] = EngineRuntimeError(
                 f"the session answered request {position} of row {opened.sample.index} twice"
             )
         elif (problem := self._problem(answer)) is not None:
-            opened.error = opened.error or problem
+            opened.failures[position] = problem
         else:
             opened.answers[position] = answer  # pyright: ignore[reportArgumentType]
         opened.waiting.discard(position)
-        if opened.waiting:
-            return None
-        return self._open.pop(opened.sample.index)
+        if not opened.waiting:
+            self._open.pop(opened.sample.index)
+        return opened, position
 
     def withdraw(self, index: int, error: EvalutionError) -> OpenSample:
         """Take an open sample back, with the reason why it won't be answered."""
         opened = self._open.pop(index)
-        opened.error = error
+        opened.failures[0] = error
         return opened
 
     def unanswered(self) -> list[OpenSample]:
@@ -113,7 +118,7 @@ class Ledger:
         lost = sorted(self._open.values(), key=lambda opened: opened.sample.index)
         for opened in lost:
             missing = ", ".join(str(position) for position in sorted(opened.waiting))
-            opened.error = opened.error or EngineRuntimeError(
+            opened.failures[min(opened.waiting)] = EngineRuntimeError(
                 f"the session ended without an answer to request {missing}"
             )
         self._open.clear()

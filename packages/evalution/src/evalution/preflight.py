@@ -35,7 +35,7 @@ def check_engine(engine: object) -> BaseEngine:
     return engine
 
 
-def check_session(session: object, engine: object) -> None:
+def check_session(session: object, engine: object, *, isolate: bool) -> None:
     """Raise `ConfigurationError` unless there is an engine or a live session, and not both."""
     if session is None and engine is None:
         raise ConfigurationError("a run needs an engine, or a live session")
@@ -47,6 +47,8 @@ def check_session(session: object, engine: object) -> None:
         )
     if engine is not None:
         raise ConfigurationError("name an engine or a session, not both: a session has its engine")
+    if isolate:
+        raise ConfigurationError("isolate needs an engine: a live session is in this process")
 
 
 def check_limit(limit: int | None) -> None:

@@ -20,6 +20,7 @@ class Progress(Protocol):
     def model_ready(self, seconds: float) -> None: ...
     def model_failed(self) -> None: ...
     def suite_started(self, name: str, total: int) -> None: ...
+    def samples_recalled(self, done: int) -> None: ...
     def sample_finished(self, done: int, failed: int, running: Running) -> None: ...
     def suite_finished(self) -> None: ...
 
@@ -31,6 +32,7 @@ class Silence:
     def model_ready(self, seconds: float) -> None: ...
     def model_failed(self) -> None: ...
     def suite_started(self, name: str, total: int) -> None: ...
+    def samples_recalled(self, done: int) -> None: ...
     def sample_finished(self, done: int, failed: int, running: Running) -> None: ...
     def suite_finished(self) -> None: ...
 
@@ -48,6 +50,7 @@ class PlainProgress:
         self._started = 0.0
         self._told_at = 0.0
         self._told_done = 0
+        self._before = 0
         self._state = (0, 0, cast(Running, None))
 
     def model_loading(self, model: str, engine: str) -> None:
@@ -62,8 +65,13 @@ class PlainProgress:
     def suite_started(self, name: str, total: int) -> None:
         self._name, self._total = name, total
         self._started = self._told_at = time.monotonic()
-        self._told_done = 0
+        self._told_done = self._before = 0
         self._state = (0, 0, None)
+
+    def samples_recalled(self, done: int) -> None:
+        if done:
+            self._say(f"{self._name}: {done} of {self._total} were finished before")
+        self._started, self._before = time.monotonic(), done
 
     def sample_finished(self, done: int, failed: int, running: Running) -> None:
         self._state = (done, failed, running)
@@ -78,7 +86,7 @@ class PlainProgress:
 
     def _say_state(self) -> None:
         done, failed, running = self._state
-        rate = done / max(time.monotonic() - self._started, 1e-9)
+        rate = (done - self._before) / max(time.monotonic() - self._started, 1e-9)
         self._say(f"{self._name}: {done}/{self._total}, {rate:.1f}/s{shown(running, failed)}")
 
     def _say(self, line: str) -> None:

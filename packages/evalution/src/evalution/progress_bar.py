@@ -36,6 +36,7 @@ class ProgressBar:
         self._task = TaskID(0)
         self._started = 0.0
         self._drawn_at = 0.0
+        self._before = 0
         self._state: tuple[int, int, Running] = (0, 0, None)
 
     def model_loading(self, model: str, engine: str) -> None:
@@ -64,7 +65,13 @@ class ProgressBar:
         self._task = self._bar.add_task(name, total=total, state="")
         self._started = self._drawn_at = time.monotonic()
         self._state = (0, 0, None)
+        self._before = 0
         self._bar.start()
+
+    def samples_recalled(self, done: int) -> None:
+        self._started, self._before = time.monotonic(), done
+        if done:
+            self._console.print(f"{done} samples were finished before", highlight=False)
 
     def sample_finished(self, done: int, failed: int, running: Running) -> None:
         self._state = (done, failed, running)
@@ -81,6 +88,6 @@ class ProgressBar:
         assert self._bar is not None
         self._drawn_at = time.monotonic()
         done, failed, running = self._state
-        rate = done / max(self._drawn_at - self._started, 1e-9)
+        rate = (done - self._before) / max(self._drawn_at - self._started, 1e-9)
         state = f"{rate:.1f}/s{shown(running, failed)}"
         self._bar.update(self._task, completed=done, state=state)

@@ -65,8 +65,9 @@ class SuiteResult:
     """The scores of one suite.
 
     `n` samples were run, `failed` of them without an answer to score. `truncated` counts those
-    whose prompt was cut from the left, None where the engine doesn't say. `first_failure` tells the
-    first failed row and why. `errors` are faults of the session that belong to no sample, such as
+    whose prompt was cut from the left, None where the engine doesn't say. `recalled` of the
+    `requests` were answered by a journal or a cache. `first_failure` tells the failed row with the
+    smallest number and why. `errors` are faults of the session that belong to no sample, such as
     an answer nobody had asked for.
     """
 
@@ -79,6 +80,7 @@ class SuiteResult:
     truncated: int | None
     requests: int
     seconds: float
+    recalled: int = 0
     first_failure: str | None = None
     errors: list[str] = field(default_factory=list[str])
     kept_samples: list[SampleResult] | None = None
@@ -103,10 +105,17 @@ class SuiteResult:
             "failed": self.failed,
             "truncated": self.truncated,
             "requests": self.requests,
-            "seconds": round(self.seconds, 3),
-            "requests_per_second": round(self.requests / self.seconds, 2) if self.seconds else None,
             "first_failure": self.first_failure,
             "errors": self.errors,
+            "timings": self._timings(),
+        }
+
+    def _timings(self) -> dict[str, Any]:
+        computed = self.requests - self.recalled
+        return {
+            "seconds": round(self.seconds, 3),
+            "recalled": self.recalled,
+            "requests_per_second": round(computed / self.seconds, 2) if self.seconds else None,
         }
 
 
@@ -114,7 +123,9 @@ class SuiteResult:
 class RunResult:
     """One model on one engine, and the suites that were run so far.
 
-    `limit` bounds the rows of every suite besides the suite's own `max_rows`.
+    `limit` bounds the rows of every suite besides the suite's own `max_rows`. `notices` are what a
+    person should know of the run as a whole, such as answers that a damaged journal lost. All that
+    differs between two runs of the same thing stands under `timings`.
     """
 
     model: dict[str, Any]
@@ -126,6 +137,7 @@ class RunResult:
     started: str = ""
     finished: str | None = None
     error: dict[str, Any] | None = None
+    notices: list[str] = field(default_factory=list[str])
     timings: dict[str, float] = field(default_factory=dict[str, float])
     suites: list[SuiteResult] = field(default_factory=list[SuiteResult])
     folder: Path | None = None
@@ -147,15 +159,14 @@ class RunResult:
             "schema_version": SCHEMA_VERSION,
             "status": self.status,
             "error": self.error,
-            "started": self.started,
-            "finished": self.finished,
+            "notices": self.notices,
             "model": self.model,
             "engine": self.engine,
             "scoring_policy": self.scoring_policy,
             "limit": self.limit,
             "suites": [suite.to_dict() for suite in self.suites],
-            "timings": self.timings,
             "versions": self.versions,
+            "timings": {"started": self.started, "finished": self.finished, **self.timings},
         }
 
 

@@ -1,7 +1,8 @@
-"""The folder of a run: `results.json`, rewritten whole after each suite, and `samples.jsonl`."""
+"""The folder of a run: its journal, and `results.json` and `samples.jsonl` made from it."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import weakref
@@ -10,13 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, cast
 
+from evalution.journal import Journal
 from evalution.results import RunResult, SampleResult, to_json
+from evalution.samples_file import SamplesFile
 from evalution_core import ConfigurationError, EvalutionError
 
 RESULTS = "results.json"
 SAMPLES = "samples.jsonl"
+JOURNAL = "journal.sqlite"
 
 
 class ResultsNotWrittenError(EvalutionError, OSError):
@@ -24,24 +28,33 @@ class ResultsNotWrittenError(EvalutionError, OSError):
 
 
 class RunFolder:
-    """An empty folder to be filled; finished samples are in it before the next one is scored.
+    """A folder to be filled, or one whose unfinished run goes on.
+
+    Args:
+        fresh: remove the run that is there.
+        retry_failed: reopen a finished run too, for the sake of its failed samples.
 
     Raises:
-        ConfigurationError: it can't be made or written, or holds a run already.
+        ConfigurationError: it can't be made or written, holds a finished run, or one that can't go
+            on; or another process is at it.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *, fresh: bool = False, retry_failed: bool = False):
         self.path = path
+        self._samples: SamplesFile | None = None
         with _folder_errors(path):
             self.is_new = not path.exists()
-            if (path / RESULTS).exists():
-                raise FileExistsError
             path.mkdir(parents=True, exist_ok=True)
-            # What JSON can't hold as UTF-8, a lone surrogate, becomes its JSON escape.
-            self._samples: TextIO = (path / SAMPLES).open(
-                "x", encoding="utf-8", errors="backslashreplace"
-            )
-        weakref.finalize(self, self._samples.close)
+            journal = path / JOURNAL
+            if not fresh:
+                _check_unfinished(path, retry_failed=retry_failed)
+            self.is_resumed = journal.exists() and not fresh
+            if fresh:
+                Journal.delete(journal)
+            for name in (RESULTS, SAMPLES) if fresh else ():
+                (path / name).unlink(missing_ok=True)
+            self.journal = Journal.open(journal) if self.is_resumed else Journal.create(journal)
+        weakref.finalize(self, self.journal.close)
 
     @property
     def samples_file(self) -> Path:
@@ -49,41 +62,54 @@ class RunFolder:
 
     def append(self, sample: SampleResult) -> None:
         """Put one line into `samples.jsonl`; it is on its way to the disk when this returns."""
-        self._write(self._samples, to_json(sample.to_dict()) + "\n")
+        with self._written():
+            # Not before: a run whose model can't be loaded leaves the lines that are there.
+            self._samples = self._samples or SamplesFile(self.samples_file)
+            self._samples.append(sample)
+
+    def finish_suite(self) -> None:
+        """Put the lines of the suite that ended in the order of its rows."""
+        if self._samples is not None:
+            with self._written():
+                self._samples.finish_suite()
 
     def write_results(self, result: RunResult) -> None:
         """Replace `results.json`; a reader sees the old file or the new one, never a part."""
         draft = self.path / f"{RESULTS}.part"
-        try:
-            with draft.open("w", encoding="utf-8", errors="backslashreplace") as file:
-                self._write(file, to_json(result.to_dict(), indent=2) + "\n")
+        text = to_json(result.to_dict(), indent=2) + "\n"
+        with self._written():
+            # What JSON can't hold as UTF-8, a lone surrogate, becomes its JSON escape.
+            draft.write_bytes(text.encode("utf-8", "backslashreplace"))
             os.replace(draft, self.path / RESULTS)
-        except OSError as error:
-            raise self._failure(error) from error
 
     def close(self) -> None:
-        """Close `samples.jsonl`. Idempotent."""
-        try:
-            self._samples.close()
-        except OSError as error:
-            raise self._failure(error) from error
+        """Close the files. Idempotent."""
+        with self._written():
+            try:
+                if self._samples is not None:
+                    self._samples.close()
+            finally:
+                self.journal.close()
 
     def discard(self) -> None:
         """Remove what was made, for a run that never began."""
         self.close()
-        self.samples_file.unlink(missing_ok=True)
+        if self.is_resumed:
+            return
+        Journal.delete(self.path / JOURNAL)
         if self.is_new:
             self.path.rmdir()
 
-    def _write(self, file: TextIO, text: str) -> None:
+    @contextmanager
+    def _written(self) -> Generator[None]:
         try:
-            file.write(text)
-            file.flush()
+            yield
         except OSError as error:
-            raise self._failure(error) from error
-
-    def _failure(self, error: OSError) -> ResultsNotWrittenError:
-        return ResultsNotWrittenError(f"{self.path} can't be written: {error.strerror}")
+            if isinstance(error, EvalutionError):
+                raise
+            raise ResultsNotWrittenError(
+                f"{self.path} can't be written: {error.strerror}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +152,36 @@ def as_output(output: object) -> Path | DefaultFolder | None:
     return Path(cast(str, output))
 
 
-def created_folder(output: Path | DefaultFolder | None) -> RunFolder | None:
-    """The folder of a run that begins, None without one; errors as `RunFolder`."""
+def opened_folder(
+    output: Path | DefaultFolder | None, *, fresh: bool, retry_failed: bool
+) -> RunFolder | None:
+    """The folder of a run that begins or goes on, None without one; errors as `RunFolder`."""
     if isinstance(output, DefaultFolder):
         return output.create()
-    return None if output is None else RunFolder(output)
+    return None if output is None else RunFolder(output, fresh=fresh, retry_failed=retry_failed)
+
+
+def _check_unfinished(path: Path, *, retry_failed: bool) -> None:
+    status = _status(path / RESULTS)
+    if status == "done" and not retry_failed:
+        raise ConfigurationError(
+            f"{path} already holds a finished run; name another --output, or start over with "
+            "--fresh"
+        )
+    has_more = any((path / name).exists() for name in (RESULTS, SAMPLES))
+    if has_more and not (path / JOURNAL).exists():
+        raise ConfigurationError(
+            f"{path} holds a run without its {JOURNAL}, which can't go on; name another --output, "
+            "or start over with --fresh"
+        )
+
+
+def _status(results: Path) -> str | None:
+    try:
+        found: Any = json.loads(results.read_bytes())
+    except (FileNotFoundError, ValueError):  # a part of a file: the journal is the truth
+        return None
+    return found.get("status") if isinstance(found, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
 def _is_made(path: Path) -> bool:
@@ -146,11 +197,10 @@ def _folder_errors(path: Path) -> Generator[None]:
     try:
         yield
     except FileExistsError:
-        problem = "is a file" if path.is_file() else "already holds a run"
-        raise ConfigurationError(
-            f"{path} {problem}; name another --output, or move that one away"
-        ) from None
+        raise ConfigurationError(f"{path} is a file; name another --output") from None
     except OSError as error:
+        if isinstance(error, EvalutionError):
+            raise
         raise ConfigurationError(
             f"the run folder {path} can't be written: {error.strerror}; name another --output"
         ) from error

@@ -1,4 +1,4 @@
-"""One engine, one model, any number of suites: what `evalution.run` and `engine.model` give."""
+"""One engine, one model, any number of suites: what `engine.model` gives."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event
 from types import TracebackType
 from typing import Any, Self
 
+from evalution.declared_run import (
+    free_name,
+    run_declaration,
+    suite_declaration,
+    suite_declarations,
+)
 from evalution.engine_record import SCORING_POLICY, engine_record
 from evalution.execution import SuiteExecution
+from evalution.failure_policy import FailurePolicy, OnError
 from evalution.foreign_code import clean_up
+from evalution.journal import AnswerBase, answer_base
 from evalution.preflight import (
     as_model,
     check_capabilities,
@@ -22,8 +31,9 @@ from evalution.preflight import (
     check_suites,
 )
 from evalution.progress import Progress, Silence
-from evalution.results import RunResult, SampleResult
-from evalution.run_folder import DefaultFolder, RunFolder, as_output, created_folder
+from evalution.results import RunResult
+from evalution.run_folder import DefaultFolder
+from evalution.run_store import RunStore, Storage
 from evalution.session_lease import SessionLease
 from evalution.suites.suite import AnySuite
 from evalution.versions import software_versions
@@ -35,42 +45,6 @@ from evalution_core import (
     SessionClosedError,
     scrub,
 )
-
-
-def run(
-    *,
-    tests: Sequence[AnySuite],
-    engine: BaseEngine | None = None,
-    model: Model | Mapping[str, Any] | str | None = None,
-    session: BaseInferenceSession | None = None,
-    output: str | Path | None = None,
-    limit: int | None = None,
-    progress: Progress | None = None,
-) -> RunResult:
-    """Run suites on a model and close it.
-
-    Args:
-        tests: the suites, run in this order.
-        engine: what to run `model` with.
-        session: a live session, in place of `engine` and not beside it; it stays open, and the
-            caller's.
-        output: folder for `results.json` and `samples.jsonl`; None keeps all in memory.
-        limit: at most that many rows of each suite.
-        progress: told how the run goes on; None is silent.
-
-    Raises:
-        ConfigurationError: an option, a row or the model is wrong; nothing was run.
-        UnsupportedRequestError: a suite needs what the engine can't do; nothing was loaded.
-        EvalutionError: the run failed. Suites that were finished stand in the run folder.
-    """
-    suites = check_suites(tests)
-    with Run(
-        engine, model, session=session, output=output, limit=limit, progress=progress
-    ) as handle:
-        handle.prepare(suites)
-        for suite in suites:
-            handle.run(suite)
-    return handle.result
 
 
 def start(engine: BaseEngine, model: Model) -> Run:
@@ -93,18 +67,27 @@ class Run:
         *,
         session: BaseInferenceSession | None = None,
         output: str | Path | DefaultFolder | None = None,
+        fresh: bool = False,
+        retry_failed: bool = False,
+        cache: str | Path | None = None,
         limit: int | None = None,
+        isolate: bool = False,
+        on_error: OnError = "record",
+        max_failures: int | None = None,
         progress: Progress | None = None,
     ):
-        check_session(session, engine)
+        check_session(session, engine, isolate=isolate)
         check_limit(limit)
+        storage = Storage(output, fresh, retry_failed, cache)
         self._engine = None if engine is None else check_engine(engine)
         self._model = Model() if model is None else as_model(model)
-        self._output = as_output(output)
         self._limit = limit
+        self._failures = FailurePolicy(on_error, max_failures)
         self._progress: Progress = progress or Silence()
-        self._folder: RunFolder | None = None
         self._checked: dict[int, tuple[AnySuite, dict[str, Any], int]] = {}
+        self._planned: list[AnySuite] = []
+        self._stop = Event()
+        self._is_running = False
         self._closed = False
         self._started = 0.0
         self.result = RunResult(
@@ -113,9 +96,12 @@ class Run:
             scoring_policy=dict(SCORING_POLICY),
             versions={},
             limit=limit,
-            folder=self._output if isinstance(self._output, Path) else None,
+            folder=storage.folder,
         )
-        self._lease = SessionLease(self._engine, self._model, session, self.result.engine)
+        self._store = RunStore(storage, self.result.notices)
+        self._lease = SessionLease(
+            self._engine, self._model, session, self.result.engine, isolate=isolate
+        )
 
     @property
     def has_begun(self) -> bool:
@@ -125,10 +111,16 @@ class Run:
     def prepare(self, suites: Sequence[AnySuite]) -> None:
         """Check all that can be checked without the model; `run` does it for its own suite.
 
+        These suites are the whole run: the folder of a run that had others is refused.
+
         Raises:
             ConfigurationError: an option of the engine, the model's path, or a row of a suite.
             UnsupportedRequestError: a suite needs what the engine can't do.
         """
+        self._check(suites)
+        self._planned = list(suites)
+
+    def _check(self, suites: Sequence[AnySuite]) -> None:
         if self._engine is not None:
             check_engine(self._engine)
             check_capabilities(
@@ -148,19 +140,31 @@ class Run:
 
         Raises:
             SessionClosedError: the handle is closed.
+            KeyboardInterrupt: `stop` was called.
             EvalutionError: as `evalution.run`.
         """
         if self._closed:
             raise SessionClosedError("this run is closed; start another one")
         check_suites([suite])
-        self.prepare([suite])
+        self._check([suite])
         try:
-            self._begin()
+            if self._stop.is_set():
+                raise KeyboardInterrupt
+            self._begin(suite)
             self._run(suite)
         except BaseException as error:
             self._note_failure(error, suite)
             raise
         return self
+
+    def stop(self) -> bool:
+        """Have the running suite finish what is in flight; `run` then ends as by Ctrl-C.
+
+        Returns whether there is something in flight to wait for, and this was the first call.
+        """
+        is_first = not self._stop.is_set()
+        self._stop.set()
+        return is_first and self._is_running
 
     def close(self) -> None:
         """Close the session and the run folder. Idempotent."""
@@ -196,32 +200,47 @@ class Run:
             self._set_failed(error)
         clean_up(error, self.close)
 
-    def _begin(self) -> None:
+    def _begin(self, suite: AnySuite) -> None:
         if self._lease.is_open:
             return
         # Before the weights: a folder that can't be written must not cost their loading.
-        folder = created_folder(self._output)
+        self._store.open(
+            run_declaration(self._engine, self._model, self._limit, self.result.engine),
+            suite_declarations(self._planned or [suite]),
+            is_whole=bool(self._planned),
+        )
         try:
             self._lease.open(self._progress)
+            self._store.bind(self._base(), self.result.engine["identity"])
         except BaseException as error:
-            clean_up(error, self._lease.close, *([folder.discard] if folder else []))
+            clean_up(error, self._lease.close, self._store.discard)
             raise
-        self._folder = folder
-        self.result.folder = folder.path if folder else None
+        self.result.folder = self._store.path
         self.result.status, self.result.error = "running", None  # of a load that failed before
         self.result.started = _now()
         self._started = time.perf_counter() - (self._lease.build_seconds or 0.0)
         if self._lease.build_seconds is not None:
             self.result.timings["build_s"] = round(self._lease.build_seconds, 3)
         self.result.versions = software_versions(self.result.engine.get("distribution"))
-        self._write_results()
+        self._store.write_results(self.result)
+
+    def _base(self) -> AnswerBase:
+        return answer_base(
+            engine=self._engine,
+            model=self._model,
+            identity=self.result.engine["identity"],
+            execution=self.result.engine["execution"],
+            scoring_policy=SCORING_POLICY,
+        )
 
     def _run(self, suite: AnySuite) -> None:
         session = self._lease.for_suite(suite)
-        name = self._free_name(suite.title)
-        kept: list[SampleResult] = []
+        name = free_name(suite.title, [found.name for found in self.result.suites])
         expected = self._checked[id(suite)][2]
+        failed_before = self.result.failed
+        store = self._store.begin_suite(name, suite_declaration(suite))
         self._progress.suite_started(name, expected)
+        self._is_running = True
         try:
             found = SuiteExecution(
                 suite,
@@ -229,18 +248,19 @@ class Run:
                 session,
                 expected=expected,
                 limit=self._limit,
-                write=self._folder.append if self._folder else kept.append,
+                write=self._store.write,
                 progress=self._progress,
+                store=store,
+                failed=lambda count, latest: self._failures.check(failed_before + count, latest),
+                stop=self._stop,
             ).run()
         finally:
+            self._is_running = False
             self._progress.suite_finished()
-        if self._folder is None:
-            found.kept_samples = kept
-        else:
-            found.samples_file = self._folder.samples_file
+        self._store.finish_suite(found)
         self.result.suites.append(found)
         self._lease.note_execution()
-        self._write_results()
+        self._store.write_results(self.result)
 
     def _note_failure(self, error: BaseException, suite: AnySuite) -> None:
         self._set_failed(error, suite.title)
@@ -259,25 +279,17 @@ class Run:
         }
 
     def _write_results(self) -> None:
-        if self._folder is not None:
-            self._folder.write_results(self.result)
+        if self.has_begun:
+            self._store.write_results(self.result)
 
     def _end_folder(self) -> None:
         if self.has_begun:
             self.result.finished = _now()
             self.result.timings["total_s"] = round(time.perf_counter() - self._started, 3)
-        if self._folder is not None:
-            try:
-                self._folder.write_results(self.result)
-            finally:
-                self._folder.close()
-
-    def _free_name(self, title: str) -> str:
-        taken = {found.name for found in self.result.suites}
-        name, number = title, 2
-        while name in taken:
-            name, number = f"{title}-{number}", number + 1
-        return name
+        try:
+            self._write_results()
+        finally:
+            self._store.close()
 
 
 def _now() -> str:

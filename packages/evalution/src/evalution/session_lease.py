@@ -33,11 +33,14 @@ class SessionLease:
         model: Model,
         lent: BaseInferenceSession | None,
         record: dict[str, Any],
+        *,
+        isolate: bool,
     ):
         self._engine = engine
         self._model = model
         self._lent = lent
         self._record = record
+        self._isolate = isolate
         self._session: BaseInferenceSession | None = None
         self._finalizer: weakref.finalize[..., Self] | None = None
         self._is_used = False
@@ -101,7 +104,7 @@ class SessionLease:
         before = time.perf_counter()
         try:
             with foreign_errors(f"engine {name} could not load {self._model.name}"):
-                session = self._engine.build(self._model)
+                session = self._build(self._engine)
         except BaseException:
             progress.model_failed()
             raise
@@ -114,6 +117,13 @@ class SessionLease:
         # A run that is dropped without `close` must not leave a model in memory.
         self._finalizer = weakref.finalize(self, session.close)
         return session
+
+    def _build(self, engine: BaseEngine) -> BaseInferenceSession:
+        if not self._isolate:
+            return engine.build(self._model)
+        from evalution.workers import build_supervised  # noqa: PLC0415 - most runs need no process
+
+        return build_supervised(engine, self._model)
 
     def _check(self, session: BaseInferenceSession) -> None:
         with foreign_errors("self check"):

@@ -7,11 +7,12 @@ options under `params`; a name alone takes the defaults.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
+from evalution.failure_policy import FailurePolicy
 from evalution.foreign_code import foreign_errors
 from evalution.hints import INSTALL_HINTS
 from evalution.paths import path_errors, typed_path
@@ -29,17 +30,32 @@ from evalution_core import (
     load_engine,
 )
 
-_SECTIONS = ("engine", "model", "tests")
+SECTIONS = ("engine", "model", "tests", "against", "isolate", "on_error", "max_failures")
+"""What a spec may hold at its top."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """An engine with its model."""
+
+    engine: BaseEngine
+    model: Model
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A run that is declared in full; nothing of it is loaded."""
+    """A run that is declared in full; nothing of it is loaded.
+
+    `against` is what a parity check holds the engine to; a run has none.
+    """
 
     path: Path
     engine: BaseEngine
     model: Model
     tests: Sequence[AnySuite]
+    against: Lane | None = None
+    isolate: bool = False
+    failures: FailurePolicy = field(default_factory=FailurePolicy)
 
 
 def load_spec(source: str) -> Spec:
@@ -82,20 +98,24 @@ def parse_spec(found: object, path: Path) -> Spec:
     """The spec in a YAML document's value; errors as `load_spec`."""
     document = _mapping(found, "a spec")
     for section in document:
-        if section not in _SECTIONS:
+        if section not in SECTIONS:
             raise ConfigurationError(
-                f"there is no section {section!r}{did_you_mean(str(section), _SECTIONS)} "
-                f"(sections: {', '.join(_SECTIONS)})"
+                f"there is no section {section!r}{did_you_mean(str(section), SECTIONS)} "
+                f"(sections: {', '.join(SECTIONS)})"
             )
     for section in ("engine", "tests"):
         if document.get(section) is None:
             raise ConfigurationError(f"the section {section!r} is missing{_EXAMPLES[section]}")
     folder = path.resolve().parent if path.is_symlink() else path.parent
+    model = _model(document.get("model"), folder)
     return Spec(
         path,
         parse_engine(document["engine"]),
-        _model(document.get("model"), folder),
+        model,
         _tests(document["tests"], folder),
+        _against(document.get("against"), model, folder),
+        _isolate(document.get("isolate", False)),
+        FailurePolicy(document.get("on_error", "record"), document.get("max_failures")),
     )
 
 
@@ -153,6 +173,28 @@ def _model(declared: object, base: Path) -> Model:
     if model.path.startswith(("./", "../", "~")):
         raise ConfigurationError(f"there is no model folder or file {beside}")
     return model
+
+
+def _against(declared: object, model: Model, base: Path) -> Lane | None:
+    if declared is None:
+        return None
+    fields = dict(_mapping(declared, "the section 'against'"))
+    for name in fields:
+        if name not in ("engine", "model"):
+            raise ConfigurationError(
+                f"the section 'against' has no {name!r}{did_you_mean(name, ('engine', 'model'))} "
+                "(it holds an engine, and a model where that is another)"
+            )
+    if fields.get("engine") is None:
+        raise ConfigurationError(f"the section 'against' names no engine{_EXAMPLES['engine']}")
+    other = _model(fields["model"], base) if fields.get("model") is not None else model
+    return Lane(parse_engine(fields["engine"]), other)
+
+
+def _isolate(declared: object) -> bool:
+    if not isinstance(declared, bool):
+        raise ConfigurationError(f"isolate must be true or false, got {declared!r}")
+    return declared
 
 
 def _declaration(declared: object, what: str) -> tuple[str, Mapping[str, Any]]:

@@ -34,15 +34,19 @@ class Tally:
             column.set(self._slot(index), taken[name])
         return shown
 
-    def fail(self, index: int) -> dict[str, float]:
-        """Count a row as failed; returns what it counts as, where it counts at all."""
+    def fail(self, index: int, measures: Mapping[str, Measure] | None = None) -> dict[str, float]:
+        """Count a row as failed; returns what it counts as, where it counts at all.
+
+        `measures` are the suite's own for such a row; without them each metric has its constant.
+        """
+        if measures is None:
+            measures = failure_measures(self._metrics)
         counted: dict[str, float] = {}
         for name, metric in self._metrics.items():
-            self._columns[name].set(
-                self._slot(index), None if metric.failed is None else Measure(metric.failed)
-            )
-            if metric.failed is not None:
-                counted[name] = metric.failed
+            measure = measures.get(name)
+            self._columns[name].set(self._slot(index), measure)
+            if measure is not None:
+                counted[name] = float(metric.of_sample(measure))
         return counted
 
     @property
@@ -67,6 +71,15 @@ class Tally:
 
     def _slot(self, index: int) -> int:
         return self._slots.setdefault(index, len(self._slots))
+
+
+def failure_measures(metrics: Mapping[str, Metric]) -> dict[str, Measure]:
+    """What a sample without an answer counts as, for the metrics that count it."""
+    return {
+        name: Measure(metric.failed)
+        for name, metric in metrics.items()
+        if metric.failed is not None
+    }
 
 
 def _as_floats(name: str, measure: Measure) -> Measure:

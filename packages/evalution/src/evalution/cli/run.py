@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from datetime import datetime
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from evalution.cli.errors import EXIT_WITH_FAILURES, told_errors
+from evalution.cli.interruption import finishing_first
 from evalution.cli.options import DebugOption, SpecArgument
 from evalution.progress import PlainProgress, Progress
 from evalution.progress_bar import ProgressBar
@@ -24,7 +26,18 @@ def run(
     spec: SpecArgument,
     output: Annotated[
         str | None,
-        typer.Option(help="The run folder [default: runs/<date-time>-<model>]."),
+        typer.Option(
+            help="The run folder [default: runs/<date-time>-<model>]; an unfinished run goes on."
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over where the run folder holds a run.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Ask again for what failed in the run folder.")
+    ] = False,
+    cache: Annotated[
+        str | None, typer.Option(help="A folder of answers that runs on one model share.")
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="At most that many rows of each test.")
@@ -34,20 +47,36 @@ def run(
     """Run a spec: progress, a table of scores, and a run folder."""
     with told_errors(debug=debug):
         loaded = load_spec(spec)
-        folder = DefaultFolder(loaded.model.name, datetime.now()) if output is None else output
-        handle = Run(loaded.engine, loaded.model, output=folder, limit=limit, progress=_progress())
+        if loaded.against is not None:
+            raise ConfigurationError(
+                f"{spec} has the section 'against', which is for `evalution parity {spec}`; a run "
+                "has one engine"
+            )
+        handle = Run(
+            loaded.engine,
+            loaded.model,
+            output=DefaultFolder(loaded.model.name, datetime.now()) if output is None else output,
+            fresh=fresh,
+            retry_failed=retry_failed,
+            cache=cache,
+            limit=limit,
+            isolate=loaded.isolate,
+            on_error=loaded.failures.on_error,
+            max_failures=loaded.failures.max_failures,
+            progress=_progress(),
+        )
         try:
             _run_all(handle, loaded)
         finally:
             if handle.has_begun:
-                _show(handle.result)
+                _show(handle.result, spec)
         if handle.result.failed:
             raise typer.Exit(EXIT_WITH_FAILURES)
 
 
 def _run_all(handle: Run, spec: Spec) -> None:
     try:
-        with handle:
+        with finishing_first(handle), handle:
             handle.prepare(spec.tests)
             for suite in spec.tests:
                 handle.run(suite)
@@ -61,13 +90,15 @@ def _run_all(handle: Run, spec: Spec) -> None:
         raise failure from error
 
 
-def _show(result: RunResult) -> None:
+def _show(result: RunResult, spec: str) -> None:
     if result.suites:
         terminal = console()
         terminal.print(result_table(result, width=terminal.width))
-    for line in complaints(result):
+    for line in (*result.notices, *complaints(result)):
         console(stderr=True).print(line, style="yellow", soft_wrap=True)
     print(f"results: {result.folder}")
+    if result.status != "done":
+        print(f"to go on: {shlex.join(['evalution', 'run', spec, '--output', str(result.folder)])}")
 
 
 class _RunFailedError(EvalutionError):

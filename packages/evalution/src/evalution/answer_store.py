@@ -1,0 +1,57 @@
+"""Where finished answers are kept while a suite runs, as the execution sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from evalution.suites.suite import Answer, Sample
+from evalution_core import EvalutionError, RequestFailure
+
+
+class AnswerStore(Protocol):
+    """Answers of one suite, by sample and position of the request.
+
+    `recall` may be called from the thread on which a session reads its input.
+    """
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to recall for any sample."""
+        ...
+
+    def recall(self, sample: Sample) -> Mapping[int, Answer | RequestFailure]:
+        """The answers that are known already, by position."""
+        ...
+
+    def keep(self, sample: Sample, position: int, answer: Answer) -> None: ...
+
+    def keep_failure(self, sample: Sample, position: int, error: EvalutionError) -> EvalutionError:
+        """Keep why a request has no answer; returns the error as `recall` will give it."""
+        ...
+
+    def forget(self, index: int) -> None:
+        """Drop the answers of a row: the session took them back."""
+        ...
+
+    def flush(self) -> None:
+        """Have all that was kept on disk when this returns."""
+        ...
+
+
+class NoAnswers:
+    """Keeps nothing, for a run without a folder."""
+
+    is_empty = True
+
+    def recall(self, sample: Sample) -> Mapping[int, Answer | RequestFailure]:
+        return {}
+
+    def keep(self, sample: Sample, position: int, answer: Answer) -> None: ...
+
+    def keep_failure(self, sample: Sample, position: int, error: EvalutionError) -> EvalutionError:
+        return error
+
+    def forget(self, index: int) -> None: ...
+
+    def flush(self) -> None: ...

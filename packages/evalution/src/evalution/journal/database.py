@@ -1,0 +1,240 @@
+"""The SQLite file of a journal: opening it, alone or with others, and what SQLite's errors mean."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from zlib import crc32
+
+from evalution_core import ConfigurationError, EvalutionError
+
+SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x45564C4E
+_TABLES = """
+CREATE TABLE answers (
+    number INTEGER PRIMARY KEY,
+    key BLOB NOT NULL,
+    attempt INTEGER NOT NULL,
+    suite TEXT NOT NULL,
+    row INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    answer BLOB NOT NULL,
+    checksum INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX answers_by_key ON answers (key, attempt);
+CREATE TABLE declared (section TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+_SHARED_WAIT_S = 30.0
+_RETRY_S = 0.02
+_LOCKED_FILE = 5
+"""The word of a line in `/proc/locks` that says which file; the process stands before it."""
+
+DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_FORBIDDEN = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
+
+
+class JournalError(EvalutionError, OSError):
+    """Answers can't be written or read (disk full, file gone); what was committed stays."""
+
+
+class DamagedJournalError(JournalError):
+    """SQLite can't make sense of the file."""
+
+
+class BusyJournalError(JournalError):
+    """Another process has the file."""
+
+
+def open_alone(path: Path) -> sqlite3.Connection:
+    """A connection that no other process can have while it is open; any death releases it.
+
+    Raises:
+        ConfigurationError: no such file, not a journal, one of a newer version, in use, or the
+            folder can't be written.
+        DamagedJournalError: it is a journal, but a damaged one.
+    """
+    try:
+        # In this mode SQLite needs no shared memory beside the file, which network drives lack.
+        return _opened(path, "EXCLUSIVE", 0.0)
+    except BusyJournalError as error:
+        raise ConfigurationError(
+            f"{_writer(path)} is writing this run: {path}; wait for its end, or name another "
+            "--output"
+        ) from error
+    except DamagedJournalError:
+        raise
+    except JournalError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def open_shared(path: Path) -> sqlite3.Connection:
+    """A connection beside those of other processes; the file is made where there is none.
+
+    Raises:
+        ConfigurationError: as `open_alone`, or it is damaged.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return _opened(path, "NORMAL", _SHARED_WAIT_S)
+    except DamagedJournalError as error:
+        raise ConfigurationError(f"{error}; move it away, and a new one is made") from error
+    except JournalError as error:
+        raise ConfigurationError(str(error)) from error
+    except OSError as error:
+        raise not_writable(path, error) from error
+
+
+def not_writable(path: Path, error: OSError) -> ConfigurationError:
+    """The error for a journal that the file system refuses to make or to remove."""
+    return ConfigurationError(
+        f"the journal {path} can't be written: {error.strerror}; name a folder that can be"
+    )
+
+
+def checksum_of(key: bytes, answer: bytes) -> int:
+    """What stands beside an answer, so that a damaged one is never taken for it."""
+    return crc32(answer, crc32(key))
+
+
+@contextmanager
+def journal_errors(path: Path) -> Generator[None]:
+    """Raise SQLite's errors as `JournalError`."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise journal_error(path, error) from error
+
+
+def journal_error(path: Path, error: sqlite3.Error) -> JournalError:
+    """What SQLite's error means for the journal at `path`."""
+    code = primary_code(error)
+    if code in DAMAGE:
+        return DamagedJournalError(f"the journal {path} is damaged ({error})")
+    if code in _BUSY:
+        return BusyJournalError(f"the journal {path} is in use by another process for too long")
+    if code == sqlite3.SQLITE_FULL:
+        return JournalError(
+            f"the journal {path} can't be written: the disk is full; what was committed is kept: "
+            "make room and run the same again"
+        )
+    if code in _FORBIDDEN:
+        return JournalError(
+            f"the journal {path} can't be written: {error}; name a folder that can be"
+        )
+    return JournalError(
+        f"the journal {path} can't be written: {error}; what was committed is kept: run the same "
+        "again when that is mended"
+    )
+
+
+def primary_code(error: sqlite3.Error) -> int:
+    """SQLite's result code without its detail; 0 for an error of Python's own layer."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _writer(path: Path) -> str:
+    process = _locking_process(path)
+    if process == os.getpid():
+        return "this process"
+    return "another process" if process is None else f"another process (PID {process})"
+
+
+def _locking_process(path: Path) -> int | None:
+    # Of the systems that Evalution runs on, Linux alone tells, and not for every file system.
+    try:
+        status = path.stat()
+        locks = Path("/proc/locks").read_text("ascii")
+    except OSError:
+        return None
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    for line in locks.splitlines():
+        words = line.split()
+        if len(words) > _LOCKED_FILE and words[_LOCKED_FILE] == file:
+            return int(words[_LOCKED_FILE - 1]) if words[_LOCKED_FILE - 1].isdecimal() else None
+    return None
+
+
+def _opened(path: Path, locking: str, wait_s: float) -> sqlite3.Connection:
+    with journal_errors(path):
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=rw",
+            uri=True,
+            timeout=wait_s,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            connection.execute(f"PRAGMA locking_mode = {locking}")
+            _check_kind(connection, path)
+            _enter_wal(connection, wait_s)
+            connection.execute("PRAGMA synchronous = NORMAL")
+            with transaction(connection):  # tells now that the file can't be written
+                _make_tables(connection)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _check_kind(connection: sqlite3.Connection, path: Path) -> None:
+    try:
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        is_empty = connection.execute("PRAGMA schema_version").fetchone()[0] == 0
+    except sqlite3.DatabaseError as error:
+        if primary_code(error) == sqlite3.SQLITE_NOTADB:
+            raise ConfigurationError(
+                f"{path} is no journal: it isn't a SQLite database; move it away"
+            ) from error
+        raise
+    if application != _APPLICATION_ID and not is_empty:
+        raise ConfigurationError(
+            f"{path} is no journal: it is the database of another program; move it away"
+        )
+    if version > SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"the journal {path} was written by a newer version of Evalution (its schema is "
+            f"{version}, this one knows {SCHEMA_VERSION}); upgrade evalution"
+        )
+
+
+def _enter_wal(connection: sqlite3.Connection, wait_s: float) -> None:
+    give_up = time.monotonic() + wait_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            # SQLite doesn't wait here while another process does the same.
+            if primary_code(error) not in _BUSY or time.monotonic() >= give_up:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return
+
+
+def _make_tables(connection: sqlite3.Connection) -> None:
+    if connection.execute("PRAGMA schema_version").fetchone()[0]:
+        return
+    for statement in _TABLES.split(";"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Generator[None]:
+    """Commit what is done inside, or nothing of it."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

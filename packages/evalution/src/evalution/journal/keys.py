@@ -1,0 +1,136 @@
+"""What an answer is filed under: who answered, and every field of the request that reaches it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from hashlib import blake2b
+from pathlib import PurePath
+from typing import Any, cast
+
+from evalution.journal.request_content import is_plain, request_content
+from evalution.suites.suite import Request
+from evalution_core import (
+    CONTRACT_VERSION,
+    BaseEngine,
+    GenerationRequest,
+    Model,
+    numeric_options,
+)
+from evalution_core.redaction import SECRET_FIELD
+
+_KEY_VERSION = 1
+"""Changes when the same answer gets another key, or a default of a request another meaning."""
+
+_DIGEST_SIZE = 32
+_DECISIVE = ("dtype", "max_model_len")
+"""What an engine may settle only when it loads the model, and cuts or rounds answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBase:
+    """Who answers. `is_shareable`: known by content, so that another run may take the answers."""
+
+    digest: bytes
+    is_shareable: bool
+
+
+def answer_base(
+    *,
+    engine: BaseEngine | None,
+    model: Model,
+    identity: Mapping[str, Any] | None,
+    execution: Mapping[str, Any] | None,
+    scoring_policy: Mapping[str, Any],
+) -> AnswerBase:
+    """Who answers: the model by content, the engine with the options that change numbers.
+
+    Args:
+        engine: None for a session that was lent; its answers are never shared.
+        model: all but its label counts; its path only where there is no `identity`.
+        identity: `session.identity()`.
+        execution: `session.describe_execution()`, of which dtype and max_model_len count.
+        scoring_policy: the rules of scoring, as recorded in results.
+    """
+    ignored = {"label"} if identity is None else {"label", "path"}
+    told: dict[str, Any] = {
+        "contract": CONTRACT_VERSION,
+        "keys": _KEY_VERSION,
+        "identity": identity,
+        "model": {f.name: getattr(model, f.name) for f in fields(model) if f.name not in ignored},
+        "execution": {name: (execution or {}).get(name) for name in _DECISIVE},
+        "scoring_policy": scoring_policy,
+        "engine": None,
+    }
+    if engine is not None:
+        kind = type(engine)
+        told["engine"] = f"{kind.__module__}:{kind.__qualname__}"
+        told["options"] = {name: getattr(engine, name) for name in numeric_options(engine)}
+    objects: list[object] = []
+    text = json.dumps(_spelled(told, objects), ensure_ascii=False, sort_keys=True)
+    return AnswerBase(
+        _digest(b"", text),
+        engine is not None and identity is not None and not objects,
+    )
+
+
+def request_key(
+    base: AnswerBase, *, suite: str, row: int, position: int, request: Request
+) -> bytes | None:
+    """The key of one request of a run; metadata doesn't count.
+
+    None where a message holds what isn't told by its content, such as an image object: its answer
+    is not journaled.
+    """
+    content = request_content(request)
+    if content is None:
+        return None
+    return _digest(base.digest, json.dumps([suite, row, position]) + content)
+
+
+def cache_key(base: AnswerBase, request: Request) -> bytes | None:
+    """The key under which any run may take the answer; None where it may not be shared.
+
+    It may not if who answers isn't known by content, if the answer is sampled without a seed, or if
+    messages hold more than roles and texts, of which a template may show what a key can't.
+    """
+    if not base.is_shareable or not is_plain(request):
+        return None
+    if isinstance(request, GenerationRequest) and request.do_sample and request.seed is None:
+        return None
+    content = request_content(request)
+    return None if content is None else _digest(base.digest, content)
+
+
+def _digest(base: bytes, text: str) -> bytes:
+    encoded = text.encode("utf-8", "surrogatepass")
+    return blake2b(encoded, digest_size=_DIGEST_SIZE, key=base).digest()
+
+
+def _spelled(value: object, objects: list[object]) -> object:
+    """`value` as JSON has it, without declared secrets; what only a class is known of is noted.
+
+    Nothing is redacted: options that differ in what looks like a secret may differ in numbers.
+    """
+    if isinstance(value, Enum):
+        return _spelled(value.value, objects)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        shown = [f.name for f in fields(value) if not f.metadata.get(SECRET_FIELD)]
+        return {name: _spelled(getattr(value, name), objects) for name in shown}
+    if isinstance(value, Mapping):
+        items = cast(Mapping[object, object], value).items()
+        pairs = [[_spelled(key, objects), _spelled(member, objects)] for key, member in items]
+        return {"pairs": sorted(pairs, key=json.dumps)}
+    if isinstance(value, list | tuple):
+        return [_spelled(member, objects) for member in cast(Sequence[object], value)]
+    if isinstance(value, set | frozenset):
+        members = [_spelled(member, objects) for member in cast("frozenset[object]", value)]
+        return sorted(members, key=json.dumps)
+    objects.append(value)
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"

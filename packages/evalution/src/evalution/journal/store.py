@@ -1,0 +1,249 @@
+"""Answers in one SQLite file: on disk a tenth of a second after they came, by `flush` at once."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from threading import RLock, Timer
+from types import TracebackType
+from typing import Any, Self
+
+from evalution.journal.database import (
+    DamagedJournalError,
+    JournalError,
+    checksum_of,
+    journal_error,
+    journal_errors,
+    not_writable,
+    open_alone,
+    open_shared,
+    transaction,
+)
+from evalution.journal.salvage import is_sound, is_whole, salvage, sqlite_files
+from evalution_core import ConfigurationError
+
+_COMMIT_S = 0.1
+_RECALL = "SELECT answer, checksum FROM answers WHERE key = ? ORDER BY attempt DESC LIMIT 1"
+_NEXT_ATTEMPT = """
+INSERT INTO answers (key, attempt, suite, row, position, answer, checksum)
+VALUES (?1, (SELECT coalesce(max(attempt) + 1, 0) FROM answers WHERE key = ?1), ?2, ?3, ?4, ?5, ?6)
+"""
+_FIRST_STAYS = """
+INSERT OR IGNORE INTO answers (key, attempt, suite, row, position, answer, checksum)
+VALUES (?1, 0, ?2, ?3, ?4, ?5, ?6)
+"""
+
+_Pending = tuple[bytes, str, int, int, bytes, int]
+
+
+class Journal:
+    """Answers by key, and what a run declared about itself. Safe to use from several threads.
+
+    A key may be recorded again: its answers are numbered as attempts, and the last one counts.
+    Every call raises `JournalError` where the file can't be written or read. An answer that could
+    not be committed in the background raises at the next `record`, `flush` or `close`.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, insert: str):
+        self.path = path
+        self.notice: str | None = None
+        """A sentence for the user about a damaged file that was replaced."""
+        self._connection = connection
+        self._insert = insert
+        self._lock = RLock()
+        self._pending: list[_Pending] = []
+        self._last: dict[bytes, bytes] = {}
+        self._timer: Timer | None = None
+        self._failure: JournalError | None = None
+        self._is_closed = False
+
+    @classmethod
+    def create(cls, path: Path) -> Journal:
+        """A new journal, held by this process alone until `close` or its death.
+
+        Raises:
+            ConfigurationError: there is a file already, or its folder can't be written.
+        """
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            raise ConfigurationError(f"there is a journal already: {path}") from None
+        except OSError as error:
+            raise not_writable(path, error) from error
+        return cls(path, open_alone(path), _NEXT_ATTEMPT)
+
+    @classmethod
+    def open(cls, path: Path) -> Journal:
+        """The journal of an earlier run, held by this process alone until `close` or its death.
+
+        A damaged file is kept beside it under another name, what can be read of it is taken over,
+        and `notice` says so.
+
+        Raises:
+            ConfigurationError: it isn't there, is no journal, was written by a newer version, or is
+                in use by another process; or its folder can't be written.
+            JournalError: the disk is full while a damaged file is replaced.
+        """
+        if not path.is_file():
+            raise ConfigurationError(f"there is no journal {path}")
+        notice = None
+        connection = _sound(path)
+        if connection is None:
+            notice = salvage(path)
+            connection = open_alone(path)
+        journal = cls(path, connection, _NEXT_ATTEMPT)
+        journal.notice = notice
+        return journal
+
+    @classmethod
+    def shared(cls, path: Path) -> Journal:
+        """The answers that several processes share, made where there are none yet.
+
+        The first answer to a key stays. Record no failures in it.
+
+        Raises:
+            ConfigurationError: as `open`, or the file is damaged; other processes may use it.
+        """
+        return cls(path, open_shared(path), _FIRST_STAYS)
+
+    @classmethod
+    def delete(cls, path: Path) -> None:
+        """Remove a journal with the files that SQLite keeps beside it; nothing if there is none.
+
+        Raises:
+            ConfigurationError: it is no journal or in use by another process, or the folder can't
+                be written.
+        """
+        if not path.exists():
+            return
+        with suppress(DamagedJournalError):  # what is damaged can be removed as well
+            open_alone(path).close()
+        try:
+            for file in sqlite_files(path):
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise not_writable(path, error) from error
+
+    def recall(self, key: bytes) -> str | None:
+        """The last answer recorded under `key`, also when it isn't committed yet."""
+        with self._lock:
+            if (pending := self._last.get(key)) is not None:
+                return pending.decode("utf-8", "surrogatepass")
+            try:
+                found = self._connection.execute(_RECALL, (key,)).fetchone()
+            except sqlite3.Error as error:
+                raise journal_error(self.path, error) from error
+        if found is None or not is_whole(key, *found):
+            return None
+        return found[0].decode("utf-8", "surrogatepass")
+
+    def record(self, key: bytes, encoded: str, *, suite: str, row: int, position: int) -> None:
+        """File an answer; it is committed within 0.1 s, or by `flush`."""
+        answer = encoded.encode("utf-8", "surrogatepass")  # JSON can hold a lone surrogate
+        with self._lock:
+            self._raise_failure()
+            if self._is_closed:
+                raise JournalError(f"the journal {self.path} is closed")
+            self._pending.append((key, suite, row, position, answer, checksum_of(key, answer)))
+            self._last[key] = answer
+            if self._timer is None:
+                self._timer = Timer(_COMMIT_S, self._commit_in_time)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def flush(self) -> None:
+        """Commit all that was recorded."""
+        with self._lock:
+            self._commit()
+
+    def close(self) -> None:
+        """Commit what was recorded and let the file go. Idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            try:
+                self._commit()
+            finally:
+                with journal_errors(self.path):
+                    self._connection.close()
+
+    def declare(self, section: str, value: Any) -> None:
+        """Keep a JSON value under a name, at once; an earlier one is replaced."""
+        text = json.dumps(value, sort_keys=True)
+        with self._lock, journal_errors(self.path), transaction(self._connection):
+            self._connection.execute("REPLACE INTO declared VALUES (?, ?)", (section, text))
+
+    def declared(self) -> dict[str, Any]:
+        """All declared values by section."""
+        with self._lock, journal_errors(self.path):
+            found = self._connection.execute("SELECT section, value FROM declared").fetchall()
+        return {section: json.loads(text) for section, text in found}
+
+    def count(self, suite: str | None = None) -> int:
+        """How many requests have an answer, of one suite or of all."""
+        with self._lock:
+            self._commit()
+            with journal_errors(self.path):
+                return self._connection.execute(
+                    "SELECT count(*) FROM answers WHERE attempt = 0 AND suite = coalesce(?, suite)",
+                    (suite,),
+                ).fetchone()[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _commit_in_time(self) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            try:
+                self._commit()
+            except JournalError as error:
+                self._failure = error
+
+    def _commit(self) -> None:
+        # What can't be committed stays pending: the next call may find more room.
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        if not self._pending:
+            return
+        with journal_errors(self.path), transaction(self._connection):
+            self._connection.executemany(self._insert, self._pending)
+        self._pending.clear()
+        self._last.clear()
+        self._failure = None
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+
+def _sound(path: Path) -> sqlite3.Connection | None:
+    """The journal opened, None if it is damaged."""
+    try:
+        connection = open_alone(path)
+    except DamagedJournalError:
+        return None
+    try:
+        with journal_errors(path):
+            found = is_sound(connection)
+    except BaseException:
+        connection.close()
+        raise
+    if found:
+        return connection
+    connection.close()
+    return None

@@ -1,0 +1,79 @@
+"""A whole run in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evalution.failure_policy import OnError
+from evalution.preflight import check_suites
+from evalution.progress import Progress
+from evalution.results import RunResult
+from evalution.run_handle import Run
+from evalution.suites.suite import AnySuite
+from evalution_core import BaseEngine, BaseInferenceSession, Model
+
+
+def run(
+    *,
+    tests: Sequence[AnySuite],
+    engine: BaseEngine | None = None,
+    model: Model | Mapping[str, Any] | str | None = None,
+    session: BaseInferenceSession | None = None,
+    output: str | Path | None = None,
+    fresh: bool = False,
+    retry_failed: bool = False,
+    cache: str | Path | None = None,
+    limit: int | None = None,
+    isolate: bool = False,
+    on_error: OnError = "record",
+    max_failures: int | None = None,
+    progress: Progress | None = None,
+) -> RunResult:
+    """Run suites on a model and close it.
+
+    Args:
+        tests: the suites, run in this order.
+        engine: what to run `model` with.
+        session: a live session, in place of `engine` and not beside it; it stays open, and the
+            caller's.
+        output: folder for `results.json`, `samples.jsonl` and the journal; None keeps all in
+            memory. An unfinished run of the same spec that is there goes on: nothing that was
+            finished is computed again.
+        fresh: start over where `output` holds a run.
+        retry_failed: ask again for what failed in the run that `output` holds.
+        cache: folder of answers that runs share; an answer serves only the model that gave it, with
+            the same engine and the same options.
+        limit: at most that many rows of each suite.
+        isolate: have the model in a process of its own, which is replaced when it dies.
+        on_error: `raise` ends the run at the first failed sample.
+        max_failures: more failed samples than that end it.
+        progress: told how the run goes on; None is silent.
+
+    Raises:
+        ConfigurationError: an option, a row or the model is wrong, or `output` holds another run;
+            nothing was run.
+        UnsupportedRequestError: a suite needs what the engine can't do; nothing was loaded.
+        TooManyFailuresError: as `on_error` and `max_failures` say.
+        EvalutionError: the run failed. What was finished stands in the run folder.
+    """
+    suites = check_suites(tests)
+    with Run(
+        engine,
+        model,
+        session=session,
+        output=output,
+        fresh=fresh,
+        retry_failed=retry_failed,
+        cache=cache,
+        limit=limit,
+        isolate=isolate,
+        on_error=on_error,
+        max_failures=max_failures,
+        progress=progress,
+    ) as handle:
+        handle.prepare(suites)
+        for suite in suites:
+            handle.run(suite)
+    return handle.result

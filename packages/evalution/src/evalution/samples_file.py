@@ -1,0 +1,67 @@
+"""`samples.jsonl`: a line a sample as it is finished, in the order of the rows once a suite is."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from pathlib import Path
+from typing import BinaryIO
+
+from evalution.results import SampleResult, to_json
+
+
+class SamplesFile:
+    """Lines of suites that run one after the other. Every method may raise `OSError`.
+
+    Held in memory: three numbers a line of the suite at hand.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        # What JSON can't hold as UTF-8, a lone surrogate, becomes its JSON escape.
+        self._file: BinaryIO = path.open("w+b")
+        self._begin = 0
+        self._end = 0
+        self._rows = array("q")
+        self._offsets = array("q")
+
+    def append(self, sample: SampleResult) -> None:
+        """Put one line; it is on its way to the disk when this returns."""
+        line = (to_json(sample.to_dict()) + "\n").encode("utf-8", "backslashreplace")
+        self._rows.append(sample.index)
+        self._offsets.append(self._end)
+        self._file.write(line)
+        self._file.flush()
+        self._end += len(line)
+
+    def finish_suite(self) -> None:
+        """Order the lines since the last call by row; of several of one row, the last stays."""
+        rows, offsets = self._rows, self._offsets
+        self._rows, self._offsets = array("q"), array("q")
+        if not all(rows[at] < rows[at + 1] for at in range(len(rows) - 1)):
+            self._order(rows, offsets)
+        self._begin = self._end
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._file.close()
+
+    def _order(self, rows: array[int], offsets: array[int]) -> None:
+        latest = {row: at for at, row in enumerate(rows)}
+        offsets.append(self._end)
+        draft = self.path.with_suffix(".part")
+        with draft.open("w+b") as ordered:
+            for row in sorted(latest):
+                at = latest[row]
+                self._file.seek(offsets[at])
+                ordered.write(self._file.read(offsets[at + 1] - offsets[at]))
+            ordered.flush()
+            ordered.seek(0)
+            # Killed between here and the end, the lines are written anew from the journal.
+            self._file.seek(self._begin)
+            while chunk := ordered.read(1 << 20):
+                self._file.write(chunk)
+            self._file.truncate()
+            self._file.flush()
+            self._end = self._file.tell()
+        os.unlink(draft)

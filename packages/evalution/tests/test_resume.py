@@ -1,0 +1,330 @@
+"""A run that ended early goes on where it was: nothing twice, nothing lost, the same results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import evalution
+from evalution import Generation, MultipleChoice, Run
+from evalution.failure_policy import TooManyFailuresError
+from evalution.journal import Journal
+from evalution.progress import Silence
+from evalution_core import (
+    ConfigurationError,
+    EngineRuntimeError,
+    InvalidRequestError,
+    RequestFailure,
+)
+from evalution_enginekit.mock import Mock
+from evalution_reference import Reference
+
+ROWS = [{"q": f"{i} + 0?", "a": "4", "choices": ["x", "yy"], "right": 0} for i in range(10)]
+
+
+def suites(**options: Any) -> list[Any]:
+    return [
+        Generation(data=ROWS, prompt="q", target="a", name="sums", **options),
+        MultipleChoice(data=ROWS, prompt="q", choices="choices", target="right", name="choice"),
+    ]
+
+
+def files(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """The results without timings, and the samples."""
+    found = json.loads((folder / "results.json").read_bytes())
+    for part in (found, *found["suites"]):
+        del part["timings"]
+    return found, (folder / "samples.jsonl").read_bytes()
+
+
+@pytest.fixture
+def counted(scripted: Any, scripted_session: Any) -> Any:
+    """Engines whose sessions count what they compute, and die after so many answers."""
+
+    class Counted:
+        def __init__(self) -> None:
+            self.computed: list[Any] = []
+
+        def engine(self, dies_after: int | None = None, failing: tuple[int, ...] = ()) -> Any:
+            def script(events: Any) -> Iterator[Any]:
+                for key, answer in events:
+                    if dies_after is not None and len(self.computed) == dies_after:
+                        raise RuntimeError("device lost")
+                    self.computed.append(key)
+                    is_bad = key[0] in failing
+                    yield key, RequestFailure(InvalidRequestError("no")) if is_bad else answer
+
+            return scripted(scripted_session(script))
+
+    return Counted()
+
+
+@pytest.mark.parametrize("dies_after", [0, 1, 5, 10, 11, 20, 29])
+def test_an_unfinished_run_goes_on_and_ends_as_if_it_had_never_stopped(
+    counted: Any, tmp_path: Path, dies_after: int
+) -> None:
+    evalution.run(engine=counted.engine(), model="m", tests=suites(), output=tmp_path / "whole")
+    counted.computed.clear()
+    with pytest.raises(EngineRuntimeError, match="device lost"):
+        evalution.run(
+            engine=counted.engine(dies_after), model="m", tests=suites(), output=tmp_path / "run"
+        )
+    result = evalution.run(
+        engine=counted.engine(), model="m", tests=suites(), output=tmp_path / "run"
+    )
+    assert len(counted.computed) == 30
+    assert sum(suite.recalled for suite in result.suites) == dies_after
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+def test_a_failed_request_is_finished_work(counted: Any, tmp_path: Path) -> None:
+    engine = counted.engine(dies_after=15, failing=(2,))
+    with pytest.raises(EngineRuntimeError):
+        evalution.run(engine=engine, model="m", tests=suites(), output=tmp_path)
+    result = evalution.run(engine=counted.engine(), model="m", tests=suites(), output=tmp_path)
+    assert (result["sums"].failed, len(counted.computed)) == (1, 30)
+    assert result["sums"].first_failure == "row 2: InvalidRequestError: no"
+
+
+def test_failed_requests_are_asked_again_where_that_is_wanted(
+    counted: Any, tmp_path: Path
+) -> None:
+    engine = counted.engine(failing=(2, 7))
+    evalution.run(engine=engine, model="m", tests=suites(), output=tmp_path)
+    counted.computed.clear()
+    result = evalution.run(
+        engine=counted.engine(), model="m", tests=suites(), output=tmp_path, retry_failed=True
+    )
+    assert sorted(counted.computed) == [(2, 0), (2, 0), (2, 1), (7, 0), (7, 0), (7, 1)]
+    assert (result.failed, result.status) == (0, "done")
+
+
+def test_a_run_that_bore_too_many_failures_goes_on_with_them_asked_again(
+    counted: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(TooManyFailuresError):
+        evalution.run(
+            engine=counted.engine(failing=(2,)),
+            model="m",
+            tests=suites(),
+            output=tmp_path,
+            max_failures=0,
+        )
+    result = evalution.run(
+        engine=counted.engine(),
+        model="m",
+        tests=suites(),
+        output=tmp_path,
+        max_failures=0,
+        retry_failed=True,
+    )
+    assert (result.failed, len(counted.computed)) == (0, 31)
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+    evalution.run(engine=Mock(), model="m", tests=suites(), output=tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(ConfigurationError) as caught:
+        evalution.run(engine=Mock(), model="m", tests=suites(), output=tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} already holds a finished run; name another --output, or start over with "
+        "--fresh"
+    )
+    assert files(tmp_path) == before
+
+
+def test_a_fresh_start_leaves_nothing_of_the_run_that_was_there(
+    counted: Any, tmp_path: Path
+) -> None:
+    evalution.run(engine=counted.engine(), model="m", tests=suites(), output=tmp_path)
+    result = evalution.run(
+        engine=counted.engine(), model="m", tests=suites()[:1], output=tmp_path, fresh=True
+    )
+    assert (len(counted.computed), result.suites[0].recalled) == (40, 0)
+    assert [suite["name"] for suite in files(tmp_path)[0]["suites"]] == ["sums"]
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"model": "other"}, "run.model.path was 'm', now 'other'"),
+        ({"limit": 5}, "run.limit was None, now 5"),
+        ({"tests": suites(max_new_tokens=9)}, "suite sums.max_new_tokens was 256, now 9"),
+        ({"tests": suites()[:1]}, "suite choice was {"),
+        ({"tests": [*suites(), *suites()]}, "suite sums-2 is new: {"),
+        ({"engine": Mock()}, "run.engine.name was"),
+    ],
+)
+def test_another_spec_is_refused_with_the_difference(
+    counted: Any, tmp_path: Path, change: dict[str, Any], difference: str
+) -> None:
+    options = {"engine": counted.engine(5), "model": "m", "tests": suites(), "output": tmp_path}
+    with pytest.raises(EngineRuntimeError):
+        evalution.run(**options)
+    before = files(tmp_path)
+    with pytest.raises(ConfigurationError) as caught:
+        evalution.run(**{**options, **change})
+    told = str(caught.value)
+    assert told.startswith(f"{tmp_path} holds an unfinished run of another spec: ")
+    assert difference in told
+    assert told.endswith("; name another --output, or start over with --fresh")
+    assert files(tmp_path) == before
+
+
+def test_a_batch_size_may_change_on_the_way(counted: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"model": "m", "output": tmp_path}
+    with pytest.raises(EngineRuntimeError):
+        evalution.run(engine=counted.engine(5), tests=suites(batch_size=8), **options)
+    evalution.run(engine=counted.engine(), tests=suites(batch_size=2), **options)
+    assert len(counted.computed) == 30
+
+
+def test_a_handle_goes_on_suite_by_suite(counted: Any, tmp_path: Path) -> None:
+    first, second = suites()
+    handle = Run(counted.engine(15), "m", output=tmp_path).run(first)
+    with pytest.raises(EngineRuntimeError):
+        handle.run(second)
+    with Run(counted.engine(), "m", output=tmp_path) as handle:
+        handle.run(first).run(second)
+    assert len(counted.computed) == 30
+
+
+def test_other_weights_under_the_same_name_are_refused(
+    scripted: Any, scripted_session: Any, tmp_path: Path
+) -> None:
+    class Known(scripted_session):
+        weights = "one"
+
+        def identity(self) -> dict[str, Any]:
+            return {"model.safetensors": self.weights}
+
+    def dying(events: Any) -> Iterator[Any]:
+        yield next(events)
+        raise RuntimeError("device lost")
+
+    with pytest.raises(EngineRuntimeError):
+        evalution.run(engine=scripted(Known(dying)), model="m", tests=suites(), output=tmp_path)
+    Known.weights = "two"
+    with pytest.raises(ConfigurationError) as caught:
+        evalution.run(engine=scripted(Known()), model="m", tests=suites(), output=tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} holds an unfinished run of a model that was another: model.safetensors was "
+        "'one', now 'two'; name another --output, or start over with --fresh"
+    )
+
+
+def test_a_run_that_is_told_to_stop_finishes_what_is_in_flight(
+    scripted: Any, scripted_session: Any, tmp_path: Path
+) -> None:
+    def script(events: Any) -> Iterator[Any]:
+        in_flight = [next(events), next(events), next(events)]
+        assert handle.stop()
+        assert not handle.stop()
+        yield from in_flight
+        yield from events
+
+    handle = Run(scripted(scripted_session(script)), "m", output=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        handle.run(suites()[0])
+    assert files(tmp_path)[0]["status"] == "interrupted"
+    with Run(scripted(scripted_session()), "m", output=tmp_path) as again:
+        assert again.run(suites()[0]).result["sums"].recalled == 3
+
+
+def test_nothing_runs_after_a_stop(scripted: Any, scripted_session: Any) -> None:
+    with Run(scripted(scripted_session()), "m") as handle:
+        assert not handle.stop()
+        with pytest.raises(KeyboardInterrupt):
+            handle.run(suites()[0])
+
+
+def test_what_is_told_as_finished_is_on_disk(
+    scripted: Any, scripted_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evalution.execution._TELL_S", 0.0)
+    told: list[int] = []
+
+    class Told(Silence):
+        def sample_finished(self, done: int, failed: int, running: Any) -> None:
+            told.append(committed(tmp_path / "journal.sqlite") - done)
+
+    evalution.run(
+        engine=scripted(scripted_session()),
+        model="m",
+        tests=suites()[:1],
+        output=tmp_path,
+        progress=Told(),
+    )
+    assert set(told) == {0}
+
+
+def committed(journal: Path) -> int:
+    """Answers that another process would find after this one's death: the files as they are."""
+    copy = journal.parent.parent / "copy"
+    copy.mkdir(exist_ok=True)
+    for name in (journal.name, f"{journal.name}-wal"):
+        if (journal.parent / name).exists():
+            (copy / name).write_bytes((journal.parent / name).read_bytes())
+    with Journal.open(copy / journal.name) as found:
+        return found.count()
+
+
+def test_an_answer_that_was_taken_back_is_asked_for_again(
+    scripted: Any, scripted_session: Any, tmp_path: Path
+) -> None:
+    def doubled(events: Any) -> Iterator[Any]:
+        for key, answer in events:
+            yield key, answer
+            if key == (3, 0):
+                yield key, answer
+            if key == (6, 0):
+                raise RuntimeError("device lost")
+
+    asked: list[Any] = []
+
+    def counting(events: Any) -> Iterator[Any]:
+        for key, answer in events:
+            asked.append(key)
+            yield key, answer
+
+    tests = suites()[:1]
+    with pytest.raises(EngineRuntimeError):
+        engine = scripted(scripted_session(doubled))
+        evalution.run(engine=engine, model="m", tests=tests, output=tmp_path)
+    engine = scripted(scripted_session(counting))
+    result = evalution.run(engine=engine, model="m", tests=tests, output=tmp_path)
+    assert asked == [(3, 0), (7, 0), (8, 0), (9, 0)]
+    assert result.failed == 0
+
+
+def test_runs_share_answers_through_a_cache_and_models_do_not(tmp_path: Path) -> None:
+    def run(dtype: Literal["float32", "float64"], **options: Any) -> list[int]:
+        found = evalution.run(
+            engine=Reference(dtype=dtype),
+            model="builtin:tiny",
+            tests=suites(**options)[:1],
+            cache=tmp_path / "cache",
+        )
+        return [suite.recalled for suite in found.suites]
+
+    assert run("float32", max_rows=3) == [0]
+    assert run("float32") == [3]
+    assert run("float32") == [10]
+    assert run("float64") == [0]
+    assert run("float32", max_new_tokens=5) == [0]
+
+
+def test_a_cache_is_left_out_where_the_model_can_not_be_told_by_content(
+    scripted: Any, scripted_session: Any, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        engine = scripted(scripted_session())
+        result = evalution.run(engine=engine, model="m", tests=suites(), cache=tmp_path)
+        assert result["sums"].recalled == 0
+        assert result.notices == [
+            "the cache isn't used: what this model is can't be told by its content"
+        ]
