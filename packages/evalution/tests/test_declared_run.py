@@ -22,7 +22,8 @@ def test_only_equal_values_have_no_differences(before: Any, now: Any) -> None:
     [
         ({"a": {"b": 1}}, {"a": {"b": 2}}, ["a.b was 1, now 2"]),
         ({"a": 1}, {}, ["a was 1, now it isn't there"]),
-        ({}, {"a": "x"}, ["a is new: 'x'"]),
+        ({}, {"a": "x"}, ["a is 'x', it wasn't there"]),
+        ({"a": {"b": 1}}, {}, ["a was asked for, now it isn't there"]),
         ({"a": {"b": 1}}, {"a": [1]}, ["a was {'b': 1}, now [1]"]),
         ({"a": "x" * 99}, {"a": None}, [f"a was '{'x' * 58}…, now None"]),
     ],

@@ -97,11 +97,15 @@ def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
     for name in [*old, *(name for name in new if name not in old)]:
         inner = f"{path}.{name}" if path else name
         if name not in new:
-            yield f"{inner} was {_shown(old[name])}, now it isn't there"
+            yield f"{inner} {_told(old[name], 'was')}, now it isn't there"
         elif name not in old:
-            yield f"{inner} is new: {_shown(new[name])}"
+            yield f"{inner} {_told(new[name], 'is')}, it wasn't there"
         else:
             yield from _differences(old[name], new[name], inner)
+
+
+def _told(value: Any, verb: str) -> str:
+    return f"{verb} asked for" if isinstance(value, dict) else f"{verb} {_shown(value)}"
 
 
 def _as_mapping(value: Any) -> dict[str, Any] | None:

@@ -186,14 +186,13 @@ class RunStore:
         is_whole: bool,
     ) -> None:
         before = folder.journal.declared()
-        now = {section_of(name): suite for name, suite in suites.items()}
-        if declared is not None:
-            now[RUN] = declared
+        now = {} if declared is None else {RUN: declared}
+        now |= {section_of(name): suite for name, suite in suites.items()}
         if before and is_whole:
-            known = {name: value for name, value in before.items() if is_asked(name)}
-            found = differences(known, now)
+            asked = [name for name in sorted(before) if is_asked(name)]
+            found = differences({name: before[name] for name in asked}, now)
         else:
-            both = before.keys() & now.keys()
+            both = [name for name in now if name in before]
             found = differences({n: before[n] for n in both}, {n: now[n] for n in both})
         if found:
             raise ConfigurationError(
