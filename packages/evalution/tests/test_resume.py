@@ -328,3 +328,17 @@ def test_a_cache_is_left_out_where_the_model_can_not_be_told_by_content(
         assert result.notices == [
             "the cache isn't used: what this model is can't be told by its content"
         ]
+
+
+def test_an_answer_that_can_not_be_written_down_fails_its_sample_alone(
+    scripted: Any, scripted_session: Any, tmp_path: Path
+) -> None:
+    def script(events: Any) -> Iterator[Any]:
+        for key, answer in events:
+            answer.token_ids = [object()] if key == (4, 0) else None
+            yield key, answer
+
+    engine = scripted(scripted_session(script))
+    result = evalution.run(engine=engine, model="m", tests=suites()[:1], output=tmp_path)
+    assert (result.failed, result["sums"].n) == (1, 10)
+    assert "can't be recorded" in str(result["sums"].first_failure)

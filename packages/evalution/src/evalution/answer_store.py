@@ -24,7 +24,13 @@ class AnswerStore(Protocol):
         """The answers that are known already, by position."""
         ...
 
-    def keep(self, sample: Sample, position: int, answer: Answer) -> None: ...
+    def keep(self, sample: Sample, position: int, answer: Answer) -> None:
+        """Keep an answer.
+
+        Raises:
+            EngineRuntimeError: it holds a value that can't be written down.
+        """
+        ...
 
     def keep_failure(self, sample: Sample, position: int, error: EvalutionError) -> EvalutionError:
         """Keep why a request has no answer; returns the error as `recall` will give it."""

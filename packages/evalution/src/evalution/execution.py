@@ -150,12 +150,19 @@ class SuiteExecution:
         except UnexpectedAnswerError as error:
             self._complain(error)
             return
-        if (failure := opened.failures.get(position)) is None:
-            self._store.keep(opened.sample, position, opened.answers[position])
-        else:
-            opened.failures[position] = self._store.keep_failure(opened.sample, position, failure)
+        self._keep(opened, position)
         if not opened.waiting:
             self._finish(opened)
+
+    def _keep(self, opened: OpenSample, position: int) -> None:
+        failure = opened.failures.get(position)
+        if failure is None:
+            try:
+                self._store.keep(opened.sample, position, opened.answers[position])
+                return
+            except EngineRuntimeError as error:  # an answer with a value that no file can hold
+                failure = error
+        opened.failures[position] = self._store.keep_failure(opened.sample, position, failure)
 
     def _finish(self, opened: OpenSample) -> None:
         sample = opened.sample
