@@ -42,6 +42,32 @@ def test_shots_among_equal_rows_are_those_of_lm_eval() -> None:
     assert drawn == [[3, 2, 1], [0, 2, 3], [0, 3, 1], [1, 0, 1], [1, 3, 1], [0, 0, 3]]
 
 
+def test_shots_of_another_file_with_a_spare_are_those_of_lm_eval() -> None:
+    asked = [Row(index, "", {"id": value}) for index, value in enumerate([20, 2, 21, 1, 22, 3])]
+    shots = SeededShots(POOL, 3, 1234, shared=False, spare=True)
+    drawn = [ids(shots.before(row)) for row in asked]
+    assert drawn == [[14, 1, 0], [1, 10, 11], [3, 12, 5], [0, 15, 12], [11, 10, 9], [14, 2, 1]]
+
+
+def test_without_a_spare_only_the_shot_that_is_the_question_is_another() -> None:
+    drawn_by_lm_eval = [[14, 1, 0], [2, 14, 12], [1, 10, 11], [2, 1, 12], [11, 3, 0], [0, 12, 15]]
+    drawn_by_lm_eval += [[11, 10, 9], [15, 9, 7], [4, 1, 2], [3, 13, 0], [15, 14, 3], [2, 10, 8]]
+    drawn_by_lm_eval += [[14, 1, 9], [2, 8, 9], [1, 4, 13], [2, 10, 4]]
+    shots = SeededShots(POOL, 3, 1234, shared=True, spare=False)
+    for row, theirs in zip(POOL, drawn_by_lm_eval, strict=True):
+        ours = ids(shots.before(row))
+        if row["id"] in theirs:
+            assert row["id"] not in ours
+        assert [n for n in ours if n in theirs] == [n for n in theirs if n != row["id"]]
+
+
+def test_a_row_of_another_file_with_the_same_number_is_no_question() -> None:
+    asked = Row(3, "", {"id": 99})
+    shots = SeededShots(POOL[:4], 3, 0, shared=False, spare=True)
+    assert len(ids(shots.before(asked))) == 3
+    assert {3} <= {number for _ in range(9) for number in ids(shots.before(asked))}
+
+
 def test_a_row_that_does_not_equal_itself_is_not_its_own_example() -> None:
     pool = [Row(i, "", {"id": i, "score": float("nan")}) for i in range(4)]
     again = [Row(i, "", {"id": i, "score": float("nan")}) for i in range(4)]
@@ -53,14 +79,15 @@ def test_a_row_that_does_not_equal_itself_is_not_its_own_example() -> None:
 @given(
     st.lists(st.integers(0, 5) | st.just(float("nan")), min_size=3, unique=True),
     st.integers(0, 2**32),
+    st.booleans(),
     st.data(),
 )
 def test_no_row_is_ever_its_own_example(
-    values: list[float], seed: int, data: st.DataObject
+    values: list[float], seed: int, spare: bool, data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, len(values) - 1))
     pool = [Row(index, "", {"id": value}) for index, value in enumerate(values)]
-    shots = SeededShots(pool, count, seed, shared=True)
+    shots = SeededShots(pool, count, seed, shared=True, spare=spare)
     for row in pool:
         found = [shot.index for shot in shots.before(row)]
         assert len(found) == len(set(found)) == count

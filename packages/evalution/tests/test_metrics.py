@@ -36,6 +36,16 @@ def test_perplexities_are_those_of_lm_eval() -> None:
     assert bits == pytest.approx(4.600508920281562, rel=1e-15)
 
 
+@given(st.lists(st.floats(-30, 0), min_size=2, max_size=50))
+def test_with_a_weight_of_one_it_is_the_perplexity_of_answers(logprobs: list[float]) -> None:
+    found = WeightedPerplexity().estimate([Measure(logprob) for logprob in logprobs])
+    mean = Mean().estimate([Measure(logprob) for logprob in logprobs])
+    assert mean.value is not None
+    assert mean.stderr is not None
+    assert found.value == pytest.approx(math.exp(-mean.value))
+    assert found.stderr == pytest.approx(math.exp(-mean.value) * mean.stderr, rel=1e-9, abs=1e-9)
+
+
 @pytest.mark.parametrize("metric", [WeightedPerplexity(), BitsPerWeight()])
 def test_the_error_of_a_perplexity_agrees_with_the_bootstrap(
     metric: WeightedPerplexity | BitsPerWeight,

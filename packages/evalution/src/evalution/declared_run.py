@@ -16,6 +16,9 @@ from evalution_core.options import numeric_options
 
 RUN = "run"
 _SUITE = "suite "
+_CHANGE_NOTHING = ("batch_size", "cache_dir")
+"""Options of suites by which no answer becomes another."""
+
 _SHOWN_DIFFERENCES = 8
 _SHOWN_LENGTH = 60
 
@@ -44,11 +47,12 @@ def run_declaration(
 def suite_declaration(suite: AnySuite) -> dict[str, Any]:
     """Type and options; files by absolute path, as the working folder may be another next time."""
     options = suite.to_dict()
-    del options["batch_size"]
+    for name in _CHANGE_NOTHING:
+        options.pop(name, None)
     for name in path_options(type(suite)):
         if isinstance(found := getattr(suite, name), str) and os.path.exists(found):
             options[name] = os.path.abspath(found)
-    return _plain({"type": type(suite).__name__, **options})
+    return _plain({"type": type(suite).__name__, **options, **suite.provenance})
 
 
 def suite_declarations(suites: Sequence[AnySuite]) -> dict[str, dict[str, Any]]:

@@ -102,6 +102,7 @@ class SuiteExecution:
             truncated=self._truncated,
             requests=self._requests,
             recalled=self._intake.recalled_requests,
+            provenance=dict(self._suite.provenance),
             seconds=time.perf_counter() - started,
             first_failure=None if first is None else f"row {first[0]}: {first[1]}",
             errors=self._errors,

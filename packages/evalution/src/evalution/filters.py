@@ -31,7 +31,9 @@ class Regex:
     """The text of one match, stripped; `fallback` where nothing matches.
 
     `match` chooses among several matches; `group` (a number or a name) what of it is taken. None
-    takes the first group that matched something, or the whole match if there are no groups.
+    takes the whole match if there are no groups, the group if there is one (even an empty text),
+    else the first that isn't empty: lm-evaluation-harness 0.4.13's `regex` with `group_select` 0
+    for "first" and -1 for "last".
     """
 
     pattern: str
@@ -62,10 +64,10 @@ class Regex:
             return self.fallback
         if self.group is not None:
             taken = found[self.group]
-        elif found.re.groups:
+        elif found.re.groups > 1:
             taken = next((group for group in found.groups() if group), None)
         else:
-            taken = found[0]
+            taken = found[found.re.groups] or ""
         return self.fallback if taken is None else taken.strip()
 
     def _found(self, text: str) -> re.Match[str] | None:

@@ -71,9 +71,8 @@ class Mean:
 class WeightedPerplexity:
     """`exp(-Σ logprob / Σ weight)`, the weight being a text's words or bytes.
 
-    The standard error is by the delta method: that of the ratio `R` of two sample totals (Cochran,
-    Sampling Techniques, 3rd ed. 1977, §6.4: residuals `logprob - R·weight`, over n - 1), times the
-    slope of `exp(-R)`. lm-evaluation-harness bootstraps the same statistic.
+    With a weight of one it is the perplexity of single answers. The standard error is by the delta
+    method: that of the ratio, times the slope of `exp(-ratio)`. lm-evaluation-harness bootstraps.
     """
 
     higher_is_better: bool = False
@@ -83,7 +82,7 @@ class WeightedPerplexity:
         return _exp(-measure.value / measure.weight)
 
     def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        ratio, stderr = _ratio(measures)
+        ratio, stderr = ratio_of_totals(measures)
         if ratio is None:
             return Estimate(None, None)
         value = _exp(-ratio)
@@ -103,22 +102,26 @@ class BitsPerWeight:
         return -measure.value / measure.weight / math.log(2)
 
     def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        ratio, stderr = _ratio(measures)
+        ratio, stderr = ratio_of_totals(measures)
         if ratio is None:
             return Estimate(None, None)
         return Estimate(-ratio / math.log(2), None if stderr is None else stderr / math.log(2))
 
 
-def _ratio(measures: Sequence[Measure]) -> tuple[float | None, float | None]:
+def ratio_of_totals(measures: Sequence[Measure]) -> Estimate:
+    """`Σ value / Σ weight` and its standard error; None for the ratio where the weights are zero.
+
+    Cochran, Sampling Techniques, 3rd ed. 1977, §6.4: residuals `value - ratio·weight`, over n - 1.
+    """
     total = math.fsum(measure.weight for measure in measures)
     if not total:
-        return None, None
+        return Estimate(None, None)
     ratio = math.fsum(measure.value for measure in measures) / total
     count = len(measures)
     if count == 1 or not math.isfinite(ratio):
-        return ratio, None
+        return Estimate(ratio, None)
     squares = math.fsum((m.value - ratio * m.weight) ** 2 for m in measures)
-    return ratio, math.sqrt(squares * count / (count - 1)) / total
+    return Estimate(ratio, math.sqrt(squares * count / (count - 1)) / total)
 
 
 def _exp(exponent: float) -> float:

@@ -30,8 +30,7 @@ class Template:
             ConfigurationError: the row lacks a column, or holds null or no text there.
         """
         return "".join(
-            text if column is None else text + column_text(row, column)
-            for text, column in self.parts
+            text if column is None else text + row.text(column) for text, column in self.parts
         )
 
 
@@ -63,18 +62,3 @@ def text_of(source: str, option: str) -> Template:
     if "{" in source or "}" in source:
         return parse_template(source, option)
     return Template(source, (("", source),))
-
-
-def column_text(row: Row, column: str) -> str:
-    """A column's value as text.
-
-    Raises:
-        ConfigurationError: the row lacks the column, or it holds null, a list or a mapping.
-    """
-    value = row[column]
-    if isinstance(value, str):
-        return value
-    if value is None or isinstance(value, list | dict):
-        found = "null" if value is None else f"a {type(value).__name__}"  # pyright: ignore[reportUnknownArgumentType]
-        raise ConfigurationError(f"{row.place}: column {column!r} holds {found}, not text")
-    return str(value)

@@ -67,7 +67,8 @@ class SuiteResult:
     `n` samples were run, `failed` of them without an answer to score. `truncated` counts those
     whose prompt was cut from the left, None where the engine doesn't say. `recalled` of the
     `requests` were answered by a journal or a cache. `first_failure` tells the failed row with the
-    smallest number and why. `errors` are faults of the session that belong to no sample, such as
+    smallest number and why. `provenance` is what decides the scores and is no option, such as the
+    data set of a suite that is known by name. `errors` are faults of the session that belong to no sample, such as
     an answer nobody had asked for.
     """
 
@@ -81,6 +82,7 @@ class SuiteResult:
     requests: int
     seconds: float
     recalled: int = 0
+    provenance: dict[str, Any] = field(default_factory=_empty)
     first_failure: str | None = None
     errors: list[str] = field(default_factory=list[str])
     kept_samples: list[SampleResult] | None = None
@@ -100,6 +102,7 @@ class SuiteResult:
             "name": self.name,
             "type": self.type,
             "options": self.options,
+            "provenance": self.provenance,
             "metrics": {name: metric.to_dict() for name, metric in self.metrics.items()},
             "n": self.n,
             "failed": self.failed,

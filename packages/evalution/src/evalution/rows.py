@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from evalution.paths import path_errors, typed_path
 from evalution_core import (
@@ -28,11 +28,15 @@ Data = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: its number in the file from 0, where it came from, and its columns."""
+    """One row: its number in the file from 0, where it came from, and its columns.
+
+    `subset` is the part of the suite it belongs to, such as a subject; empty in a suite of one.
+    """
 
     index: int
     place: str
     columns: Mapping[str, Any]
+    subset: str = ""
 
     def __getitem__(self, column: str) -> Any:
         """The value of a column.
@@ -47,6 +51,60 @@ class Row:
                 f"{self.place}: there is no column {column!r}{did_you_mean(column, self.columns)} "
                 f"(columns: {', '.join(self.columns)})"
             ) from None
+
+    def text(self, column: str) -> str:
+        """A column's value as text.
+
+        Raises:
+            ConfigurationError: the row lacks the column, or it holds null, a list or a mapping.
+        """
+        value = self[column]
+        if isinstance(value, str):
+            return value
+        if value is None or isinstance(value, list | dict):
+            found = "null" if value is None else f"a {type(value).__name__}"  # pyright: ignore[reportUnknownArgumentType]
+            raise ConfigurationError(f"{self.place}: column {column!r} holds {found}, not text")
+        return str(value)
+
+    def texts(self, column: str) -> list[str]:
+        """A column's list of texts.
+
+        Raises:
+            ConfigurationError: the row lacks the column, or it holds something else.
+        """
+        found = self[column]
+        members = cast(Sequence[Any], found) if isinstance(found, list | tuple) else [None]
+        if not all(isinstance(member, str) for member in members):
+            raise ConfigurationError(
+                f"{self.place}: column {column!r} must hold a list of texts, got {found!r}"
+            )
+        return list(members)
+
+    def index_in(self, column: str, count: int) -> int:
+        """A column's value as an index below `count`, also where it is written as text.
+
+        Raises:
+            ConfigurationError: the row lacks the column, or it holds no such index.
+        """
+        found = self[column]
+        index = int(found) if isinstance(found, str) and found.isdecimal() else found
+        if isinstance(index, int) and 0 <= index < count:
+            return int(index)
+        raise ConfigurationError(
+            f"{self.place}: column {column!r} holds {found!r}, which is no index from 0 to "
+            f"{count - 1}"
+        )
+
+
+class RowSource(Protocol):
+    """Rows that can be iterated any number of times, numbered from 0."""
+
+    @property
+    def place(self) -> str:
+        """What the rows are called in a message."""
+        ...
+
+    def __iter__(self) -> Iterator[Row]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +136,24 @@ class Rows:
 
     def __iter__(self) -> Iterator[Row]:
         if not isinstance(self.data, str | os.PathLike):
-            return _numbered(self.data, "row {} of data")
-        path = rows_path(os.fspath(self.data))
-        if path.suffix == ".parquet":
-            return _numbered(_parquet_rows(path), f"{path}, row {{}}")
-        if path.suffix in (".jsonl", ".ndjson"):
-            return _jsonl_rows(path)
-        raise ConfigurationError(
-            f"{path}: rows are read from .jsonl or .parquet, not {path.suffix or 'no ending'!r}"
-            f"{_CONVERSION.get(path.suffix.lower(), '')}"
-        )
+            return numbered(self.data, "row {} of data")
+        return file_rows(rows_path(os.fspath(self.data)))
+
+
+def file_rows(path: Path) -> Iterator[Row]:
+    """The rows of a file, read as they are needed.
+
+    Raises:
+        ConfigurationError: its ending is none of a rows file, or it isn't what the ending says.
+    """
+    if path.suffix == ".parquet":
+        return numbered(_parquet_rows(path), f"{path}, row {{}}")
+    if path.suffix in (".jsonl", ".ndjson"):
+        return _jsonl_rows(path)
+    raise ConfigurationError(
+        f"{path}: rows are read from .jsonl or .parquet, not {path.suffix or 'no ending'!r}"
+        f"{_CONVERSION.get(path.suffix.lower(), '')}"
+    )
 
 
 def is_same_data(one: Data, other: Data) -> bool:
@@ -136,12 +202,18 @@ def _siblings(path: Path) -> Iterable[Path]:
     return path.parent.iterdir() if path.parent.is_dir() else ()
 
 
-def _numbered(rows: Iterable[Mapping[str, Any]], place: str) -> Iterator[Row]:
+def numbered(rows: Iterable[Mapping[str, Any]], place: str) -> Iterator[Row]:
+    """Rows from columns alone; `{}` in `place` becomes the row's number."""
     for index, columns in enumerate(rows):
-        yield _checked(Row(index, place.replace("{}", str(index)), columns))
+        yield checked_row(Row(index, place.replace("{}", str(index)), columns))
 
 
-def _checked(row: Row) -> Row:
+def checked_row(row: Row) -> Row:
+    """`row` itself.
+
+    Raises:
+        ConfigurationError: a text in it is none that can be encoded.
+    """
     for column, value in row.columns.items():
         if _has_lone_surrogate(value):
             raise ConfigurationError(
@@ -173,7 +245,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     place = f"{path}, line {number}"
-                    yield _checked(Row(index, place, _json_object(path, number, line)))
+                    yield checked_row(Row(index, place, _json_object(path, number, line)))
                     index += 1
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path} isn't UTF-8 text: {error}") from error

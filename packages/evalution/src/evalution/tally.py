@@ -21,15 +21,21 @@ class Tally:
         self._columns = {name: _Column() for name in metrics}
         self._slots: dict[int, int] = {}
 
-    def record(self, index: int, measures: Mapping[str, Measure]) -> dict[str, float]:
+    def record(self, index: int, measures: Mapping[str, Measure | None]) -> dict[str, float]:
         """Take the measures of a row; returns each metric of that row alone.
+
+        None is for a metric that the row says nothing of.
 
         Raises:
             ValueError: a measure is NaN.
             LookupError: a metric has no measure.
         """
         taken = {name: _as_floats(name, measures[name]) for name in self._metrics}
-        shown = {name: float(m.of_sample(taken[name])) for name, m in self._metrics.items()}
+        shown = {
+            name: float(self._metrics[name].of_sample(measure))
+            for name, measure in taken.items()
+            if measure is not None
+        }
         for name, column in self._columns.items():
             column.set(self._slot(index), taken[name])
         return shown
@@ -82,7 +88,9 @@ def failure_measures(metrics: Mapping[str, Metric]) -> dict[str, Measure]:
     }
 
 
-def _as_floats(name: str, measure: Measure) -> Measure:
+def _as_floats(name: str, measure: Measure | None) -> Measure | None:
+    if measure is None:
+        return None
     value, weight = measure
     found = Measure(float(value), float(weight))
     if math.isnan(found.value) or math.isnan(found.weight):

@@ -1,16 +1,35 @@
-"""Suites: what is asked of a model, and how its answers are scored."""
+"""Suites: what is asked of a model, and how its answers are scored.
 
-from evalution.suites.discovery import available_suites, load_suite
+The named ones are attributes too: `suites.HellaSwag` imports that suite and no other.
+"""
+
+from __future__ import annotations
+
+from evalution.suites.choice_suite import ChoiceSuite
+from evalution.suites.context_choice_suite import ContextChoiceSuite
+from evalution.suites.continuation_suite import ContinuationSuite
+from evalution.suites.dataset import Dataset, DatasetRows
+from evalution.suites.discovery import available_suites, built_in_suite, load_suite
 from evalution.suites.generation import Generation
+from evalution.suites.generation_suite import GenerationSuite
 from evalution.suites.multiple_choice import MultipleChoice
 from evalution.suites.perplexity import Perplexity
-from evalution.suites.row_suite import PromptedSuite, RowSuite
-from evalution.suites.suite import RequestKind, Sample, Score, Suite
+from evalution.suites.perplexity_suite import PerplexitySuite
+from evalution.suites.prompted_suite import PromptedSuite
+from evalution.suites.row_suite import RowSuite
+from evalution.suites.suite import AnySuite, RequestKind, Sample, Score, Suite
 
 __all__ = [
+    "ChoiceSuite",
+    "ContextChoiceSuite",
+    "ContinuationSuite",
+    "Dataset",
+    "DatasetRows",
     "Generation",
+    "GenerationSuite",
     "MultipleChoice",
     "Perplexity",
+    "PerplexitySuite",
     "PromptedSuite",
     "RequestKind",
     "RowSuite",
@@ -20,3 +39,9 @@ __all__ = [
     "available_suites",
     "load_suite",
 ]
+
+
+def __getattr__(name: str) -> type[AnySuite]:
+    if (found := built_in_suite(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found

@@ -70,6 +70,11 @@ def shown_options(suite: AnySuite) -> dict[str, Any]:
     return shown
 
 
+def path_options(suite: type[AnySuite]) -> list[str]:
+    """The options that may name a file."""
+    return [option.name for option in option_fields(suite) if option.metadata.get(_IS_PATH)]
+
+
 def _placed(value: Any, base: Path | None) -> Any:
     if not isinstance(value, str) or base is None or value.startswith((BUILTIN, "~")):
         return value

@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
+from evalution.suites.catalogue import CATALOGUE
 from evalution.suites.suite import AnySuite, Suite
 from evalution_core import (
     ConfigurationError,
@@ -27,11 +28,14 @@ class SuiteEntry:
     value: str
     distribution: str
 
+    @property
+    def class_name(self) -> str:
+        """The class in its module."""
+        return self.value.rpartition(":")[2]
+
 
 _BUILT_IN = [
-    SuiteEntry("MultipleChoice", "evalution.suites.multiple_choice:MultipleChoice", "evalution"),
-    SuiteEntry("Generation", "evalution.suites.generation:Generation", "evalution"),
-    SuiteEntry("Perplexity", "evalution.suites.perplexity:Perplexity", "evalution"),
+    SuiteEntry(name, f"{__package__}.{value}", "evalution") for name, value in CATALOGUE.items()
 ]
 
 
@@ -73,6 +77,14 @@ def available_suites() -> dict[str, str]:
         e.name if names.count(e.name) == 1 else f"{e.distribution}/{e.name}": e.value
         for e in entries
     }
+
+
+def built_in_suite(class_name: str) -> type[AnySuite] | None:
+    """The built-in suite whose class has this name, if there is one."""
+    for entry in _BUILT_IN:
+        if entry.class_name == class_name:
+            return _loaded(entry.name, entry.value)
+    return None
 
 
 def _entries() -> list[SuiteEntry]:

@@ -1,154 +1,161 @@
-"""Suites over task rows, and those that put a question with solved ones before it."""
+"""Suites over task rows: a sample for each row that is selected."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from evalution.counts import count_problem
-from evalution.fewshot import FixedShots, SeededShots
-from evalution.prompts import Template, text_of
-from evalution.rows import Data, Row, Rows, is_same_data
-from evalution.suites.declaration import PATH
-from evalution.suites.suite import Sample, Suite
+from evalution.foreign_code import foreign_errors
+from evalution.rows import Row, RowSource
+from evalution.suites.selection import NATIVE, Case, parse_order, selected
+from evalution.suites.suite import Request, Sample, Suite
 from evalution_core import (
-    Capability,
     ConfigurationError,
     GenerationOutput,
+    GenerationRequest,
     LoglikelihoodOutput,
+    LoglikelihoodRequest,
     Message,
     RollingLoglikelihoodOutput,
+    RollingLoglikelihoodRequest,
 )
-
-_SEED_BITS = 64
 
 S = TypeVar("S", bound=Sample)
 A = TypeVar("A", GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows to be evaluated, and where their solved rows come from.
+
+    `fewshot` None means the evaluated rows themselves; `spare` is `SeededShots.spare`. `name` is
+    the subset in a suite of several.
+    """
+
+    rows: RowSource
+    fewshot: RowSource | None = None
+    spare: bool | None = None
+    name: str = ""
+
+
 @dataclass(kw_only=True)
 class RowSuite(Suite[S, A]):
-    """A suite with one sample for each row of `data`, at most `max_rows` of them."""
+    """A suite with one sample for each row that is selected.
 
-    data: Data = field(metadata=PATH)
+    `row_indices` are the rows to take, in that order; `max_rows` bounds them from the front.
+    `order` is how what was selected is run: `native`, `shuffle`, `shuffle|<seed>`, `length|asc` or
+    `length|desc`. None of the three changes what a row is asked: its solved rows are those that it
+    has in a run of all rows.
+    """
+
     max_rows: int | None = None
+    row_indices: Sequence[int] | None = None
+    order: str = NATIVE
 
-    @property
-    def title(self) -> str:
-        return self.name or Rows(self.data).name
+    @abstractmethod
+    def parts(self) -> Sequence[Part]:
+        """The rows, one part after the other; a row's number runs on from part to part."""
+        ...
+
+    @abstractmethod
+    def sample(self, case: Case) -> S:
+        """The sample of a row.
+
+        Raises:
+            ConfigurationError: the row lacks something.
+        """
+        ...
 
     def check_options(self) -> None:
         if self.max_rows is not None and (problem := count_problem(self.max_rows, least=1)):
             raise self.wrong("max_rows", problem)
+        if self.row_indices is not None and (problem := _indices_problem(self.row_indices)):
+            raise self.wrong("row_indices", problem)
+        try:
+            self.order = str(parse_order(self.order))
+        except ValueError as error:
+            raise self.wrong("order", str(error)) from None
 
-    def rows(self, limit: int | None, *, skip: int = 0) -> Iterator[Row]:
-        """The rows to evaluate: those after the first `skip`, no more than either bound allows.
-
-        Raises:
-            ConfigurationError: while iterating; also when there is not a single row.
-        """
+    def samples(self, limit: int | None = None) -> Iterator[S]:
         bounds = [bound for bound in (limit, self.max_rows) if bound is not None]
-        stop = skip + min(bounds) if bounds else None
-        row = None
-        for row in islice(Rows(self.data), skip, stop):
-            yield row
-        if row is None:
-            besides = f" besides the {skip} few-shot rows" if skip else ""
-            raise ConfigurationError(f"{Rows(self.data).place} holds no rows{besides}")
+        parts = self.parts()
+        self._refuse_solved_rows(parts[0])
+        place = parts[0].rows.place if len(parts) == 1 else f"{self.title} ({len(parts)} subsets)"
+        chosen = selected(self._cases(parts), self.row_indices, min(bounds, default=None), place)
+        for case in parse_order(self.order).of(chosen, self._length):
+            yield self._made(case)
+
+    def solved_rows(self, part: Part) -> Callable[[Row], Sequence[Row]]:
+        """What gives the solved rows of each row of a part, called once for each, in order."""
+        return _no_rows
+
+    def skipped(self, part: Part) -> int:
+        """How many rows at the front of a part are solved ones and not evaluated."""
+        return 0
+
+    def _cases(self, parts: Sequence[Part]) -> Iterator[Case]:
+        offset = 0
+        for part in parts:
+            solved, skipped, count = self.solved_rows(part), self.skipped(part), 0
+            for count, row in enumerate(part.rows, start=1):
+                if count > skipped:
+                    yield Case(_placed(row, offset, part.name), solved(row))
+            if count <= skipped:
+                besides = f" besides the {skipped} few-shot rows" if skipped else ""
+                raise ConfigurationError(f"{part.rows.place} holds no rows{besides}")
+            offset += count
+
+    def _refuse_solved_rows(self, part: Part) -> None:
+        least = min(self.row_indices or (), default=None)
+        if least is not None and least < (skipped := self.skipped(part)):
+            raise ConfigurationError(
+                f"row_indices names row {least}, but the first {skipped} rows are the few-shot "
+                "rows and aren't evaluated; leave it out, or name a fewshot_data"
+            )
+
+    def _made(self, case: Case) -> S:
+        with foreign_errors(case.row.place, ConfigurationError):
+            return self.sample(case)
+
+    def _length(self, case: Case) -> int:
+        return max(map(_characters, self._made(case).requests), default=0)
 
 
-@dataclass(kw_only=True)
-class PromptedSuite(RowSuite[S, A]):
-    """A suite that asks a question: a prompt from each row, with solved rows before it.
-
-    `prompt` is a column's name, or a text with `{column}` in it. A solved row is its prompt,
-    `target_delimiter` and its answer; `fewshot_delimiter` stands between rows. Solved rows come
-    from `fewshot_data`, or from `data` itself: drawn with `fewshot_seed`, or with `fixed_shots` the
-    first `num_fewshot`, which are then not evaluated where they are rows of `data`. No row is ever
-    its own example, also where `fewshot_data` names the file of `data`.
-    With `apply_chat_template` the question is a user's message, each solved row a turn before it.
-    """
-
-    prompt: str
-    num_fewshot: int = 0
-    fewshot_data: Data | None = field(default=None, metadata=PATH)
-    fewshot_seed: int = 1234
-    fixed_shots: bool = False
-    target_delimiter: str = " "
-    fewshot_delimiter: str = "\n\n"
-    apply_chat_template: bool = False
-
-    def check_options(self) -> None:
-        super().check_options()
-        if problem := count_problem(self.num_fewshot, least=0):
-            raise self.wrong("num_fewshot", problem)
-        if self.fewshot_seed.bit_length() > _SEED_BITS:
-            raise self.wrong("fewshot_seed", f"must fit into {_SEED_BITS} bits")
-        _ = self.prompt_template
-
-    @cached_property
-    def prompt_template(self) -> Template:
-        return text_of(self.prompt, "prompt")
-
-    @property
-    def needs(self) -> frozenset[Capability]:
-        chat = {Capability.CHAT} if self.apply_chat_template else set[Capability]()
-        return super().needs | chat
-
-    @abstractmethod
-    def answer_text(self, row: Row) -> str:
-        """The answer of a solved row, as it stands in a few-shot prompt."""
-        ...
-
-    def questions(self, limit: int | None) -> Iterator[tuple[Row, str | list[Message]]]:
-        """Each row to evaluate with its whole prompt: a text, or messages for a chat."""
-        shots = self._shots()
-        for row in self.rows(limit, skip=self._skipped):
-            before = shots.before(row) if shots else ()
-            if self.apply_chat_template:
-                yield row, self._chat(before, row)
-            else:
-                yield row, self._text(before, row)
-
-    @property
-    def shares_rows(self) -> bool:
-        """Whether solved rows come from the evaluated ones.
-
-        Raises:
-            ConfigurationError: `data` or `fewshot_data` isn't there.
-        """
-        return self.fewshot_data is None or is_same_data(self.data, self.fewshot_data)
-
-    @property
-    def _skipped(self) -> int:
-        return self.num_fewshot if self.fixed_shots and self.shares_rows else 0
-
-    def _shots(self) -> SeededShots | FixedShots | None:
-        if not self.num_fewshot:
-            return None
-        rows = Rows(self.data if self.fewshot_data is None else self.fewshot_data)
-        if self.fixed_shots:
-            return FixedShots(list(islice(rows, self.num_fewshot)), self.num_fewshot)
-        return SeededShots(list(rows), self.num_fewshot, self.fewshot_seed, self.shares_rows)
-
-    def _text(self, before: Sequence[Row], row: Row) -> str:
-        solved = [
-            self.prompt_template.render(shot) + self.target_delimiter + self.answer_text(shot)
-            for shot in before
-        ]
-        return self.fewshot_delimiter.join([*solved, self.prompt_template.render(row)])
-
-    def _chat(self, before: Sequence[Row], row: Row) -> list[Message]:
-        messages: list[Message] = []
-        for shot in before:
-            messages.append(_message("user", self.prompt_template.render(shot)))
-            messages.append(_message("assistant", self.answer_text(shot)))
-        return [*messages, _message("user", self.prompt_template.render(row))]
+def _no_rows(row: Row) -> Sequence[Row]:
+    return ()
 
 
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
+def _placed(row: Row, offset: int, subset: str) -> Row:
+    # A copy costs as much as the rest of a row's way: most suites need none.
+    return replace(row, index=offset + row.index, subset=subset) if offset or subset else row
+
+
+def _indices_problem(indices: Sequence[int]) -> str | None:
+    if not indices:
+        return "must name at least one row"
+    for index in indices:
+        if problem := count_problem(index, least=0):
+            return problem
+    if len(set(indices)) < len(indices):
+        twice = next(index for index in indices if list(indices).count(index) > 1)
+        return f"must name each row once, but row {twice} stands in it twice"
+    return None
+
+
+def _characters(request: Request) -> int:
+    match request:
+        case RollingLoglikelihoodRequest():
+            return len(request.text or "")
+        case LoglikelihoodRequest():
+            return len(request.continuation) + _asked(request.context, request.messages)
+        case GenerationRequest():
+            return _asked(request.prompt, request.messages)
+
+
+def _asked(text: str | None, messages: Sequence[Message] | None) -> int:
+    if not messages:
+        return len(text or "")
+    return sum(len(str(message.get("content", ""))) for message in messages)

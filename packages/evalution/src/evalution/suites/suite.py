@@ -59,7 +59,8 @@ _CAPABILITIES = {
 class Sample:
     """One row, ready to run: its requests, and what its line in `samples.jsonl` will show.
 
-    `index` is the row's number in its file; no two samples of a suite share one.
+    `index` is the row's number in its file, or where a suite has several subsets, in all of them
+    one after the other; no two samples of a suite share one.
     """
 
     index: int
@@ -72,10 +73,11 @@ class Sample:
 class Score:
     """What the answers of a sample are worth: a measure for each of the suite's metrics.
 
-    `extracted` is what was compared with the target, by metric or by filter.
+    None is for a metric that the sample says nothing of, such as another subset's. `extracted` is
+    what was compared with the target, by metric or by filter.
     """
 
-    measures: Mapping[str, Measure]
+    measures: Mapping[str, Measure | None]
     prediction: str | None = None
     extracted: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -126,7 +128,7 @@ class Suite(ABC, Generic[S, A]):
 
     @abstractmethod
     def samples(self, limit: int | None = None) -> Iterator[S]:
-        """The samples in the order of the rows, made one by one; at most `limit`.
+        """The samples in the order in which they are run, made one by one; at most `limit`.
 
         Raises:
             ConfigurationError: while iterating, for a row that can't be read or lacks something.
@@ -138,6 +140,14 @@ class Suite(ABC, Generic[S, A]):
         """The score of a sample from the answers to its requests, in their order."""
         ...
 
+    def failure(self, sample: S) -> Mapping[str, Measure]:
+        """What a sample without an answer counts as, by metric; one left out isn't counted."""
+        return {
+            name: Measure(metric.failed)
+            for name, metric in self.metrics.items()
+            if metric.failed is not None
+        }
+
     def check_options(self) -> None:
         """Raise `ConfigurationError` for values that fit their types and still make no sense."""
 
@@ -145,6 +155,11 @@ class Suite(ABC, Generic[S, A]):
     def title(self) -> str:
         """The name in results."""
         return self.name or type(self).__name__
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """What decides the scores and is no option, such as the data set; for results."""
+        return {}
 
     @property
     def needs(self) -> frozenset[Capability]:

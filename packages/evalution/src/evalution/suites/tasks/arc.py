@@ -1,0 +1,53 @@
+"""ARC: grade-school science questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from evalution.rows import Row
+from evalution.suites.choice_suite import ChoiceSuite
+from evalution.suites.dataset import Dataset, DatasetRows
+from evalution_core import ConfigurationError
+
+
+@dataclass(kw_only=True)
+class ARCEasy(DatasetRows, ChoiceSuite):
+    """Grade-school science questions, the easy set (Clark et al. 2018, arXiv:1803.05457)."""
+
+    task = "arc_easy"
+    dataset = Dataset("allenai/ai2_arc", "test", "ARC-Easy", fewshot_split="train")
+    metric_names: ClassVar[Sequence[str]] = ("acc", "acc_norm")
+
+    def question_text(self, row: Row) -> str:
+        return f"Question: {row.text('question')}\nAnswer:"
+
+    def choice_texts(self, row: Row) -> Sequence[str]:
+        return _listed(row, "text")
+
+    def gold_index(self, row: Row, choices: Sequence[str]) -> int:
+        labels, key = _listed(row, "label"), row.text("answerKey")
+        if key not in labels[: len(choices)]:
+            raise ConfigurationError(
+                f"{row.place}: answerKey {key!r} is none of the labels {', '.join(labels)}"
+            )
+        return labels.index(key)
+
+
+@dataclass(kw_only=True)
+class ARCChallenge(ARCEasy):
+    """Grade-school science questions, the hard set (Clark et al. 2018, arXiv:1803.05457)."""
+
+    task = "arc_challenge"
+    dataset = Dataset("allenai/ai2_arc", "test", "ARC-Challenge", fewshot_split="train")
+
+
+def _listed(row: Row, name: str) -> list[str]:
+    choices = row["choices"]
+    found = cast(Mapping[str, Any], choices).get(name) if isinstance(choices, Mapping) else None
+    if not isinstance(found, list):
+        raise ConfigurationError(
+            f"{row.place}: column 'choices' must hold lists 'text' and 'label', got {choices!r}"
+        )
+    return [str(text) for text in cast(list[Any], found)]

@@ -1,0 +1,167 @@
+"""GSM8K: grade-school sums in words, and GSM8K-Platinum, its test set without wrong labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from evalution.filters import Filter, Lower, Regex, Replace
+from evalution.rows import Row
+from evalution.suites.dataset import Dataset, DatasetRows
+from evalution.suites.generation_suite import GenerationSuite
+from evalution.suites.tasks.gsm8k_examples import solved_with
+
+_STOPS = ("</s>", "<|im_end|>")
+_OVERLOOKED = (Replace(","), Replace(r"\$"), Replace(r"(?s).*#### "), Replace(r"\.$"), Lower())
+_LAST_NUMBER = Regex(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", match="last")
+
+
+def _pipelines(strict: Regex) -> Mapping[str, Sequence[Filter]]:
+    return {
+        "exact_match,strict-match": [strict, *_OVERLOOKED],
+        "exact_match,flexible-extract": [_LAST_NUMBER, *_OVERLOOKED],
+    }
+
+
+def _gsm8k(conclusion: str | None = None) -> Dataset:
+    if conclusion is None:
+        return Dataset("openai/gsm8k", "test", "main", fewshot_split="train")
+    return Dataset("openai/gsm8k", "test", "main", fewshot_rows=solved_with(conclusion))
+
+
+def _platinum(conclusion: str | None = None) -> Dataset:
+    if conclusion is None:
+        return Dataset("madrylab/gsm8k-platinum", "test", "main", spare=True)
+    return Dataset("madrylab/gsm8k-platinum", "test", "main", fewshot_rows=solved_with(conclusion))
+
+
+@dataclass(kw_only=True)
+class GSM8K(DatasetRows, GenerationSuite):
+    """Sums in words, with solved ones of the training set (Cobbe et al. 2021, arXiv:2110.14168).
+
+    `strict-match` takes the number after `####`, `flexible-extract` the last number of the answer.
+    Commas, dollar signs and a closing full stop are overlooked.
+    """
+
+    task = "gsm8k"
+    dataset = _gsm8k()
+    pipelines: ClassVar[Mapping[str, Sequence[Filter]]] = _pipelines(Regex(r"#### (\-?[0-9\.\,]+)"))
+    reference_filters: ClassVar[Sequence[Filter]] = _OVERLOOKED
+
+    num_fewshot: int = 5
+    stop: Sequence[str] = ("Question:", *_STOPS)
+
+    def question_text(self, row: Row) -> str:
+        return f"Question: {row.text('question')}\nAnswer:"
+
+    def answer_text(self, row: Row) -> str:
+        return row.text("answer")
+
+
+@dataclass(kw_only=True)
+class GSM8KCoTZeroshot(GSM8K):
+    """Sums in words, the model being asked to think step by step.
+
+    `strict-match` takes the number after "The answer is", `flexible-extract` the last number.
+    """
+
+    task = "gsm8k_cot_zeroshot"
+    pipelines = _pipelines(Regex(r"The answer is (\-?[0-9\.\,]+)."))
+
+    num_fewshot: int = 0
+    stop: Sequence[str] = ("Q:", *_STOPS)
+
+    def question_text(self, row: Row) -> str:
+        return f"Q: {row.text('question')}\nA: Let's think step by step."
+
+
+@dataclass(kw_only=True)
+class GSM8KCoT(GSM8KCoTZeroshot):
+    """Sums in words, after the eight worked examples of Wei et al. 2022 (arXiv:2201.11903).
+
+    `strict-match` takes the number after "The answer is", `flexible-extract` the last number.
+    """
+
+    task = "gsm8k_cot"
+    dataset = _gsm8k("The answer is {}.")
+
+    num_fewshot: int = 8
+    fixed_shots: bool = True
+
+    def question_text(self, row: Row) -> str:
+        return f"Q: {row.text('question')}\nA:"
+
+    def answer_text(self, row: Row) -> str:
+        return row.text("answer").split("####")[-1].strip()
+
+
+@dataclass(kw_only=True)
+class GSM8KCoTLlama(GSM8KCoT):
+    """Sums in words as Llama 3's makers ask them, with the examples of Wei et al. 2022.
+
+    `strict-match` takes the number after "The final answer is", `flexible-extract` the last number.
+    """
+
+    task = "gsm8k_cot_llama"
+    dataset = _gsm8k("The final answer is {}")
+    pipelines = _pipelines(
+        Regex(r"The final answer is ((-?[$0-9.,]{2,})|(-?[0-9]+))", match="last")
+    )
+
+    target_delimiter: str = ""
+    stop: Sequence[str] = (
+        "<|eot_id|>",
+        "<|start_header_id|>user<|end_header_id|>",
+        "Q:",
+        *_STOPS,
+    )
+
+    def question_text(self, row: Row) -> str:
+        return (
+            "Given the following problem, reason and give a final answer to the problem.\n"
+            f"Problem: {row.text('question')}\n"
+            'Your response should end with "The final answer is [answer]" where [answer] is the '
+            "response to the problem.\n"
+        )
+
+
+@dataclass(kw_only=True)
+class GSM8KPlatinum(GSM8K):
+    """GSM8K's test set with wrong and unclear rows mended (Vendrow et al. 2025, arXiv:2502.03461).
+
+    There is no training set: the solved ones are rows of the test set too.
+    """
+
+    task = "gsm8k_platinum"
+    dataset = _platinum()
+
+
+@dataclass(kw_only=True)
+class GSM8KPlatinumCoTZeroshot(GSM8KCoTZeroshot):
+    """GSM8K-Platinum, the model being asked to think step by step."""
+
+    task = "gsm8k_platinum_cot_zeroshot"
+    dataset = _platinum()
+
+
+@dataclass(kw_only=True)
+class GSM8KPlatinumCoT(GSM8KCoT):
+    """GSM8K-Platinum, after the eight worked examples of Wei et al. 2022 (arXiv:2201.11903)."""
+
+    task = "gsm8k_platinum_cot"
+    dataset = _platinum("The answer is {}.")
+
+
+@dataclass(kw_only=True)
+class GSM8KPlatinumCoTLlama(GSM8KCoTLlama):
+    """GSM8K-Platinum as Llama 3's makers ask it, with the examples of Wei et al. 2022.
+
+    A blank stands before each solved answer: lm-evaluation-harness 0.4.13 has none in
+    `gsm8k_cot_llama`, and has one here.
+    """
+
+    task = "gsm8k_platinum_cot_llama"
+    dataset = _platinum("The final answer is {}")
+
+    target_delimiter: str = " "

@@ -1,0 +1,105 @@
+"""MMLU: exam questions of 57 subjects in four groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from evalution.metrics import Mean, Measure, Metric
+from evalution.rows import Row
+from evalution.suites.choice_suite import ChoiceSample, ChoiceSuite
+from evalution.suites.dataset import Dataset, DatasetRows, local_folder
+from evalution.suites.row_suite import Part
+from evalution.suites.subsets import ALL, Subset
+from evalution.suites.tasks.mmlu_subjects import SUBJECTS
+from evalution_core import ConfigurationError
+
+_LETTERS = ("A", "B", "C", "D")
+
+
+@dataclass(kw_only=True)
+class MMLU(DatasetRows, ChoiceSuite):
+    """Exam questions of 57 subjects (Hendrycks et al. 2020, arXiv:2009.03300).
+
+    `subsets` is `all`, a group (`stem`), a subject (`stem.abstract_algebra`), or a list of those:
+    their union. `acc` is over all chosen questions; beside it stand `acc,<group>` of each group
+    that was chosen as a whole and `acc,<group>.<subject>` of each subject. A group's score is that
+    of all its questions together, as lm-evaluation-harness 0.4.13 weights it. `data` is a folder
+    with one folder for each subject. A row's number runs on from subject to subject. Solved rows
+    are the first of the subject's dev split unless `fixed_shots` is off.
+    """
+
+    task = "mmlu"
+    dataset = Dataset("cais/mmlu", "test", fewshot_split="dev")
+
+    subsets: str | Sequence[str] = ALL
+    fixed_shots: bool = True
+
+    def check_options(self) -> None:
+        super().check_options()
+        try:
+            _ = self._chosen
+        except ValueError as error:
+            raise self.wrong("subsets", str(error)) from None
+        if self.data is not None and local_folder(self.data) is None:
+            raise self.wrong("data", "must be a folder with one folder for each subject")
+
+    def parts(self) -> Sequence[Part]:
+        return [self._subject_part(subset) for subset in self._chosen]
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return self._metrics
+
+    def description_text(self, row: Row) -> str:
+        subject = row.subset.partition(".")[2].replace("_", " ")
+        return f"The following are multiple choice questions (with answers) about {subject}.\n\n"
+
+    def question_text(self, row: Row) -> str:
+        choices = row.texts("choices")
+        if len(choices) != len(_LETTERS):
+            raise ConfigurationError(f"{row.place}: there must be four choices, got {choices!r}")
+        lettered = [f"{letter}. {text}" for letter, text in zip(_LETTERS, choices, strict=True)]
+        return "\n".join([row.text("question").strip(), *lettered, "Answer:"])
+
+    def choice_texts(self, row: Row) -> Sequence[str]:
+        return _LETTERS
+
+    def gold_index(self, row: Row, choices: Sequence[str]) -> int:
+        return row.index_in("answer", len(choices))
+
+    def measures(
+        self, sample: ChoiceSample, chosen: Mapping[str, int]
+    ) -> Mapping[str, Measure | None]:
+        right = Measure(float(chosen["acc"] == sample.gold))
+        return {**dict.fromkeys(self._metrics), **dict.fromkeys(self._metrics_of(sample), right)}
+
+    def failure(self, sample: ChoiceSample) -> Mapping[str, Measure]:
+        return dict.fromkeys(self._metrics_of(sample), Measure(0.0))
+
+    @cached_property
+    def _chosen(self) -> Sequence[Subset]:
+        return SUBJECTS.chosen(self.subsets)
+
+    @cached_property
+    def _metrics(self) -> Mapping[str, Metric]:
+        names = [*SUBJECTS.whole_groups(self._chosen), *(subset.name for subset in self._chosen)]
+        return dict.fromkeys(["acc", *(f"acc,{name}" for name in names)], Mean())
+
+    def _metrics_of(self, sample: ChoiceSample) -> list[str]:
+        group = sample.subset.partition(".")[0]
+        names = ("acc", f"acc,{group}", f"acc,{sample.subset}")
+        return [name for name in names if name in self._metrics]
+
+    def _subject_part(self, subset: Subset) -> Part:
+        subject = replace(self.dataset, name=subset.child)
+        if self.data is None:
+            return self.part(subject, None, subset.name)
+        folder = local_folder(self.data)
+        if folder is None or not (folder / subset.child).is_dir():
+            raise ConfigurationError(
+                f"{self.data} holds no folder {subset.child}, which is a subject of the subsets "
+                f"{self.subsets!r}; choose others with subsets"
+            )
+        return self.part(subject, folder / subset.child, subset.name)
