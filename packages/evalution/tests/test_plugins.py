@@ -115,3 +115,16 @@ def test_a_broken_one_is_named_with_its_cause(
     assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_suite_beside_the_spec_is_told_how_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside.py").write_text("class Suite: ...\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        load_suite("beside:Suite")
+    assert str(caught.value) == (
+        "suite 'beside:Suite' (beside:Suite) can't be loaded: ModuleNotFoundError: No module named "
+        "'beside'; beside.py is in the working folder, which `python -m evalution` looks into"
+    )

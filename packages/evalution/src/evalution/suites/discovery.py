@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from evalution.suites.catalogue import CATALOGUE
@@ -117,7 +119,15 @@ def _loaded(name: str, value: str) -> type[AnySuite]:
     except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"suite {name!r} ({value}) can't be loaded: {type(error).__name__}: {error}"
+            f"{_beside(module_name)}"
         ) from error
     if not (isinstance(found, type) and issubclass(found, Suite)):
         raise ConfigurationError(f"suite {name!r} ({value}) is no Suite, but {found!r}")
     return found  # pyright: ignore[reportUnknownVariableType]
+
+
+def _beside(module: str) -> str:
+    file = Path(*module.split(".")).with_suffix(".py")
+    if module in sys.modules or not file.is_file():
+        return ""
+    return f"; {file} is in the working folder, which `python -m evalution` looks into"
