@@ -34,14 +34,32 @@ install_torch() {
     fi
 }
 
-# An environment of tools/envs: the hashed requirements, torch, the light members.
-build_wide() {
+# An environment of tools/envs: the hashed requirements and the light members.
+build_hashed() {
     uv venv --quiet --clear --python "$(working_python)" ".venv-$1"
     # Without dependencies: the file is complete but for torch. --require-hashes would refuse the
     # lock's own floors, so hashes are verified here and tests/test_environments.py demands them.
     uv pip install --quiet --python ".venv-$1" --no-deps --verify-hashes -r "tools/envs/$1.txt"
-    install_torch ".venv-$1"
     uv pip install --quiet --python ".venv-$1" --no-deps "${light[@]/#/--editable=packages/}"
+}
+
+# The same with torch.
+build_wide() {
+    build_hashed "$1"
+    install_torch ".venv-$1"
+}
+
+# A browser for the pages that the runner writes, from the system's packages where there is none.
+install_browser() {
+    local candidate
+    for candidate in chromium chromium-browser google-chrome chrome; do
+        if command -v "$candidate"; then return; fi
+    done
+    local root=()
+    [ "$(id -u)" = 0 ] || root=(sudo)
+    "${root[@]}" apt-get -qq update
+    "${root[@]}" apt-get -qq install --yes --no-install-recommends chromium >/dev/null
+    command -v chromium
 }
 
 # The light members, every dependency that they name at the lowest version that they admit. The

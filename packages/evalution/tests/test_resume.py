@@ -14,9 +14,11 @@ from evalution import Generation, MultipleChoice, Run
 from evalution.failure_policy import TooManyFailuresError
 from evalution.journal import Journal
 from evalution.progress import Silence
+from evalution.replicas import Replicas
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
+    EngineSpec,
     InvalidRequestError,
     RequestFailure,
 )
@@ -342,3 +344,25 @@ def test_an_answer_that_can_not_be_written_down_fails_its_sample_alone(
     result = evalution.run(engine=engine, model="m", tests=suites()[:1], output=tmp_path)
     assert (result.failed, result["sums"].n) == (1, 10)
     assert "can't be recorded" in str(result["sums"].first_failure)
+
+
+def test_an_isolated_model_gives_the_same_results_and_goes_on_without_isolation(
+    tmp_path: Path,
+) -> None:
+    options: dict[str, Any] = {"engine": Mock(), "model": "m", "tests": suites()}
+    evalution.run(**options, output=tmp_path / "here")
+    found = evalution.run(**options, output=tmp_path / "there", isolate=True)
+    here, there = files(tmp_path / "here"), files(tmp_path / "there")
+    assert here[1] == there[1]
+    assert [suite["metrics"] for suite in here[0]["suites"]] == [
+        suite["metrics"] for suite in there[0]["suites"]
+    ]
+    assert found.engine["execution"]["isolated"]
+
+
+def test_replicas_find_the_answers_of_the_engine_within(tmp_path: Path) -> None:
+    tests, cache = suites(max_rows=3)[:1], tmp_path / "cache"
+    evalution.run(engine=Reference(), model="builtin:tiny", tests=tests, cache=cache)
+    engine = Replicas(engine=EngineSpec("Reference"), replicas=2)
+    found = evalution.run(engine=engine, model="builtin:tiny", tests=tests, cache=cache)
+    assert found["sums"].recalled == 3

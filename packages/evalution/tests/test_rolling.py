@@ -68,3 +68,15 @@ def test_a_call_holds_no_more_than_a_batch() -> None:
 def test_a_call_that_answers_too_few_is_an_error() -> None:
     with pytest.raises(EngineRuntimeError, match="answered 2 of 3 rolling requests"):
         answers(Session(answers=2), ["a"] * 3)
+
+
+def test_a_session_that_streams_rolling_requests_is_left_to_do_so(scripted_session: Any) -> None:
+    class Streaming(scripted_session):
+        def loglikelihood_rolling_continuous(
+            self, requests: Any, *, batch_size: int | None = None
+        ) -> Any:
+            assert batch_size == 3
+            return reversed([(key, f"answer to {request}") for key, request in requests])
+
+    found = rolling_continuous(Streaming(), [(0, "a"), (1, "b")], batch_size=3)  # pyright: ignore[reportArgumentType]
+    assert list(found) == [(1, "answer to b"), (0, "answer to a")]

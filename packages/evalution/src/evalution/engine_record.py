@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from evalution.foreign_code import foreign_errors
+from evalution.tokenizer_record import tokenizer_record
 from evalution_core import BaseEngine, BaseInferenceSession, available, redact
 
 SCORING_POLICY: dict[str, Any] = {
@@ -38,8 +39,24 @@ def engine_record(
         "capabilities": capabilities,
         "execution": None,
         "identity": None,
+        "tokenizer": None,
         "self_check": None,
     }
+
+
+@runtime_checkable
+class HoldsEngine(Protocol):
+    """An engine that only runs another one, such as `Replicas`: it changes no number."""
+
+    @property
+    def inner(self) -> BaseEngine: ...
+
+
+def answering_engine(engine: BaseEngine) -> BaseEngine:
+    """The engine that gives the answers: `engine`, or what stands within it."""
+    while isinstance(engine, HoldsEngine):
+        engine = engine.inner
+    return engine
 
 
 def record_execution(record: dict[str, Any], session: BaseInferenceSession) -> None:
@@ -49,9 +66,10 @@ def record_execution(record: dict[str, Any], session: BaseInferenceSession) -> N
 
 
 def record_identity(record: dict[str, Any], session: BaseInferenceSession) -> None:
-    """Note what answers: revision or file hashes, and what the session can do at last."""
+    """Note what answers: revision or file hashes, tokenizer, and what the session can do."""
     with foreign_errors("identity"):
         record["identity"] = redact(session.identity())
+    record["tokenizer"] = tokenizer_record(session)
     with foreign_errors("capabilities"):
         if (capabilities := session.capabilities) is not None:
             record["capabilities"] = sorted(capabilities)

@@ -68,8 +68,8 @@ class SuiteResult:
     whose prompt was cut from the left, None where the engine doesn't say. `recalled` of the
     `requests` were answered by a journal or a cache. `first_failure` tells the failed row with the
     smallest number and why. `provenance` is what decides the scores and is no option, such as the
-    data set of a suite that is known by name. `errors` are faults of the session that belong to no sample, such as
-    an answer nobody had asked for.
+    data set of a suite that is known by name. `errors` are faults of the session that belong to no
+    sample, such as an answer nobody had asked for.
     """
 
     name: str
@@ -205,8 +205,13 @@ def read_samples(file: Path, suite: str) -> dict[int, SampleResult]:
 
     A last line that was cut short, by a full disk or a killed process, is no sample.
     """
+    # `suite` is the first field of a line: those of other suites needn't be parsed.
+    first = '{"suite": '
+    own = f"{first}{_ONE_LINE.encode(suite)}, "
     with file.open(encoding="utf-8", newline="\n") as lines:
-        found = (json.loads(line) for line in lines if line.endswith("\n"))
+        whole = (line for line in lines if line.endswith("\n"))
+        wanted = (line for line in whole if line.startswith(own) or not line.startswith(first))
+        found = map(json.loads, wanted)
         return {line["index"]: SampleResult(**line) for line in found if line["suite"] == suite}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from evalution_core import (
     BaseInferenceSession,
@@ -25,6 +25,15 @@ Answer = RollingLoglikelihoodOutput | RequestFailure
 _WINDOW = 16
 
 
+@runtime_checkable
+class StreamsRolling(Protocol):
+    """A session that takes rolling requests as a stream, which the contract doesn't ask for."""
+
+    def loglikelihood_rolling_continuous(
+        self, requests: Iterable[tuple[K, Request]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[K, Answer]]: ...
+
+
 def rolling_continuous(
     session: BaseInferenceSession,
     requests: Iterable[tuple[K, Request]],
@@ -33,8 +42,12 @@ def rolling_continuous(
 ) -> Iterator[tuple[K, Answer]]:
     """Answers in input order, computed `batch_size` at a time or as many as the session prefers.
 
-    A refused request becomes a `RequestFailure` of its own; its neighbours are scored.
+    A refused request becomes a `RequestFailure` of its own; its neighbours are scored. A session
+    that `StreamsRolling` answers in its own order, as it does all this by itself.
     """
+    if isinstance(session, StreamsRolling):
+        yield from session.loglikelihood_rolling_continuous(requests, batch_size=batch_size)
+        return
     preferred = session.preferred_batch_size if isinstance(session, HasPreferredBatchSize) else None
     source = iter(requests)
     while window := list(islice(source, batch_size or preferred or _WINDOW)):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from types import TracebackType
@@ -16,7 +14,7 @@ from evalution.declared_run import (
     suite_declaration,
     suite_declarations,
 )
-from evalution.engine_record import SCORING_POLICY, engine_record
+from evalution.engine_record import SCORING_POLICY, answering_engine, engine_record
 from evalution.execution import SuiteExecution
 from evalution.failure_policy import FailurePolicy, OnError
 from evalution.foreign_code import clean_up
@@ -33,17 +31,16 @@ from evalution.preflight import (
 from evalution.progress import Progress, Silence
 from evalution.results import RunResult
 from evalution.run_folder import DefaultFolder
+from evalution.run_record import RunRecord
 from evalution.run_store import RunStore, Storage
 from evalution.session_lease import SessionLease
 from evalution.suites.suite import AnySuite
-from evalution.versions import software_versions
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
     EngineRuntimeError,
     Model,
     SessionClosedError,
-    scrub,
 )
 
 
@@ -57,7 +54,24 @@ class Run:
 
     `result` can be read at any time. A failed load leaves the handle usable: the next `run` tries
     again. Ctrl-C and a runtime that dies close it; what was finished stays.
-    Arguments as for `evalution.run`.
+
+    Args:
+        engine: what to run `model` with.
+        model: a `Model`, its fields, or its path.
+        session: a live session, in place of `engine` and not beside it; it stays open, and the
+            caller's.
+        output: folder for `results.json`, `samples.jsonl` and the journal; None keeps all in
+            memory. An unfinished run of the same spec that is there goes on: nothing that was
+            answered is computed again.
+        fresh: start over where `output` holds a run.
+        retry_failed: ask again for what failed in the run that `output` holds.
+        cache: folder of answers that runs share; an answer serves only the model that gave it, with
+            the same engine and the same options.
+        limit: at most that many rows of each suite.
+        isolate: have the model in a process of its own, which is replaced when it dies.
+        on_error: `raise` ends the run at the first failed sample.
+        max_failures: more failed samples than that, over all suites, end it.
+        progress: told how the run goes on; None is silent.
     """
 
     def __init__(
@@ -89,7 +103,6 @@ class Run:
         self._stop = Event()
         self._is_running = False
         self._closed = False
-        self._started = 0.0
         self.result = RunResult(
             model=self._model.to_dict(),
             engine=engine_record(self._engine, session),
@@ -98,6 +111,7 @@ class Run:
             limit=limit,
             folder=storage.folder,
         )
+        self._record = RunRecord(self.result)
         self._store = RunStore(storage, self.result.notices)
         self._lease = SessionLease(
             self._engine, self._model, session, self.result.engine, isolate=isolate
@@ -106,7 +120,7 @@ class Run:
     @property
     def has_begun(self) -> bool:
         """Whether a model was ever loaded."""
-        return bool(self.result.started)
+        return self._record.has_begun
 
     def prepare(self, suites: Sequence[AnySuite]) -> None:
         """Check all that can be checked without the model; `run` does it for its own suite.
@@ -172,16 +186,15 @@ class Run:
             return
         self._closed = True
         try:
-            if self.result.status == "running":
+            if self._record.goes_on:
                 self._lease.note_execution()
             self._lease.close()
         except BaseException as error:
-            if self.result.status == "running":
-                self._set_failed(error)
+            if self._record.goes_on:
+                self._record.fail(error)
             clean_up(error, self._lease.close, self._end_folder)
             raise
-        if self.result.status == "running":
-            self.result.status = "done"
+        self._record.finish()
         self._end_folder()
 
     def __enter__(self) -> Self:
@@ -196,8 +209,8 @@ class Run:
         if error is None:
             self.close()
             return
-        if self.result.status == "running":
-            self._set_failed(error)
+        if self._record.goes_on:
+            self._record.fail(error)
         clean_up(error, self.close)
 
     def _begin(self, suite: AnySuite) -> None:
@@ -216,17 +229,12 @@ class Run:
             clean_up(error, self._lease.close, self._store.discard)
             raise
         self.result.folder = self._store.path
-        self.result.status, self.result.error = "running", None  # of a load that failed before
-        self.result.started = _now()
-        self._started = time.perf_counter() - (self._lease.build_seconds or 0.0)
-        if self._lease.build_seconds is not None:
-            self.result.timings["build_s"] = round(self._lease.build_seconds, 3)
-        self.result.versions = software_versions(self.result.engine.get("distribution"))
+        self._record.begin(self._lease.build_seconds)
         self._store.write_results(self.result)
 
     def _base(self) -> AnswerBase:
         return answer_base(
-            engine=self._engine,
+            engine=self._engine and answering_engine(self._engine),
             model=self._model,
             identity=self.result.engine["identity"],
             execution=self.result.engine["execution"],
@@ -263,34 +271,20 @@ class Run:
         self._store.write_results(self.result)
 
     def _note_failure(self, error: BaseException, suite: AnySuite) -> None:
-        self._set_failed(error, suite.title)
+        self._record.fail(error, suite.title)
         is_fatal = isinstance(error, EngineRuntimeError | SessionClosedError)
         if self.has_begun and (is_fatal or not isinstance(error, Exception)):
             clean_up(error, self.close)
         else:
             clean_up(error, self._write_results)
 
-    def _set_failed(self, error: BaseException, suite: str | None = None) -> None:
-        self.result.status = "failed" if isinstance(error, Exception) else "interrupted"
-        self.result.error = {
-            "suite": suite,
-            "type": type(error).__name__,
-            "message": scrub(str(error)),
-        }
-
     def _write_results(self) -> None:
         if self.has_begun:
             self._store.write_results(self.result)
 
     def _end_folder(self) -> None:
-        if self.has_begun:
-            self.result.finished = _now()
-            self.result.timings["total_s"] = round(time.perf_counter() - self._started, 3)
+        self._record.end()
         try:
             self._write_results()
         finally:
             self._store.close()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -31,25 +31,7 @@ def run(
     max_failures: int | None = None,
     progress: Progress | None = None,
 ) -> RunResult:
-    """Run suites on a model and close it.
-
-    Args:
-        tests: the suites, run in this order.
-        engine: what to run `model` with.
-        session: a live session, in place of `engine` and not beside it; it stays open, and the
-            caller's.
-        output: folder for `results.json`, `samples.jsonl` and the journal; None keeps all in
-            memory. An unfinished run of the same spec that is there goes on: nothing that was
-            finished is computed again.
-        fresh: start over where `output` holds a run.
-        retry_failed: ask again for what failed in the run that `output` holds.
-        cache: folder of answers that runs share; an answer serves only the model that gave it, with
-            the same engine and the same options.
-        limit: at most that many rows of each suite.
-        isolate: have the model in a process of its own, which is replaced when it dies.
-        on_error: `raise` ends the run at the first failed sample.
-        max_failures: more failed samples than that end it.
-        progress: told how the run goes on; None is silent.
+    """Run the suites `tests` in their order on a model, and close it; the rest as for `Run`.
 
     Raises:
         ConfigurationError: an option, a row or the model is wrong, or `output` holds another run;

@@ -1,0 +1,101 @@
+"""What each further run is beside the first, and whether it could be chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evalution.comparison import MetricComparison, SuiteComparison, compare
+from evalution.report.labels import RunLabel
+from evalution.results import RunResult
+
+_CHANCE = 0.05
+"""Of 5 %: the two-sided p-value from which on a difference is called clear."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One metric of one suite in a run, against the first run's; right minus left."""
+
+    label: RunLabel
+    suite: str
+    metric: MetricComparison
+
+    @property
+    def reading(self) -> str:
+        """The difference in two or three words."""
+        test, winner = self.metric.test, self.metric.winner
+        if winner is None or self.metric.difference is None:
+            return "not comparable"
+        if winner == "tie":
+            return "same value"
+        if test is None or test.p_value is None:
+            return "too few rows to tell"
+        if test.p_value >= _CHANCE:
+            return "could be chance"
+        return "better" if winner == "right" else "worse"
+
+    @property
+    def is_clear(self) -> bool:
+        return self.reading in ("better", "worse")
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteDifferences:
+    """The differences of one suite: for every metric, one for each further run that has it.
+
+    `remarks` says by run which rows could not be compared, or were asked in other words.
+    """
+
+    suite: str
+    metrics: Sequence[Sequence[Difference]]
+    remarks: Sequence[tuple[RunLabel, str]]
+
+    @property
+    def rows(self) -> list[Difference]:
+        return [difference for metric in self.metrics for difference in metric]
+
+
+def differences_to_first(
+    runs: Sequence[RunResult], labels: Sequence[RunLabel]
+) -> list[SuiteDifferences]:
+    """Every metric that a further run shares with the first, by suite in the first run's order.
+
+    Raises:
+        ConfigurationError: a file of samples is damaged.
+    """
+    compared = [
+        (label, {suite.name: suite for suite in compare(runs[0], run).suites})
+        for run, label in zip(runs[1:], labels[1:], strict=True)
+    ]
+    found: list[SuiteDifferences] = []
+    for suite in runs[0].suites:
+        sides = [(label, suites[suite.name]) for label, suites in compared if suite.name in suites]
+        metrics = [_differences(name, suite.name, sides) for name in suite.metrics]
+        remarks = [(label, remark) for label, side in sides if (remark := _remark(side))]
+        if shared := [differences for differences in metrics if differences]:
+            found.append(SuiteDifferences(suite.name, shared, remarks))
+    return found
+
+
+def _differences(
+    metric: str, suite: str, sides: Sequence[tuple[RunLabel, SuiteComparison]]
+) -> list[Difference]:
+    return [
+        Difference(label, suite, found)
+        for label, side in sides
+        for found in side.metrics
+        if found.name == metric and found.left is not None and found.right is not None
+    ]
+
+
+def _remark(suite: SuiteComparison) -> str:
+    """Why fewer rows than all were compared, or other questions; empty if nothing is odd."""
+    rows = suite.rows
+    counts = (
+        ("rows in one run only", rows.left_only + rows.right_only),
+        ("rows that are not the same", rows.other_rows),
+        ("rows asked in other words", rows.other_prompts),
+        ("failed answers", rows.left_failed + rows.right_failed),
+    )
+    return "; ".join(f"{what}: {count:,}" for what, count in counts if count)

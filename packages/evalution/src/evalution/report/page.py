@@ -1,0 +1,124 @@
+"""Gathers what a page shows, and writes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from evalution.counts import count_problem, shown_value
+from evalution.parity import ParityResult
+from evalution.paths import typed_path
+from evalution.report.conditions import run_conditions, suite_conditions
+from evalution.report.difference_figures import difference_figures
+from evalution.report.differences import differences_to_first
+from evalution.report.embedded_json import embedded_json
+from evalution.report.figures import Figure, score_figures
+from evalution.report.labels import RunLabel, label_runs
+from evalution.report.overview import run_overview
+from evalution.report.parity_view import ParityView, parity_view
+from evalution.report.rendering import load_assets, render
+from evalution.report.sample_payload import sample_payload
+from evalution.report.sample_reading import with_samples
+from evalution.report.scores import suite_scores
+from evalution.results import RunResult
+from evalution_core import ConfigurationError
+
+DEFAULT_SAMPLES = 2000
+"""Rows of each suite that a page holds unless somebody asks for another number."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenReport:
+    """Where a report stands, and how large it is."""
+
+    path: Path
+    size: int
+
+
+def write_report(
+    runs: Sequence[RunResult],
+    path: str | os.PathLike[str],
+    *,
+    samples_per_suite: int = DEFAULT_SAMPLES,
+    parity: Sequence[ParityResult] = (),
+) -> WrittenReport:
+    """Write one HTML page about `runs` that needs nothing beside it; an older one is replaced.
+
+    Args:
+        runs: in the order in which they stand side by side; the others are compared to the first.
+        path: the file; its folder must exist.
+        samples_per_suite: at most that many rows of each suite are in the page, failed ones and
+            those that the runs answered differently first; 0 leaves out all samples. Of very
+            long samples there may be fewer, and the page says how many there are.
+        parity: checks of two engines against each other, shown beside the runs or alone.
+
+    Raises:
+        ConfigurationError: there is no run, a number is out of range, a file of samples is damaged,
+            the page can't be written, or the extra `[report]` isn't installed.
+    """
+    if not runs and not parity:
+        raise ConfigurationError("a report needs at least one run, or one parity check")
+    if problem := count_problem(samples_per_suite, least=0):
+        raise ConfigurationError(
+            f"samples_per_suite {problem}, got {shown_value(samples_per_suite)}"
+        )
+    page = _page(runs, parity, samples_per_suite).encode("utf-8", "backslashreplace")
+    file = typed_path(os.fspath(path))
+    draft = file.with_name(f"{file.name}.part")
+    try:
+        draft.write_bytes(page)
+        os.replace(draft, file)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the report can't be written to {file}: {error.strerror}; name another --output"
+        ) from error
+    return WrittenReport(file, len(page))
+
+
+def _page(
+    given: Sequence[RunResult], checks: Sequence[ParityResult], samples_per_suite: int
+) -> str:
+    runs = [with_samples(run) for run in given]
+    labels = label_runs(runs)
+    letters = [label.letter for label in labels]
+    suites = suite_scores(runs, letters)
+    scores = score_figures(suites, labels)
+    differences = differences_to_first(runs, labels) if runs else []
+    gaps = difference_figures(differences, labels)
+    payload = sample_payload(suites, letters, samples_per_suite) if samples_per_suite else None
+    parity = [parity_view(check, position) for position, check in enumerate(checks)]
+    figures = [*scores, *gaps, *(figure for view in parity for figure in view.figures)]
+    values: Mapping[str, Any] = {
+        "title": _title(labels, parity),
+        "made_by": f"evalution {version('evalution')}",
+        "labels": labels,
+        "runs": [run_overview(run, label) for run, label in zip(runs, labels, strict=True)],
+        "suites": suites,
+        "figures": scores,
+        "differences": differences,
+        "difference_figures": gaps,
+        "parity": parity,
+        "figures_json": _figures_json(figures) if figures else None,
+        "samples": payload,
+        "conditions": run_conditions(runs),
+        "suite_conditions": suite_conditions(runs),
+        "assets": load_assets(with_figures=bool(figures)),
+    }
+    return render("page.html.j2", values)
+
+
+def _title(labels: Sequence[RunLabel], parity: Sequence[ParityView]) -> str:
+    if not labels:
+        return f"{parity[0].right} against {parity[0].left}"
+    titles = {label.title for label in labels}
+    if len(titles) == 1:
+        return f"{titles.pop()}" + (f", {len(labels)} runs" if len(labels) > 1 else "")
+    return f"{len(labels)} runs compared"
+
+
+def _figures_json(figures: Sequence[Figure]) -> str:
+    return embedded_json({figure.name: figure.spec for figure in figures})

@@ -1,0 +1,136 @@
+"""The samples as the page's script reads them: chosen, clipped, and within a budget of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from evalution.report.embedded_json import embedded_json
+from evalution.report.sample_choice import Row, SuiteRows, collect_rows
+from evalution.report.scores import SuiteScores
+from evalution.results import SampleResult
+from evalution_core import scrub
+
+BUDGET_BYTES = 22_000_000
+"""Of all samples together: with Plotly's five million the page stays under thirty."""
+
+_TEXT_LIMIT = 12_000
+_TEXT_HEAD = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCount:
+    """How many of a suite's rows the page holds."""
+
+    suite: str
+    embedded: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePayload:
+    """The JSON of the sample browser, and what it left out of each suite."""
+
+    json: str
+    counts: Sequence[SampleCount]
+
+    @property
+    def embedded(self) -> int:
+        return sum(count.embedded for count in self.counts)
+
+    @property
+    def total(self) -> int:
+        return sum(count.total for count in self.counts)
+
+    @property
+    def cut(self) -> list[SampleCount]:
+        """The suites of which the page doesn't hold every row."""
+        return [count for count in self.counts if count.embedded < count.total]
+
+
+def sample_payload(
+    suites: Sequence[SuiteScores], letters: Sequence[str], samples_per_suite: int
+) -> SamplePayload | None:
+    """The samples of all suites; None if no run kept any.
+
+    The object is `{runs: [letter], suites: [{name, metrics: [{name, higher, binary}], rows}]}`. A
+    row is `[index, prompt, target, cells]` with a cell a run, null where the run hasn't got the
+    row; what a cell holds is said by `_cell`.
+    """
+    documents: list[str] = []
+    counts: list[SampleCount] = []
+    left = BUDGET_BYTES
+    for position, suite in enumerate(suites):
+        share = left // (len(suites) - position)
+        columns = [[] if run is None else run.samples for run in suite.runs]
+        directions = {row.name: row.higher_is_better for row in suite.rows}
+        found = collect_rows(columns, directions)
+        rows = _chosen_rows(found, list(directions), samples_per_suite, share)
+        left -= sum(map(len, rows.values()))
+        head = embedded_json({"name": suite.name, "metrics": _metrics(directions, found)})
+        body = b",".join(rows[index] for index in sorted(rows)).decode()
+        documents.append(f'{head[:-1]},"rows":[{body}]}}')
+        counts.append(SampleCount(suite.name, len(rows), len(found.rows)))
+    if not any(count.total for count in counts):
+        return None
+    runs = embedded_json(list(letters))
+    return SamplePayload(f'{{"runs":{runs},"suites":[{",".join(documents)}]}}', counts)
+
+
+def _chosen_rows(
+    suite: SuiteRows, metrics: Sequence[str], most: int, budget: int
+) -> dict[int, bytes]:
+    chosen: dict[int, bytes] = {}
+    for index in suite.in_order_of_interest()[:most]:
+        line = embedded_json(_row(index, suite.rows[index], metrics)).encode()
+        budget -= len(line)
+        if budget < 0:
+            break
+        chosen[index] = line
+    return chosen
+
+
+def _metrics(directions: Mapping[str, bool], suite: SuiteRows) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "higher": higher, "binary": name in suite.directions}
+        for name, higher in directions.items()
+    ]
+
+
+def _row(index: int, row: Row, metrics: Sequence[str]) -> list[Any]:
+    first = next(sample for sample in row if sample is not None)
+    cells = [None if sample is None else _cell(sample, first, metrics) for sample in row]
+    return [index, _clipped(first.prompt), _clipped(first.target), cells]
+
+
+def _cell(sample: SampleResult, first: SampleResult, metrics: Sequence[str]) -> dict[str, Any]:
+    """p: prediction, x: extracted, m: the metrics' values, t: tokens, e: error.
+
+    q and g are the prompt and the target where they aren't those of the row's first run. What is
+    empty is left out.
+    """
+    cell: dict[str, Any] = {"m": [sample.metrics.get(name) for name in metrics]}
+    parts: Iterable[tuple[str, Any]] = (
+        ("p", sample.prediction),
+        ("x", sample.extracted or None),
+        ("t", sample.tokens or None),
+        ("e", None if sample.error is None else scrub(sample.error)),
+        ("q", sample.prompt if sample.prompt != first.prompt else None),
+        ("g", sample.target if sample.target != first.target else None),
+    )
+    return cell | {name: _clipped(value) for name, value in parts if value is not None}
+
+
+def _clipped(value: Any) -> Any:
+    """`value` with every long text cut in its middle: a prompt's question stands at its end."""
+    if isinstance(value, str) and len(value) > _TEXT_LIMIT:
+        tail = _TEXT_LIMIT - _TEXT_HEAD
+        gap = f"{len(value) - _TEXT_LIMIT:,} characters are left out of this page"
+        return f"{value[:_TEXT_HEAD]}\n\n[… {gap} …]\n\n{value[-tail:]}"
+    if isinstance(value, Mapping):
+        items = cast(Mapping[str, Any], value).items()
+        return {name: _clipped(member) for name, member in items}
+    if isinstance(value, list | tuple):
+        return [_clipped(member) for member in cast(Sequence[Any], value)]
+    return value

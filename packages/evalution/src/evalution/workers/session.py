@@ -1,0 +1,275 @@
+"""A session whose work is done by sessions in other processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from evalution.workers.jobs import (
+    CallJob,
+    ListPart,
+    call_job,
+    joined_outputs,
+    list_part,
+)
+from evalution.workers.parcel import pack_request
+from evalution.workers.request_stream import RequestStream, StreamItem, without_metadata
+from evalution.workers.supervision import Supervision
+from evalution.workers.tokenizer import remote_tokenizer
+from evalution_core import (
+    BaseInferenceSession,
+    Capability,
+    CheckResult,
+    EngineRuntimeError,
+    GenerationOutput,
+    GenerationRequest,
+    InvalidRequestError,
+    LoglikelihoodOutput,
+    LoglikelihoodRequest,
+    RequestFailure,
+    RollingLoglikelihoodOutput,
+    RollingLoglikelihoodRequest,
+    StreamEvent,
+    UnsupportedRequestError,
+)
+
+K = TypeVar("K", bound=Hashable)
+
+_UNREAD = 64
+_RUN = 8
+"""Requests in a row that are scored by one worker: the choices of a question share a prefix."""
+_FAILED, _UNCHECKED = ("failed", "not checkable")
+
+
+class SupervisedSession(BaseInferenceSession):
+    """Spreads requests over workers, each with a session of its own that is restarted if it ends.
+
+    `batch_size` caps what runs at once over all workers. List calls are divided among them; with
+    several, a bad request keeps its own part from running, and is told when the others are done.
+
+    A request that ends its worker is a `RequestFailure` in a stream. A list call has none to give:
+    there it is an `EngineRuntimeError`, with the request's index in `in_flight`.
+    """
+
+    def __init__(
+        self,
+        supervision: Supervision,
+        *,
+        requests_limit: int | None,
+        description: dict[str, Any],
+    ):
+        self._supervision = supervision
+        self._scheduler = supervision.scheduler
+        self._requests_limit = requests_limit
+        self._description = description
+        self._check_lock = threading.Lock()
+        self._check_result: CheckResult | None = None
+        self._identity: tuple[dict[str, Any] | None] | None = None
+        traits = [seat.traits for seat in self._scheduler.seats if seat.traits is not None]
+        first = traits[0]
+        self._capabilities = frozenset[Capability].intersection(
+            *(trait.capabilities for trait in traits)
+        ) - {Capability.ATTACH}
+        # Attributes of the instance, since a protocol asks whether they are there at all.
+        if first.max_model_len is not None:
+            self.max_model_len = first.max_model_len
+        preferred = [t.preferred_batch_size for t in traits if t.preferred_batch_size is not None]
+        if preferred:
+            self.preferred_batch_size = sum(preferred)
+        if first.has_tokenizer:
+            self.tokenizer = remote_tokenizer(self._ask, first.special_ids)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return self._capabilities
+
+    @property
+    def requests_in_flight(self) -> int:
+        return self._scheduler.in_flight
+
+    def generate(
+        self, requests: list[GenerationRequest], *, batch_size: int | None = None
+    ) -> list[GenerationOutput]:
+        return self._list_call("generate", requests, batch_size)
+
+    def loglikelihood(
+        self, requests: list[LoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[LoglikelihoodOutput]:
+        return self._list_call("loglikelihood", requests, batch_size)
+
+    def loglikelihood_rolling(
+        self, requests: list[RollingLoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[RollingLoglikelihoodOutput]:
+        return self._list_call("loglikelihood_rolling", requests, batch_size)
+
+    def generate_continuous(
+        self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
+        return self._streamed("generate_continuous", requests, batch_size)
+
+    def loglikelihood_continuous(
+        self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
+        return self._streamed("loglikelihood_continuous", requests, batch_size, run=_RUN)
+
+    def loglikelihood_rolling_continuous(
+        self,
+        requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
+        *,
+        batch_size: int | None = None,
+    ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
+        """As `loglikelihood_continuous`, for whole texts; the contract has only the list call."""
+        return self._streamed("loglikelihood_rolling", requests, batch_size)
+
+    def stream(
+        self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[K, StreamEvent]]:
+        if Capability.STREAM not in self._capabilities:
+            self._scheduler.ensure_open()
+            raise UnsupportedRequestError("the engine in the worker process can't stream")
+        return self._streamed("stream", requests, batch_size)
+
+    def check(self) -> CheckResult:
+        """The worst result of all workers' checks."""
+        self._scheduler.ensure_open()
+        with self._check_lock:
+            if self._check_result is None:
+                found: list[CheckResult] = [job.result.result() for job in self._ask_all("check")]
+                found.sort(
+                    key=lambda result: (result.outcome == _FAILED, result.outcome == _UNCHECKED)
+                )
+                self._check_result = found[-1] if found else self._ask("check")
+            assert self._check_result is not None
+            return self._check_result
+
+    def gc(self) -> None:
+        for job in self._ask_all("gc"):
+            try:
+                job.result.result()
+            except EngineRuntimeError:
+                # Its worker ended: the next one has nothing to release.
+                self._scheduler.ensure_open()
+
+    def identity(self) -> dict[str, Any] | None:
+        if self._identity is None:
+            self._identity = (self._ask("identity"),)
+        return self._identity[0]
+
+    def describe_execution(self) -> dict[str, Any]:
+        return {**(self._ask("describe_execution") or {}), **self._description}
+
+    def close(self) -> None:
+        self._supervision.close()
+
+    # within
+
+    def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        job = call_job(method, *arguments, **options)
+        self._scheduler.submit(job)
+        return job.result.result()
+
+    def _ask_all(self, method: str) -> list[CallJob]:
+        jobs: list[CallJob] = []
+        with self._scheduler.lock:
+            self._scheduler.ensure_open()
+            for seat in self._scheduler.ready_seats():
+                job = call_job(method)
+                self._scheduler.submit(job, seat)
+                jobs.append(job)
+        return jobs
+
+    def _begin(self, batch_size: int | None) -> int | None:
+        self._scheduler.ensure_open()
+        if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+            raise InvalidRequestError(f"batch_size must be an int >= 1, got {batch_size!r}")
+        limits = [limit for limit in (batch_size, self._requests_limit) if limit is not None]
+        return min(limits, default=None)
+
+    def _streamed(
+        self,
+        method: str,
+        requests: Iterable[tuple[K, Any]],
+        batch_size: int | None,
+        *,
+        run: int = 1,
+    ) -> Iterator[tuple[K, Any]]:
+        cap = self._begin(batch_size)
+        unread = cap or getattr(self, "preferred_batch_size", None) or _UNREAD
+        return self._results(method, requests, cap, unread, run)
+
+    def _results(
+        self,
+        method: str,
+        requests: Iterable[tuple[K, Any]],
+        cap: int | None,
+        unread: int,
+        run: int,
+    ) -> Iterator[tuple[K, Any]]:
+        stream = RequestStream(
+            self._scheduler.lock, method, batch_size=cap, unread_bound=unread, run=run
+        )
+        self._scheduler.open(stream)
+        threading.Thread(
+            target=self._feed, args=(requests, stream), name="evalution input", daemon=True
+        ).start()
+        try:
+            yield from stream.results()
+        finally:
+            self._scheduler.release(stream)
+
+    def _feed(self, requests: Iterable[tuple[Any, Any]], stream: RequestStream) -> None:
+        try:
+            source = iter(requests)
+            while self._scheduler.wait_for_room(stream):
+                try:
+                    key, request = next(source)
+                except StopIteration:
+                    self._scheduler.end_input(stream)
+                    return
+                bare, metadata = without_metadata(request)
+                try:
+                    payload = pack_request(bare)
+                except InvalidRequestError as error:
+                    with self._scheduler.lock:
+                        stream.reject(key, RequestFailure(error, metadata or {}))
+                    continue
+                item = StreamItem(payload, stream=stream, key=key, metadata=metadata)
+                self._scheduler.place(stream, item)
+        except BaseException as error:  # noqa: BLE001 - it is raised again at the reading end
+            self._scheduler.end_input(stream, error)
+
+    def _list_call(self, method: str, requests: Sequence[Any], batch_size: int | None) -> Any:
+        cap = self._begin(batch_size)
+        pairs = [without_metadata(request) for request in requests]
+        workers = len(self._scheduler.ready_seats()) or 1
+        parts = _parts(method, [request for request, _ in pairs], cap, workers)
+        try:
+            for part in parts:
+                self._scheduler.submit(part)
+            outputs = joined_outputs(parts)
+        finally:
+            for part in parts:
+                part.is_dropped = True
+        for (_, metadata), output in zip(pairs, outputs, strict=True):
+            if metadata is not None:
+                output.metadata = metadata
+        return outputs
+
+
+def _parts(
+    method: str, requests: Sequence[Any], cap: int | None, workers: int
+) -> Sequence[ListPart]:
+    """The requests in as many parts as may be answered at once, next to each other."""
+    count = max(1, min(workers, len(requests), cap or workers))
+    cuts = [part * len(requests) // count for part in range(count + 1)]
+    return [
+        list_part(
+            method,
+            requests[begin:end],
+            None if cap is None else cap // count + (number < cap % count),
+            begin,
+        )
+        for number, (begin, end) in enumerate(pairwise(cuts))
+    ]

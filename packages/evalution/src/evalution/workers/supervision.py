@@ -1,0 +1,232 @@
+"""Watches over workers: starts and restarts them, and ends those that hang."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from evalution.workers.options import WorkerOptions
+from evalution.workers.scheduler import Limits, Scheduler
+from evalution.workers.seats import Seat, SeatState
+from evalution.workers.wire import Close, Message
+from evalution.workers.worker import Ending, Worker
+from evalution_core import EngineRuntimeError, SessionClosedError
+
+_SLOWEST_LOOK_S = 1.0
+_FASTEST_LOOK_S = 0.02
+_LOOKS = 8
+"""How often a worker is looked at within the shortest of its deadlines."""
+_GRACE = 1.5
+"""A silent worker ends itself, with a dump; after this many times as long it is killed."""
+
+
+class Supervision:
+    """Workers of one session, from their start to their end.
+
+    Args:
+        workers: how many there are.
+        make: a new worker for the seat of this number.
+        options: deadlines and restarts.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        make: Callable[[int], Worker],
+        options: WorkerOptions,
+    ):
+        limits = Limits(options.restarts, options.backoff)
+        self._woken = threading.Event()
+        self.scheduler = Scheduler(workers, limits, self._woken.set)
+        self._make = make
+        self._options = options
+        self._look = _look_interval(options)
+        self._is_over = False
+        self._close_lock = threading.Lock()
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Start all workers and wait until each has loaded the model.
+
+        Raises:
+            EvalutionError: the first that failed; none is left then.
+        """
+        scheduler = self.scheduler
+        threading.Thread(target=self._run, name="evalution supervision", daemon=True).start()
+        try:
+            with scheduler.lock:
+                scheduler.changed.wait_for(
+                    lambda: (
+                        scheduler.failure is not None
+                        or all(seat.state is SeatState.READY for seat in scheduler.seats)
+                    )
+                )
+                if scheduler.failure is not None:
+                    raise scheduler.failure
+                scheduler.is_up = True
+        except BaseException:
+            self._end_all(self._kill_all)
+            raise
+
+    def close(self) -> None:
+        """Close all sessions and end their processes. Idempotent.
+
+        Raises:
+            EvalutionError: the first error of a session's own `close`; the processes are gone.
+        """
+        with self._close_lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._end_all(self._ask_all_to_close)
+            if errors := self.scheduler.close_errors:
+                raise errors[0]
+
+    def _end_all(self, end: Callable[[], None]) -> None:
+        scheduler = self.scheduler
+        with scheduler.lock:
+            scheduler.is_closing = True
+            scheduler.shut_down(SessionClosedError("the session was closed meanwhile"))
+        end()
+        with scheduler.lock:
+            if not scheduler.changed.wait_for(self._all_gone, self._options.close_timeout):
+                stuck = self._living()
+            else:
+                stuck = []
+        for worker in stuck:
+            worker.kill("did not close in time", with_stack=False)
+        with scheduler.lock:
+            scheduler.changed.wait_for(self._all_gone)
+        self._is_over = True
+        self._woken.set()
+
+    def _ask_all_to_close(self) -> None:
+        with self.scheduler.lock:
+            ready = [s.worker for s in self.scheduler.seats if s.state is SeatState.READY]
+            others = [worker for worker in self._living() if worker not in ready]
+        for worker in ready:
+            if worker is not None:
+                worker.send(Close())
+        for worker in others:
+            worker.kill("was not wanted any more", with_stack=False)
+
+    def _kill_all(self) -> None:
+        with self.scheduler.lock:
+            living = self._living()
+        for worker in living:
+            worker.kill("was not wanted any more", with_stack=False)
+
+    def _living(self) -> list[Worker]:
+        return [seat.worker for seat in self.scheduler.seats if seat.worker is not None]
+
+    def _all_gone(self) -> bool:
+        return not self._living()
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except BaseException as error:
+            with self.scheduler.lock:
+                text = f"the supervision of workers ended: {type(error).__name__}: {error}"
+                self.scheduler.fail(EngineRuntimeError(text))
+            raise
+
+    def _watch(self) -> None:
+        last = time.monotonic()
+        while not self._is_over:
+            self._start_workers()
+            self._kill_hung()
+            wait = self._next_look()
+            self._woken.wait(wait)
+            self._woken.clear()
+            now = time.monotonic()
+            # While this process is stopped or asleep no worker is late.
+            passed, last = min(now - last, 2 * wait + self._look), now
+            with self.scheduler.lock:
+                self.scheduler.now += passed
+
+    def _next_look(self) -> float:
+        with self.scheduler.lock:
+            due = [
+                seat.restart_at - self.scheduler.now
+                for seat in self.scheduler.seats
+                if seat.state is SeatState.DOWN
+            ]
+        return max(0.0, min([self._look, *due]))
+
+    def _start_workers(self) -> None:
+        scheduler = self.scheduler
+        with scheduler.lock:
+            if scheduler.is_closing or scheduler.failure is not None:
+                return
+            for seat in scheduler.seats:
+                if seat.state is SeatState.DOWN and seat.restart_at <= scheduler.now:
+                    worker = seat.worker = self._make(seat.index)
+                    seat.change(SeatState.BUILDING, scheduler.now)
+                    seat.heard, seat.error = scheduler.now, None
+                    try:
+                        worker.start(_Ear(scheduler, seat, worker))
+                    except OSError as error:
+                        ending = Ending(f"could not be started: {error}")
+                        scheduler.ended(seat, worker, ending)
+
+    def _kill_hung(self) -> None:
+        scheduler = self.scheduler
+        hung: list[tuple[Worker, str, bool]] = []
+        with scheduler.lock:
+            for seat in scheduler.seats:
+                verdict = self._verdict(seat)
+                if verdict is not None and seat.worker is not None:
+                    hung.append((seat.worker, verdict, seat.state is not SeatState.CONDEMNED))
+                    seat.change(SeatState.CONDEMNED, scheduler.now)
+                    seat.verdict = ""
+        for worker, verdict, with_stack in hung:
+            worker.kill(verdict, with_stack=with_stack)
+
+    def _verdict(self, seat: Seat) -> str | None:
+        options, now = self._options, self.scheduler.now
+        if seat.state is SeatState.CONDEMNED:
+            return seat.verdict or None
+        if seat.state is SeatState.BUILDING:
+            limit = options.build_timeout
+            late = limit is not None and now - seat.since > limit
+            return f"had not loaded the model after {limit:g} s and was killed" if late else None
+        if seat.state is not SeatState.READY:
+            return None
+        limit = options.heartbeat_timeout
+        if limit is not None and now - seat.heard > limit * _GRACE:
+            return f"gave no sign of life for {limit * _GRACE:g} s and was killed"
+        limit = options.request_timeout
+        if limit is not None:
+            for job in seat.in_flight.values():
+                if job.started is not None and now - job.started > limit * job.weight:
+                    return f"made no progress for {limit * job.weight:g} s and was killed"
+        return None
+
+
+def _look_interval(options: WorkerOptions) -> float:
+    deadlines = [options.request_timeout, options.build_timeout, options.heartbeat_timeout]
+    shortest = min((d for d in deadlines if d is not None), default=_SLOWEST_LOOK_S * _LOOKS)
+    return min(_SLOWEST_LOOK_S, max(_FASTEST_LOOK_S, shortest / _LOOKS))
+
+
+def beat_interval(options: WorkerOptions) -> float:
+    """How often a worker gives a sign of life, and tells which requests go on."""
+    return _look_interval(options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ear:
+    """Hears one worker for the seat that it has."""
+
+    scheduler: Scheduler
+    seat: Seat
+    worker: Worker
+
+    def received(self, messages: Sequence[Message]) -> None:
+        self.scheduler.received(self.seat, self.worker, messages)
+
+    def ended(self, ending: Ending) -> None:
+        self.scheduler.ended(self.seat, self.worker, ending)

@@ -1,0 +1,245 @@
+"""What a worker process and its parent say to each other, and the pipe they say it through.
+
+Both ends are one program: the parent starts the child itself and nobody else holds an end of the
+pipe, so pickles are safe here. Requests and results are pickled one by one, so that one which can't
+be is that one's failure, and travel in batches of whatever has come together.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+from evalution_core import Capability
+
+PROTOCOL = 5
+_LENGTH = struct.Struct("!Q")
+
+
+class Start(NamedTuple):
+    """The first message: what to build, where a crash writes its stack, how to behave."""
+
+    engine: bytes
+    model: bytes
+    main: dict[str, Any]
+    stack_file: str
+    cores: tuple[int, ...] | None
+    beat: float
+    silence: float | None
+    mark: str
+    parent: int
+
+
+class Open(NamedTuple):
+    """Begin one call of a continuous method; `lane` is its number from now on."""
+
+    lane: int
+    method: str
+    batch_size: int | None
+
+
+class Item(NamedTuple):
+    lane: int
+    number: int
+    payload: bytes
+
+
+class End(NamedTuple):
+    """No item follows in the lane."""
+
+    lane: int
+
+
+class Abort(NamedTuple):
+    """Nobody wants the lane's results any more."""
+
+    lane: int
+
+
+class Call(NamedTuple):
+    """Call a method of the session once; the payload is its arguments."""
+
+    number: int
+    method: str
+    payload: bytes
+
+
+class Close(NamedTuple):
+    """Close the session and end the process."""
+
+
+class Traits(NamedTuple):
+    """What a session is known to be from its build on; None where it doesn't tell."""
+
+    capabilities: frozenset[Capability]
+    max_model_len: int | None
+    preferred_batch_size: int | None
+    has_tokenizer: bool
+    special_ids: tuple[tuple[int, ...], int | None, int | None] | None
+
+
+class Ready(NamedTuple):
+    traits: Traits
+
+
+class BuildFailed(NamedTuple):
+    error: bytes
+
+
+class Result(NamedTuple):
+    """An answer: an output, a delta, a `RequestFailure`, or what a call returned."""
+
+    number: int
+    payload: bytes
+    is_last: bool = True
+
+
+class CallFailed(NamedTuple):
+    number: int
+    error: bytes
+
+
+class Pulled(NamedTuple):
+    """How many of its items the session has taken from the lane so far."""
+
+    lane: int
+    total: int
+
+
+class Progressed(NamedTuple):
+    """Requests that the session has been seen to work on."""
+
+    numbers: tuple[int, ...]
+
+
+class LaneEnded(NamedTuple):
+    """The session is rid of the lane; with `is_fatal`, it can't be trusted after this error."""
+
+    lane: int
+    error: bytes | None = None
+    is_fatal: bool = False
+
+
+class Closed(NamedTuple):
+    error: bytes | None = None
+
+
+Message = (
+    Start
+    | Open
+    | Item
+    | End
+    | Abort
+    | Call
+    | Close
+    | Ready
+    | BuildFailed
+    | Result
+    | CallFailed
+    | Pulled
+    | Progressed
+    | LaneEnded
+    | Closed
+)
+
+
+class Channel:
+    """Batches of messages over two pipes; one thread may send while another receives."""
+
+    def __init__(self, incoming: BinaryIO, outgoing: BinaryIO):
+        self._incoming = incoming
+        self._outgoing = outgoing
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Raises `OSError` or `ValueError` if the other end or this one is closed."""
+        payload = pickle.dumps(list(messages), PROTOCOL)
+        self._outgoing.write(_LENGTH.pack(len(payload)) + payload)
+        self._outgoing.flush()
+
+    def receive(self) -> list[Message]:
+        """The next batch; an empty one is a sign of life. Raises `EOFError` at the end."""
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        return pickle.loads(self._read(length))
+
+    def _read(self, size: int) -> bytes:
+        found = self._incoming.read(size)
+        if len(found) < size:
+            raise EOFError("the other end of the pipe is closed")
+        return found
+
+
+class Outbox:
+    """Sends from a thread of its own, so that nobody who has a message waits for the pipe.
+
+    Messages that come while a batch is being written make the next batch.
+    """
+
+    def __init__(self, channel: Channel, name: str):
+        self._channel = channel
+        self._changed = threading.Condition()
+        self._waiting: list[Message] = []
+        self._pulled: dict[int, int] = {}
+        self._progressed: set[int] = set()
+        self._beats = 0
+        self._is_writing = False
+        self._is_closed = False
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def put(self, *messages: Message) -> None:
+        with self._changed:
+            self._waiting.extend(messages)
+            self._changed.notify_all()
+
+    def note_pulled(self, lane: int) -> None:
+        """Count another item of the lane as taken; only the latest count is sent."""
+        with self._changed:
+            self._pulled[lane] = self._pulled.get(lane, 0) + 1
+            self._waiting.append(Pulled(lane, self._pulled[lane]))
+            self._changed.notify_all()
+
+    def note_progress(self, number: int) -> None:
+        """A request goes on; told with whatever is sent next."""
+        with self._changed:
+            self._progressed.add(number)
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        with self._changed:
+            self._beats += 1
+            self._changed.notify_all()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all is written; False if it isn't in time, or can't be."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or not (self._waiting or self._is_writing), timeout
+            )
+            return not (self._waiting or self._is_writing)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting or self._beats)
+                batch, self._waiting, self._beats = self._waiting, [], 0
+                if self._progressed:
+                    batch.append(Progressed(tuple(self._progressed)))
+                    self._progressed.clear()
+                self._is_writing = True
+            try:
+                self._channel.send(_latest(batch))
+            except (OSError, ValueError):  # the reading side of this process learns why
+                with self._changed:
+                    self._is_closed = True
+                    self._changed.notify_all()
+                return
+
+
+def _latest(batch: Sequence[Message]) -> Sequence[Message]:
+    """The batch with the last `Pulled` of each lane alone, still before what follows it."""
+    last = {message.lane: message for message in batch if isinstance(message, Pulled)}
+    return [m for m in batch if not isinstance(m, Pulled) or last[m.lane] is m]

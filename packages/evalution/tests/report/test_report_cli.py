@@ -1,0 +1,69 @@
+"""`evalution report` on folders."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jinja2", reason="needs jinja2, of evalution[report]")
+pytest.importorskip("plotly", reason="needs plotly, of evalution[report]")
+
+
+@pytest.fixture
+def run_folder(folder: Path, spec: Any, command_line: Any) -> Path:
+    """A folder of a finished run, made by the command line in `folder`."""
+    done = command_line("run", spec(folder), "--output", "done", "--limit", "3")
+    assert done.returncode == 0, done.stderr
+    return folder / "done"
+
+
+def test_it_writes_a_page_and_says_where(run_folder: Path, command_line: Any) -> None:
+    done = command_line("report", "done", "done", "--samples", "2")
+    page = (run_folder.parent / "report.html").read_text(encoding="utf-8")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("report: report.html (")
+    assert "my model on" in page
+    assert ", 2 runs</h1>" in page
+    assert "This page holds 2 of 3 rows" in " ".join(page.split())
+
+
+def test_a_folder_of_a_parity_check_is_a_report_too(
+    run_folder: Path, parity_folder: Path, command_line: Any
+) -> None:
+    assert command_line("report", str(parity_folder), "--output", "alone.html").returncode == 0
+    (run_folder / "parity.json").write_bytes((parity_folder / "parity.json").read_bytes())
+    assert command_line("report", "done", "--output", "both.html").returncode == 0
+    alone = (run_folder.parent / "alone.html").read_text(encoding="utf-8")
+    both = (run_folder.parent / "both.html").read_text(encoding="utf-8")
+
+    assert "Outside the tolerance." in alone
+    assert 'id="scores"' not in alone
+    assert "Outside the tolerance." in both
+    assert 'id="scores"' in both
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing"], "there is no run folder missing"),
+        (["."], "holds 1 runs; name one of them"),
+        (["rows.jsonl"], "not JSON"),
+        (["done", "--output", "no/page.html"], "can't be written to no/page.html"),
+    ],
+)
+def test_mistakes_are_told(
+    run_folder: Path, command_line: Any, assert_told: Any, arguments: list[str], message: str
+) -> None:
+    assert_told(command_line("report", *arguments), 2, message)
+
+
+def test_a_missing_extra_is_told(
+    run_folder: Path, command_line: Any, assert_told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+
+    assert_told(command_line("report", "done"), 2, "pip install 'evalution[report]'")

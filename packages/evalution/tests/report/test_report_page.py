@@ -1,0 +1,238 @@
+"""The page as a whole: what it says of runs of every kind, and what it must never hold."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalution import MetricResult
+from evalution.report import write_report
+from evalution_core import ConfigurationError
+
+pytest.importorskip("jinja2", reason="needs jinja2, of evalution[report]")
+pytest.importorskip("plotly", reason="needs plotly, of evalution[report]")
+
+HOSTILE = [
+    "</script><script>document.title = 'broken'</script>",
+    "<!-- <script>",
+    "]]> & &lt;b&gt; \u2028 \u2029 \x00 \ud800",
+    "{{ 7 * 7 }} {% raw %}",
+    "<img src=x onerror=alert(1)>",
+]
+
+
+def test_one_run(write_page: Any, make_run: Any, make_suite: Any, make_sample: Any) -> None:
+    page = write_page(make_run(make_suite("sums", [make_sample(0), make_sample(1, 0.0)])))
+
+    assert "my model on Mock" in page.text
+    assert "0.5000 ± 0.1000" in page.text
+    assert "n 2 0 failed 0 truncated" in page.text
+    assert "2026-01-02 03:04 UTC 1 min 0 s" in page.text
+    assert "Differences" not in page.text
+    assert "best" not in page.text
+    assert list(page.data("figures-data")) == ["scores-shares"]
+
+
+def test_several_runs(write_page: Any, make_run: Any, make_suite: Any, make_sample: Any) -> None:
+    worse = make_suite("sums", [make_sample(index, 0.0) for index in range(20)])
+    better = make_suite("sums", [make_sample(index, 1.0) for index in range(20)])
+    page = write_page(make_run(worse), make_run(better, limit=7))
+
+    assert "1.0000 ± 0.1000 best" in page.text
+    assert "limit=7" in page.text
+    assert "Differences to A" in page.text
+    assert "+1.0000 +0.7" in page.text  # the interval begins with its lower end
+    assert "< 0.0001 20 0 20 better" in page.text
+    assert list(page.data("figures-data")) == ["scores-shares", "differences-shares"]
+
+
+def test_runs_of_other_options_are_not_ranked(
+    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    suites = [
+        make_suite("sums", [make_sample(0, value)], options={"num_fewshot": shots, "batch_size": 1})
+        for value, shots in ((0.0, 0), (1.0, 5))
+    ]
+    page = write_page(*map(make_run, suites))
+
+    assert "Not comparable: the runs have other options: num_fewshot" in page.text
+    assert "batch_size" not in page.text.split("Run conditions")[0]
+    assert "best" not in page.text.split("Run conditions")[0].split("no score is marked as best")[1]
+
+
+def test_a_failed_run_says_why(write_page: Any, make_run: Any) -> None:
+    error = {"suite": "sums", "type": "EngineRuntimeError", "message": "out of memory"}
+    page = write_page(make_run(status="failed", error=error, finished=None, timings={}))
+
+    assert "EngineRuntimeError in suite sums: out of memory" in page.text
+    assert "No suite was finished, so there are no scores." in page.text
+    assert page.data("samples-data") is None
+    assert page.data("figures-data") is None
+    assert len(page.html) < 200_000  # without a figure, Plotly stays out
+
+
+def test_a_run_that_goes_on_says_so(write_page: Any, make_run: Any) -> None:
+    page = write_page(make_run(status="running", notices=["3 answers were lost with the journal"]))
+
+    assert "The run is not finished" in page.text
+    assert "3 answers were lost with the journal" in page.text
+
+
+def test_a_run_without_samples(write_page: Any, make_run: Any, make_suite: Any) -> None:
+    metrics = {"acc": MetricResult(0.5, None, True, 10)}
+    page = write_page(make_run(make_suite("sums", metrics=metrics, n=10)))
+
+    assert "0.5000" in page.text
+    assert 'id="browser"' not in page.html
+
+
+def test_samples_can_be_left_out(
+    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    page = write_page(make_run(make_suite("sums", [make_sample(0)])), samples_per_suite=0)
+
+    assert page.data("samples-data") is None
+    assert "Question 0" not in page.html
+
+
+def test_perplexities_alone(
+    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    samples = [
+        make_sample(index, None, prompt="", prediction=None, metrics={"word_perplexity": value})
+        for index, value in enumerate((3.5, 2.25))
+    ]
+    page = write_page(make_run(make_suite("prose", samples, higher=False, truncated=None)))
+
+    assert "word_perplexity ↓ 2.8750" in page.text
+    assert "truncated" not in page.text
+    [suite] = page.data("samples-data")["suites"]
+    assert suite["metrics"] == [{"name": "word_perplexity", "higher": False, "binary": False}]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(None, "–"), (math.inf, "∞"), (1234567.0, "1.23457e+06")]
+)
+def test_scores_that_are_no_plain_numbers(
+    write_page: Any, make_run: Any, make_suite: Any, value: float | None, shown: str
+) -> None:
+    metrics = {"word_perplexity": MetricResult(value, None, False, 1)}
+    suites = [make_suite("prose", metrics=metrics) for _ in range(2)]
+    page = write_page(*map(make_run, suites))
+
+    assert f"word_perplexity ↓ {shown}" in page.text
+
+
+def test_a_suite_that_only_one_run_has(
+    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    run = make_run(make_suite("sums", [make_sample(0)]))
+    page = write_page(run, make_run(make_suite("other", [make_sample(0)])))
+
+    assert page.text.count("not run") == 2
+    assert [row[3][1] for row in page.data("samples-data")["suites"][0]["rows"]] == [None]
+
+
+def test_failures_stand_beside_the_scores(
+    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    suite = make_suite(
+        "sums",
+        [make_sample(0), make_sample(1, None, error="TimeoutError: 30 s")],
+        first_failure="row 1: TimeoutError: 30 s",
+        errors=["the session answered 9, which nobody had asked"],
+    )
+    page = write_page(make_run(suite))
+
+    assert "1 of 2 samples failed; first: row 1: TimeoutError: 30 s" in page.text
+    assert "which nobody had asked" in page.text
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_breaks_out_of_its_place(
+    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any, text: str
+) -> None:
+    def page_about(word: str) -> Any:
+        chat = [{"role": "user", "content": word}]
+        sample = make_sample(0, prompt=chat, target=word, extracted={word: [word]})
+        suite = make_suite(word, [sample], first_failure=word, errors=[word], options={word: word})
+        model = {"path": word, "label": word}
+        return write_page(make_run(suite, model=model, error={"message": word}))
+
+    page, harmless = page_about(text), page_about("harmless")
+
+    assert [tag for tag, _ in page.parser.elements] == [tag for tag, _ in harmless.parser.elements]
+    [[_, prompt, target, cells]] = page.data("samples-data")["suites"][0]["rows"]
+    assert [prompt[0]["content"], target, cells[0]["x"]] == [text, text, {text: [text]}]
+
+
+def test_nothing_is_fetched_and_only_the_page_s_scripts_run(
+    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    page = write_page(make_run(make_suite("sums", [make_sample(0)])))
+    linked = ("src", "srcset", "href", "action", "poster", "data")
+    targets = {found.get(name) or "" for _, found in page.parser.elements for name in linked}
+    handlers = [name for _, found in page.parser.elements for name in found if name[:2] == "on"]
+    rules = dict(rule.strip().split(" ", 1) for rule in page.policy.split(";"))
+    running = [text for found, text in page.parser.scripts if "type" not in found]
+
+    assert all(target == "" or target[0] == "#" or target == "data:," for target in targets)
+    assert handlers == []
+    assert rules["default-src"] == "'none'"
+    assert rules["script-src"].split() == [
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in running
+    ]
+    assert len(running) == 5
+
+
+def test_no_credential_reaches_the_page(
+    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
+    header = "Authorization: Bearer planted-Secret1"
+    sample = make_sample(0, None, error=f"refused: {header}")
+    suite = make_suite("sums", [sample], first_failure=header, errors=[header])
+    suite.options = {"data": "https://user:planted@host/rows.jsonl"}
+    run = make_run(suite, error={"message": header}, notices=[header])
+    run.engine["options"] = {"api_key": "planted", "base_url": "https://user:planted@host/v1"}
+    run.engine["execution"] = {"headers": {"X-Api-Key": "planted"}}
+    run.model["model_kwargs"] = {"token": "planted"}
+    run.versions["note"] = header
+    page = write_page(run, make_run())
+
+    assert "planted" not in page.html
+    assert page.html.count("***") > 5
+
+
+def test_a_report_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="needs at least one run, or one parity check"):
+        write_report([], tmp_path / "page.html")
+
+
+def test_a_number_of_samples_out_of_range(make_run: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="samples_per_suite must not be negative, got -1"):
+        write_report([make_run()], tmp_path / "page.html", samples_per_suite=-1)
+
+
+def test_a_page_that_can_t_be_written(make_run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "missing" / "page.html"
+    with pytest.raises(ConfigurationError, match=r"can't be written to .*; name another --output"):
+        write_report([make_run()], file)
+
+
+@pytest.mark.parametrize("module", ["jinja2", "plotly.offline"])
+def test_a_missing_library_is_named_with_its_extra(
+    module: str, make_run: Any, make_suite: Any, make_sample: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, module, None)
+    name = module.split(".")[0]
+    with pytest.raises(ConfigurationError, match=rf"needs {name}.*evalution\[report\]"):
+        write_report([make_run(make_suite("sums", [make_sample(0)]))], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()

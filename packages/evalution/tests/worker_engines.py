@@ -1,0 +1,159 @@
+"""Engines that get into trouble, for tests of workers; a child process imports them by name."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from evalution_core import BaseEngine, ConfigurationError, Model, neutral
+from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock, MockSession
+
+POISON = "poison"
+
+
+def hang() -> None:
+    threading.Event().wait()
+
+
+def hang_with_the_lock() -> None:
+    ctypes.PyDLL(None).pause()
+
+
+def crash() -> None:
+    ctypes.string_at(0)
+
+
+def fail() -> None:
+    raise ValueError("planted")
+
+
+TROUBLES: dict[str, Callable[[], None]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "exit": lambda: os._exit(3),
+    "crash": crash,
+    "hang": hang,
+    "hang_with_the_lock": hang_with_the_lock,
+    "fail": fail,
+    "none": lambda: None,
+}
+Trouble = Literal["kill", "exit", "crash", "hang", "hang_with_the_lock", "fail", "none"]
+
+
+@dataclass(slots=True)
+class Troubled(BaseEngine):
+    """The mock, but a text with `poison` in it ends or hangs the process.
+
+    `folder`: each process that builds writes its id there, as an empty file's name. `forks`: it has
+    a child that holds all its files open.
+    """
+
+    trouble: Trouble = "kill"
+    poison: str = POISON
+    folder: str | None = None
+    batch_size: int = neutral(default=8)
+    forks: bool = False
+
+    capabilities = MOCK_CAPABILITIES
+
+    def build(self, model: Model) -> TroubledSession:
+        if self.forks and os.fork() == 0:
+            hang()
+        if self.folder is not None:
+            Path(self.folder, str(os.getpid())).touch()
+        return TroubledSession(self)
+
+
+class TroubledSession(MockSession):
+    def __init__(self, engine: Troubled):
+        super().__init__("mock", 512, engine.batch_size)
+        self._poison = engine.poison
+        self._trouble = TROUBLES[engine.trouble]
+
+    def _step(self, sequences: list[Any]) -> list[Any]:
+        for sequence in sequences:
+            self._look_at(sequence._prompt.token_ids)
+        return super()._step(sequences)
+
+    def _score(self, token_ids: Sequence[int], start: int) -> Any:
+        self._look_at(token_ids)
+        return super()._score(token_ids, start)
+
+    def _look_at(self, token_ids: Sequence[int]) -> None:
+        if self._poison.encode() in bytes(i for i in token_ids if i < 256):
+            self._trouble()
+
+
+@dataclass(slots=True)
+class Unbuildable(BaseEngine):
+    """Fails to build in one way or another; `folder` as for `Troubled`."""
+
+    how: Literal["refuse", "fail", "exit", "hang", "later"] = "refuse"
+    folder: str | None = None
+
+    def build(self, model: Model) -> Any:
+        if self.folder is not None:
+            Path(self.folder, str(os.getpid())).touch()
+        match self.how:
+            case "refuse":
+                raise ConfigurationError("planted: no such model")
+            case "fail":
+                raise ValueError("planted: foreign")
+            case "exit":
+                os._exit(3)
+            case "hang":
+                hang()
+            case "later":
+                assert self.folder is not None
+                if len(list(Path(self.folder).iterdir())) > 1:
+                    raise ConfigurationError("planted: only once")
+                return TroubledSession(Troubled())
+        return None
+
+
+@dataclass(slots=True)
+class Parental(BaseEngine):
+    """Starts a process of its own, in a group of its own, and writes its id into a file."""
+
+    pid_file: str = ""
+
+    capabilities = MOCK_CAPABILITIES
+
+    def build(self, model: Model) -> MockSession:
+        code = "import time; time.sleep(1000)"
+        child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        Path(self.pid_file).write_text(f"{os.getpid()} {child.pid}")
+        child.returncode = 0  # nobody here waits for it
+        return MockSession("mock", 512, 8)
+
+
+class HeftySession(MockSession):
+    def __init__(self, size: int):
+        super().__init__("mock", 512, 8)
+        self.weights = bytearray(os.urandom(1 << 20)) * (size >> 20)
+
+
+@dataclass(slots=True)
+class Hefty(BaseEngine):
+    """Takes `size` bytes of memory."""
+
+    size: int = 0
+
+    capabilities = MOCK_CAPABILITIES
+
+    def build(self, model: Model) -> MockSession:
+        return HeftySession(self.size)
+
+
+@dataclass(slots=True)
+class Unpicklable(Mock):
+    """Holds what no other process can be given."""
+
+    callback: Any = None
