@@ -18,6 +18,7 @@ from evalution_core import (
     BaseInferenceSession,
     EngineSpec,
     Model,
+    hide,
     redact,
     scrub,
     secret,
@@ -230,3 +231,28 @@ def test_a_field_with_a_secret_name_needs_no_mark() -> None:
 
 def test_credentials_in_a_key_are_scrubbed() -> None:
     assert redact({"http://me:hunter2@host": 1}) == {"http://***@host": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Careless(api_key="key-of-8-or-more"), "401 for key-of-8-or-more!"),
+        ({"hf_token": "hf_planted_token"}, "hf_planted_token is not valid"),
+        ({"headers": {"Authorization": "Bearer abcdefgh12"}}, "sent abcdefgh12"),
+        ({"nested": [{"secret": ["planted-in-a-list"]}]}, "planted-in-a-list"),
+        ("http://me:planted-password@host", "wrong password planted-password"),
+        ("https://host/?sig=planted-signature", "bad signature planted-signature"),
+    ],
+)
+def test_a_hidden_value_is_taken_out_of_any_text(value: object, text: str) -> None:
+    assert scrub(text) == text
+    hide(value)
+    assert "***" in scrub(text)
+    assert "***" in str(redact({"message": text}))
+
+
+def test_what_is_short_or_no_secret_stays_in_texts() -> None:
+    hide(Careless(api_key="EMPTY", pad_token="<padding-token>"))
+    hide({"path": "a-long-enough-path"})
+    text = "EMPTY <padding-token> a-long-enough-path"
+    assert scrub(text) == text

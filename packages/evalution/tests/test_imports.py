@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from evalution.cli import app
+
 PROBE = """
 import contextlib, io, json, sys
 with contextlib.redirect_stdout(io.StringIO()):
@@ -35,11 +37,35 @@ def test_the_import_is_light(code: str) -> None:
     assert not loaded_by(code) & heavy
 
 
-def test_listing_engines_imports_none() -> None:
-    code = "from evalution.cli import app; app(['engines'], standalone_mode=False)"
-    assert not loaded_by(code) & ENGINE_PARTS
+COMMANDS = sorted(
+    command.name or getattr(command.callback, "__name__", "").replace("_", "-")
+    for command in app.registered_commands
+)
+HEAVY = ENGINE_PARTS | {
+    *("datasets", "httpx", "huggingface_hub", "jinja2", "pandas", "plotly", "psutil", "pyarrow"),
+    *("requests", "scipy", "transformers"),
+}
 
 
-def test_help_imports_no_engine() -> None:
-    code = "from evalution.cli import app; app(['run', '--help'], standalone_mode=False)"
+def test_help_and_lists_import_no_engine_and_nothing_heavy() -> None:
+    lines = [["--help"], ["engines"], ["engines", "--json"], ["suites"], ["suites", "gsm8k"]]
+    lines += [[command, "--help"] for command in COMMANDS]
+    code = f"""
+from evalution.cli import app
+for words in {lines!r}:
+    app(words, standalone_mode=False)
+"""
+    assert not loaded_by(code) & HEAVY
+
+
+def test_completion_imports_no_engine_and_nothing_heavy() -> None:
+    code = (
+        "from evalution.cli.completion import *; "
+        "assert 'Reference' in known_engine_names('') and 'gsm8k' in suite_names('')"
+    )
+    assert not loaded_by(code) & HEAVY
+
+
+def test_the_doctor_imports_the_engines_elsewhere() -> None:
+    code = "from evalution.cli import app; app(['doctor', 'Reference'], standalone_mode=False)"
     assert not loaded_by(code) & ENGINE_PARTS

@@ -25,7 +25,7 @@ from evalution_core.options import (
     secret,
     validate_options,
 )
-from evalution_core.redaction import redact, scrub
+from evalution_core.redaction import hide, redact, scrub
 from evalution_core.requests import (
     FinishReason,
     GenerationOutput,
@@ -96,6 +96,7 @@ __all__ = [
     "available",
     "builtin_path",
     "did_you_mean",
+    "hide",
     "load_engine",
     "nearest_name",
     "neutral",

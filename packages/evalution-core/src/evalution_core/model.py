@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evalution_core.errors import ConfigurationError
-from evalution_core.redaction import redact, redact_fields
+from evalution_core.redaction import hide, redact, redact_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Model:
     tokenizer_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
+        hide(self)
         for name in ("path", "label", "tokenizer_path", "revision"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):

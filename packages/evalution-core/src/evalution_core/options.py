@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_args, get_type_hi
 import pydantic
 
 from evalution_core.errors import ConfigurationError
-from evalution_core.redaction import SECRET_FIELD, redact
+from evalution_core.redaction import SECRET_FIELD, hide, redact
 from evalution_core.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def check_option_names(kind: type[Declaration], names: Iterable[str]) -> None:
 
 def validate_options(declaration: Declaration) -> None:
     """Raise `ConfigurationError` for each option whose present value doesn't fit its type."""
+    hide(declaration)
     if problems := option_problems(declaration):
         raise ConfigurationError("; ".join(problems.values()))
 

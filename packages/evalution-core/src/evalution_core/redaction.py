@@ -26,6 +26,10 @@ _BEARER = re.compile(
     r"\b(?:((?i:bearer))\s+[A-Za-z0-9._~+/=-]{6,}"
     r"|((?i:basic))\s+(?=\S*[A-Z0-9=])[A-Za-z0-9._~+/=-]{6,})"
 )
+_LEAST_HIDDEN = 8
+"""Characters; a shorter secret stands in other words, and is no secret."""
+
+_hidden: set[str] = set()
 _VOCABULARY_TOKEN = re.compile(r"(?i)^(bos|eos|pad|unk|sep|cls|mask|eot|image|audio)_token$")
 
 
@@ -34,8 +38,35 @@ def is_secret_name(name: str) -> bool:
     return bool(_SECRET_NAME.search(name)) and not _VOCABULARY_TOKEN.match(name)
 
 
+def hide(value: Any, *, is_secret: bool = False) -> None:
+    """Have `scrub` take every credential in `value` out of any text, for as long as Python runs.
+
+    An engine's options and a model's fields are hidden when they are made: a runtime may put a key
+    into the message of an error, where nothing tells it from another word.
+    """
+    if isinstance(value, str):
+        found = [value, value.rpartition(" ")[2]] if is_secret else []  # also KEY of "Bearer KEY"
+        for pair in _URL_CREDENTIALS.findall(value):
+            found += [pair, pair.partition(":")[2]]
+        found += [match[0].partition("=")[2] for match in _URL_QUERY.finditer(value)]
+        _hidden.update(text for text in found if len(text) >= _LEAST_HIDDEN)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            named = field.metadata.get(SECRET_FIELD, False) or is_secret_name(field.name)
+            hide(getattr(value, field.name), is_secret=named)
+    elif isinstance(value, Mapping):
+        for key, member in cast("Mapping[Any, Any]", value).items():
+            hide(member, is_secret=is_secret or is_secret_name(str(key)))
+    elif isinstance(value, list | tuple):
+        for member in cast("list[Any]", value):
+            hide(member, is_secret=is_secret)
+
+
 def scrub(text: str) -> str:
-    """`text` without the credentials of URLs and of authorization headers."""
+    """`text` without hidden values, the credentials of URLs and of authorization headers."""
+    for value in tuple(_hidden):  # another thread may make an engine meanwhile
+        if value in text:
+            text = text.replace(value, REDACTED)
     text = _URL_CREDENTIALS.sub(REDACTED, text)
     text = _URL_QUERY.sub(rf"\1{REDACTED}", text)
     return _BEARER.sub(lambda found: f"{found[1] or found[2]} {REDACTED}", text)

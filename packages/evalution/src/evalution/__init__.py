@@ -4,6 +4,7 @@ Importing this package loads no engine, and neither the command line nor YAML.
 """
 
 from evalution import engines, suites
+from evalution.comparison import Comparison, compare
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult
 from evalution.run_handle import Run
 from evalution.runner import run
@@ -11,6 +12,7 @@ from evalution.suites import Generation, MultipleChoice, Perplexity, Suite
 from evalution_core import Model
 
 __all__ = [
+    "Comparison",
     "Generation",
     "MetricResult",
     "Model",
@@ -21,6 +23,7 @@ __all__ = [
     "SampleResult",
     "Suite",
     "SuiteResult",
+    "compare",
     "engines",
     "run",
     "suites",

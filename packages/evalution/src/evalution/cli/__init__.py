@@ -1,7 +1,7 @@
 """The command line: one module a command, and what they share in `errors` and `options`.
 
 Exit codes: 0 done, 1 the run failed, 2 a wrong spec or wrong use, 3 finished with failed requests,
-130 interrupted.
+or with engines that differ, 130 interrupted.
 """
 
 from evalution.cli.program import app, main

@@ -7,15 +7,21 @@ from typing import Annotated
 
 import typer
 
+from evalution.cli.completion import engine_names
 from evalution.cli.errors import told_errors
+from evalution.cli.option_table import options_table
 from evalution.cli.options import DebugOption
+from evalution.declaration_schema import summary_of, written_doc
 from evalution.hints import INSTALL_HINTS
-from evalution.table import console, engines_table, options_table
+from evalution.option_schema import engine_options_schema
+from evalution.table import console, engines_table
 from evalution_core import available, load_engine
 
 
 def engines(
-    name: Annotated[str | None, typer.Argument(help="Show this engine's options.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show this engine's options.", autocompletion=engine_names)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with the schema.")] = False,
     debug: DebugOption = False,
 ) -> None:
@@ -45,11 +51,11 @@ def _show_engine(name: str, *, as_json: bool) -> None:
         shown = {
             "name": engine.__name__,
             "capabilities": capabilities,
-            "options_schema": engine.options_schema(),
+            "options_schema": engine_options_schema(engine),
         }
         print(json.dumps(shown, indent=2))
         return
-    if engine.__doc__:
-        print(engine.__doc__.strip().splitlines()[0])
-    console().print(options_table(engine))
+    if summary := summary_of(written_doc(engine)):
+        print(summary)
+    console().print(options_table(engine.__name__, engine_options_schema(engine)))
     print(f"can: {', '.join(capabilities)}")

@@ -20,6 +20,8 @@ from evalution_core import (
 )
 
 EXIT_FAILED, EXIT_USAGE, EXIT_WITH_FAILURES, EXIT_INTERRUPTED = 1, 2, 3, 130
+EXIT_OUTSIDE = EXIT_WITH_FAILURES
+"""Two engines differ by more than the tolerance."""
 
 
 @contextmanager
@@ -29,17 +31,22 @@ def told_errors(*, debug: bool) -> Generator[None]:
         yield
     except EvalutionError as error:
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         tell(error)
         is_usage = isinstance(error, ConfigurationError | UnsupportedRequestError)
         raise typer.Exit(EXIT_USAGE if is_usage else EXIT_FAILED) from None
     except KeyboardInterrupt:
         before = signal(SIGINT, SIG_IGN)  # a second Ctrl-C must not end this as something else
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         print("interrupted; what was finished is kept", file=sys.stderr)
         signal(SIGINT, before)
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _print_traceback() -> None:
+    # Messages of foreign errors stand in it as they are.
+    print(scrub(traceback.format_exc()), end="", file=sys.stderr)
 
 
 def tell(error: EvalutionError) -> None:

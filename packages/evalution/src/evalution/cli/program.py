@@ -9,8 +9,16 @@ from typing import Annotated
 
 import typer
 
+from evalution.cli.compare import compare
+from evalution.cli.doctor import doctor
+from evalution.cli.emit_python import emit_python
 from evalution.cli.engines import engines
+from evalution.cli.parity import parity
+from evalution.cli.report import report
 from evalution.cli.run import run
+from evalution.cli.schema import schema
+from evalution.cli.show import show
+from evalution.cli.suites import suites
 from evalution.cli.validate import validate
 
 app = typer.Typer(
@@ -49,5 +57,18 @@ def _options(
     pass
 
 
-for _command in (run, engines, validate):
+# In the order in which a newcomer wants them: evaluate, read results, look around, write specs.
+for _command in (
+    run,
+    validate,
+    show,
+    compare,
+    parity,
+    report,
+    engines,
+    suites,
+    doctor,
+    schema,
+    emit_python,
+):
     app.command()(_command)

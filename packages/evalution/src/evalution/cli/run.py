@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from datetime import datetime
 from typing import Annotated
 
@@ -12,8 +11,7 @@ import typer
 from evalution.cli.errors import EXIT_WITH_FAILURES, told_errors
 from evalution.cli.interruption import finishing_first
 from evalution.cli.options import DebugOption, SpecArgument
-from evalution.progress import PlainProgress, Progress
-from evalution.progress_bar import ProgressBar
+from evalution.cli.terminal_progress import terminal_progress
 from evalution.results import RunResult
 from evalution.run_folder import DefaultFolder
 from evalution.run_handle import Run
@@ -63,7 +61,7 @@ def run(
             isolate=loaded.isolate,
             on_error=loaded.failures.on_error,
             max_failures=loaded.failures.max_failures,
-            progress=_progress(),
+            progress=terminal_progress(),
         )
         try:
             _run_all(handle, loaded)
@@ -103,8 +101,3 @@ def _show(result: RunResult, spec: str) -> None:
 
 class _RunFailedError(EvalutionError):
     """A run that began and did not finish."""
-
-
-def _progress() -> Progress:
-    terminal = console(stderr=True)
-    return ProgressBar(terminal) if terminal.is_terminal else PlainProgress(sys.stderr)

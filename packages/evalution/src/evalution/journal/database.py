@@ -26,7 +26,11 @@ CREATE TABLE answers (
     checksum INTEGER NOT NULL
 );
 CREATE UNIQUE INDEX answers_by_key ON answers (key, attempt);
-CREATE TABLE declared (section TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE declared (
+    section TEXT PRIMARY KEY,
+    value TEXT NOT NULL,
+    checksum INTEGER NOT NULL
+);
 """
 _SHARED_WAIT_S = 30.0
 _RETRY_S = 0.02
@@ -83,23 +87,34 @@ def open_shared(path: Path) -> sqlite3.Connection:
         path.touch()
         return _opened(path, "NORMAL", _SHARED_WAIT_S)
     except DamagedJournalError as error:
-        raise ConfigurationError(f"{error}; move it away, and a new one is made") from error
+        raise ConfigurationError(
+            f"the journal {path} is damaged ({error.__cause__}); move it away, and a new one is "
+            "made"
+        ) from error
     except JournalError as error:
         raise ConfigurationError(str(error)) from error
     except OSError as error:
         raise not_writable(path, error) from error
 
 
-def not_writable(path: Path, error: OSError) -> ConfigurationError:
-    """The error for a journal that the file system refuses to make or to remove."""
+def not_writable(path: Path, error: OSError | str) -> ConfigurationError:
+    """The error for a journal that the file system refuses to make, change or remove."""
+    reason = error if isinstance(error, str) else error.strerror
     return ConfigurationError(
-        f"the journal {path} can't be written: {error.strerror}; name a folder that can be"
+        f"the journal {path} can't be written: {reason}; name a folder that can be"
     )
 
 
-def checksum_of(key: bytes, answer: bytes) -> int:
-    """What stands beside an answer, so that a damaged one is never taken for it."""
-    return crc32(answer, crc32(key))
+def checksum_of(key: bytes, value: bytes) -> int:
+    """What stands beside a value, so that a damaged one is never taken for it."""
+    return crc32(value, crc32(key))
+
+
+def is_whole(key: object, value: object, checksum: object) -> bool:
+    """Whether a value is the one that was written under this key."""
+    if not isinstance(key, bytes) or not isinstance(value, bytes):
+        return False
+    return checksum_of(key, value) == checksum
 
 
 @contextmanager
@@ -115,7 +130,10 @@ def journal_error(path: Path, error: sqlite3.Error) -> JournalError:
     """What SQLite's error means for the journal at `path`."""
     code = primary_code(error)
     if code in DAMAGE:
-        return DamagedJournalError(f"the journal {path} is damaged ({error})")
+        return DamagedJournalError(
+            f"the journal {path} is damaged ({error}); run the same again, which keeps what can be "
+            "read, or move it away"
+        )
     if code in _BUSY:
         return BusyJournalError(f"the journal {path} is in use by another process for too long")
     if code == sqlite3.SQLITE_FULL:
@@ -161,6 +179,9 @@ def _locking_process(path: Path) -> int | None:
 
 
 def _opened(path: Path, locking: str, wait_s: float) -> sqlite3.Connection:
+    # SQLite would open it all the same, and fail later in ways that depend on the system.
+    if not all(os.access(place, os.W_OK) for place in (path, path.parent)):
+        raise not_writable(path, "the file or its folder is read-only")
     with journal_errors(path):
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode=rw",

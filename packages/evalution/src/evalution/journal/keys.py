@@ -87,7 +87,7 @@ def request_key(
     content = request_content(request)
     if content is None:
         return None
-    return _digest(base.digest, json.dumps([suite, row, position]) + content)
+    return _digest(base.digest, f"{len(suite)} {suite} {row} {position} {content}")
 
 
 def cache_key(base: AnswerBase, request: Request) -> bytes | None:

@@ -14,7 +14,7 @@ from typing import cast
 
 from evalution.journal.database import (
     DAMAGE,
-    checksum_of,
+    is_whole,
     journal_errors,
     not_writable,
     open_alone,
@@ -33,21 +33,18 @@ _COLUMNS = "key, attempt, suite, row, position, answer, checksum"
 def is_sound(connection: sqlite3.Connection) -> bool:
     """Whether SQLite finds no fault in the file, and every answer is the one that was written."""
     try:
-        if connection.execute("PRAGMA quick_check(1)").fetchall() != [("ok",)]:
+        if connection.execute("PRAGMA integrity_check(1)").fetchall() != [("ok",)]:
             return False
         rows = connection.execute("SELECT key, answer, checksum FROM answers")
-        return all(is_whole(*row) for row in rows)
+        return (
+            all(is_whole(*row) for row in rows)
+            and len(_sections(connection))
+            == (connection.execute("SELECT count(*) FROM declared").fetchone()[0])
+        )
     except sqlite3.DatabaseError as error:
         if primary_code(error) in DAMAGE:
             return False
         raise
-
-
-def is_whole(key: object, answer: object, checksum: object) -> bool:
-    """Whether an answer is the one that was recorded under this key."""
-    if not isinstance(key, bytes) or not isinstance(answer, bytes):
-        return False
-    return checksum_of(key, answer) == checksum
 
 
 def salvage(path: Path) -> str:
@@ -94,7 +91,7 @@ def _copy_all(path: Path, draft: Path, fresh: sqlite3.Connection) -> int:
         damaged.execute("PRAGMA locking_mode = EXCLUSIVE")
         # Otherwise SQLite reads nothing of a file that was cut short.
         damaged.execute("PRAGMA writable_schema = ON")
-        fresh.executemany("INSERT OR IGNORE INTO declared VALUES (?, ?)", _sections(damaged))
+        fresh.executemany("INSERT INTO declared VALUES (?, ?, ?)", _sections(damaged))
         fresh.executemany(
             f"INSERT OR IGNORE INTO answers ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
             _answers(damaged, sum(f.stat().st_size for f in sqlite_files(path) if f.exists())),
@@ -102,11 +99,14 @@ def _copy_all(path: Path, draft: Path, fresh: sqlite3.Connection) -> int:
         return fresh.execute("SELECT count(*) FROM answers").fetchone()[0]
 
 
-def _sections(damaged: sqlite3.Connection) -> Iterator[tuple[str, str]]:
+def _sections(connection: sqlite3.Connection) -> list[tuple[str, str, int]]:
+    """What was declared, all or nothing: a run takes a part of it for that of another run."""
     try:
-        yield from damaged.execute("SELECT section, value FROM declared")
+        found = connection.execute("SELECT section, value, checksum FROM declared").fetchall()
     except sqlite3.DatabaseError:
-        return  # the run declares anew what is missing
+        return []
+    is_sound = all(is_whole(str(row[0]).encode(), str(row[1]).encode(), row[2]) for row in found)
+    return found if is_sound else []
 
 
 def _answers(damaged: sqlite3.Connection, size: int) -> Iterator[_Row]:

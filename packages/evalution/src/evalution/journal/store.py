@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import RLock, Timer
@@ -14,6 +15,7 @@ from evalution.journal.database import (
     DamagedJournalError,
     JournalError,
     checksum_of,
+    is_whole,
     journal_error,
     journal_errors,
     not_writable,
@@ -21,7 +23,7 @@ from evalution.journal.database import (
     open_shared,
     transaction,
 )
-from evalution.journal.salvage import is_sound, is_whole, salvage, sqlite_files
+from evalution.journal.salvage import is_sound, salvage, sqlite_files
 from evalution_core import ConfigurationError
 
 _COMMIT_S = 0.1
@@ -172,9 +174,16 @@ class Journal:
 
     def declare(self, section: str, value: Any) -> None:
         """Keep a JSON value under a name, at once; an earlier one is replaced."""
-        text = json.dumps(value, sort_keys=True)
+        self.declare_all({section: value})
+
+    def declare_all(self, values: Mapping[str, Any]) -> None:
+        """Keep JSON values by section, all of them or, if the process dies, none."""
+        texts = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
+        rows = [
+            (name, text, checksum_of(name.encode(), text.encode())) for name, text in texts.items()
+        ]
         with self._lock, journal_errors(self.path), transaction(self._connection):
-            self._connection.execute("REPLACE INTO declared VALUES (?, ?)", (section, text))
+            self._connection.executemany("REPLACE INTO declared VALUES (?, ?, ?)", rows)
 
     def declared(self) -> dict[str, Any]:
         """All declared values by section."""

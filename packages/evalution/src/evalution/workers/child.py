@@ -26,6 +26,7 @@ from evalution_core import (
     Capability,
     EngineRuntimeError,
     Model,
+    hide,
 )
 
 _FLUSH_S = 10.0
@@ -75,6 +76,8 @@ def _build(start: Start) -> tuple[BaseInferenceSession, frozenset[Capability]]:
         spawn.prepare(start.main)
     engine, model = pickle.loads(start.engine), pickle.loads(start.model)
     assert isinstance(engine, BaseEngine)
+    hide(engine)  # unpickled, they were not made here: a message may hold their keys
+    hide(model)
     assert isinstance(model, Model)
     session = engine.build(model)
     if not isinstance(session, BaseInferenceSession):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -1,0 +1,44 @@
+"""`evalution compare`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from evalution.cli.errors import told_errors
+from evalution.cli.options import DebugOption, JsonOption
+from evalution.results import to_json
+from evalution.table import console
+
+
+def compare(
+    left: Annotated[str, typer.Argument(metavar="A", help="The folder of a run.")],
+    right: Annotated[str, typer.Argument(metavar="B", help="The folder of another one.")],
+    flipped: Annotated[
+        int, typer.Option(min=0, help="At most that many flipped rows of each suite.")
+    ] = 10,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Compare two runs: scores, whether the difference could be chance, and rows that flipped."""
+    from evalution import comparison, run_reader  # noqa: PLC0415 - only this command needs them
+    from evalution.comparison import table  # noqa: PLC0415 - as above
+
+    with told_errors(debug=debug):
+        found = comparison.compare(run_reader.read_run(left), run_reader.read_run(right))
+        if as_json:
+            print(to_json(found.to_dict(), indent=2))
+            return
+        terminal = console()
+        for line in table.headings(found):
+            terminal.print(line, soft_wrap=True)
+        if found.suites:
+            terminal.print(table.comparison_table(found, width=terminal.width))
+            terminal.print(table.LEGEND, style="dim", soft_wrap=True)
+        for line in table.remarks(found):
+            terminal.print(line, style="yellow", soft_wrap=True)
+        for suite in found.suites:
+            if suite.flips and flipped:
+                terminal.print("\n" + table.flip_heading(suite, flipped), soft_wrap=True)
+                terminal.print(table.flip_table(suite, flipped))

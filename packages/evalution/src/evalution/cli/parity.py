@@ -1,0 +1,91 @@
+"""`evalution parity`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evalution.cli.errors import EXIT_OUTSIDE, told_errors
+from evalution.cli.options import DebugOption, JsonOption, SpecArgument
+from evalution.cli.terminal_progress import terminal_progress
+from evalution.results import to_json
+from evalution.spec import Lane, Spec, load_spec
+from evalution.table import console
+from evalution_core import ConfigurationError
+
+if TYPE_CHECKING:
+    from evalution.parity import ParityResult
+
+
+def parity(
+    spec: SpecArgument,
+    output: Annotated[
+        str | None, typer.Option(help="A folder for parity.json [default: it is not saved].")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="The largest difference of a log-probability, in nats.")
+    ] = 1e-4,
+    decisions: Annotated[
+        int, typer.Option(min=0, help="How many decisions may differ besides near ties.")
+    ] = 0,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="At most that many rows of each test.")
+    ] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Ask by text, for an engine that takes no ids.")
+    ] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Hold an engine against another: the same token ids through both. Exit code 3: they differ."""
+    from evalution import parity as check  # noqa: PLC0415 - only this command needs it
+    from evalution.parity import file  # noqa: PLC0415 - as above
+
+    with told_errors(debug=debug):
+        loaded = load_spec(spec)
+        folder = None if output is None else file.parity_folder(output)
+        result = check.check_parity(
+            Lane(loaded.engine, loaded.model),
+            _against(loaded, spec),
+            loaded.tests,
+            tolerance=check.Tolerance(tolerance, decisions),
+            limit=limit,
+            by_text=text,
+            isolate=loaded.isolate,
+            progress=terminal_progress(),
+        )
+        written = None if folder is None else file.write_parity(result, folder)
+        _show(result, written, as_json=as_json)
+        if not result.is_within:
+            raise typer.Exit(EXIT_OUTSIDE)
+
+
+def _against(loaded: Spec, spec: str) -> Lane:
+    if loaded.against is None:
+        name = type(loaded.engine).__name__
+        raise ConfigurationError(
+            f"{spec} has no section 'against', so there is nothing to hold {name} against; for "
+            "instance `against: {engine: Reference}`, which takes the same model"
+        )
+    return loaded.against
+
+
+def _show(result: ParityResult, written: Path | None, *, as_json: bool) -> None:
+    from evalution.parity import table  # noqa: PLC0415 - as above
+
+    if as_json:
+        print(to_json(result.to_dict(), indent=2))
+        return
+    terminal = console()
+    for line in table.headings(result):
+        terminal.print(line, soft_wrap=True)
+    terminal.print(table.parity_table(result))
+    terminal.print(table.LEGEND, style="dim", soft_wrap=True)
+    for line in table.remarks(result):
+        terminal.print(line, style="yellow", soft_wrap=True)
+    for line in table.verdict(result):
+        terminal.print(line, style="green" if result.is_within else "red", soft_wrap=True)
+    if written is not None:
+        print(f"results: {written}")

@@ -1,0 +1,15 @@
+"""The progress of a command: a bar on a terminal, lines elsewhere; both on stderr."""
+
+from __future__ import annotations
+
+import sys
+
+from evalution.progress import PlainProgress, Progress
+from evalution.progress_bar import ProgressBar
+from evalution.table import console
+
+
+def terminal_progress() -> Progress:
+    """What fits the stderr of this process."""
+    terminal = console(stderr=True)
+    return ProgressBar(terminal) if terminal.is_terminal else PlainProgress(sys.stderr)

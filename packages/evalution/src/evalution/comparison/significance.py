@@ -1,0 +1,142 @@
+"""Whether a difference between two runs over the same rows could be chance.
+
+The tests are those that Dror, Baumer, Shlomov and Reichart recommend for paired scores (The
+Hitchhiker's Guide to Testing Statistical Significance in Natural Language Processing, ACL 2018,
+§3): exact where the rows are right or wrong, Student's where they carry a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from evalution.comparison.student import two_sided_p, two_sided_quantile
+
+CONFIDENCE = 0.95
+"""Of every interval."""
+_NORMAL_QUANTILE = 1.959963984540054
+
+TestName = Literal["mcnemar", "paired t", "sign"]
+
+
+@dataclass(frozen=True, slots=True)
+class PairedTest:
+    """What the rows that both runs answered say about a difference.
+
+    `p_value` is two-sided: how often chance alone makes a difference at least as large; None where
+    too few rows tell. `difference` is the mean of right minus left over these rows, and `interval`
+    holds it with 95 % confidence; both are None where the score is no mean of its rows. Of the
+    `pairs`, `left_better` and `right_better` differ in favour of one side.
+    """
+
+    name: TestName
+    pairs: int
+    left_better: int
+    right_better: int
+    p_value: float | None
+    difference: float | None = None
+    interval: tuple[float, float] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        shown = {name: getattr(self, name) for name in self.__slots__}
+        return {**shown, "interval": None if self.interval is None else list(self.interval)}
+
+
+def mcnemar(left: Sequence[float], right: Sequence[float], *, higher_is_better: bool) -> PairedTest:
+    """The exact test for rows that are right (1) or wrong (0).
+
+    Only rows that one side alone has right tell anything; without a real difference each of them
+    is a fair coin (McNemar, Psychometrika 12, 1947; the exact binomial form, not chi-squared). The
+    interval is that of Agresti and Min (Statistics in Medicine 24, 2005): half a row is added to
+    each of the four cells, which keeps its coverage where hardly any row differs.
+    """
+    lost, won = _ones(left, right), _ones(right, left)
+    pairs = len(left)
+    better = (lost, won) if higher_is_better else (won, lost)
+    if not pairs:
+        return PairedTest("mcnemar", 0, 0, 0, None)
+    interval = _agresti_min(lost, won, pairs)
+    return PairedTest("mcnemar", pairs, *better, coin_p(lost, won), (won - lost) / pairs, interval)
+
+
+def paired_t(
+    left: Sequence[float], right: Sequence[float], *, higher_is_better: bool
+) -> PairedTest:
+    """Student's test of the rows' differences (Biometrika 6, 1908), for scores that are a mean.
+
+    Differences that are all the same, but not zero, give p = 0: nothing about them is chance.
+    """
+    differences = [after - before for before, after in zip(left, right, strict=True)]
+    pairs = len(differences)
+    better = _better(left, right, higher_is_better=higher_is_better)
+    if not pairs:
+        return PairedTest("paired t", 0, 0, 0, None)
+    mean = math.fsum(differences) / pairs
+    if pairs == 1:
+        return PairedTest("paired t", 1, *better, None, mean)
+    squares = math.fsum((difference - mean) ** 2 for difference in differences)
+    error = math.sqrt(squares / (pairs - 1) / pairs)
+    if error == 0.0:
+        p_value = 1.0 if mean == 0.0 else 0.0
+        return PairedTest("paired t", pairs, *better, p_value, mean, (mean, mean))
+    margin = two_sided_quantile(1 - CONFIDENCE, pairs - 1) * error
+    p_value = two_sided_p(mean / error, pairs - 1)
+    return PairedTest("paired t", pairs, *better, p_value, mean, (mean - margin, mean + margin))
+
+
+def sign_test(
+    left: Sequence[float], right: Sequence[float], *, higher_is_better: bool
+) -> PairedTest:
+    """The exact sign test, for scores that are no mean of their rows: F1, a perplexity.
+
+    It asks whether one side is better in more rows, however much. That is not quite what the score
+    says, but it holds whatever formula makes the score of the rows, and one odd row can't decide
+    it (Arbuthnott 1710; Dixon and Mood, JASA 41, 1946).
+    """
+    better = _better(left, right, higher_is_better=higher_is_better)
+    return PairedTest("sign", len(left), *better, coin_p(*better) if left else None)
+
+
+def coin_p(heads: int, tails: int) -> float:
+    """How often a fair coin falls at least as unevenly as `heads` to `tails`, either way.
+
+    Twice the binomial tail P(X ≤ the smaller), at most 1. Terms are added from the largest down
+    until they no longer count, so that a million throws cost no more than a few thousand terms.
+    """
+    count, few = heads + tails, min(heads, tails)
+    if heads == tails:
+        return 1.0
+    log_term = math.lgamma(count + 1) - math.lgamma(few + 1) - math.lgamma(count - few + 1)
+    term = total = 1.0
+    for number in range(few, 0, -1):
+        term *= number / (count - number + 1)
+        total += term
+        if term < total * 1e-17:
+            break
+    return min(1.0, 2.0 * total * math.exp(log_term - count * math.log(2)))
+
+
+def _ones(these: Sequence[float], those: Sequence[float]) -> int:
+    """Rows that only `these` have right."""
+    return sum(1 for this, that in zip(these, those, strict=True) if this and not that)
+
+
+def _better(
+    left: Sequence[float], right: Sequence[float], *, higher_is_better: bool
+) -> tuple[int, int]:
+    """Rows that are better on the left, and on the right; rounding makes no row better."""
+    lower = higher = 0
+    for before, after in zip(left, right, strict=True):
+        if not math.isclose(before, after, rel_tol=1e-12):
+            lower += after < before
+            higher += after > before
+    return (lower, higher) if higher_is_better else (higher, lower)
+
+
+def _agresti_min(lost: int, won: int, pairs: int) -> tuple[float, float]:
+    count, difference, changed = pairs + 2, won - lost, lost + won + 1
+    error = math.sqrt(changed - difference**2 / count) / count
+    middle, margin = difference / count, _NORMAL_QUANTILE * error
+    return max(-1.0, middle - margin), min(1.0, middle + margin)

@@ -1,0 +1,167 @@
+"""A comparison for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.table import Table
+
+from evalution.comparison.comparison import Comparison, MetricComparison, SuiteComparison
+from evalution.comparison.differences import Difference
+from evalution.comparison.significance import PairedTest
+from evalution.results import MetricResult, RunResult
+
+SIGNIFICANT = 0.05
+LEGEND = (
+    "difference: right minus left, [95 % interval]; better: whichever way the arrow points; "
+    "p: how often chance alone makes as large a difference over the rows that both answered, "
+    f"* below {SIGNIFICANT}"
+)
+_NARROW = 90
+_TEXT = 60
+_VALUE = 80
+
+
+def comparison_table(comparison: Comparison, *, width: int) -> Table:
+    """A row for each metric; on a terminal of less than 90 columns without interval and test."""
+    is_wide = width >= _NARROW
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("suite", "metric"):
+        table.add_column(name, overflow="fold")
+    for name in ("left", "right", "difference", "better", "p", "test")[: 6 if is_wide else 5]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for suite in comparison.suites:
+        for position, metric in enumerate(suite.metrics):
+            name = f"{metric.name} {'↑' if metric.higher_is_better else '↓'}"
+            cells = [suite.name if position == 0 else "", name, *_cells(metric, is_wide=is_wide)]
+            table.add_row(*cells)
+        table.add_section()
+    return table
+
+
+def flip_table(suite: SuiteComparison, limit: int) -> Table:
+    """The first `limit` rows that one side has right and the other wrong."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("row", justify="right", no_wrap=True)
+    for name in ("change", "target", "left", "right"):
+        table.add_column(name, overflow="fold")
+    for flip in suite.flips[:limit]:
+        texts = [shortened(text) for text in (flip.target, flip.left, flip.right)]
+        table.add_row(str(flip.index), "better" if flip.winner == "right" else "worse", *texts)
+    return table
+
+
+def flip_heading(suite: SuiteComparison, limit: int) -> str:
+    """How many rows flipped, and which way."""
+    better = sum(flip.winner == "right" for flip in suite.flips)
+    worse = len(suite.flips) - better
+    more = f", the first {limit} of them" if limit < len(suite.flips) else ""
+    return (
+        f"{suite.name}: {suite.flipped_by} flipped in {_rows(better + worse)}{more}; right is "
+        f"better in {better}, worse in {worse}"
+    )
+
+
+def headings(comparison: Comparison) -> Iterator[str]:
+    """Which runs these are, and what differs between them besides the scores."""
+    for side, run in (("left", comparison.left), ("right", comparison.right)):
+        yield f"{side + ':':6} {_run(run)}"
+    versions = 0
+    for difference in comparison.differences:
+        if difference.field.startswith("versions."):
+            versions += 1
+        else:
+            yield f"  {_shown(difference)}"
+    if versions:
+        yield f"  versions: {versions} differ; --json lists them"
+
+
+def remarks(comparison: Comparison) -> Iterator[str]:
+    """What a reader must know before he believes the table."""
+    for side, run in (("left", comparison.left), ("right", comparison.right)):
+        if run.status != "done":
+            yield f"the {side} run is {run.status}: only its finished suites are compared"
+    for side, names in (("left", comparison.left_only), ("right", comparison.right_only)):
+        if names:
+            yield f"only in the {side} run: {', '.join(names)}"
+    if not comparison.suites:
+        yield "no suite is in both runs, so there is nothing to compare"
+    for suite in comparison.suites:
+        for option, (left, right) in suite.options.items():
+            yield f"{suite.name}: option {_shown(Difference(option, left, right))}"
+        yield from (f"{suite.name}: {remark}" for remark in _row_remarks(suite))
+
+
+def shortened(text: str | None, length: int = _TEXT) -> str:
+    """One line of at most `length` characters; a dash for nothing."""
+    if text is None:
+        return "–"
+    line = " ".join(text.split())
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def _row_remarks(suite: SuiteComparison) -> Iterator[str]:
+    rows = suite.rows
+    if not all(metric.same_rows for metric in suite.metrics):
+        yield "the scores are of different rows; difference and p are of those that both answered"
+    for side, count in (("left", rows.left_only), ("right", rows.right_only)):
+        if count:
+            yield f"{_rows(count)} only in the {side} run"
+    for side, count in (("left", rows.left_failed), ("right", rows.right_failed)):
+        if count:
+            yield f"{_rows(count)} failed in the {side} run and count in no test"
+    if rows.other_rows:
+        yield f"{_rows(rows.other_rows)} of the same number but not the same: the data differ"
+    if rows.other_prompts:
+        yield f"{_rows(rows.other_prompts)} with another prompt on each side, compared all the same"
+    if not rows.pairs:
+        yield "no row was answered by both, so nothing is said about chance"
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"
+
+
+def _cells(metric: MetricComparison, *, is_wide: bool) -> list[str]:
+    test = metric.test
+    p_value = _p(test)
+    winner = {"tie": "=", None: "–"}.get(metric.winner, str(metric.winner))
+    cells = [_value(metric.left), _value(metric.right), _difference(metric), winner, p_value]
+    if not is_wide:
+        return cells
+    if test is not None and test.interval is not None:
+        cells[2] += f" [{test.interval[0]:+.4f}, {test.interval[1]:+.4f}]"
+    return [*cells, "" if test is None else test.name]
+
+
+def _value(metric: MetricResult | None) -> str:
+    value = None if metric is None else metric.value
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.6g}"
+
+
+def _difference(metric: MetricComparison) -> str:
+    value = metric.difference
+    if value is None:
+        return "–"
+    return f"{value:+.4f}" if abs(value) < 1000 else f"{value:+.6g}"
+
+
+def _p(test: PairedTest | None) -> str:
+    if test is None or test.p_value is None:
+        return "–"
+    shown = "<0.0001" if test.p_value < 0.0001 else f"{test.p_value:.4f}"
+    return f"{shown} *" if test.p_value < SIGNIFICANT else shown
+
+
+def _run(run: RunResult) -> str:
+    model = run.model.get("label") or run.model.get("path") or "default model"
+    engine = run.engine.get("name") or "a live session"
+    return f"{model} on {engine}" + ("" if run.folder is None else f", {run.folder}")
+
+
+def _shown(difference: Difference) -> str:
+    left, right = (shortened(repr(v), _VALUE) for v in (difference.left, difference.right))
+    return f"{difference.field}: {left} → {right}"

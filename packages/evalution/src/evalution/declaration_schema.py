@@ -1,0 +1,166 @@
+"""JSON Schema of what a spec declares by name: an engine or a test, in each of its forms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+_LOCAL = "#/$defs/"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One engine or suite: its name, its docstring, and the schema of its options.
+
+    `inherited` are docstrings of its bases, the nearest first: they tell of options as well.
+    """
+
+    name: str
+    what: str
+    doc: str | None
+    options: Mapping[str, Any]
+    inherited: Sequence[str] = ()
+
+    @property
+    def key(self) -> str:
+        """Its place in the definitions: `engine.Reference`; a slash there would be a level."""
+        return f"{self.what}.{self.name.replace('/', '.')}"
+
+    @property
+    def needs_options(self) -> bool:
+        return bool(self.options.get("required"))
+
+    @property
+    def pattern(self) -> str:
+        """What matches its name as people write it: case, `-` and `_` don't count."""
+        package, _, name = self.name.rpartition("/")
+        prefix = f"{_loosely(package)}/" if package else "([^/:]+/)?"
+        return f"^{prefix}{_loosely(name)}$"
+
+    @property
+    def definitions(self) -> dict[str, Any]:
+        """Both forms of a declaration, the options, and what their types refer to."""
+        own = self.options.get("$defs", {})
+        moved = _moved(
+            self.options, {f"{_LOCAL}{name}": f"{_LOCAL}{self.key}.{name}" for name in own}
+        )
+        inner: dict[str, Any] = moved.pop("$defs", {})
+        described: dict[str, str] = {}
+        for doc in (*reversed(self.inherited), self.doc):
+            described |= _option_texts(doc)
+        for name, shape in cast("dict[str, Any]", moved.get("properties", {})).items():
+            if name in described:
+                shape["description"] = described[name]
+        options = f"{self.key}.options"
+        found = {self.key: self._forms(moved, options), options: moved}
+        return found | {f"{self.key}.{name}": shape for name, shape in inner.items()}
+
+    def _forms(self, options: Mapping[str, Any], reference: str) -> dict[str, Any]:
+        names = {"type": True, "kind": True}
+        params: dict[str, Any] = {"$ref": f"{_LOCAL}{reference}"}
+        if not self.needs_options:
+            params = {"anyOf": [params, {"type": "null"}]}
+        beside = {**options, "properties": {"type": True, **options.get("properties", {})}}
+        alone: dict[str, Any] = {
+            "properties": {"kind": True, "params": True},
+            "additionalProperties": False,
+        }
+        if self.needs_options:
+            alone["required"] = ["params"]
+        return {
+            **({"description": summary} if (summary := summary_of(self.doc)) else {}),
+            "if": {"required": ["params"]},
+            "then": {"properties": {**names, "params": params}, "additionalProperties": False},
+            "else": {"if": {"required": ["kind"]}, "then": alone, "else": beside},
+        }
+
+
+def any_declaration(what: str, declared: Sequence[Declared]) -> dict[str, Any]:
+    """A name alone, or a mapping with `type` or `kind`: each name with its own options.
+
+    What is given as `package.module:Class` is not judged.
+    """
+    named = {"properties": {"type": _names(declared), "kind": _names(declared)}}
+    return {
+        "description": f"One {what}: a name, `type` with options, or `kind` with `params`.",
+        "type": ["string", "object"],
+        "if": {"type": "string"},
+        "then": _names([found for found in declared if not found.needs_options]),
+        "else": {
+            **named,
+            "oneOf": [{"required": ["type"]}, {"required": ["kind"]}],
+            "allOf": [
+                {"if": _is_named(found), "then": {"$ref": f"{_LOCAL}{found.key}"}}
+                for found in declared
+            ],
+        },
+    }
+
+
+def written_doc(kind: type[Any]) -> str | None:
+    """The docstring that somebody wrote; not a dataclass's own, which shows every default."""
+    doc = kind.__doc__
+    return None if doc is None or doc.startswith(f"{kind.__name__}(") else doc
+
+
+def inherited_docs(kind: type[Any]) -> list[str]:
+    """The docstrings of a class's bases, the nearest first."""
+    return [doc for base in kind.__mro__[1:] if (doc := written_doc(base))]
+
+
+def summary_of(doc: str | None) -> str:
+    """The first paragraph of a docstring, in one line."""
+    return " ".join((doc or "").strip().split("\n\n", 1)[0].split())
+
+
+def _names(declared: Sequence[Declared]) -> dict[str, Any]:
+    patterns = [{"pattern": found.pattern} for found in declared]
+    # The list is what an editor offers, the patterns are what is right as well.
+    offered = [{"enum": [found.name for found in declared]}] if declared else []
+    return {"type": "string", "anyOf": [*offered, *patterns, {"pattern": ":"}]}
+
+
+def _is_named(found: Declared) -> dict[str, Any]:
+    name = {"pattern": found.pattern}
+    return {"anyOf": [{"required": [key], "properties": {key: name}} for key in ("type", "kind")]}
+
+
+def _loosely(name: str) -> str:
+    kept = [char for char in name if char not in "-_"]
+    return "[-_]*".join(
+        f"[{char.upper()}{char.lower()}]" if char.isalpha() else re.escape(char) for char in kept
+    )
+
+
+def _moved(shape: Any, places: Mapping[str, str]) -> Any:
+    """A copy whose references lead to new places, without pydantic's titles of names."""
+    if isinstance(shape, Mapping):
+        members = cast("Mapping[str, Any]", shape)
+        return {
+            key: places.get(value, value) if key == "$ref" else _moved(value, places)
+            for key, value in members.items()
+            if not (key == "title" and isinstance(value, str))
+        }
+    if isinstance(shape, list):
+        return [_moved(member, places) for member in cast("list[Any]", shape)]
+    return shape
+
+
+def _option_texts(doc: str | None) -> dict[str, str]:
+    """What the section `Options:` of a docstring says about each."""
+    section = re.search(
+        r"^[ \t]*Options\b[^\n]*:\n(?P<lines>(?:[ \t]+\S.*\n?|[ \t]*\n)+)", doc or "", re.MULTILINE
+    )
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in section["lines"].splitlines() if section else ():
+        if match := re.match(r"\s+(?P<names>\w+(?:, \w+)*): (?P<text>.+)", line):
+            names = match["names"].split(", ")
+            found |= dict.fromkeys(names, match["text"])
+        elif line.strip():
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+        else:
+            names = []
+    return found

@@ -1,0 +1,186 @@
+"""Whether each engine would work here: asked in a child process, which may crash or hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from evalution.doctor.requirements import Needed, needed_by
+from evalution.hints import INSTALL_HINTS
+from evalution_core import (
+    ConfigurationError,
+    EngineEntry,
+    available,
+    did_you_mean,
+    normalized,
+    scrub,
+)
+
+PATIENCE = 120
+"""Seconds that an engine has to import its runtime."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """One engine; `problem` is None if nothing speaks against it, `remedy` a command or None.
+
+    `runtime` is what the engine itself says it would run on (`version`, `device`, …), None where
+    it can't tell without a model; `needs` are the versions of what its package requires.
+    """
+
+    name: str
+    distribution: str | None
+    version: str | None = None
+    problem: str | None = None
+    remedy: str | None = None
+    runtime: Mapping[str, Any] | None = None
+    capabilities: Sequence[str] = ()
+    needs: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+
+    @property
+    def is_installed(self) -> bool:
+        return self.version is not None
+
+    @property
+    def works(self) -> bool:
+        return self.is_installed and self.problem is None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"works": self.works, **asdict(self)}
+
+
+def examined(names: Sequence[str] = (), *, patience: float = PATIENCE) -> Iterator[EngineHealth]:
+    """The health of the engines of these names, or of all that are installed or known.
+
+    Raises:
+        ConfigurationError: a name is neither of an installed nor of a known engine.
+    """
+    for entry in _chosen(names):
+        yield _not_installed(entry) if isinstance(entry, str) else examine(entry, patience)
+
+
+def examine(entry: EngineEntry, patience: float = PATIENCE) -> EngineHealth:
+    """Ask one engine, for at most `patience` seconds."""
+    needs = needed_by(entry.distribution) if entry.distribution else []
+    answer = _asked(entry, patience)
+    missing = next((need for need in needs if not need.is_met), None)
+    problem: str | None = answer["error"]
+    if missing is not None:
+        problem = missing.complaint
+    return EngineHealth(
+        entry.name,
+        entry.distribution,
+        entry.version or "(no version)",
+        problem,
+        _remedy(entry, missing, answer) if problem else None,
+        answer["runtime"],
+        answer["capabilities"],
+        {need.name: need.installed for need in needs},
+    )
+
+
+def _chosen(names: Sequence[str]) -> list[EngineEntry | str]:
+    """Entries of installed engines, names of known ones that are not."""
+    installed = available()
+    absent = [
+        name
+        for name in INSTALL_HINTS
+        if normalized(name) not in {normalized(entry.name) for entry in installed}
+    ]
+    if not names:
+        return [*installed, *absent]
+    chosen: list[EngineEntry | str] = []
+    for name in names:
+        package, _, wanted = name.rpartition("/")
+        found: list[EngineEntry | str] = [
+            entry
+            for entry in installed
+            if normalized(entry.name) == normalized(wanted)
+            and (not package or normalized(entry.source) == normalized(package))
+        ]
+        found += [known for known in absent if normalized(known) == normalized(name)]
+        if not found:
+            known = [*(entry.name for entry in installed), *absent]
+            raise ConfigurationError(
+                f"there is no engine {name!r}{did_you_mean(name, known)} "
+                f"(installed or known: {', '.join(known)})"
+            )
+        chosen += found
+    return chosen
+
+
+def _not_installed(name: str) -> EngineHealth:
+    package = INSTALL_HINTS[name]
+    return EngineHealth(
+        name, package, problem=f"{package} is not installed", remedy=f"pip install {package}"
+    )
+
+
+def _remedy(entry: EngineEntry, missing: Needed | None, answer: Mapping[str, Any]) -> str | None:
+    if missing is not None:
+        return missing.command
+    if answer["imported"] or answer["lost"] or entry.distribution is None:
+        return None  # the engine's own message says what to do, or nobody knows
+    return f"pip install --force-reinstall {entry.distribution}"
+
+
+def _asked(entry: EngineEntry, patience: float) -> dict[str, Any]:
+    """The child's answer, or what became of the child in place of one."""
+    fields = (entry.name, entry.value, entry.distribution, entry.version)
+    question = json.dumps({"path": sys.path, "entry": fields})
+    # Files and no pipes: a grandchild that lives on would hold a pipe open.
+    with TemporaryFile() as asked, TemporaryFile() as told, TemporaryFile() as printed:
+        asked.write(question.encode())
+        asked.seek(0)
+        fault = _run_child(asked, told, printed, patience)
+        told.seek(0)
+        text = told.read().decode(errors="replace")
+        if fault is None and text:
+            return {**json.loads(text), "lost": False}
+        problem = fault or "it ended the process while it was imported"
+        last = _last_line(printed)
+        error = f"{problem}{f'; it printed last: {last}' if last else ''}"
+    return {"imported": False, "lost": True, "capabilities": [], "runtime": None, "error": error}
+
+
+def _run_child(
+    asked: IO[bytes], told: IO[bytes], printed: IO[bytes], patience: float
+) -> str | None:
+    """What is wrong with how the child ended; it and its children are gone then."""
+    # -P: a file of the working folder must not take the place of a module.
+    command = [sys.executable, "-P", "-m", "evalution.doctor.probe"]
+    child = subprocess.Popen(
+        command, stdin=asked, stdout=told, stderr=printed, start_new_session=True
+    )
+    try:
+        status = child.wait(patience)
+    except subprocess.TimeoutExpired:
+        return f"importing it was not done after {patience:g} s"
+    finally:
+        _kill_all_of(child)
+    if status < 0:
+        return f"it crashed with {signal.Signals(-status).name} while it was imported"
+    return f"it ended the process with status {status}" if status else None
+
+
+def _kill_all_of(child: subprocess.Popen[bytes]) -> None:
+    if sys.platform == "win32":
+        child.kill()
+    else:
+        with suppress(ProcessLookupError):  # where all of them ended by themselves
+            os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _last_line(printed: IO[bytes]) -> str:
+    printed.seek(0)
+    lines = printed.read().decode(errors="replace").strip().splitlines()
+    return scrub(lines[-1].strip())[:200] if lines else ""

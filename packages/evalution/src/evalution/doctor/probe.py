@@ -1,0 +1,84 @@
+"""Asks one engine about itself, in a process of its own: `python -m evalution.doctor.probe`.
+
+A question comes as JSON on stdin, the answer goes to stdout as JSON; whatever a runtime prints is
+sent to stderr. Only the answer of a process that lives to give one is to be trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from evalution.foreign_code import foreign_errors
+from evalution_core import (
+    BaseEngine,
+    ConfigurationError,
+    EngineEntry,
+    EngineUnavailableError,
+    EvalutionError,
+    redact,
+    scrub,
+)
+
+
+@runtime_checkable
+class DescribesRuntime(Protocol):
+    """An engine that can tell, without a model, what it would run on."""
+
+    def describe_runtime(self) -> Mapping[str, Any]:
+        """Import the runtime; `version` and `device` are common keys of what it says.
+
+        Raises:
+            EngineUnavailableError: it is missing, too old, or lacks the device that was asked for;
+                the message says what to install or to change.
+        """
+        ...
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    question = json.load(sys.stdin)
+    sys.path[:] = question["path"]
+    answer = answer_of(EngineEntry(*question["entry"]))
+    with os.fdopen(answers, "w", encoding="utf-8") as stream:
+        json.dump(answer, stream)
+    # A runtime's threads must not keep the process alive: all that was asked is answered.
+    os._exit(0)
+
+
+def answer_of(entry: EngineEntry) -> dict[str, Any]:
+    """What the engine can do and what it would run on, or what is wrong with it.
+
+    `imported` tells whether the adapter itself could be loaded.
+    """
+    found: dict[str, Any] = {"imported": False, "capabilities": [], "runtime": None, "error": None}
+    try:
+        kind = entry.load()
+        found["imported"] = True
+        with foreign_errors("capabilities"):
+            found["capabilities"] = sorted(kind.capabilities)
+        found["runtime"] = _runtime_of(kind)
+    except EvalutionError as error:
+        found["error"] = scrub(str(error))
+    return found
+
+
+def _runtime_of(kind: type[BaseEngine]) -> dict[str, Any] | None:
+    try:
+        with foreign_errors("making it without options", ConfigurationError):
+            engine = kind.from_options({})
+    except ConfigurationError:
+        return None  # it needs options, which is no fault: there is nothing to ask yet
+    if not isinstance(engine, DescribesRuntime):
+        return None
+    with foreign_errors("describe_runtime", EngineUnavailableError):
+        return redact(engine.describe_runtime())
+
+
+if __name__ == "__main__":
+    main()

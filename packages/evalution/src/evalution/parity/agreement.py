@@ -1,0 +1,241 @@
+"""The records of two engines for one suite, held against each other."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from evalution.parity.answers import Failed, Generated, Key, Record, Scored
+from evalution.parity.result import (
+    NEAR_TIE,
+    ChoiceFlip,
+    Divergence,
+    SuiteParity,
+    TokenDifference,
+    Uncompared,
+)
+from evalution.parity.spread import Spread, difference_of, spread_of
+from evalution.suites.suite import RequestKind
+
+_LISTED = 100
+"""Flips and divergences that are listed one by one; all are counted."""
+_WORST = 20
+_POINTS = 2000
+_AROUND = 40
+"""Characters shown of each text from where they part."""
+
+
+def agreement(
+    name: str,
+    kind: RequestKind,
+    left: Mapping[Key, Record],
+    right: Mapping[Key, Record],
+    *,
+    by_ids: int,
+) -> SuiteParity:
+    """How far two engines agree on the same requests; the order of the answers doesn't matter."""
+    found = _Agreement()
+    for key in sorted(left):
+        found.add(key, left[key], right[key])
+    scored = kind is RequestKind.LOGLIKELIHOOD
+    flips, questions = _flips(left, right) if scored else ([], 0)
+    return found.result(name, kind, len(left), by_ids, flips, questions)
+
+
+class _Agreement:
+    """Takes pairs of records in the order of their keys."""
+
+    def __init__(self) -> None:
+        self._uncompared = Uncompared()
+        self._compared = 0
+        self._left, self._right = array("d"), array("d")
+        self._has_tokens = False
+        self._sums = array("d")
+        self._sum_per_token = 0.0
+        self._greedy = 0
+        self._greedy_rows: list[int] = []
+        self._texts = 0
+        self._divergences: list[Divergence] = []
+        self._worst: list[tuple[float, int, TokenDifference]] = []
+
+    def add(self, key: Key, left: Record, right: Record) -> None:
+        if isinstance(left, Failed) or isinstance(right, Failed):
+            self._fail(key, left, right)
+        elif _is_cut_apart(left.truncated, right.truncated):
+            self._uncompared.cut_apart += 1
+        elif isinstance(left, Generated) and isinstance(right, Generated):
+            self._compared += 1
+            self._add_texts(key, left, right)
+        elif isinstance(left, Scored) and isinstance(right, Scored):
+            self._add_scores(key, left, right)
+
+    def result(
+        self,
+        name: str,
+        kind: RequestKind,
+        requests: int,
+        by_ids: int,
+        flips: Sequence[ChoiceFlip],
+        questions: int,
+    ) -> SuiteParity:
+        near = sum(found.is_near_tie for found in self._divergences)
+        near_flips = sum(flip.is_near_tie for flip in flips)
+        return SuiteParity(
+            name=name,
+            kind=kind.value,
+            requests=requests,
+            compared=self._compared,
+            by_ids=by_ids,
+            uncompared=self._uncompared,
+            tokens=self._token_spread(),
+            sums=spread_of(self._sums) if self._sums else None,
+            sum_per_token=self._sum_per_token,
+            choices=questions,
+            flips=len(flips) - near_flips,
+            near_flips=near_flips,
+            greedy=self._greedy,
+            greedy_apart=len(self._greedy_rows),
+            texts=self._texts,
+            divergences=len(self._divergences) - near,
+            near_divergences=near,
+            worst_tokens=[found for *_, found in sorted(self._worst, reverse=True)],
+            flip_list=list(flips[:_LISTED]),
+            greedy_rows=self._greedy_rows[:_LISTED],
+            divergence_list=self._divergences[:_LISTED],
+            points=self._points(),
+        )
+
+    def _fail(self, key: Key, left: Record, right: Record) -> None:
+        found = self._uncompared
+        has_left, has_right = (not isinstance(record, Failed) for record in (left, right))
+        found.both_failed += not has_left and not has_right
+        found.left_failed += has_right
+        found.right_failed += has_left
+        for side, record in (("left", left), ("right", right)):
+            if found.first_failure is None and isinstance(record, Failed):
+                found.first_failure = f"row {key[0]}, request {key[1]}, {side}: {record.reason}"
+
+    def _add_scores(self, key: Key, left: Scored, right: Scored) -> None:
+        if left.token_count != right.token_count:
+            self._uncompared.counted_apart += 1
+            return
+        self._compared += 1
+        difference = difference_of(left.logprob, right.logprob)
+        self._sums.append(difference)
+        if math.isfinite(difference):
+            shared = difference / max(left.token_count, 1)
+            self._sum_per_token = max(self._sum_per_token, shared)
+        if left.is_greedy is not None and right.is_greedy is not None:
+            self._greedy += 1
+            if left.is_greedy != right.is_greedy:
+                self._greedy_rows.append(key[0])
+        if left.token_logprobs is not None and right.token_logprobs is not None:
+            self._add_tokens(key, left.token_logprobs, right.token_logprobs, left.token_ids)
+
+    def _add_texts(self, key: Key, left: Generated, right: Generated) -> None:
+        self._texts += 1
+        token = _parting(left.token_ids, right.token_ids)
+        if left.token_logprobs is not None and right.token_logprobs is not None:
+            end = len(left.token_logprobs) if token is None else token
+            same = left.token_logprobs[:end], right.token_logprobs[:end]
+            if left.token_ids is not None and right.token_ids is not None:
+                self._add_tokens(key, *same, left.token_ids)
+        if left.text == right.text:
+            return
+        character = _parting(left.text, right.text)
+        assert character is not None
+        gap = None if token is None else _gap_at(token, left, right)
+        texts = (text[character : character + _AROUND] for text in (left.text, right.text))
+        is_near_tie = gap is not None and gap < NEAR_TIE
+        self._divergences.append(Divergence(*key, token, character, gap, is_near_tie, *texts))
+
+    def _add_tokens(
+        self,
+        key: Key,
+        left: Sequence[float],
+        right: Sequence[float],
+        token_ids: Sequence[int] | None,
+    ) -> None:
+        self._has_tokens = True
+        for position, (before, after) in enumerate(zip(left, right, strict=False)):
+            self._left.append(before)
+            self._right.append(after)
+            size = difference_of(before, after)
+            if size == 0.0 or (len(self._worst) == _WORST and size <= self._worst[0][0]):
+                continue
+            known = token_ids or ()
+            token_id = known[position] if position < len(known) else None
+            found = TokenDifference(*key, position, token_id, _finite(before), _finite(after))
+            self._keep_worst(size, found)
+
+    def _keep_worst(self, size: float, found: TokenDifference) -> None:
+        """A heap whose first entry is the smallest of the worst; of equals, the latest."""
+        push = heapq.heappush if len(self._worst) < _WORST else heapq.heapreplace
+        push(self._worst, (size, -len(self._left), found))
+
+    def _token_spread(self) -> Spread | None:
+        if not self._has_tokens:
+            return None
+        return spread_of(map(difference_of, self._left, self._right))
+
+    def _points(self) -> list[tuple[float, float]]:
+        step = max(1, math.ceil(len(self._left) / _POINTS))
+        pairs = zip(self._left[::step], self._right[::step], strict=True)
+        return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
+
+
+def _flips(left: Mapping[Key, Record], right: Mapping[Key, Record]) -> tuple[list[ChoiceFlip], int]:
+    """Questions whose most likely choice differs, and how many questions there are."""
+    flips: list[ChoiceFlip] = []
+    questions = 0
+    for row, keys in groupby(sorted(left), key=lambda key: key[0]):
+        ordered = list(keys)
+        before, after = _sums(left, ordered), _sums(right, ordered)
+        if before is None or after is None or len(ordered) < 2:
+            continue
+        questions += 1
+        chosen, other = _first_highest(before), _first_highest(after)
+        if chosen != other:
+            best = sorted(before, reverse=True)
+            gap = difference_of(best[0], best[1])
+            flips.append(ChoiceFlip(row, chosen, other, _finite(gap), gap < NEAR_TIE))
+    return flips, questions
+
+
+def _sums(records: Mapping[Key, Record], keys: Sequence[Key]) -> list[float] | None:
+    found = [records[key] for key in keys]
+    sums = [record.logprob for record in found if isinstance(record, Scored)]
+    return sums if len(sums) == len(found) else None
+
+
+def _first_highest(values: Sequence[float]) -> int:
+    return max(range(len(values)), key=values.__getitem__)
+
+
+def _is_cut_apart(left: int | None, right: int | None) -> bool:
+    return left is not None and right is not None and left != right
+
+
+def _parting(left: Sequence[object] | None, right: Sequence[object] | None) -> int | None:
+    """The first position at which two sequences differ; None if they don't, or aren't known."""
+    if left is None or right is None:
+        return None
+    for position, (this, that) in enumerate(zip(left, right, strict=False)):
+        if this != that:
+            return position
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def _gap_at(token: int, left: Generated, right: Generated) -> float | None:
+    """By the left; by the right where the left tells nothing of this step, as it had ended."""
+    for gaps in (left.gaps, right.gaps):
+        if gaps is not None and token < len(gaps) and not math.isnan(gaps[token]):
+            return gaps[token]
+    return None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

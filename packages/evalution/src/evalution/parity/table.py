@@ -1,0 +1,115 @@
+"""A parity result for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich import box
+from rich.table import Table
+
+from evalution.parity.result import NEAR_TIE, ParityResult, SuiteParity, TokenDifference
+
+_WORST_SHOWN = 3
+_LISTED = 3
+
+
+def parity_table(result: ParityResult) -> Table:
+    """A row for each suite: how large the differences are, and which decisions they change."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("suite", overflow="fold")
+    for name in ("requests", "tokens", "max |Δ|", "p99", "p50", "flips", "greedy", "texts"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for suite in result.suites:
+        spread = suite.tokens or suite.sums
+        sizes = ["–"] * 3
+        if spread is not None:
+            sizes = [f"{size:.1e}" for size in (spread.max, spread.p99, spread.p50)]
+        table.add_row(
+            suite.name,
+            f"{suite.compared}/{suite.requests}",
+            "–" if suite.tokens is None else str(suite.tokens.count),
+            *sizes,
+            _share(suite.flips, suite.near_flips, suite.choices),
+            _share(suite.greedy_apart, 0, suite.greedy),
+            _share(suite.divergences, suite.near_divergences, suite.texts),
+        )
+    return table
+
+
+LEGEND = (
+    "|Δ|: between the two log-probabilities of a token, in nats (of a request where tokens aren't "
+    "told); flips, greedy, texts: decisions that differ, of how many; in brackets near ties (under "
+    f"{NEAR_TIE:g}), which count as the same"
+)
+
+
+def headings(result: ParityResult) -> Iterator[str]:
+    """What was held against what."""
+    for side, lane in (("left", result.left), ("right", result.right)):
+        model, engine = lane["model"], lane["engine"]
+        options = ", ".join(f"{k}={v}" for k, v in engine["options"].items() if v is not None)
+        named = model.get("label") or model.get("path") or "default model"
+        yield f"{side + ':':6} {named} on {engine['name']}{f' ({options})' if options else ''}"
+
+
+def remarks(result: ParityResult) -> Iterator[str]:
+    """What doesn't fit into the table: where the worst is, and what could not be compared."""
+    yield from result.notes
+    for suite in result.suites:
+        is_beyond = suite.tokens is not None and suite.tokens.max > result.tolerance.logprob
+        worst = suite.worst_tokens[: _WORST_SHOWN if is_beyond else 1]
+        yield from (f"{suite.name}: {text}" for text in (*_worst(worst), *_remarks(suite)))
+
+
+def verdict(result: ParityResult) -> Iterator[str]:
+    """One line if all is within the tolerance, else a line for each complaint."""
+    if result.is_within:
+        yield f"within the tolerance of {result.tolerance.logprob:g} per token"
+    for complaint in result.complaints:
+        yield f"outside the tolerance: {complaint}"
+
+
+def _worst(differences: Iterable[TokenDifference]) -> Iterator[str]:
+    for worst in differences:
+        token = "" if worst.token_id is None else f" (id {worst.token_id})"
+        yield (
+            f"most apart is row {worst.row}, request {worst.request}, token "
+            f"{worst.position}{token}: {_value(worst.left)} against {_value(worst.right)}"
+        )
+
+
+def _remarks(suite: SuiteParity) -> Iterator[str]:
+    for flip in [flip for flip in suite.flip_list if not flip.is_near_tie][:_LISTED]:
+        yield f"row {flip.row}: choice {flip.left} became {flip.right}, gap {_value(flip.gap)}"
+    if suite.greedy_rows:
+        rows = ", ".join(map(str, suite.greedy_rows[:_LISTED]))
+        yield f"is_greedy differs in row {rows}{', …' if suite.greedy_apart > _LISTED else ''}"
+    for parting in [found for found in suite.divergence_list if not found.is_near_tie][:_LISTED]:
+        place = "" if parting.token is None else f"token {parting.token}, "
+        gap = "unknown" if parting.gap is None else f"{parting.gap:.3g}"
+        yield (
+            f"row {parting.row}: texts part at {place}character {parting.character}, gap {gap}: "
+            f"{parting.left!r} became {parting.right!r}"
+        )
+    missing = suite.uncompared
+    for count, reason in (
+        (missing.left_failed, "requests that failed on the left alone"),
+        (missing.right_failed, "requests that failed on the right alone"),
+        (missing.both_failed, "requests that failed on both sides"),
+        (missing.cut_apart, "requests cut at different places"),
+        (missing.counted_apart, "requests with another number of tokens on each side"),
+    ):
+        if count:
+            yield f"{reason}: {count}"
+    if missing.first_failure is not None:
+        yield missing.first_failure
+
+
+def _share(count: int, near: int, total: int) -> str:
+    if not total:
+        return "–"
+    return f"{count}{f' [{near}]' if near else ''}/{total}"
+
+
+def _value(value: float | None) -> str:
+    return "infinite" if value is None else f"{value:.7f}"

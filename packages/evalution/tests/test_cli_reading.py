@@ -1,0 +1,235 @@
+"""`show`, `compare` and `parity` as a person meets them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MOCK = "evalution_enginekit.mock:Mock"
+TESTS = (
+    '[{type: generation, data: rows.jsonl, prompt: "Q: {question}", target: answer, name: sums}, '
+    "{type: multiple_choice, data: rows.jsonl, prompt: question, choices: choices, target: right, "
+    "name: questions}, {type: perplexity, data: rows.jsonl, text: question, name: prose}]"
+)
+
+
+@pytest.fixture
+def ran(spec: Any, command_line: Any, folder: Path) -> Callable[..., Any]:
+    """Runs the three kinds of tests on some rows into a folder, and checks how it ended."""
+    rows = [
+        {"question": f"{n} + 1?", "answer": "2", "choices": ["no", f"{n}"], "right": n % 2}
+        for n in range(6)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "rows.jsonl").write_text(text, encoding="utf-8")
+
+    def run(name: str, *arguments: str, code: int = 0, **options: Any) -> None:
+        known = {"tests": TESTS, **options}
+        done = command_line("run", spec(folder, **known), "--output", name, *arguments)
+        assert done.returncode == code, done.stderr
+
+    return run
+
+
+# show
+
+
+def test_a_run_is_shown_with_its_conditions(ran: Any, command_line: Any) -> None:
+    ran("one")
+    done = command_line("show", "one")
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    assert {"exact_match", "acc_norm", "word_perplexity", "↓"} <= set(words)
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    assert lines["status"].split() == ["status", "done"]
+    assert "label=my model" in lines["model"]
+    assert "max_model_len=512" in lines["engine"]
+    assert "backend=Mock" in lines["in"]
+    assert "passed" in lines["check"]
+    assert "total" in lines["when"]
+
+
+def test_a_run_as_json_is_its_file(ran: Any, command_line: Any, folder: Path) -> None:
+    ran("one")
+    done = command_line("show", "one", "--json")
+    shown = json.loads(done.stdout)
+    written = json.loads((folder / "one" / "results.json").read_text(encoding="utf-8"))
+    for result in (shown, written):
+        for suite in result["suites"]:
+            del suite["timings"]["requests_per_second"]
+    assert shown == written
+
+
+def test_a_failed_run_is_shown_with_its_error_and_what_is_finished(
+    ran: Any, command_line: Any, folder: Path
+) -> None:
+    ran("one")
+    file = folder / "one" / "results.json"
+    result = json.loads(file.read_text(encoding="utf-8"))
+    del result["suites"][1:]
+    error = {"suite": "questions", "type": "EngineRuntimeError", "message": "the GPU is gone"}
+    for status, wanted in (
+        ("failed", "failed in suite questions: EngineRuntimeError: the GPU is gone"),
+        ("running", "running, or it was killed: these suites are finished"),
+    ):
+        result["status"], result["error"] = status, error if status == "failed" else None
+        file.write_text(json.dumps(result), encoding="utf-8")
+        shown = command_line("show", "one").stdout
+        assert wanted in shown
+        assert "exact_match" in shown
+        assert "word_perplexity" not in shown
+    result["suites"] = []
+    file.write_text(json.dumps(result), encoding="utf-8")
+    assert "no suite is finished" in command_line("show", "one").stdout
+
+
+def test_failed_samples_are_found(ran: Any, command_line: Any) -> None:
+    ran("one", code=3, tests=TESTS.replace("name: sums", "name: sums, max_new_tokens: 600"))
+    shown = command_line("show", "one")
+    assert "sums: 6 of 6 samples failed; row 0: ContextLengthError" in shown.stdout
+    done = command_line("show", "one", "--samples", "sums", "--failed", "--limit", "2")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "sums, row 0: exact_match 0"
+    assert lines[1].startswith("  error   ContextLengthError: max_new_tokens=600")
+    assert lines[-1] == "2 of 6 samples; --limit shows more"
+    done = command_line("show", "one", "--samples", "questions", "--failed")
+    assert done.stdout.splitlines()[-1].startswith("0 of 0 samples")
+
+
+def test_samples_are_shown_one_below_the_other(ran: Any, command_line: Any) -> None:
+    ran("one")
+    done = command_line("show", "one", "--samples", "questions", "--limit", "1")
+    text = done.stdout
+    assert text.startswith("questions, row 0: acc ")
+    for part in ("  prompt  0 + 1?", "  target  no", "  answer  ", "  taken   acc=", "scored="):
+        assert part in text
+    arguments = ["show", "one", "--samples", "questions", "--json", "--limit", "9"]
+    wrong = json.loads(command_line(*arguments, "--wrong").stdout)
+    every = json.loads(command_line(*arguments).stdout)
+    assert len(every) == 6
+    assert wrong == [sample for sample in every if sample["metrics"]["acc"] == 0.0]
+    assert 0 < len(wrong) < 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--samples", "question"], "has no finished suite 'question'; did you mean 'questions'?"),
+        (["--samples", "prose", "--wrong"], "suite 'prose' calls no sample right or wrong"),
+        (["--samples", "sums", "--wrong", "--failed"], "--failed and --wrong are two choices"),
+        (["--wrong"], "--failed and --wrong choose samples; name --samples SUITE"),
+    ],
+)
+def test_a_wrong_choice_of_samples_is_told(
+    ran: Any, command_line: Any, assert_told: Any, arguments: list[str], message: str
+) -> None:
+    ran("one")
+    assert_told(command_line("show", "one", *arguments), 2, message)
+
+
+def test_a_folder_without_a_run_is_told(command_line: Any, assert_told: Any, folder: Path) -> None:
+    assert_told(command_line("show", "."), 2, "holds no results.json")
+    assert_told(command_line("compare", ".", "gone"), 2, "holds no results.json")
+
+
+# compare
+
+
+def test_two_runs_are_compared(ran: Any, command_line: Any, folder: Path) -> None:
+    ran("one")
+    (folder / "spec.yaml").unlink()
+    spec = f"engine: {MOCK}\nmodel: p\ntests: {TESTS}\n"
+    (folder / "spec.yaml").write_text(spec, encoding="utf-8")
+    assert command_line("run", "spec.yaml", "--output", "two", "--limit", "5").returncode == 0
+    done = command_line("compare", "one", "two", "--flipped", "1")
+    assert done.returncode == 0, done.stderr
+    assert "left:  my model on" in done.stdout
+    assert "model.path: 'm' → 'p'" in done.stdout
+    assert "mcnemar" in done.stdout
+    assert "sums: 1 row only in the left run" in done.stdout
+    shown = json.loads(command_line("compare", "one", "two", "--json").stdout)
+    questions = shown["suites"][1]
+    assert questions["rows"]["paired"] == 5
+    flips = questions["flips"]
+    assert [flip["winner"] for flip in flips] == ["right"]
+    told = "questions: acc flipped in 1 row; right is better in 1, worse in 0"
+    assert told in done.stdout
+    assert shown["suites"][2]["metrics"]["word_perplexity"]["test"]["name"] == "sign"
+    assert "flipped in" not in command_line("compare", "one", "two", "--flipped", "0").stdout
+
+
+def test_a_run_is_the_same_as_itself(ran: Any, command_line: Any) -> None:
+    ran("one")
+    done = command_line("compare", "one", "one")
+    assert "+0.0000" in done.stdout
+    assert "flipped in" not in done.stdout
+
+
+def test_runs_without_a_common_suite_are_told(ran: Any, command_line: Any) -> None:
+    ran("one")
+    ran("two", tests="[{type: perplexity, data: rows.jsonl, text: answer, name: other}]")
+    done = command_line("compare", "one", "two")
+    assert done.returncode == 0
+    assert "only in the left run: sums, questions, prose" in done.stdout
+    assert "only in the right run: other" in done.stdout
+    assert "no suite is in both runs, so there is nothing to compare" in done.stdout
+
+
+# parity
+
+
+def parity_spec(folder: Path, against: str, tests: str = TESTS) -> str:
+    rows = {"question": "1 + 1?", "answer": "2", "choices": ["1", "2"], "right": 1}
+    (folder / "rows.jsonl").write_text(json.dumps(rows) + "\n", encoding="utf-8")
+    text = f"engine: {MOCK}\nmodel: m\nagainst: {against}\ntests: {tests}\n"
+    (folder / "parity.yaml").write_text(text, encoding="utf-8")
+    return "parity.yaml"
+
+
+def test_engines_that_agree_end_in_0(command_line: Any, folder: Path) -> None:
+    spec = parity_spec(folder, f"{{engine: {MOCK}}}")
+    done = command_line("parity", spec, "--output", "out")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"left:  m on {MOCK}")
+    assert "within the tolerance of 0.0001 per token" in lines
+    assert lines[-1] == f"results: {Path('out') / 'parity.json'}"
+    assert json.loads((folder / "out" / "parity.json").read_text(encoding="utf-8"))["is_within"]
+    assert "left: sums: 1/1" in done.stderr
+    assert "right: prose: 1/1" in done.stderr
+
+
+def test_engines_that_differ_end_in_3_and_are_told(command_line: Any, folder: Path) -> None:
+    spec = parity_spec(folder, f"{{engine: {MOCK}, model: another}}")
+    done = command_line("parity", spec)
+    assert done.returncode == 3, done.stderr
+    assert "outside the tolerance: prose: a token's log-probability differs by" in done.stdout
+    assert "most apart is row 0, request 0, token" in done.stdout
+    assert "texts part at token 0, character 0, gap " in done.stdout
+    lenient = command_line("parity", spec, "--tolerance", "100", "--decisions", "9")
+    assert lenient.returncode == 0
+    shown = json.loads(command_line("parity", spec, "--json", "--limit", "1").stdout)
+    assert shown["right"]["model"]["path"] == "another"
+    assert shown["complaints"]
+
+
+def test_what_is_wrong_is_told_before_anything_is_loaded(
+    spec: Any, command_line: Any, assert_told: Any, folder: Path
+) -> None:
+    done = command_line("parity", spec(folder))
+    assert_told(done, 2, "has no section 'against', so there is nothing to hold Mock against")
+    name = parity_spec(folder, f"{{engine: {MOCK}}}")
+    (folder / "parity.json").write_text("{}", encoding="utf-8")
+    done = command_line("parity", name, "--output", ".")
+    assert_told(done, 2, "already holds a parity.json")
+    assert "loading" not in done.stderr
+
+
+def test_asking_by_text_is_noted(command_line: Any, folder: Path) -> None:
+    done = command_line("parity", parity_spec(folder, f"{{engine: {MOCK}}}"), "--text")
+    assert done.returncode == 0
+    assert "requests asked by text, which each engine encodes itself: 4" in done.stdout

@@ -1,0 +1,197 @@
+"""Known values are SciPy 1.17's: `t.sf`, `t.isf`, `binomtest`, `ttest_rel`."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalution.comparison.significance import coin_p, mcnemar, paired_t, sign_test
+from evalution.comparison.student import two_sided_p, two_sided_quantile
+
+counts = st.integers(0, 300)
+numbers = st.floats(-100, 100, allow_subnormal=False)
+pairs = st.lists(st.tuples(numbers, numbers), min_size=2, max_size=50)
+
+
+@settings(deadline=None)
+@given(counts, counts)
+def test_a_coin_is_as_unlikely_as_counted(heads: int, tails: int) -> None:
+    count, few = heads + tails, min(heads, tails)
+    tail = Fraction(sum(math.comb(count, number) for number in range(few + 1)), 2**count)
+    assert coin_p(heads, tails) == pytest.approx(float(min(1, 2 * tail)), rel=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("heads", "tails", "expected"),
+    [
+        (0, 0, 1.0),
+        (1, 0, 1.0),
+        (0, 5, 0.0625),
+        (10, 3, 0.09228515625),
+        (59, 121, 4.4344492637551645e-06),
+        (400, 500, 0.0009564441369189373),
+        (700, 900, 6.319484959450105e-07),
+        (0, 20_000, 0.0),
+    ],
+)
+def test_a_coin_has_the_known_values(heads: int, tails: int, expected: float) -> None:
+    assert coin_p(heads, tails) == pytest.approx(expected, rel=1e-10)
+
+
+def test_many_throws_are_as_the_normal_distribution_says() -> None:
+    heads, tails = 499_000, 501_000
+    z = (abs(heads - tails) - 1) / math.sqrt(heads + tails)
+    assert coin_p(heads, tails) == pytest.approx(math.erfc(z / math.sqrt(2)), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "expected"),
+    [
+        (0.0, 7, 1.0),
+        (0.5, 1, 0.7048327646991335),
+        (-1.0, 3, 0.3910022189557705),
+        (2.5, 9, 0.033861827682985735),
+        (0.01, 120, 0.9920378932996462),
+        (4.2, 1318, 2.848464010388219e-05),
+        (30.0, 14041, 1.0311280200737527e-191),
+        (1.96, 1_000_000, 0.04999606758526985),
+        (math.inf, 3, 0.0),
+        (1e200, 3, 0.0),
+    ],
+)
+def test_student_has_the_known_values(t: float, freedom: int, expected: float) -> None:
+    assert two_sided_p(t, freedom) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("p", "freedom", "expected"),
+    [
+        (0.05, 1, 12.706204736174705),
+        (0.05, 10, 2.2281388519862753),
+        (0.05, 1318, 1.9617655127673153),
+        (0.01, 5, 4.032142983555229),
+    ],
+)
+def test_students_quantile_has_the_known_values(p: float, freedom: int, expected: float) -> None:
+    assert two_sided_quantile(p, freedom) == pytest.approx(expected, rel=1e-10)
+
+
+@settings(deadline=None)
+@given(st.floats(0, 20), st.integers(1, 3))
+def test_student_is_the_closed_form_where_there_is_one(t: float, freedom: int) -> None:
+    below = {
+        1: 2 / math.pi * math.atan(t),
+        2: t / math.sqrt(t * t + 2),
+        3: 2 / math.pi * (math.atan(t / math.sqrt(3)) + math.sqrt(3) * t / (t * t + 3)),
+    }[freedom]
+    assert two_sided_p(t, freedom) == pytest.approx(1 - below, rel=1e-9, abs=1e-13)
+
+
+def test_the_paired_t_test_has_the_known_values() -> None:
+    left = [30, 31, 34, 40, 36, 35, 34, 30, 28, 29]
+    right = [30, 31, 32, 38, 32, 31, 32, 29, 28, 30]
+    found = paired_t(left, right, higher_is_better=False)
+    assert found.p_value == pytest.approx(0.02945785382289528, rel=1e-9)
+    assert found.difference == pytest.approx(-1.4)
+    assert found.interval == pytest.approx((-2.625190111192996, -0.174809888807004), rel=1e-9)
+    assert (found.pairs, found.left_better, found.right_better) == (10, 1, 6)
+
+
+def test_differences_without_spread_leave_nothing_to_chance() -> None:
+    same = paired_t([1.5, 2.5], [1.5, 2.5], higher_is_better=True)
+    assert (same.p_value, same.interval) == (1.0, (0.0, 0.0))
+    shifted = paired_t([1.5, 2.5], [2.0, 3.0], higher_is_better=True)
+    assert (shifted.p_value, shifted.interval) == (0.0, (0.5, 0.5))
+
+
+@pytest.mark.parametrize("test", [mcnemar, paired_t, sign_test])
+def test_without_rows_nothing_is_said(test: type) -> None:
+    found = test([], [], higher_is_better=True)
+    assert (found.pairs, found.p_value, found.difference, found.interval) == (0, None, None, None)
+
+
+def test_one_row_has_a_difference_and_no_chance() -> None:
+    found = paired_t([1.0], [3.0], higher_is_better=True)
+    assert (found.difference, found.p_value, found.interval) == (2.0, None, None)
+
+
+def test_mcnemar_counts_the_rows_that_differ() -> None:
+    left = [1.0] * 7 + [0.0] * 3 + [1.0] * 10
+    right = [0.0] * 7 + [1.0] * 3 + [1.0] * 10
+    found = mcnemar(left, right, higher_is_better=True)
+    assert (found.pairs, found.left_better, found.right_better) == (20, 7, 3)
+    assert found.difference == pytest.approx(-0.2)
+    assert found.p_value == pytest.approx(coin_p(7, 3))
+    assert found.interval is not None
+    assert found.interval[0] < -0.2 < found.interval[1]
+    worse = mcnemar(left, right, higher_is_better=False)
+    assert (worse.left_better, worse.right_better) == (3, 7)
+
+
+@pytest.mark.parametrize(("only_left", "only_right"), [(0.02, 0.02), (0.1, 0.02), (0.3, 0.1)])
+def test_the_interval_of_mcnemar_holds_the_truth_often_enough(
+    only_left: float, only_right: float
+) -> None:
+    """Over every outcome of 40 rows, each with its probability."""
+    count, covered = 40, 0.0
+    for lost, won in product(range(count + 1), repeat=2):
+        rest = count - lost - won
+        if rest < 0:
+            continue
+        ways = math.comb(count, lost) * math.comb(count - lost, won)
+        chance = ways * only_left**lost * only_right**won * (1 - only_left - only_right) ** rest
+        if chance < 1e-12:
+            continue
+        left = [1.0] * lost + [0.0] * won + [1.0] * rest
+        right = [0.0] * lost + [1.0] * won + [1.0] * rest
+        interval = mcnemar(left, right, higher_is_better=True).interval
+        assert interval is not None
+        covered += chance * (interval[0] <= only_right - only_left <= interval[1])
+    assert covered > 0.94
+
+
+def test_the_sign_test_knows_no_sizes() -> None:
+    found = sign_test([1.0, 1.0, 1.0, 5.0], [0.9, 0.5, 99.0, 5.0], higher_is_better=False)
+    assert (found.left_better, found.right_better) == (1, 2)
+    assert found.p_value == pytest.approx(coin_p(1, 2))
+    assert (found.difference, found.interval) == (None, None)
+
+
+def test_rounding_makes_no_row_better() -> None:
+    left = [1.0, 2.0]
+    found = sign_test(left, [1.0 + 1e-15, 2.0], higher_is_better=True)
+    assert (found.left_better, found.right_better, found.p_value) == (0, 0, 1.0)
+
+
+@settings(deadline=None)
+@given(pairs, st.booleans())
+def test_sides_that_change_places_change_signs(
+    rows: list[tuple[float, float]], higher_is_better: bool
+) -> None:
+    left, right = [row[0] for row in rows], [row[1] for row in rows]
+    for test in (paired_t, sign_test):
+        there = test(left, right, higher_is_better=higher_is_better)
+        back = test(right, left, higher_is_better=higher_is_better)
+        assert (there.left_better, there.right_better) == (back.right_better, back.left_better)
+        assert there.p_value == pytest.approx(back.p_value)
+        if there.difference is not None and back.difference is not None:
+            assert there.difference == pytest.approx(-back.difference)
+
+
+@settings(deadline=None)
+@given(pairs)
+def test_the_interval_of_the_t_test_misses_zero_where_p_is_small(
+    rows: list[tuple[float, float]],
+) -> None:
+    left, right = [row[0] for row in rows], [row[1] for row in rows]
+    found = paired_t(left, right, higher_is_better=True)
+    assert found.p_value is not None
+    assert found.interval is not None
+    if abs(found.p_value - 0.05) > 1e-6:
+        low, high = found.interval
+        assert (low <= 0.0 <= high) == (found.p_value > 0.05)

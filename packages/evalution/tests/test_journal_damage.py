@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from typing import NoReturn
+
+import pytest
+
+from evalution.journal import Journal, JournalError
+from evalution_core import ConfigurationError
+
+PAGE = 4096
+COUNT = 2000
+DECLARED = {"spec": {"engine": "Mock"}, "suite sums": {"rows": 2}}
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def answer(number: int) -> str:
+    return f'{{"generation":{{"prompt":"p","text":"{number} {"x" * (number % 300)}"}}}}'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A journal with `COUNT` answers, the last hundred of which were committed apart."""
+    path = tmp_path / "journal.sqlite"
+    with Journal.create(path) as journal:
+        journal.declare_all(DECLARED)
+        fill(journal, 0, COUNT - 100)
+        journal.flush()
+        fill(journal, COUNT - 100, COUNT)
+    return path
+
+
+def fill(journal: Journal, first: int, end: int) -> None:
+    for number in range(first, end):
+        journal.record(key(number), answer(number), suite="s", row=number, position=0)
+
+
+def kept(journal: Journal) -> list[int]:
+    """The answers that are served, each of which must be the one that was recorded."""
+    found = {number: journal.recall(key(number)) for number in range(COUNT)}
+    assert all(text in (None, answer(number)) for number, text in found.items())
+    return [number for number, text in found.items() if text is not None]
+
+
+def overwrite(path: Path, start: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(data)
+
+
+def noise(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def last_page(path: Path) -> None:
+    overwrite(path, path.stat().st_size - PAGE, noise(PAGE))
+
+
+def middle_page(path: Path) -> None:
+    overwrite(path, path.stat().st_size // PAGE // 2 * PAGE, noise(PAGE))
+
+
+def zeroed_pages(path: Path) -> None:
+    overwrite(path, path.stat().st_size // PAGE // 3 * PAGE, bytes(3 * PAGE))
+
+
+def cut_short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 10 * PAGE)
+
+
+def torn_page(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1000)
+
+
+@pytest.mark.parametrize("damage", [last_page, middle_page, zeroed_pages, cut_short, torn_page])
+def test_what_can_be_read_of_a_damaged_journal_is_kept(
+    path: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(path)
+    damaged = path.read_bytes()
+    with Journal.open(path) as journal:
+        found = kept(journal)
+        assert len(found) > COUNT // 2
+        assert journal.count() == len(found)
+        assert journal.declared() == DECLARED
+        aside = path.with_name("journal.damaged-1.sqlite")
+        assert journal.notice == (
+            f"the journal {path} was damaged: {len(found)} of its answers could be read and are "
+            f"kept, the rest is computed again; the damaged file is now {aside}"
+        )
+        assert aside.read_bytes() == damaged
+        fill(journal, 0, COUNT)
+        assert kept(journal) == list(range(COUNT))
+    with Journal.open(path) as journal:
+        assert journal.notice is None
+        assert kept(journal) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_no_damage_makes_a_wrong_answer(path: Path, seed: int) -> None:
+    """Bytes anywhere behind the header: a page's structure, a key, a text, a checksum."""
+    chance = random.Random(seed)
+    size = chance.choice([1, 4, 60, 5000])
+    overwrite(path, chance.randrange(100, path.stat().st_size - size), noise(size, seed))
+    with Journal.open(path) as journal:
+        found = kept(journal)
+        assert journal.notice is not None or len(found) == COUNT
+        assert journal.declared() in ({}, DECLARED)
+        fill(journal, 0, COUNT)
+        assert kept(journal) == list(range(COUNT))
+
+
+def test_of_a_damaged_declaration_nothing_is_kept(path: Path) -> None:
+    """A part of it would be taken for another run's."""
+    overwrite(path, path.read_bytes().index(b'{"rows": 2}'), b'{"rows": 3}')
+    with Journal.open(path) as journal:
+        assert journal.notice is not None
+        assert journal.declared() == {}
+        assert kept(journal) == list(range(COUNT))
+
+
+def test_a_second_damage_keeps_the_first_file(path: Path) -> None:
+    for _ in range(2):
+        last_page(path)
+        Journal.open(path).close()
+    names = sorted(file.name for file in path.parent.iterdir())
+    assert names == ["journal.damaged-1.sqlite", "journal.damaged-2.sqlite", "journal.sqlite"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from evalution.journal import Journal
+journal = Journal.create(Path(sys.argv[1]))
+for number in range(300):
+    text = '{"generation":{"prompt":"p","text":"%d %s"}}' % (number, "x" * (number % 300))
+    journal.record(number.to_bytes(32, "big"), text, suite="s", row=number, position=0)
+    if number % 10 == 9:
+        journal.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("at", [0, 10, 32, 0.3, 0.6, 0.99])
+def test_of_a_damaged_write_ahead_log_what_came_before_is_kept(tmp_path: Path, at: float) -> None:
+    path = tmp_path / "journal.sqlite"
+    subprocess.run([sys.executable, "-c", KILLED, path], check=False)
+    log = tmp_path / "journal.sqlite-wal"
+    size = log.stat().st_size
+    start = int(at * size) if isinstance(at, float) else at
+    overwrite(log, start, noise(min(PAGE, size - start)))
+    with Journal.open(path) as journal:
+        found = kept(journal)
+        assert found == list(range(len(found)))
+        assert len(found) < 300
+        if isinstance(at, float):
+            assert len(found) >= 300 * at * 0.5
+
+
+def test_a_damaged_answer_is_not_served_before_the_damage_is_found(path: Path) -> None:
+    cache = Journal.shared(path)
+    text = answer(COUNT - 1).encode()
+    overwrite(path, path.read_bytes().index(text), text.replace(b"p", b"q"))
+    with cache:
+        assert cache.recall(key(COUNT - 1)) is None
+        assert cache.recall(key(0)) == answer(0)
+
+
+def test_a_cache_that_is_damaged_is_left_alone(path: Path) -> None:
+    cut_short(path)
+    with pytest.raises(ConfigurationError, match=r"is damaged \(.*\); move it away, and a new one"):
+        Journal.shared(path)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    path.write_text("rows, rows, rows\n" * 100)
+    for call in (Journal.open, Journal.shared, Journal.delete):
+        with pytest.raises(ConfigurationError, match="is no journal: it isn't a SQLite database"):
+            call(path)
+    assert path.exists()
+
+
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE songs (name)")
+    other.close()
+    with pytest.raises(ConfigurationError, match="it is the database of another program"):
+        Journal.open(path)
+
+
+def test_a_journal_of_a_newer_version_is_refused(path: Path) -> None:
+    newer = sqlite3.connect(path)
+    newer.execute("PRAGMA user_version = 7")
+    newer.close()
+    with pytest.raises(
+        ConfigurationError,
+        match=r"was written by a newer version of Evalution \(its schema is 7, .*\); upgrade",
+    ):
+        Journal.open(path)
+
+
+def told_by(code: str, path: Path) -> str:
+    """The last line of the errors of a process that runs `code`."""
+    program = (
+        "import os, resource, sys; from pathlib import Path\n"
+        "from evalution.journal import Journal\n"
+        f"path = Path(sys.argv[1])\n{code}"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True)
+    return (done.stderr.splitlines() or [""])[-1]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no read-only folders")
+@pytest.mark.parametrize("call", ["create", "open", "shared", "delete"])
+def test_a_folder_that_cannot_be_written_is_told(path: Path, call: str) -> None:
+    # Not below pytest's folder, which nobody but its owner can look into.
+    with TemporaryDirectory() as base:
+        folder = Path(base) / "run"
+        target = folder / "journal.sqlite"
+        folder.mkdir()
+        if call in ("open", "delete"):
+            shutil.copyfile(path, target)
+        Path(base).chmod(0o755)
+        folder.chmod(0o555)
+        give_up_root = "if os.geteuid() == 0: os.setuid(65534)\n"
+        told = told_by(f"{give_up_root}Journal.{call}(path)", target)
+        folder.chmod(0o755)
+    start = f"evalution_core.errors.ConfigurationError: the journal {target} can't be written: "
+    assert told.startswith(start)
+    assert told.endswith("; name a folder that can be")
+
+
+FILL = """
+journal = Journal.open(path)
+for number in range(2000, 100_000):
+    journal.record(number.to_bytes(32, "big"), "x" * 200, suite="s", row=number, position=0)
+    if number % 50 == 0:
+        journal.flush()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows bounds no file's size")
+def test_a_file_that_may_not_grow_keeps_what_was_committed(path: Path) -> None:
+    limit = path.stat().st_size + 300_000
+    told = told_by(f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n{FILL}", path)
+    assert told == (
+        f"evalution.journal.database.JournalError: the journal {path} can't be written: disk I/O "
+        "error; what was committed is kept: run the same again when that is mended"
+    )
+    with Journal.open(path) as journal:
+        assert journal.notice is None
+        assert kept(journal) == list(range(COUNT))
+        assert journal.count() > COUNT
+        assert (journal.count() - COUNT) % 50 == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder with room for two megabytes."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this needs the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_keeps_what_was_committed(small_disk: Path, path: Path) -> None:
+    target = small_disk / path.name
+    shutil.copyfile(path, target)
+    told = told_by(FILL, target)
+    assert told == (
+        f"evalution.journal.database.JournalError: the journal {target} can't be written: the disk "
+        "is full; what was committed is kept: make room and run the same again"
+    )
+    with Journal.open(target) as journal:
+        assert journal.notice is None
+        assert kept(journal) == list(range(COUNT))
+        assert journal.count() > COUNT
+
+
+def test_a_full_disk_in_the_background_is_told_by_the_next_call(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = Event()
+
+    def full(connection: sqlite3.Connection) -> NoReturn:
+        tried.set()
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    journal = Journal.open(path)
+    with monkeypatch.context() as patched:
+        patched.setattr("evalution.journal.store.transaction", full)
+        fill(journal, COUNT, COUNT + 1)
+        assert tried.wait(10)
+        # The error is noted a moment after it came.
+        with pytest.raises(JournalError, match="the disk is full"):
+            fill(journal, COUNT + 1, sys.maxsize)
+        with pytest.raises(JournalError, match="the disk is full"):
+            journal.flush()
+    journal.close()
+    with Journal.open(path) as journal:
+        assert journal.recall(key(COUNT)) == answer(COUNT)
+
+
+def test_a_damaged_journal_is_left_alone_while_the_disk_is_full(
+    small_disk: Path, path: Path
+) -> None:
+    middle_page(path)
+    target = small_disk / path.name
+    shutil.copyfile(path, target)
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(2_000_000 - path.stat().st_size))
+    with pytest.raises(JournalError, match="can't be written: the disk is full"):
+        Journal.open(target)
+    filler.unlink()
+    with Journal.open(target) as journal:
+        assert len(kept(journal)) > COUNT // 2

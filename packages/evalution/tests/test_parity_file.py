@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import evalution
+from evalution.parity import ParityResult, check_parity, read_parity, write_parity
+from evalution.parity.file import parity_folder
+from evalution.run_folder import ResultsNotWrittenError
+from evalution.spec import Lane
+from evalution_core import ConfigurationError, Model
+from evalution_enginekit.mock import Mock
+
+ROWS = [
+    {"question": f"{n} and", "choices": ["one", "two", "six", "ten"], "right": 0} for n in range(9)
+]
+
+
+@pytest.fixture(scope="module")
+def result() -> ParityResult:
+    """Two models that differ in everything."""
+    fields = {"data": ROWS, "prompt": "question"}
+    suites = [
+        evalution.Generation(**fields, target="question", max_new_tokens=6),
+        evalution.MultipleChoice(**fields, choices="choices", target="right"),
+        evalution.Perplexity(data=ROWS, text="question"),
+    ]
+    found = check_parity(Lane(Mock(), Model("one")), Lane(Mock(), Model("three")), suites)
+    listed = [
+        (suite.worst_tokens, suite.flip_list, suite.divergence_list) for suite in found.suites
+    ]
+    assert all(any(lists) for lists in zip(*listed, strict=True))
+    return found
+
+
+def test_a_result_is_read_as_it_was_written(result: ParityResult, tmp_path: Path) -> None:
+    folder = parity_folder(tmp_path / "new" / "folder")
+    file = write_parity(result, folder)
+    assert file == folder / "parity.json"
+    assert read_parity(folder) == result
+    assert read_parity(file).to_dict() == result.to_dict()
+    assert json.loads(file.read_text(encoding="utf-8"))["is_within"] is False
+    assert [path.name for path in folder.iterdir()] == ["parity.json"]
+
+
+def test_a_folder_that_can_not_be_used_is_told(result: ParityResult, tmp_path: Path) -> None:
+    write_parity(result, tmp_path)
+    with pytest.raises(ConfigurationError) as caught:
+        parity_folder(tmp_path)
+    assert f"{tmp_path} already holds a parity.json; name another --output" in str(caught.value)
+    with pytest.raises(ConfigurationError, match="can't be written: Not a directory"):
+        parity_folder(tmp_path / "parity.json" / "in it")
+    with pytest.raises(ResultsNotWrittenError, match="can't be written: No such file"):
+        write_parity(result, tmp_path / "gone")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no "),
+        ("{", "is not JSON"),
+        ("[]", "is no result of a parity check: no schema_version"),
+        ('{"schema_version": 9}', "newer evalution (schema 9, this one reads up to 1); upgrade"),
+        ('{"schema_version": 1, "left": {}}', "is damaged: right: field required"),
+    ],
+)
+def test_a_file_that_is_no_result_is_told(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "parity.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        read_parity(tmp_path)
+    assert message in str(caught.value)
+    assert "parity.json" in str(caught.value)
