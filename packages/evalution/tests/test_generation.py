@@ -26,7 +26,7 @@ NUMBER = Regex("#### (-?[0-9]+)")
 def score(suite: Generation, text: str) -> Mapping[str, float]:
     sample = next(suite.samples())
     found = suite.score(sample, [GenerationOutput("", text)])
-    return {name: measure.value for name, measure in found.measures.items()}
+    return {name: measure.value for name, measure in found.measures.items() if measure}
 
 
 def test_a_request_carries_the_prompt_and_the_limits() -> None:

@@ -28,7 +28,7 @@ def score(choices: list[str], outputs: list[tuple[float, int]], gold: int) -> Ma
     suite = MultipleChoice(data=[row], prompt="q", choices="choices", target="gold")
     sample = next(suite.samples())
     found = suite.score(sample, [LoglikelihoodOutput(sum_, None, n) for sum_, n in outputs])
-    return {name: measure.value for name, measure in found.measures.items()}
+    return {name: measure.value for name, measure in found.measures.items() if measure}
 
 
 def test_each_choice_is_one_request_with_the_delimiter_before_it() -> None:

@@ -18,7 +18,9 @@ def test_a_text_is_scored_whole_and_counted_in_words_and_bytes() -> None:
     # lm-eval counts what re.split(r"\s+") gives: the empty text before the first space too.
     assert score.measures["word_perplexity"] == (-6.0, 3)
     assert score.measures["byte_perplexity"] == (-6.0, 13)
-    bits = suite.metrics["bits_per_byte"].of_sample(score.measures["bits_per_byte"])
+    measure = score.measures["bits_per_byte"]
+    assert measure is not None
+    bits = suite.metrics["bits_per_byte"].of_sample(measure)
     assert bits == pytest.approx(6 / 13 / math.log(2))
 
 

@@ -199,9 +199,7 @@ class RunStore:
                 f"{folder.path} holds an unfinished run of another spec: {listed(found)}; name "
                 "another --output, or start over with --fresh"
             )
-        for section, value in now.items():
-            if section not in before:
-                folder.journal.declare(section, value)
+        folder.journal.declare_all({n: value for n, value in now.items() if n not in before})
 
     def _tell_notice(self, journal: Journal) -> None:
         if journal.notice is not None:

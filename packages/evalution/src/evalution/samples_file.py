@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from array import array
 from pathlib import Path
 from typing import BinaryIO
 
 from evalution.results import SampleResult, to_json
+
+_FLUSH_S = 0.2
 
 
 class SamplesFile:
@@ -22,17 +25,21 @@ class SamplesFile:
         self._file: BinaryIO = path.open("w+b")
         self._begin = 0
         self._end = 0
+        self._flushed_at = 0.0
         self._rows = array("q")
         self._offsets = array("q")
 
     def append(self, sample: SampleResult) -> None:
-        """Put one line; it is on its way to the disk when this returns."""
+        """Put one line. A process that dies may lose those of its last moment: the journal has all."""
         line = (to_json(sample.to_dict()) + "\n").encode("utf-8", "backslashreplace")
         self._rows.append(sample.index)
         self._offsets.append(self._end)
         self._file.write(line)
-        self._file.flush()
         self._end += len(line)
+        # A system call for each line costs more than all else that is done for a sample.
+        if (now := time.monotonic()) - self._flushed_at >= _FLUSH_S:
+            self._file.flush()
+            self._flushed_at = now
 
     def finish_suite(self) -> None:
         """Order the lines since the last call by row; of several of one row, the last stays."""
@@ -40,6 +47,7 @@ class SamplesFile:
         self._rows, self._offsets = array("q"), array("q")
         if not all(rows[at] < rows[at + 1] for at in range(len(rows) - 1)):
             self._order(rows, offsets)
+        self._file.flush()
         self._begin = self._end
 
     def close(self) -> None:
