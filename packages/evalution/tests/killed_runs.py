@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import evalution
-import evalution.engine_record
-import evalution.execution
+import evalution.conditions.engine_record
+import evalution.execution.suite_execution
 import evalution.journal.store
-import evalution.run_folder
-import evalution.samples_file
+import evalution.runs.folder
+import evalution.runs.samples_file
 from evalution import Generation, MultipleChoice, Perplexity
 from evalution_core import EvalutionError, Model
 from evalution_enginekit.mock import Mock, MockSession
@@ -118,7 +118,11 @@ def suites() -> list[Any]:
 
 def watch_files() -> None:
     """Have each step of writing a run tell itself."""
-    store, folder, samples = evalution.journal.store, evalution.run_folder, evalution.samples_file
+    store, folder, samples = (
+        evalution.journal.store,
+        evalution.runs.folder,
+        evalution.runs.samples_file,
+    )
     vars(store)["open_alone"] = _told(store.open_alone, "the journal is opened")
     store.Journal.declare_all = _told(store.Journal.declare_all, "something is declared")
     samples.SamplesFile._order = _told(samples.SamplesFile._order, "samples are ordered")
@@ -161,7 +165,7 @@ def work(job: dict[str, Any]) -> None:
     global phases
     phases = Phases(job["log"], None if job["kill"] is None else tuple(job["kill"]))
     if job["is_eager"]:
-        evalution.execution._TELL_S = 0.0
+        evalution.execution.suite_execution._TELL_S = 0.0
         evalution.journal.store._COMMIT_S = 3600.0
     if job["file_bytes"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_bytes"], job["file_bytes"]))
@@ -177,7 +181,7 @@ def work(job: dict[str, Any]) -> None:
 def warm_up() -> None:
     """Do once what every run does, so that the forks find it done."""
     scan = packages_distributions.__name__
-    setattr(evalution.engine_record, scan, cache(packages_distributions))
+    setattr(evalution.conditions.engine_record, scan, cache(packages_distributions))
     evalution.run(engine=Watched(), model="m", tests=suites())
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice, Perplexity
-from evalution.answers import fault_of
+from evalution.execution.answers import fault_of
 from evalution_core import GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput
 
 ROWS = [{"q": f"{i} + 0?", "a": "4", "choices": ["x", "yy"], "right": 0} for i in range(3)]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from evalution.classification import answered
-from evalution.metrics import Measure
+from evalution.execution.tally import Tally
+from evalution.scoring.classification import answered
+from evalution.scoring.metrics import Measure
 from evalution.suites import load_suite
-from evalution.tally import Tally
 from evalution_core import ConfigurationError, LoglikelihoodOutput
 
 PAIR = {"sentence1": "It rains.", "sentence2": "It is wet.", "label": 1, "idx": 0}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import evalution
 from evalution.comparison import compare
 from evalution.comparison.pairing import pair_samples
-from evalution.metrics import Measure, WeightedPerplexity
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
+from evalution.scoring.metrics import Measure, WeightedPerplexity
 from evalution_core import ConfigurationError
 from evalution_enginekit.mock import Mock
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evalution.rows import Row
+from evalution.rows.local import Row
 from evalution.suites import Dataset, DatasetRows, GenerationSuite
 from evalution_core import ConfigurationError
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.declared_run import differences, free_name, listed
+from evalution.runs.declared import differences, free_name, listed
 
 leaves = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
 trees = st.recursive(leaves, lambda inner: st.dictionaries(st.text(max_size=3), inner, max_size=3))

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.python_source import LINE, Call, Name, source_of
-from evalution.spec import load_spec
-from evalution.spec_program import spec_program
+from evalution.spec.program import spec_program
+from evalution.spec.python_source import LINE, Call, Name, source_of
+from evalution.spec.run_spec import load_spec
 from evalution_core import ConfigurationError
 
 plain = st.recursive(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.fewshot import FixedShots, SeededShots
-from evalution.rows import Row
+from evalution.rows.local import Row
+from evalution.suites.fewshot import FixedShots, SeededShots
 from evalution_core import ConfigurationError
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.filters import (
+from evalution.scoring.filters import (
     FirstLine,
     Lower,
     Regex,

@@ -10,7 +10,7 @@ import pytest
 
 import evalution
 from evalution import Generation
-from evalution.filters import Lower, Regex, Strip
+from evalution.scoring.filters import Lower, Regex, Strip
 from evalution_core import Capability, ConfigurationError, GenerationOutput
 from evalution_enginekit.mock import Mock
 

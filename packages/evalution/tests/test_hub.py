@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evalution.hub import HubRows, forget_loaded
+from evalution.rows.hub import HubRows, forget_loaded
 from evalution.suites import load_suite
 from evalution_core import ConfigurationError
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution import MultipleChoice
-from evalution.answer_store import NoAnswers
-from evalution.intake import Intake
-from evalution.ledger import Ledger
+from evalution.execution.answer_store import NoAnswers
+from evalution.execution.intake import Intake
+from evalution.execution.ledger import Ledger
 from evalution.suites import RequestKind, Sample
 from evalution_core import LoglikelihoodOutput
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.filters import apply_filters
+from evalution.execution.tally import Tally
+from evalution.scoring.filters import apply_filters
 from evalution.suites import load_suite
 from evalution.suites.tasks.wikitext import UNTOKENISED
-from evalution.tally import Tally
 from evalution_core import LoglikelihoodOutput, RollingLoglikelihoodOutput
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.metrics import BitsPerWeight, Mean, Measure, WeightedPerplexity
-from evalution.tally import Tally
+from evalution.execution.tally import Tally
+from evalution.scoring.metrics import BitsPerWeight, Mean, Measure, WeightedPerplexity
 
 values = st.floats(-1e6, 1e6)
 texts = st.tuples(st.floats(-1e4, 0), st.integers(1, 1000)).map(lambda pair: Measure(*pair))

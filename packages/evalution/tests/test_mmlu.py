@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.metrics import Mean, Measure
+from evalution.scoring.metrics import Mean, Measure
 from evalution.suites.subsets import Subsets
 from evalution.suites.tasks.mmlu import MMLU
 from evalution.suites.tasks.mmlu_subjects import SUBJECTS

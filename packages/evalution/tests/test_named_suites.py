@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import evalution.suites
-from evalution.metrics import Measure
-from evalution.spec import parse_test
+from evalution.scoring.metrics import Measure
+from evalution.spec.run_spec import parse_test
 from evalution.suites import RequestKind, available_suites, load_suite
 from evalution.suites.catalogue import CATALOGUE
 from evalution_core import ConfigurationError, LoglikelihoodOutput

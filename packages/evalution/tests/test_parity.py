@@ -9,7 +9,7 @@ import pytest
 
 import evalution
 from evalution.parity import ParityResult, Tolerance, check_parity
-from evalution.spec import Lane
+from evalution.spec.run_spec import Lane
 from evalution_conformance import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution_conformance.mutants.toy import Toy
 from evalution_core import (

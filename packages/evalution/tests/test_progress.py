@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import evalution.progress
-from evalution.progress import PlainProgress, Silence
-from evalution.progress_bar import ProgressBar
+import evalution.progress.reports
+from evalution.progress.bar import ProgressBar
+from evalution.progress.reports import PlainProgress, Silence
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(evalution.progress, "time", found)
+    monkeypatch.setattr(evalution.progress.reports, "time", found)
     return found
 
 

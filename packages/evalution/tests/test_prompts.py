@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.prompts import parse_template, text_of
-from evalution.rows import Row
+from evalution.rows.local import Row
+from evalution.suites.prompts import parse_template, text_of
 from evalution_core import ConfigurationError
 
 

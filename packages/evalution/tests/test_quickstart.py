@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import evalution
-from evalution.filters import Regex
-from evalution.spec import load_spec
+from evalution.scoring.filters import Regex
+from evalution.spec.run_spec import load_spec
 
 
 @pytest.fixture(scope="module")

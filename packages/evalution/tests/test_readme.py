@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evalution import Generation
-from evalution.rows import rows_path
+from evalution.rows.local import rows_path
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 

@@ -11,10 +11,10 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice, Run
-from evalution.failure_policy import TooManyFailuresError
 from evalution.journal import Journal
-from evalution.progress import Silence
+from evalution.progress.reports import Silence
 from evalution.replicas import Replicas
+from evalution.runs.failure_policy import TooManyFailuresError
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
@@ -92,9 +92,7 @@ def test_a_failed_request_is_finished_work(counted: Any, tmp_path: Path) -> None
     assert result["sums"].first_failure == "row 2: InvalidRequestError: no"
 
 
-def test_failed_requests_are_asked_again_where_that_is_wanted(
-    counted: Any, tmp_path: Path
-) -> None:
+def test_failed_requests_are_asked_again_where_that_is_wanted(counted: Any, tmp_path: Path) -> None:
     engine = counted.engine(failing=(2, 7))
     evalution.run(engine=engine, model="m", tests=suites(), output=tmp_path)
     counted.computed.clear()
@@ -247,7 +245,7 @@ def test_nothing_runs_after_a_stop(scripted: Any, scripted_session: Any) -> None
 def test_what_is_told_as_finished_is_on_disk(
     scripted: Any, scripted_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalution.execution._TELL_S", 0.0)
+    monkeypatch.setattr("evalution.execution.suite_execution._TELL_S", 0.0)
     told: list[int] = []
 
     class Told(Silence):
@@ -294,8 +292,8 @@ def test_an_answer_that_was_taken_back_is_asked_for_again(
             yield key, answer
 
     tests = suites()[:1]
+    engine = scripted(scripted_session(doubled))
     with pytest.raises(EngineRuntimeError):
-        engine = scripted(scripted_session(doubled))
         evalution.run(engine=engine, model="m", tests=tests, output=tmp_path)
     engine = scripted(scripted_session(counting))
     result = evalution.run(engine=engine, model="m", tests=tests, output=tmp_path)

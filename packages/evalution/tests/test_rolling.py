@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.rolling import rolling_continuous
+from evalution.execution.rolling import rolling_continuous
 from evalution_core import (
     EngineRuntimeError,
     InvalidRequestError,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.rows import Row, Rows, rows_path
+from evalution.rows.local import Row, Rows, rows_path
 from evalution_core import ConfigurationError
 
 json_values = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text()

@@ -10,7 +10,7 @@ import pytest
 
 import evalution
 from evalution.results import SCHEMA_VERSION, MetricResult, RunResult
-from evalution.run_reader import read_run, read_samples
+from evalution.runs.reader import read_run, read_samples
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_enginekit.mock import Mock
 

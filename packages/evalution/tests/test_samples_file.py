@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalution.results import SampleResult, read_samples, to_json
-from evalution.samples_file import SamplesFile
+from evalution.runs.samples_file import SamplesFile
 
 
 def line(suite: str, index: int, target: str) -> str:
@@ -36,8 +36,8 @@ def test_what_an_unfinished_suite_wrote_can_be_read(tmp_path: Path) -> None:
     file = SamplesFile(tmp_path / "samples.jsonl")
     for index in (3, 1, 3):
         file.append(SampleResult("s", index, target=str(index)))
-    assert sorted(read_samples(file.path, "s")) == [1, 3]
     file.close()
+    assert sorted(read_samples(file.path, "s")) == [1, 3]
 
 
 def test_closing_twice_is_no_error(tmp_path: Path) -> None:

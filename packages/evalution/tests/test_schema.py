@@ -12,10 +12,10 @@ import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from evalution.declaration_schema import Declared, any_declaration
-from evalution.option_schema import filter_definitions
-from evalution.spec import SECTIONS, load_spec
-from evalution.spec_schema import spec_schema
+from evalution.spec.declaration_schema import Declared, any_declaration
+from evalution.spec.option_schema import filter_definitions
+from evalution.spec.run_spec import SECTIONS, load_spec
+from evalution.spec.schema import spec_schema
 from evalution.suites import available_suites
 from evalution_core import ConfigurationError, builtin_path, normalized
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import evalution
-from evalution.git_commits import commit_of
-from evalution.tokenizer_record import tokenizer_record
-from evalution.versions import software_versions
+from evalution.conditions.git_commits import commit_of
+from evalution.conditions.tokenizer_record import tokenizer_record
+from evalution.conditions.versions import software_versions
 from evalution_core import Model
 from evalution_enginekit.mock import Mock
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evalution.rows import Rows
+from evalution.rows.local import Rows
 
 FAMILIES = (
     "glue hellaswag piqa arc winogrande super_glue mmlu lambada wikitext gsm8k gsm8k_platinum"

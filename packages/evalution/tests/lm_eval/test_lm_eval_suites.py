@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from evalution.metrics import Estimate, Mean, Measure
-from evalution.rows import Row
+from evalution.rows.local import Row
+from evalution.scoring.metrics import Estimate, Mean, Measure
 from evalution.suites.discovery import load_suite
 from evalution_core import (
     GenerationOutput,

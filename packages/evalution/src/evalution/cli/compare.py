@@ -22,11 +22,12 @@ def compare(
     debug: DebugOption = False,
 ) -> None:
     """Compare two runs: scores, whether the difference could be chance, and rows that flipped."""
-    from evalution import comparison, run_reader  # noqa: PLC0415 - only this command needs them
+    from evalution import comparison  # noqa: PLC0415 - only this command needs it
     from evalution.comparison import table  # noqa: PLC0415 - as above
+    from evalution.runs.reader import read_run  # noqa: PLC0415 - as above
 
     with told_errors(debug=debug):
-        found = comparison.compare(run_reader.read_run(left), run_reader.read_run(right))
+        found = comparison.compare(read_run(left), read_run(right))
         if as_json:
             print(to_json(found.to_dict(), indent=2))
             return

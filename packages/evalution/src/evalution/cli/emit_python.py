@@ -5,8 +5,8 @@ from __future__ import annotations
 from evalution.cli.errors import told_errors
 from evalution.cli.options import DebugOption, SpecArgument
 from evalution.cli.output import OutputFileOption, write_text
-from evalution.spec import load_spec
-from evalution.spec_program import spec_program
+from evalution.spec.program import spec_program
+from evalution.spec.run_spec import load_spec
 
 
 def emit_python(

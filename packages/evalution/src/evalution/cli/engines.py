@@ -11,9 +11,9 @@ from evalution.cli.completion import engine_names
 from evalution.cli.errors import told_errors
 from evalution.cli.option_table import options_table
 from evalution.cli.options import DebugOption
-from evalution.declaration_schema import summary_of, written_doc
 from evalution.hints import INSTALL_HINTS
-from evalution.option_schema import engine_options_schema
+from evalution.spec.declaration_schema import summary_of, written_doc
+from evalution.spec.option_schema import engine_options_schema
 from evalution.table import console, engines_table
 from evalution_core import available, load_engine
 

@@ -11,7 +11,7 @@ from evalution.cli.errors import EXIT_OUTSIDE, told_errors
 from evalution.cli.options import DebugOption, JsonOption, SpecArgument
 from evalution.cli.terminal_progress import terminal_progress
 from evalution.results import to_json
-from evalution.spec import Lane, Spec, load_spec
+from evalution.spec.run_spec import Lane, Spec, load_spec
 from evalution.table import console
 from evalution_core import ConfigurationError
 

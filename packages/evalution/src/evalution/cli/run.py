@@ -13,9 +13,9 @@ from evalution.cli.interruption import finishing_first
 from evalution.cli.options import DebugOption, SpecArgument
 from evalution.cli.terminal_progress import terminal_progress
 from evalution.results import RunResult
-from evalution.run_folder import DefaultFolder
-from evalution.run_handle import Run
-from evalution.spec import Spec, load_spec
+from evalution.runs.folder import DefaultFolder
+from evalution.runs.handle import Run
+from evalution.spec.run_spec import Spec, load_spec
 from evalution.table import complaints, console, result_table
 from evalution_core import ConfigurationError, EvalutionError, UnsupportedRequestError
 

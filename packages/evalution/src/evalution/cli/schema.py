@@ -9,7 +9,7 @@ import typer
 from evalution.cli.errors import told_errors
 from evalution.cli.options import DebugOption
 from evalution.cli.output import OutputFileOption, write_text
-from evalution.spec_schema import spec_schema
+from evalution.spec.schema import spec_schema
 from evalution_core import scrub
 
 

@@ -10,7 +10,7 @@ import typer
 from evalution.cli.errors import told_errors
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
-from evalution.run_reader import read_run, read_samples
+from evalution.runs.reader import read_run, read_samples
 from evalution.table import complaints, console, result_table
 from evalution_core import ConfigurationError, did_you_mean
 

@@ -15,8 +15,8 @@ from evalution.cli.completion import suite_names
 from evalution.cli.errors import told_errors
 from evalution.cli.option_table import options_table
 from evalution.cli.options import DebugOption
-from evalution.declaration_schema import summary_of, written_doc
-from evalution.option_schema import filter_definitions, suite_options_schema
+from evalution.spec.declaration_schema import summary_of, written_doc
+from evalution.spec.option_schema import filter_definitions, suite_options_schema
 from evalution.suites.discovery import available_suites, load_suite
 from evalution.table import console
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from evalution.progress import PlainProgress, Progress
-from evalution.progress_bar import ProgressBar
+from evalution.progress.bar import ProgressBar
+from evalution.progress.reports import PlainProgress, Progress
 from evalution.table import console
 
 

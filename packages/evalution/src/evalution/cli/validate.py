@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from evalution.cli.errors import told_errors
 from evalution.cli.options import DebugOption, SpecArgument
-from evalution.preflight import check_capabilities, check_model
-from evalution.spec import Lane, Spec, load_spec
+from evalution.runs.preflight import check_capabilities, check_model
+from evalution.spec.run_spec import Lane, Spec, load_spec
 
 
 def validate(spec: SpecArgument, debug: DebugOption = False) -> None:

@@ -18,7 +18,7 @@ from evalution.comparison.pairing import (
 )
 from evalution.comparison.significance import PairedTest, mcnemar, paired_t, sign_test
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult
-from evalution.run_reader import read_run, read_samples
+from evalution.runs.reader import read_run, read_samples
 
 SCHEMA_VERSION = 1
 

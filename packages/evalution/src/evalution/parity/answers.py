@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalution.answers import fault_of
+from evalution.execution.answers import fault_of
 from evalution.suites.suite import Answer
 from evalution_core import GenerationOutput, RequestFailure, scrub
 

@@ -8,21 +8,21 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
 
-from evalution.declared_run import free_name
 from evalution.parity.agreement import agreement
 from evalution.parity.answers import Failed, Key, Record
 from evalution.parity.encoding import Encoder, RequestIds, with_ids
 from evalution.parity.lane import OpenLane, collect, no_ids
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
-from evalution.preflight import (
+from evalution.progress.reports import Progress, Silence
+from evalution.runs.declared import free_name
+from evalution.runs.preflight import (
     check_capabilities,
     check_engine,
     check_limit,
     check_model,
     check_suites,
 )
-from evalution.progress import Progress, Silence
-from evalution.spec import Lane
+from evalution.spec.run_spec import Lane
 from evalution.suites.suite import AnySuite, Request
 from evalution_core import (
     Capability,

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from evalution.parity.result import SCHEMA_VERSION, ParityResult
 from evalution.paths import path_errors, typed_path
 from evalution.results import to_json
-from evalution.run_folder import ResultsNotWrittenError
+from evalution.runs.folder import ResultsNotWrittenError
 from evalution_core import ConfigurationError
 
 PARITY = "parity.json"

@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, cast
 
-from evalution.engine_record import engine_record
+from evalution.conditions.engine_record import engine_record
+from evalution.execution.rolling import rolling_continuous
 from evalution.foreign_code import clean_up, foreign_errors
 from evalution.parity.answers import Key, Record, record_of
 from evalution.parity.encoding import Encoder, encoder_of
-from evalution.progress import Progress
-from evalution.rolling import rolling_continuous
-from evalution.session_lease import SessionLease
-from evalution.spec import Lane
+from evalution.progress.reports import Progress
+from evalution.runs.lease import SessionLease
+from evalution.spec.run_spec import Lane
 from evalution.suites.suite import AnySuite, Request, RequestKind
 from evalution_core import (
     BaseEngine,

@@ -9,8 +9,8 @@ from evalution.parity import ParityResult, read_parity
 from evalution.parity.file import PARITY
 from evalution.paths import path_errors, typed_path
 from evalution.results import RunResult
-from evalution.run_folder import RESULTS
-from evalution.run_reader import read_run
+from evalution.runs.folder import RESULTS
+from evalution.runs.reader import read_run
 
 
 def read_folders(

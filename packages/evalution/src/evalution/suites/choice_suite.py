@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from evalution.metrics import Mean, Measure, Metric
-from evalution.rows import Row
+from evalution.rows.local import Row
+from evalution.scoring.metrics import Mean, Measure, Metric
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.selection import Case
 from evalution.suites.suite import RequestKind, Sample, Score

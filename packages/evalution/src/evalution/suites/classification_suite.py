@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from evalution.classification import F1, MatthewsCorrelation, answered, unanswered
-from evalution.metrics import Measure, Metric
-from evalution.rows import Row
+from evalution.rows.local import Row
+from evalution.scoring.classification import F1, MatthewsCorrelation, answered, unanswered
+from evalution.scoring.metrics import Measure, Metric
 from evalution.suites.choice_suite import ChoiceSample, ChoiceSuite
 
 _OVER_ALL: dict[str, Metric] = {"f1": F1(), "mcc": MatthewsCorrelation()}

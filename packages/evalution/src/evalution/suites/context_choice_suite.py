@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalution.rows import Row
+from evalution.rows.local import Row
 from evalution.suites.choice_suite import ChoiceSample, ChoiceSuite, checked_choices
 from evalution.suites.selection import Case
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evalution.metrics import Mean, Measure, Metric, WeightedPerplexity
+from evalution.scoring.metrics import Mean, Measure, Metric, WeightedPerplexity
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.selection import Case
 from evalution.suites.suite import RequestKind, Sample, Score

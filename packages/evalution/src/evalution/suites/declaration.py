@@ -7,7 +7,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from evalution.rows import BUILTIN
+from evalution.rows.local import BUILTIN
 from evalution_core import ConfigurationError, redact
 from evalution_core.options import check_option_names, option_fields, option_problems
 

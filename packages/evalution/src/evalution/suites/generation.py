@@ -6,12 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from evalution.filters import Filter, apply_filters, declared_filters, parse_filters, parse_steps
-from evalution.prompts import Template, text_of
-from evalution.rows import Row
+from evalution.rows.local import Row
+from evalution.scoring.filters import (
+    Filter,
+    apply_filters,
+    declared_filters,
+    parse_filters,
+    parse_steps,
+)
 from evalution.suites.declaration import parsed_by
 from evalution.suites.generation_suite import EXACT_MATCH, GenerationSuite
 from evalution.suites.local_rows import LocalQuestions
+from evalution.suites.prompts import Template, text_of
 
 
 @dataclass(kw_only=True)

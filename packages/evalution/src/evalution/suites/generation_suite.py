@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from evalution.counts import count_problem
-from evalution.filters import Filter, apply_filters
-from evalution.metrics import Mean, Measure, Metric
-from evalution.rows import Row
+from evalution.rows.local import Row
+from evalution.scoring.filters import Filter, apply_filters
+from evalution.scoring.metrics import Mean, Measure, Metric
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.selection import Case
 from evalution.suites.suite import RequestKind, Sample, Score

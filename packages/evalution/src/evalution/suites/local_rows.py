@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from evalution.prompts import Template, text_of
-from evalution.rows import Data, Row, Rows, is_same_data
+from evalution.rows.local import Data, Row, Rows, is_same_data
 from evalution.suites.declaration import PATH
+from evalution.suites.prompts import Template, text_of
 from evalution.suites.row_suite import Part
 
 

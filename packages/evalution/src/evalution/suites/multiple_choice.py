@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
-from evalution.prompts import Template, parse_template
-from evalution.rows import Row
+from evalution.rows.local import Row
 from evalution.suites.choice_suite import LEAST_CHOICES, ChoiceSuite
 from evalution.suites.local_rows import LocalQuestions
+from evalution.suites.prompts import Template, parse_template
 from evalution_core import ConfigurationError
 
 

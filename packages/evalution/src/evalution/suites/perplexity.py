@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from evalution.prompts import Template, text_of
-from evalution.rows import Row
+from evalution.rows.local import Row
 from evalution.suites.local_rows import LocalRows
 from evalution.suites.perplexity_suite import PerplexitySuite
+from evalution.suites.prompts import Template, text_of
 
 
 @dataclass(kw_only=True)

@@ -7,8 +7,8 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evalution.metrics import BitsPerWeight, Measure, Metric, WeightedPerplexity
-from evalution.rows import Row
+from evalution.rows.local import Row
+from evalution.scoring.metrics import BitsPerWeight, Measure, Metric, WeightedPerplexity
 from evalution.suites.row_suite import RowSuite
 from evalution.suites.selection import Case
 from evalution.suites.suite import RequestKind, Sample, Score

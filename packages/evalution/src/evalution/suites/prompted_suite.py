@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Literal, TypeVar
 
 from evalution.counts import count_problem
-from evalution.fewshot import FixedShots, SeededShots
-from evalution.rows import Row
+from evalution.rows.local import Row
+from evalution.suites.fewshot import FixedShots, SeededShots
 from evalution.suites.row_suite import Part, RowSuite
 from evalution.suites.selection import Case
 from evalution.suites.suite import Sample

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from evalution.counts import count_problem
 from evalution.foreign_code import foreign_errors
-from evalution.rows import Row, RowSource
+from evalution.rows.local import Row, RowSource
 from evalution.suites.selection import NATIVE, Case, parse_order, selected
 from evalution.suites.suite import Request, Sample, Suite
 from evalution_core import (

@@ -9,7 +9,7 @@ from itertools import islice
 from random import Random
 from typing import Literal
 
-from evalution.rows import Row
+from evalution.rows.local import Row
 from evalution_core import ConfigurationError, nearest_name
 
 NATIVE = "native"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from evalution.counts import count_problem, shown_value
 from evalution.foreign_code import foreign_errors
-from evalution.metrics import Measure, Metric
+from evalution.scoring.metrics import Measure, Metric
 from evalution.suites.declaration import (
     parse_options,
     shown_options,

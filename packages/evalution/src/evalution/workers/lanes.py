@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
-from evalution.rolling import rolling_continuous
+from evalution.execution.rolling import rolling_continuous
 from evalution.workers.parcel import pack_error
 from evalution.workers.wire import (
     PROTOCOL,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from evalution.rows import Row
+from evalution.rows.local import Row
 from evalution.suites.choice_suite import ChoiceSuite
 from evalution.suites.dataset import Dataset, DatasetRows
 from evalution_core import ConfigurationError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalution.rows import Row
+from evalution.rows.local import Row
 from evalution.suites.choice_suite import ChoiceSuite
 from evalution.suites.dataset import Dataset, DatasetRows
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from evalution.filters import Filter, Lower, Regex, Replace
-from evalution.rows import Row
+from evalution.rows.local import Row
+from evalution.scoring.filters import Filter, Lower, Regex, Replace
 from evalution.suites.dataset import Dataset, DatasetRows
 from evalution.suites.generation_suite import GenerationSuite
 from evalution.suites.tasks.gsm8k_examples import solved_with

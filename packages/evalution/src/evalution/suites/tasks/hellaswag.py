@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from evalution.rows import Row
+from evalution.rows.local import Row
 from evalution.suites.choice_suite import ChoiceSuite
 from evalution.suites.dataset import Dataset, DatasetRows
 

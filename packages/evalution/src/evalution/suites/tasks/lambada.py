@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evalution.rows import Row
+from evalution.rows.local import Row
 from evalution.suites.continuation_suite import ContinuationSuite
 from evalution.suites.dataset import Dataset, DatasetRows
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from evalution.metrics import Mean, Measure, Metric
-from evalution.rows import Row
+from evalution.rows.local import Row
+from evalution.scoring.metrics import Mean, Measure, Metric
 from evalution.suites.choice_suite import ChoiceSample, ChoiceSuite
 from evalution.suites.dataset import Dataset, DatasetRows, local_folder
 from evalution.suites.row_suite import Part

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalution.filters import Filter, Replace, apply_filters
-from evalution.rows import Row
+from evalution.rows.local import Row
+from evalution.scoring.filters import Filter, Replace, apply_filters
 from evalution.suites.dataset import Dataset, DatasetRows
 from evalution.suites.perplexity_suite import PerplexitySuite
 

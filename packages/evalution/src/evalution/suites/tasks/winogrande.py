@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalution.rows import Row
+from evalution.rows.local import Row
 from evalution.suites.context_choice_suite import ContextChoiceSuite
 from evalution.suites.dataset import Dataset, DatasetRows
 from evalution_core import ConfigurationError

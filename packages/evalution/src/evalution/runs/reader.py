@@ -20,7 +20,7 @@ from evalution.results import (
     Status,
     SuiteResult,
 )
-from evalution.run_folder import JOURNAL, RESULTS, SAMPLES
+from evalution.runs.folder import JOURNAL, RESULTS, SAMPLES
 from evalution_core import ConfigurationError
 
 _RUNS_SHOWN = 3

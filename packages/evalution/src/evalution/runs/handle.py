@@ -8,18 +8,22 @@ from threading import Event
 from types import TracebackType
 from typing import Any, Self
 
-from evalution.declared_run import (
+from evalution.conditions.engine_record import SCORING_POLICY, answering_engine, engine_record
+from evalution.execution.suite_execution import SuiteExecution
+from evalution.foreign_code import clean_up
+from evalution.journal import AnswerBase, answer_base
+from evalution.progress.reports import Progress, Silence
+from evalution.results import RunResult
+from evalution.runs.declared import (
     free_name,
     run_declaration,
     suite_declaration,
     suite_declarations,
 )
-from evalution.engine_record import SCORING_POLICY, answering_engine, engine_record
-from evalution.execution import SuiteExecution
-from evalution.failure_policy import FailurePolicy, OnError
-from evalution.foreign_code import clean_up
-from evalution.journal import AnswerBase, answer_base
-from evalution.preflight import (
+from evalution.runs.failure_policy import FailurePolicy, OnError
+from evalution.runs.folder import DefaultFolder
+from evalution.runs.lease import SessionLease
+from evalution.runs.preflight import (
     as_model,
     check_capabilities,
     check_engine,
@@ -28,12 +32,8 @@ from evalution.preflight import (
     check_session,
     check_suites,
 )
-from evalution.progress import Progress, Silence
-from evalution.results import RunResult
-from evalution.run_folder import DefaultFolder
-from evalution.run_record import RunRecord
-from evalution.run_store import RunStore, Storage
-from evalution.session_lease import SessionLease
+from evalution.runs.record import RunRecord
+from evalution.runs.store import RunStore, Storage
 from evalution.suites.suite import AnySuite
 from evalution_core import (
     BaseEngine,

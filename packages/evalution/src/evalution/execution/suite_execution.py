@@ -8,16 +8,16 @@ from contextlib import closing
 from threading import Event
 from typing import Any, cast
 
-from evalution.answer_store import AnswerStore
+from evalution.execution.answer_store import AnswerStore
+from evalution.execution.intake import Intake
+from evalution.execution.ledger import Ledger, OpenSample, UnexpectedAnswerError
+from evalution.execution.rolling import rolling_continuous
+from evalution.execution.tally import Tally
 from evalution.foreign_code import foreign_errors
-from evalution.intake import Intake
-from evalution.ledger import Ledger, OpenSample, UnexpectedAnswerError
-from evalution.metrics import Measure
-from evalution.progress import Progress
+from evalution.progress.reports import Progress
 from evalution.results import SampleResult, SuiteResult
-from evalution.rolling import rolling_continuous
+from evalution.scoring.metrics import Measure
 from evalution.suites.suite import Answer, AnySuite, RequestKind
-from evalution.tally import Tally
 from evalution_core import BaseInferenceSession, EngineRuntimeError, EvalutionError, scrub
 
 _ERRORS_SHOWN = 20

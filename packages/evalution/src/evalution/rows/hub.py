@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast, overload
 
 from evalution.foreign_code import foreign_errors
-from evalution.rows import Row, checked_row, numbered
+from evalution.rows.local import Row, checked_row, numbered
 from evalution_core import ConfigurationError
 
 _HELD = 256

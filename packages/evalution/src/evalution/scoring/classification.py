@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalution.metrics import Estimate, Measure, ratio_of_totals
+from evalution.scoring.metrics import Estimate, Measure, ratio_of_totals
 
 
 def answered(predicted: int, right: int) -> Measure:

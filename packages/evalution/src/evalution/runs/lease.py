@@ -6,10 +6,10 @@ import time
 import weakref
 from typing import Any, Self
 
-from evalution.engine_record import record_execution, record_identity
+from evalution.conditions.engine_record import record_execution, record_identity
 from evalution.foreign_code import foreign_errors
-from evalution.preflight import check_capabilities
-from evalution.progress import Progress
+from evalution.progress.reports import Progress
+from evalution.runs.preflight import check_capabilities
 from evalution.suites.suite import AnySuite, RequestKind
 from evalution_core import (
     BaseEngine,

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalution.failure_policy import OnError
-from evalution.preflight import check_suites
-from evalution.progress import Progress
+from evalution.progress.reports import Progress
 from evalution.results import RunResult
-from evalution.run_handle import Run
+from evalution.runs.failure_policy import OnError
+from evalution.runs.handle import Run
+from evalution.runs.preflight import check_suites
 from evalution.suites.suite import AnySuite
 from evalution_core import BaseEngine, BaseInferenceSession, Model
 

@@ -10,9 +10,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from evalution.declaration_schema import Declared, any_declaration, inherited_docs, written_doc
 from evalution.foreign_code import foreign_errors
-from evalution.option_schema import engine_options_schema, filter_definitions, suite_options_schema
+from evalution.spec.declaration_schema import Declared, any_declaration, inherited_docs, written_doc
+from evalution.spec.option_schema import (
+    engine_options_schema,
+    filter_definitions,
+    suite_options_schema,
+)
 from evalution.suites.discovery import available_suites, load_suite
 from evalution_core import (
     ConfigurationError,

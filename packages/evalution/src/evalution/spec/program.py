@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import evalution
-from evalution.python_source import Call, Name, source_of
-from evalution.spec import Spec
+from evalution.spec.python_source import Call, Name, source_of
+from evalution.spec.run_spec import Spec
 from evalution_core import ConfigurationError, available, normalized, redact
 from evalution_core.redaction import REDACTED, redact_fields
 

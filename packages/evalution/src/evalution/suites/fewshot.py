@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from evalution.rows import Row
+from evalution.rows.local import Row
 from evalution_core import ConfigurationError
 
 

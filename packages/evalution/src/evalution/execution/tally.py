@@ -6,8 +6,8 @@ import math
 from array import array
 from collections.abc import Mapping
 
-from evalution.metrics import Mean, Measure, Metric
 from evalution.results import MetricResult
+from evalution.scoring.metrics import Mean, Measure, Metric
 
 
 class Tally:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from evalution.answers import fault_of
+from evalution.execution.answers import fault_of
 from evalution.suites.suite import Answer, RequestKind, Sample
 from evalution_core import (
     ConfigurationError,

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from evalution.journal import Journal
 from evalution.results import RunResult, SampleResult, to_json
-from evalution.samples_file import SamplesFile
+from evalution.runs.samples_file import SamplesFile
 from evalution_core import ConfigurationError, EvalutionError
 
 RESULTS = "results.json"

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalution.answer_store import AnswerStore, NoAnswers
-from evalution.declared_run import RUN, differences, is_asked, listed, section_of
+from evalution.execution.answer_store import AnswerStore, NoAnswers
+from evalution.execution.recall import SuiteAnswers
 from evalution.journal import AnswerBase, Journal
 from evalution.paths import typed_path
-from evalution.recall import SuiteAnswers
 from evalution.results import RunResult, SampleResult, SuiteResult
-from evalution.run_folder import DefaultFolder, RunFolder, as_output, opened_folder
+from evalution.runs.declared import RUN, differences, is_asked, listed, section_of
+from evalution.runs.folder import DefaultFolder, RunFolder, as_output, opened_folder
 from evalution_core import ConfigurationError
 
 CACHE = "answers.sqlite"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from string import Formatter
 
-from evalution.rows import Row
+from evalution.rows.local import Row
 from evalution_core import ConfigurationError
 
 _YAML_HINT = "; for a brace of the text itself write {{ or }}"

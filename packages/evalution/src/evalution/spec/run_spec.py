@@ -12,15 +12,15 @@ from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
-from evalution.failure_policy import FailurePolicy
 from evalution.foreign_code import foreign_errors
 from evalution.hints import INSTALL_HINTS
 from evalution.paths import path_errors, typed_path
-from evalution.preflight import as_model
-from evalution.rows import BUILTIN
+from evalution.rows.local import BUILTIN
+from evalution.runs.failure_policy import FailurePolicy
+from evalution.runs.preflight import as_model
+from evalution.spec.yaml_file import read_yaml
 from evalution.suites.discovery import load_suite
 from evalution.suites.suite import AnySuite
-from evalution.yaml_file import read_yaml
 from evalution_core import (
     BaseEngine,
     ConfigurationError,

@@ -30,7 +30,7 @@ class SamplesFile:
         self._offsets = array("q")
 
     def append(self, sample: SampleResult) -> None:
-        """Put one line. A process that dies may lose those of its last moment: the journal has all."""
+        """Put one line. A death may cost those of the last moment: the journal has all."""
         line = (to_json(sample.to_dict()) + "\n").encode("utf-8", "backslashreplace")
         self._rows.append(sample.index)
         self._offsets.append(self._end)

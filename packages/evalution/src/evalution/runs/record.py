@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
+from evalution.conditions.versions import software_versions
 from evalution.results import RunResult
-from evalution.versions import software_versions
 from evalution_core import scrub
 
 

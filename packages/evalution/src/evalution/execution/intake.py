@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Event, Lock
 
-from evalution.answer_store import AnswerStore
+from evalution.execution.answer_store import AnswerStore
+from evalution.execution.ledger import Key, Ledger, OpenSample
 from evalution.foreign_code import foreign_errors
-from evalution.ledger import Key, Ledger, OpenSample
 from evalution.suites.suite import Answer, AnySuite, Request, Sample
 from evalution_core import ConfigurationError, EngineRuntimeError, RequestFailure
 

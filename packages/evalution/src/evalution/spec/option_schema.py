@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 import pydantic
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from evalution.filters import FILTERS, Filter
+from evalution.scoring.filters import FILTERS, Filter
 from evalution.suites.suite import AnySuite
 from evalution_core import BaseEngine, scrub
 from evalution_core.options import option_fields

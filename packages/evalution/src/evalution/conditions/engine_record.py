@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from typing import Any, Protocol, runtime_checkable
 
+from evalution.conditions.tokenizer_record import tokenizer_record
 from evalution.foreign_code import foreign_errors
-from evalution.tokenizer_record import tokenizer_record
 from evalution_core import BaseEngine, BaseInferenceSession, available, redact
 
 SCORING_POLICY: dict[str, Any] = {

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
-from evalution.git_commits import commit_of
-from evalution.requirements import requirements_of
+from evalution.conditions.git_commits import commit_of
+from evalution.conditions.requirements import requirements_of
 from evalution_core import normalized
 
 _NUMERIC = ("numpy", "torch", "jax", "transformers", "tokenizers", "safetensors", "accelerate")

@@ -1,0 +1,1 @@
+"""Under which conditions a result came about: engine, tokenizer, versions."""

@@ -1,0 +1,1 @@
+"""From answers to scores: filters of texts, and metrics with their standard errors."""
