@@ -73,7 +73,11 @@ ROWS = [
 DESCRIBE = """
 import json, pickle, sys
 from evalution_core import Model, available, load_engine
-listed = {entry.name: [entry.distribution, entry.version] for entry in available()}
+listed = {
+    entry.name: [entry.distribution, entry.version]
+    for entry in available()
+    if entry.distribution != "evalution"
+}
 imported_by_listing = sorted(name for name in sys.modules if name.startswith("acme_pairs"))
 engine = load_engine("acme_skeleton")(device="cpu")
 session = engine.build(Model("anything"))
