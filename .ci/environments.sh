@@ -34,18 +34,20 @@ install_torch() {
     fi
 }
 
-# An environment of tools/envs: the hashed requirements and the light members.
+# An environment of tools/envs: the hashed requirements and the light members; further members are
+# named after the environment.
 build_hashed() {
-    uv venv --quiet --clear --python "$(working_python)" ".venv-$1"
+    local name=$1 members=("${light[@]}" "${@:2}")
+    uv venv --quiet --clear --python "$(working_python)" ".venv-$name"
     # Without dependencies: the file is complete but for torch. --require-hashes would refuse the
     # lock's own floors, so hashes are verified here and tests/test_environments.py demands them.
-    uv pip install --quiet --python ".venv-$1" --no-deps --verify-hashes -r "tools/envs/$1.txt"
-    uv pip install --quiet --python ".venv-$1" --no-deps "${light[@]/#/--editable=packages/}"
+    uv pip install --quiet --python ".venv-$name" --no-deps --verify-hashes -r "tools/envs/$name.txt"
+    uv pip install --quiet --python ".venv-$name" --no-deps "${members[@]/#/--editable=packages/}"
 }
 
 # The same with torch.
 build_wide() {
-    build_hashed "$1"
+    build_hashed "$@"
     install_torch ".venv-$1"
 }
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -216,6 +215,7 @@ def compare(session: Any, peer: HFLM, shape: Shape, config: Config) -> None:
     best = min(sizes, key=sizes.__getitem__)
     run_ours, run_theirs = ours(session, shape), theirs(peer, shape, best)
     ratios: list[float] = []
+    mine = 0.0
     for _ in range(config["pairs"]):
         session.gc()
         mine = seconds(run_ours)
@@ -246,7 +246,9 @@ def memory(folder: Path, side: str, config: Config) -> int:
     else:
         # As many tokens at once as one of our passes has.
         theirs(peer_of(folder), shape, 512 // 88)()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    # Not getrusage: its peak includes that of the process which started this one.
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x)
+    return int(line.split()[1]) // 1024
 
 
 def main() -> None:

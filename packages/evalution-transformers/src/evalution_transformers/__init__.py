@@ -1,1 +1,5 @@
-"""Transformers engine for Evalution. Holds the packaging only: there is no engine here yet."""
+"""Hugging Face Transformers for Evalution: `Transformers` and `TransformersCompat`."""
+
+from evalution_transformers.engine import Transformers, TransformersCompat
+
+__all__ = ["Transformers", "TransformersCompat"]

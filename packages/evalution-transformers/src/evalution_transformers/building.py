@@ -1,0 +1,260 @@
+"""From an engine's options and a model to a session; imported once a session is asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from evalution_core import Capability, ConfigurationError, Model
+from evalution_core.redaction import redact
+from evalution_enginekit import Tokenizer, files_identity, model_identity
+from evalution_enginekit.hf_tokenizer import HFTokenizer
+from evalution_transformers.architecture import Architecture, examine, text_config
+from evalution_transformers.fixed_batches import FixedBatches
+from evalution_transformers.forward import CausalModel, Forward
+from evalution_transformers.lending import Lending, lending
+from evalution_transformers.loading import Checkpoint, Placement, declared_eos, load_checkpoint
+from evalution_transformers.paged import PagedBatching, manager_problem
+from evalution_transformers.refilled_rows import RefilledRows
+from evalution_transformers.session import (
+    Generation,
+    TransformersSession,
+    scorer_of,
+    suiting_pass_tokens,
+)
+
+_log = logging.getLogger(__name__)
+
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.gguf")
+_WINDOW_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+_UNBOUNDED_WINDOW = 2048
+"""For a model that names no limit; lm-evaluation-harness takes the same."""
+_BATCH_SIZE = {"cpu": 16}
+_BATCH_SIZE_ELSEWHERE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What both engines' options say in common."""
+
+    engine: str
+    capabilities: frozenset[Capability]
+    placement: Placement
+    max_model_len: int | None
+    batch_size: int | None
+    pass_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """A model that is ready to be run, whoever it belongs to."""
+
+    model: CausalModel
+    tokenizer: Tokenizer
+    architecture: Architecture
+    max_model_len: int
+    batch_size: int
+    identified: Mapping[str, Any] | None
+    lent: Lending | None
+
+
+def loaded(options: Options, model: Model) -> Runnable:
+    """A checkpoint in memory, examined."""
+    checkpoint = load_checkpoint(model, options.placement, options.engine)
+    identified = _identity(model, checkpoint, options.placement)
+    return _runnable(options, checkpoint.model, checkpoint.tokenizer, identified, None)
+
+
+def borrowed(options: Options, handles: Mapping[str, Any]) -> Runnable:
+    """The caller's own model and tokenizer, examined in eval mode.
+
+    Raises:
+        ConfigurationError: a handle is missing, or isn't what Transformers would give.
+    """
+    missing = [name for name in ("model", "tokenizer") if name not in handles]
+    if missing:
+        raise ConfigurationError(
+            f"attach needs a mapping with model and tokenizer; {' and '.join(missing)} missing"
+        )
+    model = _unwrapped(handles["model"])
+    given = handles["tokenizer"]
+    tokenizer = (
+        cast(Tokenizer, given)
+        if hasattr(given, "leading_ids")
+        else HFTokenizer(given, declared_eos(model))
+    )
+    lent = lending(model)
+    with lent():
+        return _runnable(options, model, tokenizer, None, lent)
+
+
+def session_of(
+    options: Options, runnable: Runnable, generation: Generation, fallback: str | None = None
+) -> TransformersSession:
+    """A session that completes prompts by `generation`."""
+    architecture = runnable.architecture
+    quantized: Any = getattr(runnable.model.config, "quantization_config", None)
+    method: Any = getattr(quantized, "quant_method", None)
+    described = {
+        "fallback": fallback,
+        "scoring": "shared prefixes" if architecture.packs else "padded rows",
+        "scoring_fallback": architecture.why_not,
+        "quantization": None if method is None else str(getattr(method, "value", method)),
+        "attached": runnable.lent is not None,
+    }
+    return TransformersSession(
+        engine=options.engine,
+        capabilities=options.capabilities,
+        model=runnable.model,
+        tokenizer=runnable.tokenizer,
+        max_model_len=runnable.max_model_len,
+        batch_size=runnable.batch_size,
+        scorer=scorer_of(
+            runnable.model,
+            architecture,
+            pass_tokens=options.pass_tokens,
+            keeps_trunk=runnable.lent is None,
+        ),
+        generation=generation,
+        described=described,
+        identified=runnable.identified,
+        lent=runnable.lent,
+    )
+
+
+def fixed_batches(runnable: Runnable) -> FixedBatches:
+    """Generation by upstream's `generate`, which any causal model has."""
+    return FixedBatches(runnable.model, runnable.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedWishes:
+    """Whether upstream's manager is wanted (None: where it pays), and how."""
+
+    wanted: bool | None
+    knobs: Mapping[str, Any]
+    cache_tokens: int | None
+
+
+def continuous_session(
+    options: Options, runnable: Runnable, wishes: PagedWishes
+) -> TransformersSession:
+    """A session that refills its rows: by upstream's manager, by itself, or else in batches."""
+    problem = manager_problem(runnable.model)
+    if runnable.lent is not None:
+        problem = "the model is the caller's"
+    asked = bool(wishes.wanted or wishes.knobs)
+    flash = str(getattr(runnable.model.config, "_attn_implementation", "")).startswith("flash")
+    pays = flash and runnable.model.device.type == "cuda"
+    if problem is None and wishes.wanted is not False and (asked or pays):
+        paged = PagedBatching(
+            runnable.model,
+            rows=runnable.batch_size,
+            max_model_len=runnable.max_model_len,
+            knobs=wishes.knobs,
+            others=fixed_batches(runnable),
+            cache_tokens=wishes.cache_tokens,
+        )
+        return session_of(options, runnable, paged)
+    fallback = f"paged attention: {problem}" if asked else None
+    if not runnable.architecture.packs:
+        fallback = f"continuous batching: {runnable.architecture.why_not}"
+        options = replace(options, capabilities=options.capabilities - {Capability.REFILL})
+    if fallback is not None:
+        _log.warning("%s falls back, without %s", options.engine, fallback)
+    if not runnable.architecture.packs:
+        return session_of(options, runnable, fixed_batches(runnable), fallback)
+    return session_of(options, runnable, _refilled_rows(options, runnable), fallback)
+
+
+def _refilled_rows(options: Options, runnable: Runnable) -> RefilledRows:
+    forward = Forward(runnable.model, splits=runnable.architecture.splits)
+    return RefilledRows(
+        forward,
+        additive_mask=runnable.architecture.additive_mask,
+        rows=runnable.batch_size,
+        pass_tokens=options.pass_tokens or suiting_pass_tokens(forward.device),
+        beams=fixed_batches(runnable),
+    )
+
+
+def _runnable(
+    options: Options,
+    model: CausalModel,
+    tokenizer: Tokenizer,
+    identified: Mapping[str, Any] | None,
+    lent: Lending | None,
+) -> Runnable:
+    window = _window(model, options.max_model_len)
+    device = model.device.type
+    return Runnable(
+        model,
+        tokenizer,
+        examine(model, window),
+        window,
+        options.batch_size or _BATCH_SIZE.get(device, _BATCH_SIZE_ELSEWHERE),
+        identified,
+        lent,
+    )
+
+
+def _window(model: CausalModel, asked: int | None) -> int:
+    config = text_config(model.config)
+    found = [getattr(config, name, None) for name in _WINDOW_NAMES]
+    own = next((value for value in found if isinstance(value, int) and value > 1), None)
+    if asked is None:
+        return own or _UNBOUNDED_WINDOW
+    if asked < 2 or (own is not None and asked > own):
+        limit = "no limit of the model's" if own is None else f"the model's own {own}"
+        raise ConfigurationError(f"max_model_len={asked} must be between 2 and {limit}")
+    return asked
+
+
+def _unwrapped(handle: Any) -> CausalModel:
+    """The model itself, out of an adapter that works inside of its layers."""
+    adapted = getattr(handle, "get_base_model", None)
+    if callable(adapted):
+        settings: Any = getattr(handle, "active_peft_config", None)
+        if not getattr(settings, "is_prompt_learning", False):
+            handle = adapted()
+    wanted = ("config", "generation_config", "base_model", "generate", "get_output_embeddings")
+    lacking = [name for name in wanted if not hasattr(handle, name)]
+    if lacking or not isinstance(handle, torch.nn.Module):
+        raise ConfigurationError(
+            f"attach takes a causal model of Transformers, got {type(handle).__name__}; a wrapped "
+            f"one (DataParallel, an accelerator's) must be unwrapped first"
+        )
+    return cast(CausalModel, handle)
+
+
+def _identity(model: Model, checkpoint: Checkpoint, placement: Placement) -> dict[str, Any] | None:
+    if checkpoint.folder is not None:
+        identified = model_identity(model, checkpoint.folder, _WEIGHTS)
+    else:
+        identified = _hub_identity(model, checkpoint)
+    if identified is None:
+        return None
+    if placement.adapter is not None:
+        folder = Path(placement.adapter)
+        if not folder.is_dir():
+            return None
+        files = files_identity(file for file in folder.iterdir() if file.is_file())
+        identified |= {f"adapter/{name}": told for name, told in files.items()}
+    if model.model_kwargs:
+        identified["model_kwargs"] = redact(model.model_kwargs)
+    return identified
+
+
+def _hub_identity(model: Model, checkpoint: Checkpoint) -> dict[str, Any] | None:
+    revision: Any = getattr(checkpoint.model.config, "_commit_hash", None)
+    if revision is None or model.tokenizer is not None or model.tokenizer_path is not None:
+        return None
+    found: dict[str, Any] = {"repository": model.path, "revision": str(revision)}
+    if model.tokenizer_kwargs:
+        found["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
+    return found

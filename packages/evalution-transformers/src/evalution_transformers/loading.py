@@ -1,0 +1,186 @@
+"""A checkpoint in memory: where it lies, on which device and in which precision it is run."""
+
+# torch leaves part of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+
+from evalution_core import (
+    ConfigurationError,
+    EngineUnavailableError,
+    Model,
+    builtin_path,
+)
+from evalution_core.builtins import PREFIX
+from evalution_core.redaction import scrub
+from evalution_enginekit import Tokenizer, load_tokenizer
+from evalution_enginekit.hf_tokenizer import HFTokenizer, load_hf_tokenizer
+from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_transformers.forward import CausalModel
+
+_OURS = ("revision", "trust_remote_code", "dtype", "torch_dtype", "attn_implementation")
+"""Arguments of the loader that have a place of their own, in the model or among the options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model and its tokenizer; `folder` is where the files lie, None where they are cached."""
+
+    model: CausalModel
+    tokenizer: Tokenizer
+    folder: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a checkpoint is to be loaded, as the engine's options say it."""
+
+    device: str | None
+    dtype: str
+    attn_implementation: str | None
+    adapter: str | None
+
+
+def load_checkpoint(model: Model, placement: Placement, engine: str) -> Checkpoint:
+    """Load weights and tokenizer.
+
+    Raises:
+        ConfigurationError: nothing loadable is there, or `model_kwargs` and options contradict.
+        EngineUnavailableError: the device isn't there, or an optional library is missing.
+    """
+    if model.path is None:
+        raise ConfigurationError(
+            f"engine {engine} needs model.path: a folder, a Hub id, or builtin:tiny"
+        )
+    taken = [name for name in _OURS if name in model.model_kwargs]
+    if taken:
+        raise ConfigurationError(
+            f"model.model_kwargs may not hold {', '.join(taken)}: set model.revision and "
+            f"model.trust_remote_code, or the engine's dtype and attn_implementation"
+        )
+    folder = _folder(model.path, model)
+    device = resolve_device(placement.device)
+    # The tokenizer first: if it is missing, no gigabytes are read in vain.
+    tokenizer = _tokenizer(model, folder)
+    loaded = _load(str(folder or model.path), model, placement, device)
+    if folder is None and isinstance(tokenizer, HFTokenizer):
+        tokenizer.eos_ids |= declared_eos(loaded)
+    if placement.adapter is not None:
+        _add_adapter(loaded, placement.adapter)
+    cast(Any, loaded).requires_grad_(False).eval()
+    return Checkpoint(loaded, tokenizer, folder)
+
+
+def resolve_device(name: str | None) -> torch.device:
+    """The named device, or the best there is for None and `auto`.
+
+    Raises:
+        ConfigurationError: the name isn't one of torch's.
+        EngineUnavailableError: this machine or this build of torch lacks it.
+    """
+    if name in (None, "auto"):
+        found = (
+            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        )
+        return torch.device("cpu") if found is None else torch.device(found.type, 0)
+    try:
+        device = torch.device(name or "auto")
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"device={name!r} isn't a device of torch; say cpu, cuda, cuda:1, mps or auto"
+        ) from error
+    present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    count = torch.accelerator.device_count() if present is not None else 0
+    if device.type == "cpu" or (
+        present is not None and device.type == present.type and (device.index or 0) < count
+    ):
+        return device
+    there = "cpu" if present is None else f"cpu and {count} x {present.type}"
+    raise EngineUnavailableError(
+        f"device={name!r} isn't there: torch {torch.__version__} sees {there}"
+    )
+
+
+def declared_eos(model: CausalModel) -> frozenset[int]:
+    """The ids that the model's generation settings say end a generation."""
+    found: Any = getattr(model.generation_config, "eos_token_id", None)
+    if found is None:
+        return frozenset()
+    return frozenset(cast("list[int]", found) if isinstance(found, list) else [int(found)])
+
+
+def _folder(path: str, model: Model) -> Path | None:
+    if path.startswith(PREFIX):
+        return builtin_path(path, "safetensors")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ConfigurationError(
+            f"model folder {path!r} does not exist; give a folder with config.json and weights, a "
+            f"Hub id as in owner/name, or builtin:tiny"
+        )
+    return None
+
+
+def _tokenizer(model: Model, folder: Path | None) -> Tokenizer:
+    if folder is not None and "gguf_file" not in model.tokenizer_kwargs:
+        return load_tokenizer(model, folder)
+    if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
+        given = model.tokenizer
+        return cast(Tokenizer, given) if hasattr(given, "leading_ids") else HFTokenizer(given)
+    return load_hf_tokenizer(model, named_tokenizer(model) or str(folder or model.path))
+
+
+def _load(path: str, model: Model, placement: Placement, device: torch.device) -> CausalModel:
+    arguments = dict(model.model_kwargs)
+    arguments.setdefault("use_safetensors", "gguf_file" not in arguments or None)
+    if placement.attn_implementation is not None:
+        arguments["attn_implementation"] = placement.attn_implementation
+    try:
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=_dtype(placement.dtype),
+            revision=model.revision or "main",
+            trust_remote_code=model.trust_remote_code,
+            **arguments,
+        )
+        if _is_placed(loaded, arguments):
+            return loaded
+        if placement.dtype == "auto" and device.type == "cpu" and loaded.dtype == torch.float16:
+            # Half precision has no fast kernels on a CPU, and some operations none at all.
+            loaded = loaded.float()
+        return loaded.to(device)
+    except ImportError as error:
+        raise EngineUnavailableError(f"loading {path!r} needs more: {scrub(str(error))}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"no causal model could be loaded from {path!r}: {error}"
+        ) from error
+
+
+def _dtype(name: str) -> Any:
+    return name if name == "auto" else getattr(torch, name)
+
+
+def _is_placed(loaded: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether upstream has put the weights where they belong already."""
+    return "device_map" in arguments or getattr(loaded, "quantization_method", None) is not None
+
+
+def _add_adapter(loaded: CausalModel, adapter: str) -> None:
+    try:
+        cast(Any, loaded).load_adapter(adapter)
+    except ImportError as error:
+        raise EngineUnavailableError(f"adapter={adapter!r} needs peft; pip install peft") from error
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"no adapter could be loaded from {adapter!r}: {error}") from error

@@ -1,0 +1,243 @@
+"""Continuous batching by upstream's own manager, over its paged attention cache."""
+
+# torch leaves part of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+import torch
+import transformers
+
+from evalution_core import ConfigurationError, EngineRuntimeError
+from evalution_core.redaction import scrub
+from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
+from evalution_transformers.architecture import text_config
+from evalution_transformers.fixed_batches import FixedBatches
+from evalution_transformers.forward import CausalModel
+
+_POLL_S = 0.05
+_STOP_S = 10.0
+_PAGE = 16
+"""Tokens of a page: only whole pages are shared, and upstream's 256 are more than most prompts."""
+_FLASH_PAGE = 256
+"""What the decoding kernels of flash attention take."""
+_CPU_CACHE_BYTES = 1 << 30
+_SHARE_OF_FREE = 0.5
+_WITHOUT_EFFECT = frozenset({"max_cached_graphs"})
+"""Fields that upstream still takes and no longer reads."""
+
+
+def manager_problem(model: CausalModel) -> str | None:
+    """Why upstream's manager can't run this model here; None if it can."""
+    version = transformers.__version__
+    if not hasattr(transformers, "ContinuousBatchingConfig"):
+        return f"transformers {version} has no continuous batching that can be configured"
+    if not hasattr(model, "init_continuous_batching"):
+        return f"{type(model).__name__} has no continuous batching"
+    attention = str(getattr(model.config, "_attn_implementation", None))
+    if attention != "sdpa" and not attention.startswith("flash"):
+        return f"attention {attention!r} would have to be replaced while the manager runs"
+    return None
+
+
+def check_knobs(knobs: Mapping[str, Any]) -> None:
+    """Raise `ConfigurationError` for a knob that is set and that the installed version lacks."""
+    settings: Any = getattr(transformers, "ContinuousBatchingConfig", None)
+    known = set[str]() if settings is None else {field.name for field in fields(settings)}
+    lacking = sorted(set(knobs) - (known - _WITHOUT_EFFECT))
+    if lacking:
+        possible = ", ".join(sorted(known - _WITHOUT_EFFECT)) or "none"
+        raise ConfigurationError(
+            f"transformers {transformers.__version__} has no {', '.join(lacking)} for continuous "
+            f"batching; leave it out, or install a version that has it (this one has: {possible})"
+        )
+
+
+@dataclass(slots=True)
+class _Request:
+    prompt: TokenPrompt
+    told: int = 0
+
+
+class PagedBatching:
+    """Greedy prompts by upstream's manager; all others, which it can't do alike, in fixed batches.
+
+    The manager begins with the first prompt, and is kept until `forget`. Its cache has a size of
+    ours: left to itself it takes most of the memory there is.
+
+    Args:
+        model: a model for which `manager_problem` finds none.
+        rows: prompts that run at once.
+        max_model_len: tokens of the longest sequence.
+        knobs: fields of upstream's `ContinuousBatchingConfig`.
+        others: completes what samples, searches with beams, or asks for log-probabilities.
+        cache_tokens: how many tokens the cache holds; None: enough for all rows, within a bound.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        *,
+        rows: int,
+        max_model_len: int,
+        knobs: Mapping[str, Any],
+        others: FixedBatches,
+        cache_tokens: int | None = None,
+    ):
+        self._model = model
+        self._rows = rows
+        self._others = others
+        flash = str(model.config._attn_implementation).startswith("flash")
+        page = _FLASH_PAGE if flash else _PAGE
+        held = cache_tokens or cache_size(model, rows * max_model_len)
+        # One sequence of full length must fit, whatever the bound says.
+        pages = -(-max(held, max_model_len + page) // page)
+        self._settings: dict[str, Any] = {
+            "page_size": page,
+            "num_blocks": pages,
+            "max_batch_tokens": max(rows, min(512, pages * page)),
+            "auto_switch_to_flash": False,
+            **knobs,
+        }
+        self._manager: Any = None
+
+    def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+        """The events of each step, until nothing runs and `feed` has nothing."""
+        running: dict[str, _Request] = {}
+        try:
+            while True:
+                self._cancel(feed.cancelled(), running)
+                prompts = feed.take(self._rows - len(running))
+                others = [prompt for prompt in prompts if not _is_plain(prompt)]
+                self._submit([prompt for prompt in prompts if _is_plain(prompt)], running)
+                if others:
+                    yield from self._complete_others(others, feed, running)
+                if running:
+                    yield self._collect(running)
+                elif not prompts:
+                    return
+        finally:
+            self._cancel([request.prompt.key for request in running.values()], running)
+
+    def forget(self) -> None:
+        """End the manager and free its cache."""
+        if self._manager is not None:
+            self._manager.stop(block=True, timeout=_STOP_S, hard_stop=True)
+            self._manager.destroy()
+            self._manager = None
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "batching": "continuous",
+            "generation": "paged attention",
+            "paged": {name: _plain(value) for name, value in sorted(self._settings.items())},
+        }
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """A context in which the manager leaves the model alone."""
+        manager = self._manager
+        if manager is None or not manager.is_running():
+            yield
+            return
+        with manager.pause():
+            yield
+
+    def _submit(self, prompts: Sequence[TokenPrompt], running: dict[str, _Request]) -> None:
+        for prompt in prompts:
+            name = str(prompt.key)
+            running[name] = _Request(prompt)
+            self._started().add_request(
+                list(prompt.token_ids),
+                request_id=name,
+                max_new_tokens=prompt.max_new_tokens,
+                streaming=True,
+                eos_token_id=sorted(prompt.stop_ids) or -1,
+            )
+
+    def _started(self) -> Any:
+        if self._manager is None:
+            settings = transformers.GenerationConfig(do_sample=False, eos_token_id=-1)
+            model: Any = self._model
+            manager: Any = model.init_continuous_batching(
+                generation_config=settings,
+                continuous_batching_config=transformers.ContinuousBatchingConfig(**self._settings),
+            )
+            manager.start()
+            self._manager = manager
+        return self._manager
+
+    def _complete_others(
+        self, prompts: Sequence[TokenPrompt], feed: TokenFeed, running: dict[str, _Request]
+    ) -> Iterator[Sequence[TokenEvent]]:
+        def cancelled() -> list[int]:
+            keys = feed.cancelled()
+            self._cancel(keys, running)
+            return keys
+
+        steps = self._others.complete(prompts, cancelled)
+        while True:
+            with self.paused():
+                events = next(steps, None)
+            if events is None:
+                return
+            yield events
+
+    def _collect(self, running: dict[str, _Request]) -> list[TokenEvent]:
+        """What came since the last time; waits a moment for the first."""
+        events: list[TokenEvent] = []
+        result = self._manager.get_result(timeout=_POLL_S)
+        while result is not None:
+            request = running.get(result.request_id)
+            if request is not None:
+                events.append(_event(request, result))
+                if result.is_finished():
+                    del running[result.request_id]
+            result = self._manager.get_result(timeout=0)
+        if not events and not self._manager.is_running():
+            error = self._manager.background_thread_status.fatal_error
+            self._manager.destroy()
+            self._manager = None
+            raise EngineRuntimeError(f"continuous batching ended: {scrub(str(error))}") from error
+        return events
+
+    def _cancel(self, keys: Sequence[int], running: dict[str, _Request]) -> None:
+        for key in keys:
+            if running.pop(str(key), None) is not None and self._manager is not None:
+                self._manager.cancel_request(str(key))
+
+
+def cache_size(model: CausalModel, wanted: int) -> int:
+    """How many tokens of keys and values to hold: `wanted`, or what half of the memory has."""
+    config = text_config(model.config)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    each = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
+    if model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+        return min(wanted, int(free * _SHARE_OF_FREE) // each)
+    return min(wanted, _CPU_CACHE_BYTES // each)
+
+
+def _is_plain(prompt: TokenPrompt) -> bool:
+    sampled = prompt.do_sample and prompt.temperature > 0
+    return not sampled and prompt.num_beams == 1 and prompt.logprobs is None
+
+
+def _event(request: _Request, result: Any) -> TokenEvent:
+    key = request.prompt.key
+    if result.error is not None:
+        return TokenEvent(key, error=EngineRuntimeError(scrub(str(result.error))))
+    tokens = list(result.generated_tokens)
+    fresh, request.told = tokens[request.told :], len(tokens)
+    return TokenEvent(key, fresh, finish="length" if result.is_finished() else None)
+
+
+def _plain(value: Any) -> Any:
+    return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value

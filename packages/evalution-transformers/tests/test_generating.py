@@ -1,0 +1,217 @@
+"""Completions by each path are upstream's own, whatever their neighbours ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from evalution_core import (
+    EngineRuntimeError,
+    GenerationRequest,
+    Model,
+    UnsupportedRequestError,
+)
+from evalution_transformers import Transformers, TransformersCompat
+from evalution_transformers.session import TransformersSession
+
+PROMPTS = [
+    "w5 w6 w7",
+    "w8",
+    " ".join(f"w{number}" for number in range(3, 40)),
+    "w5 w6 w9 w10 w11 w12 w13 w14 w15 w16 w17",
+    "w90 w80 w70 w60 w50 w40 w30",
+]
+ENGINES: dict[str, TransformersCompat] = {
+    "fixed batches": TransformersCompat(device="cpu", batch_size=3),
+    "refilled rows": Transformers(device="cpu", batch_size=3),
+    "paged": Transformers(device="cpu", batch_size=3, paged=True),
+}
+
+
+@pytest.fixture(params=ENGINES)
+def session(
+    request: pytest.FixtureRequest, write_checkpoint: Callable[..., Path]
+) -> Iterator[TransformersSession]:
+    with ENGINES[request.param].build(Model(str(write_checkpoint()))) as built:
+        yield built
+
+
+def ids_of(prompt: str) -> list[int]:
+    return [int(word[1:]) for word in prompt.split()]
+
+
+def upstream(model: Any, prompt: str, length: int, **settings: Any) -> list[int]:
+    token_ids = torch.tensor([ids_of(prompt)])
+    found = model.generate(
+        input_ids=token_ids,
+        attention_mask=torch.ones_like(token_ids),
+        max_new_tokens=length,
+        eos_token_id=2,
+        pad_token_id=0,
+        do_sample=False,
+        **settings,
+    )[0, token_ids.shape[1] :].tolist()
+    return found[: found.index(2)] if 2 in found else found
+
+
+def test_greedy_ids_are_those_of_upstreams_generate(
+    session: TransformersSession, random_model: Callable[..., Any]
+) -> None:
+    model = random_model("llama")
+    requests = [
+        GenerationRequest(prompt, max_new_tokens=5 + 7 * at) for at, prompt in enumerate(PROMPTS)
+    ]
+    for request, output in zip(requests, session.generate(requests), strict=True):
+        right = upstream(model, str(request.prompt), request.max_new_tokens)
+        assert output.token_ids == right
+
+
+def test_beams_are_those_of_upstreams_generate(
+    session: TransformersSession, random_model: Callable[..., Any]
+) -> None:
+    model = random_model("llama")
+    requests = [
+        GenerationRequest(prompt, max_new_tokens=8, num_beams=1 + at)
+        for at, prompt in enumerate(PROMPTS)
+    ]
+    for at, output in enumerate(session.generate(requests)):
+        assert output.token_ids == upstream(model, PROMPTS[at], 8, num_beams=1 + at)
+
+
+def test_beams_have_no_log_probabilities(session: TransformersSession) -> None:
+    request = GenerationRequest("w5", max_new_tokens=2, num_beams=2, logprobs=0)
+    with pytest.raises(UnsupportedRequestError, match="beam search gives no log-probabilities"):
+        session.generate([request])
+
+
+def test_sampling_leaves_the_global_random_state_alone(session: TransformersSession) -> None:
+    before = torch.get_rng_state()
+    hot: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "temperature": 2.0}
+    session.generate(
+        [
+            GenerationRequest("w5 w6", **hot),
+            GenerationRequest("w5 w6", seed=3, **hot),
+            GenerationRequest("w5 w6", seed=3, num_beams=2, **hot),
+        ]
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_sample_follows_the_distribution(session: TransformersSession) -> None:
+    request = GenerationRequest("w5 w6 w7", max_new_tokens=1, ignore_eos=True, logprobs=3)
+    (greedy,) = session.generate([request])
+    top = (greedy.top_logprobs or [])[0]
+    draws = [
+        GenerationRequest(
+            "w5 w6 w7", max_new_tokens=1, do_sample=True, temperature=1.0, seed=seed, top_k=3,
+            ignore_eos=True,
+        )
+        for seed in range(200)
+    ]  # fmt: skip
+    found = [(output.token_ids or [-1])[0] for output in session.generate(draws)]
+    assert set(found) <= set(top)
+    mass = {token_id: 2.718281828**value for token_id, value in top.items()}
+    for token_id, weight in mass.items():
+        share = weight / sum(mass.values())
+        assert abs(found.count(token_id) / len(found) - share) < 0.15
+
+
+def test_a_checkpoints_own_generation_settings_change_nothing(
+    write_checkpoint: Callable[..., Path], random_model: Callable[..., Any]
+) -> None:
+    folder = write_checkpoint()
+    plain = upstream(random_model("llama"), PROMPTS[2], 20)
+    (folder / "generation_config.json").write_text(
+        '{"repetition_penalty": 5.0, "do_sample": true, "temperature": 9.0, "eos_token_id": 2}'
+    )
+    for engine in (ENGINES["fixed batches"], ENGINES["refilled rows"]):
+        with engine.build(Model(str(folder))) as built:
+            (output,) = built.generate([GenerationRequest(PROMPTS[2], max_new_tokens=20)])
+        assert output.token_ids == plain
+
+
+class OutOfMemory(RuntimeError):
+    """Stands for the device's own."""
+
+
+@pytest.mark.parametrize("path", ["fixed batches", "refilled rows"])
+@pytest.mark.parametrize("rows", [0, 1])
+def test_running_out_of_memory_costs_speed_or_the_one_prompt(
+    write_checkpoint: Callable[..., Path],
+    random_model: Callable[..., Any],
+    path: str,
+    rows: int,
+) -> None:
+    model = random_model("llama")
+    right = [upstream(model, prompt, 12) for prompt in PROMPTS[:3]]
+    with ENGINES[path].build(Model(str(write_checkpoint()))) as built:
+        generation: Any = built._generation_path
+        generation._out_of_memory = OutOfMemory
+        if path == "refilled rows":
+            generation._beams._out_of_memory = OutOfMemory
+        steps = 0
+
+        def check(_: Any, args: Any, inputs: dict[str, Any], __: Any) -> None:
+            nonlocal steps
+            states = inputs["hidden_states"] if "hidden_states" in inputs else args[0]
+            steps += 1
+            if states.shape[0] > rows and steps > 3:
+                raise OutOfMemory("no room")
+
+        loaded: Any = built._model
+        loaded.model.layers[0].register_forward_hook(check, with_kwargs=True)
+        requests = [
+            (at, GenerationRequest(p, max_new_tokens=12)) for at, p in enumerate(PROMPTS[:3])
+        ]
+        results = dict(built.generate_continuous(requests))
+    for at in range(3):
+        result: Any = results[at]
+        if rows:
+            assert result.token_ids == right[at]
+        else:
+            assert isinstance(result.error, EngineRuntimeError)
+            assert "memory ran out for this prompt alone: no room" in str(result.error)
+
+
+def test_prompts_with_a_common_head_run_it_once(write_checkpoint: Callable[..., Path]) -> None:
+    head = " ".join(f"w{number}" for number in range(3, 83))
+    requests = [GenerationRequest(f"{head} w{at}", max_new_tokens=1) for at in range(3, 23)]
+    for size in (1, 4):
+        engine = Transformers(device="cpu", batch_size=size)
+        with engine.build(Model(str(write_checkpoint(name=f"checkpoint{size}")))) as built:
+            total = 0
+
+            def count(_: Any, args: Any, inputs: dict[str, Any]) -> None:
+                nonlocal total
+                total += inputs["input_ids"].numel()
+
+            loaded: Any = built._model
+            loaded.base_model.register_forward_pre_hook(count, with_kwargs=True)
+            built.generate(requests)
+        assert total <= 81 + 81 + len(requests)
+
+
+@pytest.mark.skipif(
+    not hasattr(transformers, "ContinuousBatchingConfig"),
+    reason="this transformers has no continuous batching that can be configured",
+)
+def test_gc_ends_the_manager_and_generation_goes_on(
+    write_checkpoint: Callable[..., Path],
+) -> None:
+    with ENGINES["paged"].build(Model(str(write_checkpoint()))) as built:
+        paged: Any = built._generation_path
+        before = built.generate([GenerationRequest("w5 w6", max_new_tokens=6)])
+        first = paged._manager
+        assert first.is_running()
+        assert built.generate([GenerationRequest("w5 w6", max_new_tokens=6)]) == before
+        assert paged._manager is first, "kept from one call to the next"
+        built.gc()
+        assert not first.is_running()
+        assert built.generate([GenerationRequest("w5 w6", max_new_tokens=6)]) == before
+        second = paged._manager
+    assert not second.is_running()

@@ -1,0 +1,238 @@
+"""Every way of scoring gives what the model's plain forward pass gives, and forwards little."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
+from evalution_transformers.architecture import examine
+from evalution_transformers.session import Scorer, scorer_of
+
+VOCAB, WINDOW = 97, 128
+TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9}
+KINDS = ["llama", "gpt2", "mistral", "gemma2", "bloom", "mamba"]
+
+
+def questions(rows: int, head: int, seed: int = 0) -> list[TokenSpan]:
+    """Four choices a question behind a common head, sorted as the kit sorts them."""
+    chance = random.Random(seed)
+
+    def ids(least: int, most: int) -> list[int]:
+        return [chance.randrange(3, VOCAB) for _ in range(chance.randint(least, most))]
+
+    begin = [1, *ids(head, head)]
+    spans: list[TokenSpan] = []
+    for _ in range(rows):
+        context = begin + ids(3, 20)
+        spans += [TokenSpan(context + ids(1, 5), len(context)) for _ in range(4)]
+    spans.append(TokenSpan([1, *ids(WINDOW, WINDOW)], 1))
+    return sorted(spans, key=lambda span: list(span.token_ids))
+
+
+def expected(model: Any, span: TokenSpan) -> TokenScore:
+    with torch.no_grad():
+        logits = model(torch.tensor([list(span.fed)])).logits[0, span.start - 1 :]
+    logprobs = logits.log_softmax(-1)
+    targets = torch.tensor(list(span.token_ids[span.start :]))
+    chosen = logprobs.gather(1, targets[:, None])[:, 0]
+    return TokenScore(chosen.tolist(), bool((chosen >= logprobs.amax(-1)).all()))
+
+
+def scored(scorer: Scorer, spans: Sequence[TokenSpan]) -> list[TokenScore]:
+    return [score for step in scorer.score(spans) for score in step]
+
+
+def assert_close(found: list[TokenScore], right: list[TokenScore], tolerance: float) -> None:
+    assert len(found) == len(right)
+    for one, other in zip(found, right, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=tolerance, rel=0)
+        assert one.is_greedy == other.is_greedy
+
+
+def count_tokens(model: Any, run: Callable[[], object]) -> int:
+    total = 0
+
+    def count(_: Any, args: Any, inputs: dict[str, Any]) -> None:
+        nonlocal total
+        total += inputs["input_ids"].numel()
+
+    handle = model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        run()
+    finally:
+        handle.remove()
+    return total
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_size_of_pass_scores_as_the_plain_forward(
+    random_model: Callable[..., Any], kind: str, dtype: torch.dtype
+) -> None:
+    model = random_model(kind, dtype, "eager" if kind == "gemma2" else "sdpa")
+    spans = questions(rows=5, head=20)
+    right = [expected(model, span) for span in spans]
+    # Some of upstream's own arithmetic is in float32 whatever the dtype.
+    tolerance = 1e-4 if kind in ("mamba", "bloom", "gemma2") else TOLERANCES[dtype]
+    for tokens in (1, 9, 64, 4096):
+        scorer = scorer_of(model, examine(model, WINDOW), pass_tokens=tokens)
+        assert_close(scored(scorer, spans), right, tolerance)
+        assert_close(scored(scorer, spans), right, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention", "packs", "reason"),
+    [
+        ("llama", "sdpa", True, None),
+        ("llama", "eager", True, None),
+        ("gpt2", "sdpa", True, None),
+        ("gemma2", "eager", True, None),
+        ("mistral", "sdpa", False, "16 tokens back"),
+        ("mamba", "eager", False, "no positions of ours"),
+        ("bloom", "eager", False, "no positions of ours"),
+        ("falcon", "eager", False, "differ when prefixes are shared"),
+    ],
+)
+def test_only_a_model_that_can_shares_prefixes(
+    random_model: Callable[..., Any], kind: str, attention: str, packs: bool, reason: str | None
+) -> None:
+    found = examine(random_model(kind, torch.float32, attention), WINDOW)
+    assert found.packs is packs
+    assert found.why_not is None if reason is None else reason in str(found.why_not)
+
+
+def test_a_window_within_the_reach_of_attention_shares_prefixes(
+    random_model: Callable[..., Any],
+) -> None:
+    assert examine(random_model("mistral"), 16).packs
+
+
+@pytest.mark.parametrize("tokens", [128, 512])
+def test_little_more_than_the_trie_is_forwarded(
+    random_model: Callable[..., Any], tokens: int
+) -> None:
+    model = random_model("llama")
+    spans = [span for span in questions(rows=40, head=90) if span.start > 1]
+    scorer = scorer_of(model, examine(model, WINDOW), pass_tokens=tokens)
+    forwarded = count_tokens(model, lambda: scored(scorer, spans))
+    assert forwarded <= 1.05 * plan_scoring(spans).unique_tokens
+
+
+def test_the_next_call_continues_behind_the_last_head(random_model: Callable[..., Any]) -> None:
+    model = random_model("llama")
+    spans = [span for span in questions(rows=12, head=90) if span.start > 1]
+    scorer = scorer_of(model, examine(model, WINDOW), pass_tokens=96)
+    first = count_tokens(model, lambda: scored(scorer, spans[:24]))
+    second = count_tokens(model, lambda: scored(scorer, spans[24:]))
+    assert second <= plan_scoring(spans[24:]).unique_tokens - 85
+    scorer.forget()
+    assert count_tokens(model, lambda: scored(scorer, spans[:24])) == first
+    assert_close(scored(scorer, spans), [expected(model, span) for span in spans], 1e-4)
+
+
+def test_weights_that_change_between_calls_are_used(random_model: Callable[..., Any]) -> None:
+    model = random_model("llama")
+    spans = [span for span in questions(rows=4, head=90) if span.start > 1]
+    scorer = scorer_of(model, examine(model, WINDOW), pass_tokens=96, keeps_trunk=False)
+    scored(scorer, spans)
+    weight = model.model.layers[0].self_attn.k_proj.weight
+    kept = weight.detach().clone()
+    try:
+        with torch.no_grad():
+            weight.mul_(1.5)
+        right = [expected(model, span) for span in spans]
+        assert_close(scored(scorer, spans), right, 1e-4)
+    finally:
+        with torch.no_grad():
+            weight.copy_(kept)
+
+
+class OutOfMemory(RuntimeError):
+    """Stands for the device's own."""
+
+
+def limited(model: Any, most: int) -> Any:
+    """Makes a pass over more than `most` tokens fail, after its first layer has run."""
+
+    def check(_: Any, args: Any, inputs: dict[str, Any], __: Any) -> None:
+        states = inputs["hidden_states"] if "hidden_states" in inputs else args[0]
+        if states.shape[0] * states.shape[1] > most:
+            raise OutOfMemory
+
+    return model.model.layers[0].register_forward_hook(check, with_kwargs=True)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_running_out_of_memory_halves_the_pass_and_is_remembered(
+    random_model: Callable[..., Any], kind: str
+) -> None:
+    from evalution_transformers.forward import Forward
+    from evalution_transformers.padding import PaddedScorer
+    from evalution_transformers.scoring import PackedScorer
+
+    model = random_model(kind)
+    spans = questions(rows=8, head=40)
+    right = [expected(model, span) for span in spans]
+    forward = Forward(model)
+    scorer: Scorer
+    if kind == "llama":
+        scorer = PackedScorer(
+            forward, additive_mask=False, pass_tokens=1024, out_of_memory=OutOfMemory
+        )
+    else:
+        scorer = PaddedScorer(forward, pass_tokens=1024, out_of_memory=OutOfMemory)
+    failures = 0
+
+    def count(_: Any, args: Any, inputs: dict[str, Any]) -> None:
+        nonlocal failures
+        failures += inputs["input_ids"].numel() > 140
+
+    hooks = [
+        limited(model, 140),
+        model.base_model.register_forward_pre_hook(count, with_kwargs=True),
+    ]
+    try:
+        assert_close(scored(scorer, spans), right, 1e-4)
+        assert failures
+        seen, failures = failures, 0
+        assert_close(scored(scorer, spans), right, 1e-4)
+        assert failures < seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def test_a_single_token_that_does_not_fit_raises_the_runtimes_error(
+    random_model: Callable[..., Any],
+) -> None:
+    from evalution_transformers.forward import Forward
+    from evalution_transformers.scoring import PackedScorer
+
+    model = random_model("llama")
+    scorer = PackedScorer(
+        Forward(model), additive_mask=False, pass_tokens=64, out_of_memory=OutOfMemory
+    )
+    hook = limited(model, 0)
+    try:
+        with pytest.raises(OutOfMemory):
+            scored(scorer, questions(rows=1, head=2))
+    finally:
+        hook.remove()
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    import transformers
+
+    from evalution_core import ConfigurationError
+
+    config = transformers.T5Config(
+        vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2
+    )
+    model: Any = transformers.T5ForConditionalGeneration(config)
+    with pytest.raises(ConfigurationError, match=r"encoder-decoder.*causal models alone"):
+        examine(model, WINDOW)
