@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, dataclass, field
 from typing import Any, Literal
 
@@ -390,3 +391,16 @@ def test_any_name_may_be_an_option(engine: type[BaseEngine]) -> None:
     assert engine.from_options({names[0]: 3}).to_dict()[names[0]] == 3
     with pytest.raises(ConfigurationError, match=f"option '{names[0]}' of engine"):
         engine.from_options({names[0]: "x"})
+
+
+@dataclass(slots=True)
+class Listing(Buildable):
+    stop: Sequence[str] = ()
+
+
+@pytest.mark.parametrize("given", ["text", 3])
+def test_what_is_no_list_is_told_in_plain_words(given: object) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Listing(stop=given)  # pyright: ignore[reportArgumentType]
+    told = f"option 'stop' of engine Listing: Input should be a list, got {given!r}"
+    assert str(caught.value) == told

@@ -24,6 +24,11 @@ def completion(name: str = "m", **options: Any) -> Any:
         return session.generate([request])[0]
 
 
+def test_a_batch_holds_something() -> None:
+    with pytest.raises(ConfigurationError, match="'batch_size' of engine Mock must be at least 1"):
+        Mock(batch_size=0)
+
+
 def test_the_same_model_always_answers_the_same() -> None:
     assert completion() == completion()
     assert completion().text != completion("another").text

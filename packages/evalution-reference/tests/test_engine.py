@@ -22,6 +22,13 @@ def test_it_pickles_with_its_options() -> None:
     assert pickle.loads(pickle.dumps(engine)) == engine
 
 
+@pytest.mark.parametrize("batch_size", [0, -4])
+def test_a_batch_holds_something(batch_size: int) -> None:
+    told = f"option 'batch_size' of engine Reference must be at least 1, got {batch_size}"
+    with pytest.raises(ConfigurationError, match=told):
+        Reference(batch_size=batch_size)
+
+
 def test_a_misspelt_option_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigurationError, match="no option 'dtyp'; did you mean 'dtype'"):
         Reference(dtyp="float64")  # pyright: ignore[reportCallIssue]
@@ -47,7 +54,7 @@ def test_an_unknown_builtin_lists_what_there_is() -> None:
         Reference().build(Model("builtin:huge"))
 
 
-@pytest.mark.parametrize("limit", [1, 513])
+@pytest.mark.parametrize("limit", [0, 1, 513])
 def test_a_window_outside_the_models_own_is_refused(limit: int) -> None:
     with pytest.raises(ConfigurationError, match=f"max_model_len={limit} must be between 2 and"):
         Reference(max_model_len=limit).build(Model("builtin:tiny"))

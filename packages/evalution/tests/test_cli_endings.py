@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -133,8 +134,9 @@ def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(
     )
     tests = "[" + TEST[:-1] + ", max_new_tokens: 4}]"
     path = spec(folder, engine="dying:Dying", tests=tests)
-    done = command_line("run", path, "--output", "out")
+    done = command_line("run", path, "--output", "out", "--cache", "my answers")
     assert_told(done, 1, "device lost")
+    assert f"to go on: evalution run {path} --output out --cache 'my answers'\n" in done.stdout
     found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
     assert (found["status"], found["suites"]) == ("failed", [])
     assert (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
@@ -164,16 +166,17 @@ def test_ctrl_c_keeps_what_was_finished_and_the_run_can_go_on(
         "        return Session('m', 512, 2)\n"
     )
     name = spec(folder, engine=f"{module}:Interrupted")
-    done = command_line("run", name, "--output", "out")
+    done = command_line("run", name, "--output", "out", "--limit", "30")
     assert done.returncode == 130
     assert "finishing what is in flight; Ctrl-C once more ends at once" in done.stderr
     assert "interrupted; what was finished is kept" in done.stderr
-    assert f"to go on: evalution run {name} --output out" in done.stdout
+    assert "to go on: " in done.stdout
+    _, again = done.stdout.split("to go on: evalution ")
     found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
     assert found["status"] == "interrupted"
     text = (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
     finished = len(text.splitlines())
     assert finished == 7 if times == 2 else 8 <= finished < 30
-    again = command_line("run", name, "--output", "out")
+    again = command_line(*shlex.split(again))
     assert again.returncode == 0
     assert f"{finished} of 30 were finished before" in again.stderr

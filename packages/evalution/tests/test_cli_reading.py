@@ -74,7 +74,7 @@ def test_a_failed_run_is_shown_with_its_error_and_what_is_finished(
     error = {"suite": "questions", "type": "EngineRuntimeError", "message": "the GPU is gone"}
     for status, wanted in (
         ("failed", "failed in suite questions: EngineRuntimeError: the GPU is gone"),
-        ("running", "running, or it was killed: these suites are finished"),
+        ("running", "running, or it was killed; what it has finished so far is shown"),
     ):
         result["status"], result["error"] = status, error if status == "failed" else None
         file.write_text(json.dumps(result), encoding="utf-8")
@@ -85,6 +85,10 @@ def test_a_failed_run_is_shown_with_its_error_and_what_is_finished(
     result["suites"] = []
     file.write_text(json.dumps(result), encoding="utf-8")
     assert "no suite is finished" in command_line("show", "one").stdout
+    result["status"] = "interrupted"
+    result["error"] = {"suite": "sums", "type": "KeyboardInterrupt", "message": ""}
+    file.write_text(json.dumps(result), encoding="utf-8")
+    assert "status   interrupted in suite sums\n" in command_line("show", "one").stdout
 
 
 def test_failed_samples_are_found(ran: Any, command_line: Any) -> None:
@@ -97,7 +101,27 @@ def test_failed_samples_are_found(ran: Any, command_line: Any) -> None:
     assert lines[1].startswith("  error   ContextLengthError: max_new_tokens=600")
     assert lines[-1] == "2 of 6 samples; --limit shows more"
     done = command_line("show", "one", "--samples", "questions", "--failed")
-    assert done.stdout.splitlines()[-1].startswith("0 of 0 samples")
+    assert done.stdout == "none of 6 samples\n"
+    done = command_line("show", "one", "--samples", "questions", "--limit", "6")
+    assert done.stdout.splitlines()[-1] == "6 of 6 samples"
+
+
+def test_samples_that_were_not_kept_are_told(ran: Any, command_line: Any, folder: Path) -> None:
+    ran("one")
+    (folder / "one" / "samples.jsonl").unlink()
+    assert command_line("show", "one", "--samples", "sums").stdout == "no samples were kept\n"
+
+
+def test_an_answer_can_not_rule_the_terminal(ran: Any, command_line: Any, folder: Path) -> None:
+    ran("one")
+    file = folder / "one" / "samples.jsonl"
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    lines[0] |= {"prediction": "\x1b[2J\x9b1m\r\x07 [red]a\tb\nc[/]", "suite": "sums", "index": 0}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    shown = command_line("show", "one", "--samples", "sums", "--limit", "1").stdout
+    assert r"\x1b[2J\x9b1m\r\x07 [red]a" in shown
+    assert not set("\x1b\x9b\r\x07") & set(shown)
+    assert "\n          c[/]\n" in shown
 
 
 def test_samples_are_shown_one_below_the_other(ran: Any, command_line: Any) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 import evalution
 from evalution.comparison import compare
 from evalution.comparison.pairing import pair_samples
+from evalution.comparison.table import comparison_table
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
 from evalution.scoring.metrics import Measure, WeightedPerplexity
 from evalution_core import ConfigurationError
@@ -240,6 +242,22 @@ def test_flips_show_what_was_compared_with_the_target() -> None:
 
 
 outcomes = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize(("width", "columns"), [(50, 3), (71, 3), (72, 5), (109, 5), (110, 6)])
+def test_a_narrow_terminal_still_tells_which_score_it_is(width: int, columns: int) -> None:
+    left = run([sample(n, float(n < 5)) for n in range(9)], name="rows")
+    found = compare(left, run([sample(n) for n in range(9)], name="rows"))
+    terminal = Console(width=width)
+    with terminal.capture() as capture:
+        terminal.print(comparison_table(found, width=width))
+    shown = capture.get()
+    assert "…" not in shown
+    for text in ("rows", "acc ↑", "0.5556", "1.0000", "+0.4444"):
+        assert text in shown
+    named = [name for name in ("left", "right", "difference", "better", "test") if name in shown]
+    assert len(named) == (columns if columns < 5 else columns - 1)
+    assert (" p " in shown) == (columns >= 5)
 
 
 @settings(deadline=None)

@@ -6,9 +6,11 @@ from types import MethodType
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import evalution
 from evalution.parity import ParityResult, Tolerance, check_parity
+from evalution.parity.table import parity_table
 from evalution.spec.run_spec import Lane
 from evalution_conformance import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution_conformance.mutants.toy import Toy
@@ -100,6 +102,20 @@ def test_two_precisions_of_a_real_model_agree(result: ParityResult) -> None:
         assert worst.left is not None
         assert worst.right is not None
         assert abs(worst.left - worst.right) == suite.tokens.max
+
+
+@pytest.mark.parametrize(("width", "is_wide"), [(50, False), (89, False), (90, True)])
+def test_a_narrow_terminal_still_tells_which_suite_it_is(
+    result: ParityResult, width: int, is_wide: bool
+) -> None:
+    terminal = Console(width=width)
+    with terminal.capture() as capture:
+        terminal.print(parity_table(result, width=width))
+    shown = capture.get()
+    assert "…" not in shown
+    for text in ("sums", "choices", "prose", "max |Δ|", "flips", "texts", "0/8"):
+        assert text in shown
+    assert ("p99" in shown) == is_wide
 
 
 def test_the_scores_of_a_run_are_those_of_its_parity_check(result: ParityResult) -> None:

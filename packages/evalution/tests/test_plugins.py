@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from evalution import Generation
+from evalution.spec.run_spec import parse_engine
 from evalution.suites import available_suites, load_suite
-from evalution_core import ConfigurationError
+from evalution_core import ConfigurationError, EngineUnavailableError
 
 ENGINE = """
 from dataclasses import dataclass
@@ -128,3 +129,18 @@ def test_a_suite_beside_the_spec_is_told_how_it_is_found(
         "suite 'beside:Suite' (beside:Suite) can't be loaded: ModuleNotFoundError: No module named "
         "'beside'; beside.py is in the working folder, which `python -m evalution` looks into"
     )
+
+
+def test_an_engine_beside_the_spec_is_told_how_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lying_beside.py").write_text("class Engine: ...\n", encoding="utf-8")
+    with pytest.raises(EngineUnavailableError, match="No module named 'lying_beside'") as caught:
+        parse_engine("lying_beside:Engine")
+    assert caught.value.__notes__ == [
+        "lying_beside.py is in the working folder, which `python -m evalution` looks into"
+    ]
+    with pytest.raises(EngineUnavailableError) as caught:
+        parse_engine("lying_nowhere:Engine")
+    assert not getattr(caught.value, "__notes__", ())

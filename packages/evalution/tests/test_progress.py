@@ -53,6 +53,19 @@ def test_a_slow_suite_gives_a_sign_of_life_each_minute(clock: Clock) -> None:
     assert len(lines) == 1000 * 20 // 60 + 1
 
 
+def test_a_suite_that_was_finished_before_has_no_rate(clock: Clock) -> None:
+    stream = io.StringIO()
+    progress = PlainProgress(stream)
+    progress.suite_started("sums", 2)
+    progress.sample_finished(2, 0, ("acc", 0.5))
+    progress.samples_recalled(2)
+    progress.suite_finished()
+    assert stream.getvalue().splitlines() == [
+        "sums: 2 of 2 were finished before",
+        "sums: 2/2, acc 0.500",
+    ]
+
+
 def test_failed_samples_are_shown(clock: Clock) -> None:
     stream = io.StringIO()
     progress = PlainProgress(stream)

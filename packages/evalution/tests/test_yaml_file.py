@@ -23,9 +23,16 @@ def test_plain_values_come_through(tmp_path: Path) -> None:
     }
 
 
+def test_an_escaped_character_of_json_is_one_character(tmp_path: Path) -> None:
+    assert read(tmp_path, '{"a \\ud83d\\ude42": ["\\ud83d\\ude42", "\U0001f642"]}') == {
+        "a \U0001f642": ["\U0001f642", "\U0001f642"]
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "place", "reason"),
     [
+        ('a: "x \\ud83d y"\n', "line 1, column 4", "a lone surrogate is no valid text"),
         ("a: 1\nb: [1, 2\nc: 3\n", "line 3, column 2", "expected ',' or ']'"),
         ("a: 1\n\tb: 2\n", "line 2, column 1", "cannot start any token"),
         ("a: 1\nb: 2\na: 3\n", "line 3, column 1", "the key 'a' stands here a second time"),

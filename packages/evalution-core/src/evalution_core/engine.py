@@ -84,6 +84,17 @@ class BaseEngine(ABC):
         """The model that the runtime serves, where it knows one."""
         return None
 
+    def describe_runtime(self) -> dict[str, Any] | None:
+        """What it would run on, found without a model by importing the runtime; JSON-safe.
+
+        Common keys: version (of the runtime), device. None where nothing can be told.
+
+        Raises:
+            EngineUnavailableError: the runtime is missing, too old, or lacks the device that was
+                asked for; the message says what to install or to change.
+        """
+        return None
+
     @property
     def processes_limit(self) -> int | None:
         """How many processes may build this engine at once; None: any number."""

@@ -22,6 +22,7 @@ from evalution_core.spelling import did_you_mean
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+_A_LIST = "Input should be a list"
 _NEUTRAL_FIELD = "evalution.neutral"
 
 
@@ -212,6 +213,8 @@ def _complaint(
     value = inner[0]["input"] if inner else values[option]
     # Each member of a union complains: together they say what is possible.
     text = " or ".join(dict.fromkeys(problem["msg"] for problem in inner or problems))
+    text = text.replace("'str' instances are not allowed as a Sequence value", _A_LIST)
+    text = text.replace("Input should be an instance of Sequence", _A_LIST)
     secrets = set[str]().union(*_secrets(kind).values())
     hidden = secrets.intersection(path) or any(_secrets(_hints(kind)[option]).values())
     got = "" if hidden else f", got {redact(value)!r}"

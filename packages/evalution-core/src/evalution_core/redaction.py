@@ -65,8 +65,7 @@ def hide(value: Any, *, is_secret: bool = False) -> None:
 def scrub(text: str) -> str:
     """`text` without hidden values, the credentials of URLs and of authorization headers."""
     for value in tuple(_hidden):  # another thread may make an engine meanwhile
-        if value in text:
-            text = text.replace(value, REDACTED)
+        text = text.replace(value, REDACTED)
     text = _URL_CREDENTIALS.sub(REDACTED, text)
     text = _URL_QUERY.sub(rf"\1{REDACTED}", text)
     return _BEARER.sub(lambda found: f"{found[1] or found[2]} {REDACTED}", text)

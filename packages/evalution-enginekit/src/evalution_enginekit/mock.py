@@ -13,7 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from evalution_core import BaseEngine, Capability, Model, neutral
+from evalution_core import (
+    BaseEngine,
+    Capability,
+    ConfigurationError,
+    Model,
+    neutral,
+    validate_options,
+)
 from evalution_enginekit.byte_tokenizer import ByteTokenizer
 from evalution_enginekit.generation import TokenFeed
 from evalution_enginekit.scheduling import refill
@@ -39,6 +46,14 @@ class Mock(BaseEngine):
     batch_size: int = neutral(default=8)
 
     capabilities = MOCK_CAPABILITIES
+
+    def __post_init__(self) -> None:
+        validate_options(self)
+        if self.batch_size < 1:
+            raise ConfigurationError(
+                f"option 'batch_size' of engine {type(self).__name__} must be at least 1, "
+                f"got {self.batch_size}"
+            )
 
     def build(self, model: Model) -> MockSession:
         return MockSession(model.path or "mock", self.max_model_len, self.batch_size)

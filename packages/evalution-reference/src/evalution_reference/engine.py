@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy
 
 from evalution_core import (
     BaseEngine,
@@ -13,6 +15,7 @@ from evalution_core import (
     Model,
     builtin_path,
     neutral,
+    validate_options,
 )
 from evalution_core.builtins import PREFIX
 from evalution_enginekit import load_tokenizer
@@ -46,6 +49,17 @@ class Reference(BaseEngine):
 
     capabilities = REFERENCE_CAPABILITIES
 
+    def __post_init__(self) -> None:
+        validate_options(self)
+        if self.batch_size < 1:
+            raise ConfigurationError(
+                f"option 'batch_size' of engine {type(self).__name__} must be at least 1, "
+                f"got {self.batch_size}"
+            )
+
+    def describe_runtime(self) -> dict[str, Any]:
+        return {"version": numpy.__version__, "device": "cpu"}
+
     def build(self, model: Model) -> ReferenceSession:
         """Read the checkpoint.
 
@@ -55,11 +69,11 @@ class Reference(BaseEngine):
         """
         folder = _folder(model)
         config, weights = load_checkpoint(folder)
-        limit = self.max_model_len or config.max_position_embeddings
-        if not 1 < limit <= config.max_position_embeddings:
+        own = config.max_position_embeddings
+        limit = own if self.max_model_len is None else self.max_model_len
+        if not 1 < limit <= own:
             raise ConfigurationError(
-                f"max_model_len={limit} must be between 2 and the model's own "
-                f"{config.max_position_embeddings}"
+                f"max_model_len={limit} must be between 2 and the model's own {own}"
             )
         return ReferenceSession(
             model=model,

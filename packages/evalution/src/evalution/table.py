@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -12,20 +13,32 @@ from rich.table import Table
 from evalution.results import MetricResult, RunResult, SuiteResult
 from evalution_core import BaseEngine, EngineEntry
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
 _WIDTH = 120
 """Of a table that goes to no terminal."""
 
-
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _NARROW = 64
 _NUMBERS = ("value", "stderr", "n", "failed", "cut")
 
 
+class _VerbatimConsole(Console):
+    """Shows texts as they are: brackets are no markup, colons no emoji, and escapes no commands."""
+
+    def __init__(self, *, stderr: bool, width: int | None = None):
+        super().__init__(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        # A model's answer, or somebody's rows, must not rule the terminal.
+        return super().render_str(_CONTROL.sub(_escaped, text), **options)
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console as wide as its terminal, or wide enough for any table where there is none."""
-    # Names and paths are shown as they are: brackets in them are no markup, colons no emoji.
-    verbatim: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
-    found = Console(stderr=stderr, **verbatim)
-    return found if found.is_terminal else Console(stderr=stderr, width=_WIDTH, **verbatim)
+    found = _VerbatimConsole(stderr=stderr)
+    return found if found.is_terminal else _VerbatimConsole(stderr=stderr, width=_WIDTH)
 
 
 def result_table(result: RunResult, *, width: int = _WIDTH) -> Table:
@@ -97,6 +110,10 @@ def type_text(shape: dict[str, Any]) -> str:
     if shape.get("type") == "array":
         return f"list of {type_text(shape.get('items', {}))}"
     return str(shape.get("type", "any"))
+
+
+def _escaped(control: re.Match[str]) -> str:
+    return control[0].encode("unicode_escape").decode()
 
 
 def _title(result: RunResult) -> str:

@@ -31,6 +31,14 @@ def test_it_writes_a_page_and_says_where(run_folder: Path, command_line: Any) ->
     assert "This page holds 2 of 3 rows" in " ".join(page.split())
 
 
+@pytest.mark.parametrize("output", ["", "/"])
+def test_an_output_that_names_no_file_is_told(
+    run_folder: Path, command_line: Any, assert_told: Any, output: str
+) -> None:
+    told = "names no file for the report; name an --output"
+    assert_told(command_line("report", "done", "--output", output), 2, told)
+
+
 def test_a_folder_of_a_parity_check_is_a_report_too(
     run_folder: Path, parity_folder: Path, command_line: Any
 ) -> None:

@@ -81,7 +81,7 @@ def _show(result: ParityResult, written: Path | None, *, as_json: bool) -> None:
     terminal = console()
     for line in table.headings(result):
         terminal.print(line, soft_wrap=True)
-    terminal.print(table.parity_table(result))
+    terminal.print(table.parity_table(result, width=terminal.width))
     terminal.print(table.LEGEND, style="dim", soft_wrap=True)
     for line in table.remarks(result):
         terminal.print(line, style="yellow", soft_wrap=True)

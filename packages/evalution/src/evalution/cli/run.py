@@ -67,7 +67,7 @@ def run(
             _run_all(handle, loaded)
         finally:
             if handle.has_begun:
-                _show(handle.result, spec)
+                _show(handle.result, _again(handle.result, spec, limit, cache))
         if handle.result.failed:
             raise typer.Exit(EXIT_WITH_FAILURES)
 
@@ -88,7 +88,17 @@ def _run_all(handle: Run, spec: Spec) -> None:
         raise failure from error
 
 
-def _show(result: RunResult, spec: str) -> None:
+def _again(result: RunResult, spec: str, limit: int | None, cache: str | None) -> str:
+    """The command by which a run goes on."""
+    words = ["evalution", "run", spec, "--output", str(result.folder)]
+    if limit is not None:
+        words += ["--limit", str(limit)]
+    if cache is not None:
+        words += ["--cache", cache]
+    return shlex.join(words)
+
+
+def _show(result: RunResult, again: str) -> None:
     if result.suites:
         terminal = console()
         terminal.print(result_table(result, width=terminal.width))
@@ -96,7 +106,7 @@ def _show(result: RunResult, spec: str) -> None:
         console(stderr=True).print(line, style="yellow", soft_wrap=True)
     print(f"results: {result.folder}")
     if result.status != "done":
-        print(f"to go on: {shlex.join(['evalution', 'run', spec, '--output', str(result.folder)])}")
+        print(f"to go on: {again}")
 
 
 class _RunFailedError(EvalutionError):

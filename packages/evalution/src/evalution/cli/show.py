@@ -72,11 +72,13 @@ def _conditions(run: RunResult) -> Iterator[tuple[str, str]]:
 
 def _status(run: RunResult) -> str:
     if run.status == "running":
-        return "running, or it was killed: these suites are finished"
+        return "running, or it was killed; what it has finished so far is shown"
     if run.error is None:
         return run.status
     suite = run.error.get("suite")
     place = f" in suite {suite}" if suite else ""
+    if run.error.get("type") == KeyboardInterrupt.__name__:
+        return f"{run.status}{place}"
     return f"{run.status}{place}: {run.error.get('type')}: {run.error.get('message')}"
 
 
@@ -116,9 +118,9 @@ def _suite(run: RunResult, name: str) -> SuiteResult:
 def _show_samples(
     suite: SuiteResult, failed: bool, wrong: bool, limit: int, *, as_json: bool
 ) -> None:
-    found = read_samples(suite)
     if wrong and failed:
         raise ConfigurationError("--failed and --wrong are two choices; take one")
+    every = found = read_samples(suite)
     if failed:
         found = [sample for sample in found if sample.error is not None]
     elif wrong:
@@ -131,7 +133,17 @@ def _show_samples(
     for sample in shown:
         for line in _lines(sample):
             terminal.print(line, soft_wrap=True)
-    terminal.print(f"{len(shown)} of {len(found)} samples; --limit shows more", soft_wrap=True)
+    terminal.print(_counted(len(shown), len(found), len(every)), soft_wrap=True)
+
+
+def _counted(shown: int, found: int, every: int) -> str:
+    """How many samples stand above, of how many."""
+    if not every:
+        return "no samples were kept"
+    if not found:
+        return f"none of {every} samples"
+    more = "; --limit shows more" if shown < found else ""
+    return f"{shown} of {found} samples{more}"
 
 
 def _wrong(suite: SuiteResult, samples: Sequence[SampleResult]) -> list[SampleResult]:

@@ -18,24 +18,31 @@ LEGEND = (
     "p: how often chance alone makes as large a difference over the rows that both answered, "
     f"* below {SIGNIFICANT}"
 )
-_NARROW = 90
+_SHOWN = ("left", "right", "difference", "better", "p", "test")
+_NARROW = 110
+_VERY_NARROW = 72
 _TEXT = 60
 _VALUE = 80
 
 
 def comparison_table(comparison: Comparison, *, width: int) -> Table:
-    """A row for each metric; on a terminal of less than 90 columns without interval and test."""
-    is_wide = width >= _NARROW
+    """A row for each metric.
+
+    On a terminal of less than 110 columns without interval and test, of less than 72 also without
+    winner and p: which suite and metric it is must be readable.
+    """
+    shown = _SHOWN if width >= _NARROW else _SHOWN[: 5 if width >= _VERY_NARROW else 3]
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("suite", "metric"):
         table.add_column(name, overflow="fold")
-    for name in ("left", "right", "difference", "better", "p", "test")[: 6 if is_wide else 5]:
+    for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     for suite in comparison.suites:
         for position, metric in enumerate(suite.metrics):
             name = f"{metric.name} {'↑' if metric.higher_is_better else '↓'}"
-            cells = [suite.name if position == 0 else "", name, *_cells(metric, is_wide=is_wide)]
-            table.add_row(*cells)
+            cells = _cells(metric, with_interval="test" in shown)
+            names = [suite.name if position == 0 else "", name]
+            table.add_row(*names, *(cells[column] for column in shown))
         table.add_section()
     return table
 
@@ -123,16 +130,19 @@ def _rows(count: int) -> str:
     return f"{count} row{'' if count == 1 else 's'}"
 
 
-def _cells(metric: MetricComparison, *, is_wide: bool) -> list[str]:
+def _cells(metric: MetricComparison, *, with_interval: bool) -> dict[str, str]:
     test = metric.test
-    p_value = _p(test)
-    winner = {"tie": "=", None: "–"}.get(metric.winner, str(metric.winner))
-    cells = [_value(metric.left), _value(metric.right), _difference(metric), winner, p_value]
-    if not is_wide:
-        return cells
-    if test is not None and test.interval is not None:
-        cells[2] += f" [{test.interval[0]:+.4f}, {test.interval[1]:+.4f}]"
-    return [*cells, "" if test is None else test.name]
+    difference = _difference(metric)
+    if with_interval and test is not None and test.interval is not None:
+        difference += f" [{test.interval[0]:+.4f}, {test.interval[1]:+.4f}]"
+    return {
+        "left": _value(metric.left),
+        "right": _value(metric.right),
+        "difference": difference,
+        "better": {"tie": "=", None: "–"}.get(metric.winner, str(metric.winner)),
+        "p": _p(test),
+        "test": "" if test is None else test.name,
+    }
 
 
 def _value(metric: MetricResult | None) -> str:

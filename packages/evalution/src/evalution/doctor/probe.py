@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from evalution.foreign_code import foreign_errors
 from evalution_core import (
@@ -22,20 +21,6 @@ from evalution_core import (
     redact,
     scrub,
 )
-
-
-@runtime_checkable
-class DescribesRuntime(Protocol):
-    """An engine that can tell, without a model, what it would run on."""
-
-    def describe_runtime(self) -> Mapping[str, Any]:
-        """Import the runtime; `version` and `device` are common keys of what it says.
-
-        Raises:
-            EngineUnavailableError: it is missing, too old, or lacks the device that was asked for;
-                the message says what to install or to change.
-        """
-        ...
 
 
 def main() -> None:
@@ -74,8 +59,6 @@ def _runtime_of(kind: type[BaseEngine]) -> dict[str, Any] | None:
             engine = kind.from_options({})
     except ConfigurationError:
         return None  # it needs options, which is no fault: there is nothing to ask yet
-    if not isinstance(engine, DescribesRuntime):
-        return None
     with foreign_errors("describe_runtime", EngineUnavailableError):
         return redact(engine.describe_runtime())
 

@@ -9,30 +9,26 @@ from rich.table import Table
 
 from evalution.parity.result import NEAR_TIE, ParityResult, SuiteParity, TokenDifference
 
+_NARROW = 90
+_SHOWN = ("requests", "tokens", "max |Δ|", "p99", "p50", "flips", "greedy", "texts")
+_SHOWN_NARROW = ("max |Δ|", "flips", "texts")
 _WORST_SHOWN = 3
 _LISTED = 3
 
 
-def parity_table(result: ParityResult) -> Table:
-    """A row for each suite: how large the differences are, and which decisions they change."""
+def parity_table(result: ParityResult, *, width: int) -> Table:
+    """A row for each suite: how large the differences are, and which decisions they change.
+
+    On a terminal of less than 90 columns only the largest difference, flips and texts.
+    """
+    shown = _SHOWN if width >= _NARROW else _SHOWN_NARROW
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("suite", overflow="fold")
-    for name in ("requests", "tokens", "max |Δ|", "p99", "p50", "flips", "greedy", "texts"):
+    for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     for suite in result.suites:
-        spread = suite.tokens or suite.sums
-        sizes = ["–"] * 3
-        if spread is not None:
-            sizes = [f"{size:.1e}" for size in (spread.max, spread.p99, spread.p50)]
-        table.add_row(
-            suite.name,
-            f"{suite.compared}/{suite.requests}",
-            "–" if suite.tokens is None else str(suite.tokens.count),
-            *sizes,
-            _share(suite.flips, suite.near_flips, suite.choices),
-            _share(suite.greedy_apart, 0, suite.greedy),
-            _share(suite.divergences, suite.near_divergences, suite.texts),
-        )
+        cells = _cells(suite)
+        table.add_row(suite.name, *(cells[column] for column in shown))
     return table
 
 
@@ -67,6 +63,22 @@ def verdict(result: ParityResult) -> Iterator[str]:
         yield f"within the tolerance of {result.tolerance.logprob:g} per token"
     for complaint in result.complaints:
         yield f"outside the tolerance: {complaint}"
+
+
+def _cells(suite: SuiteParity) -> dict[str, str]:
+    spread = suite.tokens or suite.sums
+    sizes = None if spread is None else (spread.max, spread.p99, spread.p50)
+    return {
+        "requests": f"{suite.compared}/{suite.requests}",
+        "tokens": "–" if suite.tokens is None else str(suite.tokens.count),
+        **{
+            name: "–" if sizes is None else f"{sizes[at]:.1e}"
+            for at, name in enumerate(("max |Δ|", "p99", "p50"))
+        },
+        "flips": _share(suite.flips, suite.near_flips, suite.choices),
+        "greedy": _share(suite.greedy_apart, 0, suite.greedy),
+        "texts": _share(suite.divergences, suite.near_divergences, suite.texts),
+    }
 
 
 def _worst(differences: Iterable[TokenDifference]) -> Iterator[str]:

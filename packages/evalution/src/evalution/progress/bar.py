@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from evalution.progress.reports import Running, shown
+from evalution.progress.reports import Running, rate_text, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,6 +88,6 @@ class ProgressBar:
         assert self._bar is not None
         self._drawn_at = time.monotonic()
         done, failed, running = self._state
-        rate = (done - self._before) / max(self._drawn_at - self._started, 1e-9)
-        state = f"{rate:.1f}/s{shown(running, failed)}"
+        rate = rate_text(done - self._before, self._drawn_at - self._started)
+        state = f"{rate}{shown(running, failed)}".removeprefix(", ")
         self._bar.update(self._task, completed=done, state=state)

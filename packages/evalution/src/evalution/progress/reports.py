@@ -86,11 +86,16 @@ class PlainProgress:
 
     def _say_state(self) -> None:
         done, failed, running = self._state
-        rate = (done - self._before) / max(time.monotonic() - self._started, 1e-9)
-        self._say(f"{self._name}: {done}/{self._total}, {rate:.1f}/s{shown(running, failed)}")
+        rate = rate_text(done - self._before, time.monotonic() - self._started)
+        self._say(f"{self._name}: {done}/{self._total}{rate}{shown(running, failed)}")
 
     def _say(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
+
+
+def rate_text(done: int, seconds: float) -> str:
+    """`, 12.5/s`; nothing where all was finished before."""
+    return f", {done / max(seconds, 1e-9):.1f}/s" if done else ""
 
 
 def shown(running: Running, failed: int) -> str:

@@ -68,6 +68,8 @@ def write_report(
         )
     page = _page(runs, parity, samples_per_suite).encode("utf-8", "backslashreplace")
     file = typed_path(os.fspath(path))
+    if not file.name:
+        raise ConfigurationError(f"{str(path)!r} names no file for the report; name an --output")
     draft = file.with_name(f"{file.name}.part")
     try:
         draft.write_bytes(page)

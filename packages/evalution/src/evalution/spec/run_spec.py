@@ -6,7 +6,9 @@ options under `params`; a name alone takes the defaults.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -24,11 +26,13 @@ from evalution.suites.suite import AnySuite
 from evalution_core import (
     BaseEngine,
     ConfigurationError,
+    EngineUnavailableError,
     Model,
     builtin_path,
     did_you_mean,
     load_engine,
 )
+from evalution_core.options import option_fields
 
 SECTIONS = ("engine", "model", "tests", "against", "isolate", "on_error", "max_failures")
 """What a spec may hold at its top."""
@@ -127,7 +131,9 @@ def parse_engine(declared: object) -> BaseEngine:
         EngineUnavailableError: the engine's package can't be imported.
     """
     name, options = _declaration(declared, "engine")
-    engine = load_engine(name, hints=INSTALL_HINTS)
+    with _module_beside(name):
+        engine = load_engine(name, hints=INSTALL_HINTS)
+    _check_place(options, engine)
     _check_plain(options, "engine")
     with foreign_errors(f"engine {engine.__name__} can't be made", ConfigurationError):
         return engine.from_options(options)
@@ -137,6 +143,7 @@ def parse_test(declared: object, base: Path | None) -> AnySuite:
     """A suite from either form of a spec; errors as `parse_engine`."""
     name, options = _declaration(declared, "test")
     suite = load_suite(name)
+    _check_place(options, suite)
     _check_plain(options, "test")
     with foreign_errors(f"suite {suite.__name__} can't be made", ConfigurationError):
         return suite.from_options(options, base=base)
@@ -226,6 +233,31 @@ def _options(fields: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any
             f"the {what} has options both under params and beside it: {', '.join(beside)}"
         )
     return _mapping(fields["params"] or {}, f"the {what}'s params")
+
+
+@contextmanager
+def _module_beside(name: str) -> Generator[None]:
+    """Note with an error of loading `module:Class` that its module lies in the working folder."""
+    try:
+        yield
+    except EngineUnavailableError as error:
+        module, _, _ = name.partition(":")
+        file = Path(*module.split(".")).with_suffix(".py")
+        if module not in sys.modules and file.is_file():
+            error.add_note(
+                f"{file} is in the working folder, which `python -m evalution` looks into"
+            )
+        raise
+
+
+def _check_place(options: Mapping[str, Any], kind: type[BaseEngine] | type[AnySuite]) -> None:
+    known = {option.name for option in option_fields(kind)}
+    for name in options:
+        if name in SECTIONS and name not in known:
+            raise ConfigurationError(
+                f"{kind.declared_as} {kind.__name__} has no option {name!r}; {name} stands at the "
+                "top of a spec, beside engine and tests"
+            )
 
 
 def _check_plain(options: Mapping[str, Any], what: str) -> None:

@@ -15,7 +15,17 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that refuses a mapping with the same key twice."""
+    """A safe loader that refuses a mapping with the same key twice, and half a character."""
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        found: Any = super().construct_scalar(node)  # pyright: ignore[reportUnknownMemberType]
+        try:
+            # JSON escapes a character beyond U+FFFF as two, and JSON is YAML.
+            return found.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise yaml.constructor.ConstructorError(
+                None, None, "a lone surrogate is no valid text", node.start_mark
+            ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: dict[Any, yaml.Node] = {}
