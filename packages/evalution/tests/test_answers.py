@@ -13,7 +13,12 @@ import pytest
 import evalution
 from evalution import Generation, MultipleChoice, Perplexity
 from evalution.execution.answers import fault_of
-from evalution_core import GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput
+from evalution_core import (
+    EngineRuntimeError,
+    GenerationOutput,
+    LoglikelihoodOutput,
+    RollingLoglikelihoodOutput,
+)
 
 ROWS = [{"q": f"{i} + 0?", "a": "4", "choices": ["x", "yy"], "right": 0} for i in range(3)]
 
@@ -75,6 +80,54 @@ def test_numbers_of_numpy_are_written_as_numbers(scripted_session: Any, tmp_path
     assert line["extracted"]["logprobs"] == [-1.5, -1.5]
     assert line["tokens"] == {"prompt": 6, "scored": 4}
     assert (result.failed, result.suites[0].metrics["acc"].value) == (0, 1.0)
+
+
+def test_near_ties_of_narrow_numbers_are_decided_as_they_are_when_they_are_read_back(
+    scripted: Any, scripted_session: Any, tmp_path: Path
+) -> None:
+    scores = {"dd": np.float32(-2.0) / np.float32(3), "ccc": np.float32(-1.0)}
+    assert scores["dd"] / 2 == scores["ccc"] / 3, "equal per character in their own precision"
+    assert float(scores["dd"]) / 2 < float(scores["ccc"]) / 3
+
+    def run(folder: str, dies_after: int) -> list[Any]:
+        class Narrow(scripted_session):
+            answered = 0
+
+            def loglikelihood(self, requests: Any, *, batch_size: Any = None) -> list[Any]:
+                self.answered += 1
+                if self.answered > dies_after:
+                    raise RuntimeError("device lost")
+                return [
+                    LoglikelihoodOutput(scores[r.continuation.strip()], None, 1)  # pyright: ignore[reportArgumentType]
+                    for r in requests
+                ]
+
+        rows = [{"q": "?", "choices": list(scores), "right": 1}] * 3
+        suite = MultipleChoice(data=rows, prompt="q", choices="choices", target="right")
+        result = evalution.run(
+            engine=scripted(Narrow()), model="m", tests=[suite], output=tmp_path / folder
+        )
+        return [sample.to_dict() for sample in result.suites[0].samples]
+
+    with pytest.raises(EngineRuntimeError):
+        run("in two", 4)
+    assert run("in two", 9) == run("at once", 9)
+
+
+def test_an_engines_own_kind_of_output_is_kept_as_the_contracts(
+    scripted: Any, scripted_session: Any, tmp_path: Path
+) -> None:
+    class OwnOutput(GenerationOutput):
+        pass
+
+    class Own(scripted_session):
+        def generate(self, requests: Any, *, batch_size: Any = None) -> list[Any]:
+            return [OwnOutput(r.prompt, "4") for r in requests]
+
+    result = evalution.run(
+        engine=scripted(Own()), model="m", tests=[generation()], output=tmp_path / "run"
+    )
+    assert (result.failed, result.suites[0].metrics["exact_match"].value) == (0, 1.0)
 
 
 @pytest.mark.parametrize("text", [None, "4\ud800"])

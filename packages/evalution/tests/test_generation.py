@@ -158,6 +158,8 @@ def test_options_are_shown_as_a_spec_has_them() -> None:
         ({"max_new_tokens": True}, "valid integer, got True"),
         ({"max_new_tokens": 0}, "'max_new_tokens' of suite Generation must be at least 1, got 0"),
         ({"max_rows": 0}, "option 'max_rows' of suite Generation must be at least 1, got 0"),
+        ({"name": "a\nb"}, "'name' of suite Generation must be one line of text that can be shown"),
+        ({"name": "\ud800"}, r"that can be shown, got '\ud800'"),
         ({"batch_size": 0}, "option 'batch_size' of suite Generation must be at least 1, got 0"),
         ({"num_fewshot": -1}, "option 'num_fewshot' of suite Generation must not be negative"),
         (

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Event
 from typing import NoReturn
 
@@ -184,35 +183,6 @@ def test_a_cache_that_is_damaged_is_left_alone(path: Path) -> None:
         Journal.shared(path)
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    path.write_text("rows, rows, rows\n" * 100)
-    for call in (Journal.open, Journal.shared, Journal.delete):
-        with pytest.raises(ConfigurationError, match="is no journal: it isn't a SQLite database"):
-            call(path)
-    assert path.exists()
-
-
-def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    other = sqlite3.connect(path)
-    other.execute("CREATE TABLE songs (name)")
-    other.close()
-    with pytest.raises(ConfigurationError, match="it is the database of another program"):
-        Journal.open(path)
-
-
-def test_a_journal_of_a_newer_version_is_refused(path: Path) -> None:
-    newer = sqlite3.connect(path)
-    newer.execute("PRAGMA user_version = 7")
-    newer.close()
-    with pytest.raises(
-        ConfigurationError,
-        match=r"was written by a newer version of Evalution \(its schema is 7, .*\); upgrade",
-    ):
-        Journal.open(path)
-
-
 def told_by(code: str, path: Path) -> str:
     """The last line of the errors of a process that runs `code`."""
     program = (
@@ -222,26 +192,6 @@ def told_by(code: str, path: Path) -> str:
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True)
     return (done.stderr.splitlines() or [""])[-1]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no read-only folders")
-@pytest.mark.parametrize("call", ["create", "open", "shared", "delete"])
-def test_a_folder_that_cannot_be_written_is_told(path: Path, call: str) -> None:
-    # Not below pytest's folder, which nobody but its owner can look into.
-    with TemporaryDirectory() as base:
-        folder = Path(base) / "run"
-        target = folder / "journal.sqlite"
-        folder.mkdir()
-        if call in ("open", "delete"):
-            shutil.copyfile(path, target)
-        Path(base).chmod(0o755)
-        folder.chmod(0o555)
-        give_up_root = "if os.geteuid() == 0: os.setuid(65534)\n"
-        told = told_by(f"{give_up_root}Journal.{call}(path)", target)
-        folder.chmod(0o755)
-    start = f"evalution_core.errors.ConfigurationError: the journal {target} can't be written: "
-    assert told.startswith(start)
-    assert told.endswith("; name a folder that can be")
 
 
 FILL = """

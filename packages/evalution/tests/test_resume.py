@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -13,17 +13,14 @@ import evalution
 from evalution import Generation, MultipleChoice, Run
 from evalution.journal import Journal
 from evalution.progress.reports import Silence
-from evalution.replicas import Replicas
 from evalution.runs.failure_policy import TooManyFailuresError
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
-    EngineSpec,
     InvalidRequestError,
     RequestFailure,
 )
 from evalution_enginekit.mock import Mock
-from evalution_reference import Reference
 
 ROWS = [{"q": f"{i} + 0?", "a": "4", "choices": ["x", "yy"], "right": 0} for i in range(10)]
 
@@ -273,63 +270,6 @@ def committed(journal: Path) -> int:
         return found.count()
 
 
-def test_an_answer_that_was_taken_back_is_asked_for_again(
-    scripted: Any, scripted_session: Any, tmp_path: Path
-) -> None:
-    def doubled(events: Any) -> Iterator[Any]:
-        for key, answer in events:
-            yield key, answer
-            if key == (3, 0):
-                yield key, answer
-            if key == (6, 0):
-                raise RuntimeError("device lost")
-
-    asked: list[Any] = []
-
-    def counting(events: Any) -> Iterator[Any]:
-        for key, answer in events:
-            asked.append(key)
-            yield key, answer
-
-    tests = suites()[:1]
-    engine = scripted(scripted_session(doubled))
-    with pytest.raises(EngineRuntimeError):
-        evalution.run(engine=engine, model="m", tests=tests, output=tmp_path)
-    engine = scripted(scripted_session(counting))
-    result = evalution.run(engine=engine, model="m", tests=tests, output=tmp_path)
-    assert asked == [(3, 0), (7, 0), (8, 0), (9, 0)]
-    assert result.failed == 0
-
-
-def test_runs_share_answers_through_a_cache_and_models_do_not(tmp_path: Path) -> None:
-    def run(dtype: Literal["float32", "float64"], **options: Any) -> list[int]:
-        found = evalution.run(
-            engine=Reference(dtype=dtype),
-            model="builtin:tiny",
-            tests=suites(**options)[:1],
-            cache=tmp_path / "cache",
-        )
-        return [suite.recalled for suite in found.suites]
-
-    assert run("float32", max_rows=3) == [0]
-    assert run("float32") == [3]
-    assert run("float32") == [10]
-    assert run("float64") == [0]
-    assert run("float32", max_new_tokens=5) == [0]
-
-
-def test_a_cache_is_left_out_where_the_model_can_not_be_told_by_content(
-    scripted: Any, scripted_session: Any, tmp_path: Path
-) -> None:
-    for _ in range(2):
-        engine = scripted(scripted_session())
-        result = evalution.run(engine=engine, model="m", tests=suites(), cache=tmp_path)
-        assert result["sums"].recalled == 0
-        assert result.notices == [
-            "the cache isn't used: what this model is can't be told by its content"
-        ]
-
-
 def test_an_answer_that_can_not_be_written_down_fails_its_sample_alone(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
@@ -356,11 +296,3 @@ def test_an_isolated_model_gives_the_same_results_and_goes_on_without_isolation(
         suite["metrics"] for suite in there[0]["suites"]
     ]
     assert found.engine["execution"]["isolated"]
-
-
-def test_replicas_find_the_answers_of_the_engine_within(tmp_path: Path) -> None:
-    tests, cache = suites(max_rows=3)[:1], tmp_path / "cache"
-    evalution.run(engine=Reference(), model="builtin:tiny", tests=tests, cache=cache)
-    engine = Replicas(engine=EngineSpec("Reference"), replicas=2)
-    found = evalution.run(engine=engine, model="builtin:tiny", tests=tests, cache=cache)
-    assert found["sums"].recalled == 3

@@ -113,6 +113,15 @@ def test_a_missing_file_names_the_nearest(write_rows: Any) -> None:
     assert "did you mean 'sums.jsonl'?" in str(caught.value)
 
 
+def test_an_address_is_no_file() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        rows_path("https://x.y/rows.jsonl")
+    assert str(caught.value) == (
+        "https://x.y/rows.jsonl is an address, and rows are read from local files; download it and "
+        "name the file"
+    )
+
+
 def test_a_name_that_is_not_alike_is_no_guess(write_rows: Any) -> None:
     path = Path(write_rows({"a": 1}, name="rows.jsonl"))
     with pytest.raises(ConfigurationError) as caught:

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 from evalution_core import EngineRuntimeError, EvalutionError, scrub
 
 
-@contextmanager
-def foreign_errors(doing: str, kind: type[EvalutionError] = EngineRuntimeError) -> Generator[None]:
+class foreign_errors:
     """Raise what isn't an `EvalutionError` as `kind`, with the original as cause.
 
     An engine that calls `sys.exit` fails like any other: it may not end the run as a success.
     """
-    try:
-        yield
-    except EvalutionError:
-        raise
-    except (Exception, SystemExit) as error:  # the border to foreign code: it may raise anything
-        raise kind(scrub(f"{doing}: {type(error).__name__}: {error}")) from error
+
+    # No generator: a border is crossed several times for each sample.
+    __slots__ = ("_doing", "_kind")
+
+    def __init__(self, doing: str, kind: type[EvalutionError] = EngineRuntimeError):
+        self._doing = doing
+        self._kind = kind
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, EvalutionError) or not isinstance(error, Exception | SystemExit):
+            return
+        text = f"{self._doing}: {type(error).__name__}: {error}"
+        raise self._kind(scrub(text)) from error
 
 
 def clean_up(error: BaseException, *steps: Callable[[], object]) -> None:

@@ -59,6 +59,17 @@ def answering_engine(engine: BaseEngine) -> BaseEngine:
     return engine
 
 
+def answering_software(engine: BaseEngine | None) -> dict[str, str]:
+    """The versions of the engine that answers and of its runtime, as far as they are known."""
+    if engine is None:
+        return {}
+    answering = answering_engine(engine)
+    with foreign_errors("describe_runtime"):
+        runtime = answering.describe_runtime() or {}
+    found = {"engine": _origin(type(answering))[2], "runtime": runtime.get("version")}
+    return {name: str(version) for name, version in found.items() if version is not None}
+
+
 def record_execution(record: dict[str, Any], session: BaseInferenceSession) -> None:
     """Note what is really in use; it may change while a session lives, so note it again."""
     with foreign_errors("describe_execution"):

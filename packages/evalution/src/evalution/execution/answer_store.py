@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from evalution.suites.suite import Answer, Sample
@@ -36,8 +36,20 @@ class AnswerStore(Protocol):
         """Keep why a request has no answer; returns the error as `recall` will give it."""
         ...
 
-    def forget(self, index: int) -> None:
-        """Drop the answers of a row: the session took them back."""
+    @property
+    def faults(self) -> Sequence[str]:
+        """What `keep_fault` was told of this suite, now or in an earlier part of the run."""
+        ...
+
+    def keep_fault(self, text: str) -> None:
+        """Keep a fault of the session that belongs to no sample."""
+        ...
+
+    def withdraw(self, index: int, error: EvalutionError) -> EvalutionError:
+        """Keep why a row's answers can't be trusted; returns the error as `recall` will give it.
+
+        `recall` gives it for each of the row's requests, whatever was kept of them.
+        """
         ...
 
     def flush(self) -> None:
@@ -49,6 +61,7 @@ class NoAnswers:
     """Keeps nothing, for a run without a folder."""
 
     is_empty = True
+    faults: Sequence[str] = ()
 
     def recall(self, sample: Sample) -> Mapping[int, Answer | RequestFailure]:
         return {}
@@ -58,6 +71,9 @@ class NoAnswers:
     def keep_failure(self, sample: Sample, position: int, error: EvalutionError) -> EvalutionError:
         return error
 
-    def forget(self, index: int) -> None: ...
+    def keep_fault(self, text: str) -> None: ...
+
+    def withdraw(self, index: int, error: EvalutionError) -> EvalutionError:
+        return error
 
     def flush(self) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from dataclasses import replace
 from numbers import Real
 from typing import cast
 
@@ -13,6 +14,17 @@ from evalution_core import GenerationOutput
 _OPTIONAL_COUNTS = ("prompt_tokens", "completion_tokens", "truncated_tokens")
 _ROUNDING = 1e-6
 """How far above zero a log-probability may be rounded."""
+
+
+def with_plain_score(answer: Answer) -> Answer:
+    """`answer` with Python's own float as its log-probability, exactly the same number.
+
+    What is computed from a library's narrower float is rounded otherwise than what is computed from
+    the float that is read back of a journal: near ties would be decided anew.
+    """
+    if isinstance(answer, GenerationOutput) or type(answer.logprob) is float:
+        return answer
+    return replace(answer, logprob=float(answer.logprob))
 
 
 def fault_of(answer: Answer) -> str | None:
@@ -25,8 +37,7 @@ def fault_of(answer: Answer) -> str | None:
     else:
         fault = _logprob_fault(answer.logprob) or _count_fault("token_count", answer.token_count)
     for name in _OPTIONAL_COUNTS:
-        count: object = getattr(answer, name, None)
-        if fault is None and count is not None:
+        if fault is None and (count := getattr(answer, name, None)) is not None:
             fault = _count_fault(name, count)
     return fault
 
@@ -34,6 +45,8 @@ def fault_of(answer: Answer) -> str | None:
 def _text_fault(text: object) -> str | None:
     if not isinstance(text, str):
         return f"the engine gave {text!r} as a text"
+    if text.isascii():
+        return None
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -42,7 +55,8 @@ def _text_fault(text: object) -> str | None:
 
 
 def _logprob_fault(value: object) -> str | None:
-    if isinstance(value, bool) or not isinstance(value, Real):
+    # The exact type first: asking an abstract class takes longer than all else here.
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         return f"the engine gave {value!r} as a log-probability"
     number = float(cast(float, value))
     if math.isnan(number):
@@ -53,6 +67,8 @@ def _logprob_fault(value: object) -> str | None:
 
 
 def _count_fault(name: str, count: object) -> str | None:
+    if type(count) is int and count >= 0:
+        return None
     try:
         is_count = operator.index(count) >= 0  # pyright: ignore[reportArgumentType]
     except TypeError:

@@ -92,6 +92,16 @@ class Intake:
                 index, EngineRuntimeError(f"the session ended before it read row {index}")
             )
 
+    def reread(self) -> Iterator[Sample]:
+        """All samples once more, after the rest.
+
+        Raises:
+            ConfigurationError: a row can't be read.
+        """
+        self._samples, self._count = None, 0
+        while (sample := self._read()) is not None:
+            yield sample
+
     def _take(self) -> tuple[Sample, list[Key]] | None:
         with self._lock:
             if self._stop.is_set() and not self._is_ended:

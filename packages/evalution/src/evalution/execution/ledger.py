@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from evalution.execution.answers import fault_of
+from evalution.execution.answers import fault_of, with_plain_score
 from evalution.suites.suite import Answer, RequestKind, Sample
 from evalution_core import (
     ConfigurationError,
@@ -95,13 +95,14 @@ class Ledger:
         """
         opened, position = self._find(key)
         if position not in opened.waiting:
+            opened.answers.pop(position, None)
             opened.failures[position] = EngineRuntimeError(
                 f"the session answered request {position} of row {opened.sample.index} twice"
             )
         elif (problem := self._problem(answer)) is not None:
             opened.failures[position] = problem
         else:
-            opened.answers[position] = answer  # pyright: ignore[reportArgumentType]
+            opened.answers[position] = with_plain_score(cast(Answer, answer))
         opened.waiting.discard(position)
         if not opened.waiting:
             self._open.pop(opened.sample.index)
@@ -130,9 +131,9 @@ class Ledger:
         if opened is not None and 0 <= position < len(opened.sample.requests):
             return opened, position
         if index in self._known:
+            when = "after that row was done" if opened is None else "which has no such request"
             raise UnexpectedAnswerError(
-                f"the session answered request {position} of row {index} after that row was done",
-                index,
+                f"the session answered request {position} of row {index} {when}", index
             )
         raise UnexpectedAnswerError(f"the session answered {key!r}, which nobody had asked")
 

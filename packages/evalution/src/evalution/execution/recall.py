@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from evalution.journal import (
     AnswerBase,
@@ -13,7 +13,7 @@ from evalution.journal import (
     request_key,
 )
 from evalution.suites.suite import Answer, Request, Sample
-from evalution_core import EvalutionError, RequestFailure
+from evalution_core import EvalutionError, GenerationRequest, RequestFailure
 
 
 class SuiteAnswers:
@@ -41,9 +41,11 @@ class SuiteAnswers:
         self._journal = journal
         self._cache = cache
         self._retry_failed = retry_failed
-        self._section = f"withdrawn from {suite}"
         known = {} if journal is None else journal.declared()
-        self._withdrawn: set[int] = set(known.get(self._section, ()))
+        self._withdrawn: dict[str, str] = known.get(self._section("withdrawn"), {})
+        self._reopened = set(self._withdrawn) if retry_failed else set[str]()
+        self._faults: list[str] = known.get(self._section("faults"), [])
+        self._is_declared = True
 
     @property
     def is_empty(self) -> bool:
@@ -53,8 +55,11 @@ class SuiteAnswers:
 
     def recall(self, sample: Sample) -> Mapping[int, Answer | RequestFailure]:
         found: dict[int, Answer | RequestFailure] = {}
-        if sample.index in self._withdrawn:
-            return found
+        if (encoded := self._withdrawn.get(str(sample.index))) is not None:
+            if str(sample.index) in self._reopened:
+                return found
+            requests = enumerate(sample.requests)
+            return {position: decode_answer(encoded, request) for position, request in requests}
         for position, request in enumerate(sample.requests):
             answer = self._from_journal(sample.index, position, request)
             if answer is None and (answer := self._from_cache(request)) is not None:
@@ -66,6 +71,7 @@ class SuiteAnswers:
     def keep(self, sample: Sample, position: int, answer: Answer) -> None:
         request = sample.requests[position]
         encoded = encode_answer(answer)
+        self._close_again(sample.index)
         self._journal_answer(sample.index, position, request, encoded)
         if self._cache is not None and (key := cache_key(self._base, request)) is not None:
             self._cache.record(key, encoded, suite="", row=0, position=0)
@@ -73,20 +79,44 @@ class SuiteAnswers:
     def keep_failure(self, sample: Sample, position: int, error: EvalutionError) -> EvalutionError:
         request = sample.requests[position]
         encoded = encode_answer(RequestFailure(error))
+        self._close_again(sample.index)
         self._journal_answer(sample.index, position, request, encoded)
-        recalled = decode_answer(encoded, request)
-        assert isinstance(recalled, RequestFailure)
-        return recalled.error
+        return _recalled_error(encoded)
 
-    def forget(self, index: int) -> None:
-        self._withdrawn.add(index)
-        if self._journal is not None:
-            self._journal.declare(self._section, sorted(self._withdrawn))
+    @property
+    def faults(self) -> Sequence[str]:
+        return self._faults
+
+    def keep_fault(self, text: str) -> None:
+        self._faults.append(text)
+        self._is_declared = False
+
+    def withdraw(self, index: int, error: EvalutionError) -> EvalutionError:
+        encoded = self._withdrawn[str(index)] = encode_answer(RequestFailure(error))
+        self._reopened.discard(str(index))
+        self._is_declared = False
+        return _recalled_error(encoded)
 
     def flush(self) -> None:
+        # Not at each of them: a session that answers all twice would write their list anew as
+        # often as there are rows.
+        if self._journal is not None and not self._is_declared:
+            self._is_declared = True
+            sections = {"withdrawn": self._withdrawn, "faults": self._faults}
+            self._journal.declare_all({self._section(n): v for n, v in sections.items()})
         for store in (self._journal, self._cache):
             if store is not None:
                 store.flush()
+
+    def _section(self, name: str) -> str:
+        return f"{name} of {self._suite}"
+
+    def _close_again(self, index: int) -> None:
+        """A row that was taken back and asked again counts as any other from now on."""
+        if self._reopened and (row := str(index)) in self._reopened:
+            self._reopened.remove(row)
+            del self._withdrawn[row]
+            self._is_declared = False
 
     def _from_journal(
         self, row: int, position: int, request: Request
@@ -112,3 +142,9 @@ class SuiteAnswers:
         return request_key(
             self._base, suite=self._suite, row=row, position=position, request=request
         )
+
+
+def _recalled_error(encoded: str) -> EvalutionError:
+    recalled = decode_answer(encoded, GenerationRequest())
+    assert isinstance(recalled, RequestFailure)
+    return recalled.error

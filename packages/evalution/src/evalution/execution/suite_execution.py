@@ -69,10 +69,11 @@ class SuiteExecution:
         self._tally = Tally(suite.metrics)
         self._failed: set[int] = set()
         self._first_failure: tuple[int, str] | None = None
-        self._errors: list[str] = []
+        self._errors = list(store.faults)
+        self._withdrawn: dict[int, EvalutionError] = {}
         self._done = 0
         self._requests = 0
-        self._truncated: int | None = None
+        self._truncated: set[int] | None = None
         self._told_at = 0.0
 
     def run(self) -> SuiteResult:
@@ -99,7 +100,7 @@ class SuiteExecution:
             metrics=metrics,
             n=self._done,
             failed=len(self._failed),
-            truncated=self._truncated,
+            truncated=None if self._truncated is None else len(self._truncated),
             requests=self._requests,
             recalled=self._intake.recalled_requests,
             provenance=dict(self._suite.provenance),
@@ -121,6 +122,7 @@ class SuiteExecution:
             self._finish(opened)
         for opened in self._ledger.unanswered():
             self._finish(opened)
+        self._take_back()
         self._compare_count()
 
     def _answers(self) -> Generator[tuple[Any, Any]]:
@@ -172,7 +174,7 @@ class SuiteExecution:
         self._requests += len(sample.requests)
         if (error := opened.error or self._score(result, opened)) is not None:
             self._fail(result, error, self._failure(sample))
-        result.tokens = self._tokens(list(opened.answers.values()))
+        result.tokens = self._tokens(sample.index, list(opened.answers.values()))
         self._write(result)
         if time.monotonic() - self._told_at >= _TELL_S:
             self._tell()
@@ -220,25 +222,49 @@ class SuiteExecution:
         self._first_failure = min(self._first_failure or told, told)
 
     def _complain(self, error: UnexpectedAnswerError) -> None:
-        if error.index is None:
-            if len(self._errors) < _ERRORS_SHOWN:
-                self._errors.append(scrub(str(error)))
+        index, text = error.index, scrub(str(error))
+        if index is None:
+            if text not in self._errors and len(self._errors) < _ERRORS_SHOWN:
+                self._errors.append(text)
+                self._store.keep_fault(text)
             return
-        withdrawn = SampleResult(self._name, error.index)
-        self._fail(withdrawn, error)
-        self._store.forget(error.index)
-        self._write(withdrawn)
+        if index not in self._withdrawn:
+            self._withdrawn[index] = self._store.withdraw(index, error)
+            self._failed.add(index)
+            self._told_failed(len(self._failed), f"suite {self._name!r}, row {index}: {error}")
 
-    def _tokens(self, answers: list[Answer]) -> dict[str, int]:
+    def _take_back(self) -> None:
+        """Fail the rows whose answers turned out not to be trusted.
+
+        Their samples are gone: they are made once more, since what a failure counts as is theirs.
+        """
+        left = dict(self._withdrawn)
+        for sample in self._intake.reread() if left else ():
+            if (error := left.pop(sample.index, None)) is not None:
+                result = SampleResult(self._name, sample.index, sample.prompt, sample.target)
+                self._fail_again(result, error, self._failure(sample))
+        for index, error in left.items():  # the rows are others by now
+            self._fail_again(SampleResult(self._name, index), error)
+
+    def _fail_again(
+        self, result: SampleResult, error: Exception, measures: Mapping[str, Measure] | None = None
+    ) -> None:
+        self._fail(result, error, measures)
+        if self._truncated is not None:
+            self._truncated.discard(result.index)
+        self._write(result)
+
+    def _tokens(self, index: int, answers: list[Answer]) -> dict[str, int]:
         counted = {
             "prompt": _total(answers, "prompt_tokens"),
             "completion": _total(answers, "completion_tokens"),
             "scored": _total(answers, "token_count"),
             "truncated": _total(answers, "truncated_tokens"),
         }
-        truncated = counted["truncated"]
-        if truncated is not None:
-            self._truncated = (self._truncated or 0) + bool(truncated)
+        if counted["truncated"] is not None:
+            self._truncated = self._truncated or set()
+            if counted["truncated"]:
+                self._truncated.add(index)
         return {name: count for name, count in counted.items() if count is not None}
 
 

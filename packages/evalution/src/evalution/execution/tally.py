@@ -36,8 +36,9 @@ class Tally:
             for name, measure in taken.items()
             if measure is not None
         }
+        slot = self._slot(index)
         for name, column in self._columns.items():
-            column.set(self._slot(index), taken[name])
+            column.set(slot, taken[name])
         return shown
 
     def fail(self, index: int, measures: Mapping[str, Measure] | None = None) -> dict[str, float]:
@@ -48,9 +49,10 @@ class Tally:
         if measures is None:
             measures = failure_measures(self._metrics)
         counted: dict[str, float] = {}
+        slot = self._slot(index)
         for name, metric in self._metrics.items():
             measure = measures.get(name)
-            self._columns[name].set(self._slot(index), measure)
+            self._columns[name].set(slot, measure)
             if measure is not None:
                 counted[name] = float(metric.of_sample(measure))
         return counted

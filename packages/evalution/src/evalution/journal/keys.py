@@ -44,6 +44,7 @@ def answer_base(
     identity: Mapping[str, Any] | None,
     execution: Mapping[str, Any] | None,
     scoring_policy: Mapping[str, Any],
+    software: Mapping[str, str] | None = None,
 ) -> AnswerBase:
     """Who answers: the model by content, the engine with the options that change numbers.
 
@@ -53,6 +54,8 @@ def answer_base(
         identity: `session.identity()`.
         execution: `session.describe_execution()`, of which dtype and max_model_len count.
         scoring_policy: the rules of scoring, as recorded in results.
+        software: versions of the engine and its runtime, as far as they are known: another release
+            may give other numbers.
     """
     ignored = {"label"} if identity is None else {"label", "path"}
     told: dict[str, Any] = {
@@ -64,6 +67,8 @@ def answer_base(
         "scoring_policy": scoring_policy,
         "engine": None,
     }
+    if software:
+        told["software"] = software
     if engine is not None:
         kind = type(engine)
         told["engine"] = f"{kind.__module__}:{kind.__qualname__}"

@@ -179,6 +179,11 @@ def rows_path(data: str) -> Path:
     if data.startswith(BUILTIN):
         name, _, rows = data.removeprefix(BUILTIN).partition("/")
         path = builtin_path(BUILTIN + name, f"rows/{rows}")
+    elif "://" in data:
+        raise ConfigurationError(
+            f"{data} is an address, and rows are read from local files; download it and name the "
+            "file"
+        )
     else:
         path = typed_path(data)
     with path_errors(path):
@@ -215,11 +220,16 @@ def checked_row(row: Row) -> Row:
         ConfigurationError: a text in it is none that can be encoded.
     """
     for column, value in row.columns.items():
-        if _has_lone_surrogate(value):
+        # Most columns are plain, and every row comes by here twice.
+        is_plain = value.isascii() if type(value) is str else type(value) in _NO_TEXT
+        if not is_plain and _has_lone_surrogate(value):
             raise ConfigurationError(
                 f"{row.place}: column {column!r} holds a lone surrogate, which is no valid text"
             )
     return row
+
+
+_NO_TEXT = frozenset({int, float, bool, type(None)})
 
 
 def _has_lone_surrogate(value: object) -> bool:
@@ -227,6 +237,8 @@ def _has_lone_surrogate(value: object) -> bool:
     while waiting:
         found = waiting.pop()
         if isinstance(found, str):
+            if found.isascii():
+                continue
             try:
                 found.encode()
             except UnicodeEncodeError:

@@ -8,7 +8,12 @@ from threading import Event
 from types import TracebackType
 from typing import Any, Self
 
-from evalution.conditions.engine_record import SCORING_POLICY, answering_engine, engine_record
+from evalution.conditions.engine_record import (
+    SCORING_POLICY,
+    answering_engine,
+    answering_software,
+    engine_record,
+)
 from evalution.execution.suite_execution import SuiteExecution
 from evalution.foreign_code import clean_up
 from evalution.journal import AnswerBase, answer_base
@@ -239,6 +244,7 @@ class Run:
             identity=self.result.engine["identity"],
             execution=self.result.engine["execution"],
             scoring_policy=SCORING_POLICY,
+            software=answering_software(self._engine),
         )
 
     def _run(self, suite: AnySuite) -> None:

@@ -11,6 +11,7 @@ from typing import BinaryIO
 from evalution.results import SampleResult, to_json
 
 _FLUSH_S = 0.2
+_BUFFER = 1 << 20
 
 
 class SamplesFile:
@@ -22,7 +23,7 @@ class SamplesFile:
     def __init__(self, path: Path):
         self.path = path
         # What JSON can't hold as UTF-8, a lone surrogate, becomes its JSON escape.
-        self._file: BinaryIO = path.open("w+b")
+        self._file: BinaryIO = path.open("w+b", _BUFFER)
         self._begin = 0
         self._end = 0
         self._flushed_at = 0.0
@@ -58,7 +59,7 @@ class SamplesFile:
         latest = {row: at for at, row in enumerate(rows)}
         offsets.append(self._end)
         draft = self.path.with_suffix(".part")
-        with draft.open("w+b") as ordered:
+        with draft.open("w+b", _BUFFER) as ordered:
             for row in sorted(latest):
                 at = latest[row]
                 self._file.seek(offsets[at])
@@ -67,7 +68,7 @@ class SamplesFile:
             ordered.seek(0)
             # Killed between here and the end, the lines are written anew from the journal.
             self._file.seek(self._begin)
-            while chunk := ordered.read(1 << 20):
+            while chunk := ordered.read(_BUFFER):
                 self._file.write(chunk)
             self._file.truncate()
             self._file.flush()

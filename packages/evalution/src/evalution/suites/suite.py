@@ -116,6 +116,8 @@ class Suite(ABC, Generic[S, A]):
         for name in [name for name in vars(self) if _is_cached(type(self), name)]:
             delattr(self, name)
         validate_suite(self)
+        if self.name is not None and not self.name.isprintable():
+            raise self.wrong("name", "must be one line of text that can be shown")
         if self.batch_size is not None and (problem := count_problem(self.batch_size, least=1)):
             raise self.wrong("batch_size", problem)
         self.check_options()

@@ -147,6 +147,7 @@ class _Lane:
         self._batch_size = batch_size
         self._outbox = outbox
         self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._waiting: set[int] = set()
         self._aborted = threading.Event()
 
     def put(self, item: Item) -> None:
@@ -183,10 +184,18 @@ class _Lane:
     def _requests(self) -> Iterator[tuple[int, Any]]:
         while (item := self._items.get()) is not None and not self._aborted.is_set():
             self._outbox.note_pulled(self.number)
+            self._waiting.add(item.number)
             yield item.number, pickle.loads(item.payload)
 
     def _answer(self, number: int, outcome: Any) -> None:
+        if number not in self._waiting:
+            # Its row is out of reach here, and may have a score by now that is worth nothing.
+            raise EngineRuntimeError(
+                f"{self._name}: the session answered a request twice, or one that it was not asked"
+            )
         is_delta = isinstance(outcome, TextDelta)
+        if not is_delta:
+            self._waiting.remove(number)
         if is_delta and not self._shows_deltas:
             self._outbox.note_progress(number)
             return

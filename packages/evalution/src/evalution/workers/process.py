@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from evalution.workers.placement import Place
-from evalution.workers.process_tree import MARK, kill_tree
+from evalution.workers.process_tree import MARK, kill_tree, nested
 from evalution.workers.stack import ask_for_stack, read_stack
 from evalution.workers.wire import Channel, Message, Outbox, Start
 from evalution.workers.worker import Ending, Listener
@@ -71,7 +71,7 @@ class WorkerProcess:
             [sys.executable, "-P", "-c", _BOOT.format(path=json.dumps(path))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **self._place.environment, MARK: self._mark},
+            env={**os.environ, **self._place.environment, MARK: nested(self._mark)},
             start_new_session=True,
         )
         assert process.stdin is not None
@@ -138,6 +138,8 @@ class WorkerProcess:
             process.wait(_EXIT_S)
         kill_tree(process.pid, self._mark)
         code = process.wait()
+        assert self._outbox is not None
+        self._outbox.close()
         for stream in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):  # what it holds can't be written any more
                 if stream is not None:

@@ -32,22 +32,32 @@ def kill_tree(pid: int, mark: str) -> None:
     _kill_group(pid)  # last, since a worker that is alone in the world ends itself by it
 
 
+def nested(mark: str) -> str:
+    """What a worker of this process gets as its mark: `mark`, and this one's own if it is a worker.
+
+    So the end of a worker is that of its workers too, which lead groups of their own.
+    """
+    return "/".join([*filter(None, [os.environ.get(MARK)]), mark])
+
+
 def marked(mark: str) -> list[int]:
     """Living processes with this mark, without the asking one; none where there is no /proc."""
-    wanted = f"{MARK}={mark}".encode()
     return [
         pid
         for pid in (int(entry.name) for entry in _PROCESSES.glob("[0-9]*"))
-        if pid != os.getpid() and wanted in _environment(pid)
+        if pid != os.getpid() and mark.encode() in _marks(pid)
     ]
 
 
-def _environment(pid: int) -> list[bytes]:
+def _marks(pid: int) -> list[bytes]:
     try:
         # Of a zombie this is empty: it waits for its parent and does no harm.
-        return (_PROCESSES / str(pid) / "environ").read_bytes().split(b"\0")
+        environment = (_PROCESSES / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:  # ended meanwhile, or another user's
         return []
+    first = f"{MARK}=".encode()
+    found = (entry for entry in environment if entry.startswith(first))
+    return next(found, first).removeprefix(first).split(b"/")
 
 
 def _kill_group(pid: int) -> None:

@@ -211,6 +211,12 @@ class Outbox:
             self._beats += 1
             self._changed.notify_all()
 
+    def close(self) -> None:
+        """Send nothing more; the thread ends. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
     def flush(self, timeout: float) -> bool:
         """Wait until all is written; False if it isn't in time, or can't be."""
         with self._changed:
@@ -224,7 +230,9 @@ class Outbox:
             with self._changed:
                 self._is_writing = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self._beats)
+                self._changed.wait_for(lambda: self._waiting or self._beats or self._is_closed)
+                if self._is_closed:
+                    return
                 batch, self._waiting, self._beats = self._waiting, [], 0
                 if self._progressed:
                     batch.append(Progressed(tuple(self._progressed)))
@@ -233,9 +241,7 @@ class Outbox:
             try:
                 self._channel.send(_latest(batch))
             except (OSError, ValueError):  # the reading side of this process learns why
-                with self._changed:
-                    self._is_closed = True
-                    self._changed.notify_all()
+                self.close()
                 return
 
 

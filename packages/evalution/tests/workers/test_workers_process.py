@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evalution.workers import SupervisedSession, WorkerOptions, build_supervised
-from evalution.workers.process_tree import kill_tree
+from evalution.workers import SupervisedSession, build_supervised
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
@@ -39,27 +36,6 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 Build = Callable[..., SupervisedSession]
 
 
-@pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module of engines; workers take over this process's path, and so can import it too."""
-    monkeypatch.syspath_prepend(HERE)
-    return import_module("worker_engines")
-
-
-@pytest.fixture
-def build(engines: Any) -> Iterator[Build]:
-    built: list[SupervisedSession] = []
-
-    def start(engine: Any, workers: int = 1, **options: Any) -> SupervisedSession:
-        session = build_supervised(engine, MODEL, workers=workers, options=WorkerOptions(**options))
-        built.append(session)
-        return session
-
-    yield start
-    for session in built:
-        session.close()
-
-
 def ask(number: int, *, poison: bool = False) -> GenerationRequest:
     return GenerationRequest(f"{number} {'poison' if poison else ''}", max_new_tokens=2)
 
@@ -74,39 +50,23 @@ def answered(session: SupervisedSession, count: int, poison: int) -> dict[int, A
     return {key: answer.error for key, answer in found if isinstance(answer, RequestFailure)}
 
 
-def builders(folder: Path) -> list[int]:
-    return [int(path.name) for path in folder.iterdir()]
-
-
-def wait_until_gone(*pids: int) -> None:
-    """Wait for processes that aren't children of this one."""
-    patience = threading.Event()
-    for _ in range(WAIT_S * 50):
-        if not any(is_running(pid) for pid in pids):
-            return
-        patience.wait(0.02)
-    raise AssertionError(f"still running: {[pid for pid in pids if is_running(pid)]}")
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 # what ends a worker
 
 
 @linux
-def test_ten_kills_cost_no_answer(build: Build, engines: Any, tmp_path: Path) -> None:
+def test_ten_kills_cost_no_answer(
+    build: Build, engines: Any, tmp_path: Path, processes: Any
+) -> None:
     session = build(engines.Troubled(folder=str(tmp_path)), workers=2)
     found: list[tuple[int, Any]] = []
     killed: set[int] = set()
     for pair in session.generate_continuous((n, ask(n)) for n in range(2000)):
         found.append(pair)
-        living = [pid for pid in builders(tmp_path) if pid not in killed and is_running(pid)]
+        living = [
+            pid
+            for pid in processes.builders(tmp_path)
+            if pid not in killed and processes.are_running(pid)
+        ]
         if len(killed) < 10 and len(found) >= 150 * len(killed) and living:
             os.kill(living[0], signal.SIGKILL)
             killed.add(living[0])
@@ -116,10 +76,12 @@ def test_ten_kills_cost_no_answer(build: Build, engines: Any, tmp_path: Path) ->
 
 
 @linux
-def test_a_forked_process_does_not_hide_the_end(build: Build, engines: Any, tmp_path: Path) -> None:
+def test_a_forked_process_does_not_hide_the_end(
+    build: Build, engines: Any, tmp_path: Path, processes: Any
+) -> None:
     engine = engines.Troubled(folder=str(tmp_path), forks=True)
     session = build(engine, heartbeat_timeout=None)
-    os.kill(builders(tmp_path)[0], signal.SIGKILL)
+    os.kill(processes.builders(tmp_path)[0], signal.SIGKILL)
     with ThreadPoolExecutor() as pool:
         (output,) = pool.submit(session.generate, [ask(0)]).result(WAIT_S)
     assert output.finish_reason == "length"
@@ -155,13 +117,15 @@ def test_a_request_that_blocks_the_interpreter_is_found(build: Build, engines: A
     assert "it stood in hang_with_the_lock (" in str(failure.error)
 
 
-def test_a_session_that_fails_is_asked_again(build: Build, engines: Any, tmp_path: Path) -> None:
+def test_a_session_that_fails_is_asked_again(
+    build: Build, engines: Any, tmp_path: Path, processes: Any
+) -> None:
     session = build(engines.Troubled("fail", folder=str(tmp_path)))
     failed = answered(session, 50, poison=7)
     assert failed.keys() == {7}
     assert "ValueError: planted" in str(failed[7])
     assert "twice, with this request alone" in str(failed[7])
-    assert len(builders(tmp_path)) == 2, "one fresh process, for the second opinion"
+    assert len(processes.builders(tmp_path)) == 2, "one fresh process, for the second opinion"
 
 
 def test_list_calls_are_divided_and_tell_what_ended_them(build: Build, engines: Any) -> None:
@@ -187,8 +151,16 @@ def test_whole_texts_are_a_stream_too(build: Build, engines: Any) -> None:
     assert [key for key, value in found.items() if isinstance(value, RequestFailure)] == [2]
 
 
+def test_an_answer_that_comes_twice_is_told(build: Build, engines: Any) -> None:
+    session = build(engines.Doubling())
+    with pytest.raises(EngineRuntimeError, match="the session answered a request twice"):
+        list(session.generate_continuous((n, ask(n)) for n in range(20)))
+
+
 @linux
-def test_told_text_is_not_told_again(build: Build, engines: Any, tmp_path: Path) -> None:
+def test_told_text_is_not_told_again(
+    build: Build, engines: Any, tmp_path: Path, processes: Any
+) -> None:
     session = build(engines.Troubled(folder=str(tmp_path)))
     request = GenerationRequest("a long one", max_new_tokens=200, ignore_eos=True)
     (expected,) = session.generate([request])
@@ -196,7 +168,7 @@ def test_told_text_is_not_told_again(build: Build, engines: Any, tmp_path: Path)
     for _, event in session.stream([(0, request)]):
         if isinstance(event, TextDelta):
             if not text:
-                os.kill(builders(tmp_path)[0], signal.SIGKILL)
+                os.kill(processes.builders(tmp_path)[0], signal.SIGKILL)
             text += event.text
         else:
             output = event
@@ -238,11 +210,17 @@ def test_metadata_stays_here_and_may_be_anything(build: Build, engines: Any) -> 
     ],
 )
 def test_a_failed_build_is_told_and_not_tried_again(
-    build: Build, engines: Any, tmp_path: Path, how: str, kind: type[Exception], text: str
+    build: Build,
+    engines: Any,
+    tmp_path: Path,
+    how: str,
+    kind: type[Exception],
+    text: str,
+    processes: Any,
 ) -> None:
     with pytest.raises(kind, match=text):
         build(engines.Unbuildable(how, folder=str(tmp_path)))
-    assert len(builders(tmp_path)) == 1
+    assert len(processes.builders(tmp_path)) == 1
 
 
 @posix
@@ -254,10 +232,10 @@ def test_a_build_has_a_deadline(build: Build, engines: Any) -> None:
 
 @linux
 def test_a_session_whose_workers_can_not_be_built_again_ends(
-    build: Build, engines: Any, tmp_path: Path
+    build: Build, engines: Any, tmp_path: Path, processes: Any
 ) -> None:
     session = build(engines.Unbuildable("later", folder=str(tmp_path)), restarts=1, backoff=0.0)
-    os.kill(builders(tmp_path)[0], signal.SIGKILL)
+    os.kill(processes.builders(tmp_path)[0], signal.SIGKILL)
     with pytest.raises(EngineRuntimeError, match=r"2 times in a row .*: planted: only once"):
         list(session.generate_continuous((n, ask(n)) for n in range(10)))
     with pytest.raises(EngineRuntimeError, match="2 times in a row"):
@@ -275,126 +253,3 @@ def test_what_can_not_be_pickled_is_named(build: Build, engines: Any) -> None:
         ConfigurationError, match="field 'tokenizer' of the model, a lock, can't be"
     ):
         build_supervised(engines.Troubled(), model)
-
-
-# the end
-
-
-@linux
-def test_closing_ends_all_processes(build: Build, engines: Any, tmp_path: Path) -> None:
-    file = tmp_path / "pids"
-    session = build(engines.Parental(str(file)))
-    pids = [int(pid) for pid in file.read_text().split()]
-    assert all(is_running(pid) for pid in pids)
-    session.close()
-    assert not any(is_running(pid) for pid in pids)
-
-
-PROGRAM = """
-import sys, threading
-sys.path.insert(0, sys.argv[1])
-from evalution.workers import build_supervised
-from evalution_core import Model
-from worker_engines import Parental
-session = build_supervised(Parental(sys.argv[2]), Model("mock"))
-print("up", flush=True)
-threading.Event().wait()
-"""
-
-
-@linux
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_workers_end_with_their_parent(tmp_path: Path, sign: signal.Signals) -> None:
-    file = tmp_path / "pids"
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(HERE), str(file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    with program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "up\n"
-        pids = [int(pid) for pid in file.read_text().split()]
-        assert all(is_running(pid) for pid in pids)
-        program.send_signal(sign)
-    wait_until_gone(*pids)
-
-
-@posix
-def test_an_interrupt_is_the_parents_business(build: Build, engines: Any, tmp_path: Path) -> None:
-    session = build(engines.Troubled(folder=str(tmp_path)))
-    (pid,) = builders(tmp_path)
-    assert os.getpgid(pid) != os.getpgid(0), "Ctrl-C in a terminal goes to a process group"
-    os.kill(pid, signal.SIGINT)
-    session.generate([ask(0)])
-    assert builders(tmp_path) == [pid]
-
-
-@linux
-def test_the_memory_stays_with_the_worker(build: Build, engines: Any) -> None:
-    def memory() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1])
-
-    build(engines.Hefty(1 << 20)).close()
-    before = memory()
-    session = build(engines.Hefty(400 << 20))
-    session.generate([ask(n) for n in range(20)])
-    session.close()
-    assert memory() <= before * 1.05
-
-
-@linux
-def test_a_tree_is_found_by_its_mark(tmp_path: Path) -> None:
-    code = "import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', 'input()'], "
-    code += "stdin=subprocess.PIPE, start_new_session=True); print(c.pid, flush=True); input()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "EVALUTION_WORKER": "test-mark"},
-        start_new_session=True,
-    )
-    with process:
-        assert process.stdout is not None
-        grandchild = int(process.stdout.readline())
-        process.kill()
-        process.wait()
-        assert is_running(grandchild)
-        kill_tree(process.pid, "test-mark")
-    wait_until_gone(grandchild)
-
-
-SCRIPT = """
-from dataclasses import dataclass
-from evalution.replicas import Replicas
-from evalution_core import GenerationRequest, Model
-from evalution_enginekit.mock import Mock
-
-print("loaded")
-
-@dataclass(slots=True)
-class Own(Mock):
-    pass
-
-engine = {engine}
-{guard}
-    with Replicas(engine, 1).build(Model("mock")) as session:
-        print(session.generate([GenerationRequest("a", max_new_tokens=1)])[0].finish_reason)
-"""
-
-
-@pytest.mark.parametrize(
-    ("engine", "guard", "imports"),
-    [("Own()", 'if __name__ == "__main__":', 1), ("Mock()", "if True:", 0)],
-)
-def test_a_script_needs_a_guard_only_for_classes_of_its_own(
-    tmp_path: Path, engine: str, guard: str, imports: int
-) -> None:
-    file = tmp_path / "script.py"
-    file.write_text(SCRIPT.format(engine=engine, guard=guard))
-    done = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, check=True, timeout=WAIT_S
-    )
-    assert done.stdout.split() == ["loaded", "length"]
-    assert done.stderr.count("loaded") == imports, "what a worker prints goes to standard error"

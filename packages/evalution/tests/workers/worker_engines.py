@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from evalution_core import BaseEngine, ConfigurationError, Model, neutral
+from evalution_core import BaseEngine, ConfigurationError, Model, TextDelta, neutral
 from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock, MockSession
 
 POISON = "poison"
@@ -157,3 +157,19 @@ class Unpicklable(Mock):
     """Holds what no other process can be given."""
 
     callback: Any = None
+
+
+class DoublingSession(MockSession):
+    def stream(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        for key, event in super().stream(requests, batch_size=batch_size):
+            yield key, event
+            if not isinstance(event, TextDelta):
+                yield key, event
+
+
+@dataclass(slots=True)
+class Doubling(Mock):
+    """Answers each request twice."""
+
+    def build(self, model: Model) -> MockSession:
+        return DoublingSession("mock", 512, 8)
