@@ -26,6 +26,15 @@ _SMALL: dict[str, Any] = {
 }
 _WIDE_INIT = 0.3
 """Far enough from upstream's 0.02 that a random model isn't near uniform."""
+_ENCODER: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 56,
+    "max_position_embeddings": WINDOW + 2,
+    "initializer_range": _WIDE_INIT,
+}
 
 
 @cache
@@ -52,6 +61,25 @@ def _built(kind: str, attention: str) -> Any:
         "gemma2": lambda: transformers.Gemma2ForCausalLM(
             transformers.Gemma2Config(**_SMALL, head_dim=8, sliding_window=WINDOW, **wide)
         ),
+        "gpt_neo": lambda: transformers.GPTNeoForCausalLM(
+            transformers.GPTNeoConfig(
+                vocab_size=VOCAB,
+                max_position_embeddings=WINDOW,
+                hidden_size=32,
+                num_layers=2,
+                num_heads=4,
+                attention_types=[[["global", "local"], 1]],
+                window_size=20,
+                initializer_range=_WIDE_INIT,
+            )
+        ),
+        "granite": lambda: transformers.GraniteForCausalLM(
+            transformers.GraniteConfig(**_SMALL, logits_scaling=1.05, **wide)
+        ),
+        "roberta": lambda: transformers.RobertaForCausalLM(
+            transformers.RobertaConfig(**_ENCODER, is_decoder=True)
+        ),
+        "bert": lambda: transformers.BertLMHeadModel(transformers.BertConfig(**_ENCODER)),
         "bloom": lambda: transformers.BloomForCausalLM(
             transformers.BloomConfig(
                 vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, initializer_range=_WIDE_INIT
@@ -87,24 +115,32 @@ def random_model() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def write_checkpoint(tmp_path: Path, random_model: Callable[..., Any]) -> Callable[..., Path]:
+def tokenizer() -> Any:
+    """One of Transformers, whose words are `w3` to `w96`."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    specials = ["<unk>", "<s>", "</s>"]
+    words = {word: at for at, word in enumerate(specials)}
+    words |= {f"w{number}": number for number in range(len(specials), VOCAB)}
+    built = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=built, bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+
+
+@pytest.fixture
+def write_checkpoint(
+    tmp_path: Path, random_model: Callable[..., Any], tokenizer: Any
+) -> Callable[..., Path]:
     """A function that writes a random model with a tokenizer whose words are `w3` to `w96`."""
 
     def write(
         kind: str = "llama", name: str = "checkpoint", dtype: torch.dtype = torch.float32
     ) -> Path:
-        from tokenizers import Tokenizer, models, pre_tokenizers
-
         folder = tmp_path / name
         random_model(kind, dtype).save_pretrained(folder)
-        specials = ["<unk>", "<s>", "</s>"]
-        words = {word: at for at, word in enumerate(specials)}
-        words |= {f"w{number}": number for number in range(len(specials), VOCAB)}
-        tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        transformers.PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>"
-        ).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
         return folder
 
     return write

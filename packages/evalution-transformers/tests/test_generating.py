@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -215,3 +216,55 @@ def test_gc_ends_the_manager_and_generation_goes_on(
         assert built.generate([GenerationRequest("w5 w6", max_new_tokens=6)]) == before
         second = paged._manager
     assert not second.is_running()
+
+
+def test_gc_during_a_generation_ends_the_manager_when_it_is_idle(
+    write_checkpoint: Callable[..., Path],
+) -> None:
+    engine = Transformers(device="cpu", batch_size=2, paged=True)
+    with engine.build(Model(str(write_checkpoint()))) as built:
+        many = [(at, GenerationRequest(p, max_new_tokens=60)) for at, p in enumerate(PROMPTS)]
+        right = [output.token_ids for output in built.generate([request for _, request in many])]
+        stream = built.generate_continuous(many)
+        results = dict([next(stream)])
+        built.gc()
+        results |= dict(stream)
+        found: list[Any] = [results[at] for at, _ in many]
+        assert [output.token_ids for output in found] == right
+        built.gc()
+        assert not any("continuous" in thread.name.lower() for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("path", ["fixed batches", "refilled rows"])
+def test_a_step_that_fails_half_way_leaves_no_trace(
+    write_checkpoint: Callable[..., Path], random_model: Callable[..., Any], path: str
+) -> None:
+    head = " ".join(f"w{number}" for number in range(3, 43))
+    prompts = [f"{head} w{at}" for at in range(3, 9)]
+    right = [upstream(random_model("llama"), prompt, 6) for prompt in prompts]
+    requests = [GenerationRequest(prompt, max_new_tokens=6) for prompt in prompts]
+    with ENGINES[path].build(Model(str(write_checkpoint()))) as built:
+        steps = 0
+
+        def fail(*_: Any) -> None:
+            nonlocal steps
+            steps += 1
+            if steps in (1, 5):
+                raise RuntimeError("planted")
+
+        loaded: Any = built._model
+        loaded.model.layers[1].register_forward_pre_hook(fail)
+        for _ in range(2):
+            with pytest.raises(EngineRuntimeError, match="planted"):
+                built.generate(requests)
+        assert [output.token_ids for output in built.generate(requests)] == right
+
+
+def test_searches_without_a_seed_draw_their_own_numbers(session: TransformersSession) -> None:
+    hot: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "temperature": 3.0}
+    request = GenerationRequest("w5 w6", num_beams=2, ignore_eos=True, **hot)
+    found = [tuple(output.token_ids or ()) for output in session.generate([request] * 4)]
+    assert len(set(found)) > 1
+    seeded = GenerationRequest("w5 w6", num_beams=2, seed=1 << 70, **hot)
+    one, other = session.generate([seeded] * 2)
+    assert one == other

@@ -95,6 +95,57 @@ def test_a_step_of_training_shows_in_the_next_score(
     assert abs(after.logprob - before.logprob) > 1e-3
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+def test_between_two_steps_all_is_the_callers(handles: dict[str, Any], beams: int) -> None:
+    model = handles["model"].train()
+    own, state = model.generation_config, torch.get_rng_state()
+    hot: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "num_beams": beams}
+    with TransformersCompat().attach(handles) as session:
+        loop: Any = session._generation
+        seen: list[bool] = []
+        run = loop._generate
+
+        def watched(feed: Any) -> Any:
+            for events in run(feed):
+                same = torch.equal(torch.get_rng_state(), state)
+                seen.append(model.training and model.generation_config is own and same)
+                yield events
+
+        loop._generate = watched
+        session.generate([GenerationRequest("w5", max_new_tokens=6, ignore_eos=True, **hot)])
+    assert len(seen) > 3
+    assert all(seen)
+
+
+def test_a_model_is_attached_and_answers_alike_under_autocast(handles: dict[str, Any]) -> None:
+    pair = LoglikelihoodRequest("w5 w6", " w7 w8")
+    with Transformers().attach(handles) as session:
+        expected = session.loglikelihood([pair])
+    with torch.autocast("cpu", dtype=torch.bfloat16), Transformers().attach(handles) as session:
+        assert session.loglikelihood([pair]) == expected
+        assert session.describe_execution()["scoring"] == "shared prefixes"
+
+
+def test_a_compiled_model_answers_as_the_model_in_it(handles: dict[str, Any]) -> None:
+    pair = LoglikelihoodRequest("w5 w6", " w7 w8")
+    with Transformers().attach(handles) as session:
+        expected = session.loglikelihood([pair])
+    compiled: Any = torch.compile(handles["model"], backend="eager")
+    with Transformers().attach({**handles, "model": compiled}) as session:
+        assert session.loglikelihood([pair]) == expected
+
+
+@pytest.mark.parametrize("given", [None, "gpt2", object()])
+def test_another_kind_of_tokenizer_is_refused(handles: dict[str, Any], given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="attach takes a tokenizer of Transformers"):
+        Transformers().attach({**handles, "tokenizer": given})
+
+
+def test_a_mapping_is_needed(handles: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="a mapping with model and tokenizer"):
+        Transformers().attach(handles["model"])
+
+
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's use of it
 def test_an_adapters_model_answers_with_the_adapter(handles: dict[str, Any]) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")

@@ -54,8 +54,14 @@ TINY = Model("builtin:tiny")
         (
             Transformers(paged=False, allow_block_sharing=False),
             TINY,
-            "allow_block_sharing belong to upstream's manager, and paged=False keeps it off",
+            "allow_block_sharing: for upstream's manager alone, and paged=False keeps it off",
         ),
+        (
+            Transformers(paged=False, cache_tokens=64),
+            TINY,
+            "cache_tokens: for upstream's manager alone, and paged=False keeps it off",
+        ),
+        (Transformers(cache_tokens=0), TINY, "cache_tokens=0 must be at least 1"),
         (Transformers(adapter="./nowhere"), TINY, "'./nowhere'"),
     ],
 )
@@ -176,3 +182,10 @@ def test_identity_tells_files_and_what_changes_the_numbers(
     assert {"model.safetensors", "config.json", "tokenizer.json", "model_kwargs"} <= set(told)
     with TransformersCompat(device="cpu").build(TINY) as session:
         assert "model_kwargs" not in (session.identity() or {})
+
+
+def test_auto_is_what_is_taken_unasked() -> None:
+    asked = Transformers(device="auto", batch_size="auto", attn_implementation="auto")
+    with asked.build(TINY) as session, Transformers().build(TINY) as unasked:
+        assert session.describe_execution() == unasked.describe_execution()
+        assert session.preferred_batch_size == unasked.preferred_batch_size

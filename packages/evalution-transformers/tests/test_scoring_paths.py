@@ -225,14 +225,24 @@ def test_a_single_token_that_does_not_fit_raises_the_runtimes_error(
         hook.remove()
 
 
-def test_an_encoder_decoder_is_refused() -> None:
-    import transformers
+def test_a_pass_that_fails_half_way_leaves_no_trace(random_model: Callable[..., Any]) -> None:
+    model = random_model("llama")
+    spans = [span for span in questions(rows=6, head=60) if span.start > 1]
+    right = [expected(model, span) for span in spans]
+    for fails_at in (1, 2, 3):
+        scorer = scorer_of(model, examine(model, WINDOW), pass_tokens=48)
+        passes = 0
 
-    from evalution_core import ConfigurationError
+        def fail(*_: Any, at: int = fails_at) -> None:
+            nonlocal passes
+            passes += 1
+            if passes == at:
+                raise RuntimeError("planted")
 
-    config = transformers.T5Config(
-        vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2
-    )
-    model: Any = transformers.T5ForConditionalGeneration(config)
-    with pytest.raises(ConfigurationError, match=r"encoder-decoder.*causal models alone"):
-        examine(model, WINDOW)
+        hook = model.model.layers[1].register_forward_pre_hook(fail)
+        try:
+            with pytest.raises(RuntimeError, match="planted"):
+                scored(scorer, spans)
+            assert_close(scored(scorer, spans), right, 1e-4)
+        finally:
+            hook.remove()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Generator
 
 import pytest
@@ -58,3 +61,24 @@ def test_closing_ends_the_call_and_its_thread() -> None:
     steps.close()
     assert (seen, ended) == ([0], ["unwound"])
     assert threading.active_count() == before
+
+
+def test_its_exception_keeps_nothing_alive() -> None:
+    class Held:
+        """Stands for the tensors of a pass for which memory ran out."""
+
+    held: list[weakref.ref[Held]] = []
+
+    def broken(report: Callable[[int], None]) -> None:
+        tensors = Held()
+        held.append(weakref.ref(tensors))
+        report(1)
+        raise MemoryError
+
+    gc.disable()
+    try:
+        with contextlib.suppress(MemoryError):
+            list(StepwiseCall(broken, "test").steps())
+        assert held[0]() is None
+    finally:
+        gc.enable()

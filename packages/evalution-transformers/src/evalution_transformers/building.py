@@ -76,21 +76,17 @@ def borrowed(options: Options, handles: Mapping[str, Any]) -> Runnable:
     Raises:
         ConfigurationError: a handle is missing, or isn't what Transformers would give.
     """
-    missing = [name for name in ("model", "tokenizer") if name not in handles]
+    found: Any = handles
+    names = ("model", "tokenizer")
+    missing = [name for name in names if not isinstance(found, Mapping) or name not in handles]
     if missing:
         raise ConfigurationError(
             f"attach needs a mapping with model and tokenizer; {' and '.join(missing)} missing"
         )
     model = _unwrapped(handles["model"])
-    given = handles["tokenizer"]
-    tokenizer = (
-        cast(Tokenizer, given)
-        if hasattr(given, "leading_ids")
-        else HFTokenizer(given, declared_eos(model))
-    )
     lent = lending(model)
     with lent():
-        return _runnable(options, model, tokenizer, None, lent)
+        return _runnable(options, model, _tokenizer(handles["tokenizer"], model), None, lent)
 
 
 def session_of(
@@ -129,7 +125,7 @@ def session_of(
 
 def fixed_batches(runnable: Runnable) -> FixedBatches:
     """Generation by upstream's `generate`, which any causal model has."""
-    return FixedBatches(runnable.model, runnable.batch_size)
+    return FixedBatches(runnable.model, runnable.batch_size if runnable.architecture.pads else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +199,16 @@ def _runnable(
     )
 
 
+def _tokenizer(given: Any, model: CausalModel) -> Tokenizer:
+    if hasattr(given, "leading_ids"):
+        return given
+    if not (hasattr(given, "encode") and hasattr(given, "added_tokens_decoder")):
+        raise ConfigurationError(
+            f"attach takes a tokenizer of Transformers or of the kit, got {type(given).__name__}"
+        )
+    return HFTokenizer(given, declared_eos(model))
+
+
 def _window(model: CausalModel, asked: int | None) -> int:
     config = text_config(model.config)
     found = [getattr(config, name, None) for name in _WINDOW_NAMES]
@@ -216,7 +222,8 @@ def _window(model: CausalModel, asked: int | None) -> int:
 
 
 def _unwrapped(handle: Any) -> CausalModel:
-    """The model itself, out of an adapter that works inside of its layers."""
+    """The model itself, out of an adapter that works inside of its layers, and uncompiled."""
+    handle = getattr(handle, "_orig_mod", handle)
     adapted = getattr(handle, "get_base_model", None)
     if callable(adapted):
         settings: Any = getattr(handle, "active_peft_config", None)
@@ -233,8 +240,14 @@ def _unwrapped(handle: Any) -> CausalModel:
 
 
 def _identity(model: Model, checkpoint: Checkpoint, placement: Placement) -> dict[str, Any] | None:
+    subfolder: Any = model.model_kwargs.get("subfolder")
     if checkpoint.folder is not None:
         identified = model_identity(model, checkpoint.folder, _WEIGHTS)
+        if identified is not None and subfolder:
+            files = files_identity(
+                file for file in (checkpoint.folder / subfolder).iterdir() if file.is_file()
+            )
+            identified |= {f"{subfolder}/{name}": told for name, told in files.items()}
     else:
         identified = _hub_identity(model, checkpoint)
     if identified is None:
@@ -246,8 +259,19 @@ def _identity(model: Model, checkpoint: Checkpoint, placement: Placement) -> dic
         files = files_identity(file for file in folder.iterdir() if file.is_file())
         identified |= {f"adapter/{name}": told for name, told in files.items()}
     if model.model_kwargs:
-        identified["model_kwargs"] = redact(model.model_kwargs)
+        identified["model_kwargs"] = redact(_plain(model.model_kwargs))
     return identified
+
+
+def _plain(value: Any) -> Any:
+    """Arguments with what a configuration object says in place of the object."""
+    if isinstance(value, Mapping):
+        members = cast("Mapping[Any, Any]", value)
+        return {key: _plain(member) for key, member in members.items()}
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value)
+    told: Any = getattr(value, "to_dict", None)
+    return _plain(told()) if callable(told) else value
 
 
 def _hub_identity(model: Model, checkpoint: Checkpoint) -> dict[str, Any] | None:

@@ -35,10 +35,10 @@ class TransformersCompat(BaseEngine):
     Options:
         dtype: precision of weights and arithmetic; `auto`: as the checkpoint was saved.
         device: `cpu`, `cuda`, `cuda:1`, …; None or `auto`: an accelerator if there is one.
-        attn_implementation: upstream's name of it; None: upstream's choice.
+        attn_implementation: upstream's name of it; None or `auto`: upstream's choice.
         max_model_len: tokens the model is fed at most; None: what its configuration says.
         adapter: folder or Hub id of a LoRA adapter for the model; needs peft.
-        batch_size: prompts completed side by side; None: by the device.
+        batch_size: prompts completed side by side; None or `auto`: by the device.
         pass_tokens: tokens of one scoring pass; None: by the device.
     """
 
@@ -47,7 +47,7 @@ class TransformersCompat(BaseEngine):
     attn_implementation: str | None = None
     max_model_len: int | None = None
     adapter: str | None = None
-    batch_size: int | None = neutral(default=None)
+    batch_size: int | Literal["auto"] | None = neutral(default=None)
     pass_tokens: int | None = neutral(default=None)
 
     capabilities = COMPAT_CAPABILITIES
@@ -144,16 +144,16 @@ def _options(engine: TransformersCompat) -> Options:
     from evalution_transformers.building import Options  # noqa: PLC0415 - it imports torch
     from evalution_transformers.loading import Placement  # noqa: PLC0415 - it imports torch
 
-    for name in ("batch_size", "pass_tokens"):
-        value = getattr(engine, name)
-        if value is not None and value < 1:
+    for name in ("batch_size", "pass_tokens", "cache_tokens", "max_batch_tokens"):
+        value = getattr(engine, name, None)
+        if isinstance(value, int) and value < 1:
             raise ConfigurationError(f"{name}={value} must be at least 1")
     return Options(
         type(engine).__name__,
         type(engine).capabilities,
         Placement(engine.device, engine.dtype, engine.attn_implementation, engine.adapter),
         engine.max_model_len,
-        engine.batch_size,
+        None if engine.batch_size == "auto" else engine.batch_size,
         engine.pass_tokens,
     )
 
@@ -187,9 +187,10 @@ def _paged_wishes(engine: Transformers) -> PagedWishes:
     from evalution_transformers.paged import check_knobs  # noqa: PLC0415 - it imports torch
 
     knobs = {name: value for name in _KNOBS if (value := getattr(engine, name)) is not None}
-    if knobs and engine.paged is False:
+    given = [*knobs, *(["cache_tokens"] if engine.cache_tokens is not None else [])]
+    if given and engine.paged is False:
         raise ConfigurationError(
-            f"{', '.join(knobs)} belong to upstream's manager, and paged=False keeps it off"
+            f"{', '.join(given)}: for upstream's manager alone, and paged=False keeps it off"
         )
     check_knobs(knobs)
     return PagedWishes(engine.paged, knobs, engine.cache_tokens)

@@ -20,11 +20,11 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from evalution_core import EngineRuntimeError, EvalutionError, UnsupportedRequestError
-from evalution_core.redaction import scrub
+from evalution_core import UnsupportedRequestError
 from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
 from evalution_transformers.forward import CausalModel
-from evalution_transformers.rows import Row, take_all
+from evalution_transformers.rows import Row, take_all, too_large
+from evalution_transformers.sampling import GlobalNumbers
 from evalution_transformers.stepwise import StepwiseCall
 
 _PAD = 0
@@ -94,7 +94,7 @@ class FixedBatches:
                 )
             except self._out_of_memory as error:
                 if len(batch) == 1:
-                    yield [TokenEvent(batch[0].prompt.key, error=_too_large(error))]
+                    yield [TokenEvent(batch[0].prompt.key, error=too_large(error))]
                     continue
                 half = (len(batch) + 1) // 2
                 # Whoever comes next would run out of memory again.
@@ -143,7 +143,7 @@ class FixedBatches:
         try:
             yield from self._stepped(lambda report: self._search(row, report), [row], cancelled)
         except self._out_of_memory as error:
-            yield [TokenEvent(prompt.key, error=_too_large(error))]
+            yield [TokenEvent(prompt.key, error=too_large(error))]
 
     def _search(self, row: Row, report: Report) -> None:
         prompt = row.prompt
@@ -158,12 +158,13 @@ class FixedBatches:
         )
         device = self._model.device
         token_ids = torch.tensor([list(prompt.token_ids)], device=device)
-        with plain_settings(self._model), _random_state(prompt.seed, device):
+        numbers = GlobalNumbers(prompt.seed) if prompt.do_sample else None
+        with plain_settings(self._model), numbers or nullcontext():
             found = self._model.generate(
                 input_ids=token_ids,
                 attention_mask=torch.ones_like(token_ids),
                 generation_config=settings,
-                stopping_criteria=StoppingCriteriaList([_EachStep(row, report)]),
+                stopping_criteria=StoppingCriteriaList([_EachStep(row, report, numbers)]),
             )
         row.is_done = True
         report([TokenEvent(prompt.key, found[0, token_ids.shape[1] :].tolist(), finish="length")])
@@ -211,12 +212,14 @@ class _Criterion(StoppingCriteria):
 class _EachStep(StoppingCriteria):
     """Lets a search be ended from outside at each of its steps."""
 
-    def __init__(self, row: Row, report: Report):
+    def __init__(self, row: Row, report: Report, numbers: GlobalNumbers | None):
         self._row = row
         self._report = report
+        self._numbers = numbers
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        self._report(())
+        with nullcontext() if self._numbers is None else self._numbers.put_back():
+            self._report(())
         return torch.full((len(input_ids),), self._row.is_done, device=input_ids.device)
 
 
@@ -232,19 +235,3 @@ def plain_settings(model: CausalModel) -> Generator[None]:
         yield
     finally:
         model.generation_config = own
-
-
-@contextmanager
-def _random_state(seed: int | None, device: torch.device) -> Generator[None]:
-    """Upstream's beam sampling draws from the global state, which is put back afterwards."""
-    devices = [device] if device.type != "cpu" else []
-    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        if seed is not None:
-            torch.manual_seed(seed)
-        yield
-
-
-def _too_large(error: BaseException) -> EvalutionError:
-    told = EngineRuntimeError(f"memory ran out for this prompt alone: {scrub(str(error))}")
-    told.__cause__ = error
-    return told

@@ -16,17 +16,24 @@ Lending = Callable[[], AbstractContextManager[None]]
 
 
 def lending(model: CausalModel) -> Lending:
-    """Contexts in which `model` is in eval mode; the modules that train are put back after each."""
+    """Contexts in which `model` is in eval mode, without autocast.
+
+    After each the modules that train do so again, and its generation settings are the caller's.
+    """
     modules = cast(torch.nn.Module, model)
 
     @contextmanager
     def lent() -> Generator[None]:
         training = [module for module in modules.modules() if module.training]
+        settings = model.generation_config
         for module in training:
             module.training = False
         try:
-            yield
+            # A loop that trains under autocast may attach in it; answers are the weights' own.
+            with torch.autocast(model.device.type, enabled=False):
+                yield
         finally:
+            model.generation_config = settings
             for module in training:
                 module.training = True
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from evalution_core import (
     ConfigurationError,
@@ -27,6 +28,7 @@ from evalution_enginekit.hf_tokenizer import HFTokenizer, load_hf_tokenizer
 from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_transformers.forward import CausalModel
 
+_LONGEST = 600
 _OURS = ("revision", "trust_remote_code", "dtype", "torch_dtype", "attn_implementation")
 """Arguments of the loader that have a place of their own, in the model or among the options."""
 
@@ -67,12 +69,17 @@ def load_checkpoint(model: Model, placement: Placement, engine: str) -> Checkpoi
             f"model.model_kwargs may not hold {', '.join(taken)}: set model.revision and "
             f"model.trust_remote_code, or the engine's dtype and attn_implementation"
         )
-    folder = _folder(model.path, model)
+    if placement.device not in (None, "auto") and "device_map" in model.model_kwargs:
+        raise ConfigurationError(
+            f"device={placement.device!r} and model.model_kwargs device_map say where the model "
+            f"goes; set one of them"
+        )
+    folder = _folder(model.path)
     device = resolve_device(placement.device)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
     tokenizer = _tokenizer(model, folder)
     loaded = _load(str(folder or model.path), model, placement, device)
-    if folder is None and isinstance(tokenizer, HFTokenizer):
+    if isinstance(tokenizer, HFTokenizer):
         tokenizer.eos_ids |= declared_eos(loaded)
     if placement.adapter is not None:
         _add_adapter(loaded, placement.adapter)
@@ -118,7 +125,7 @@ def declared_eos(model: CausalModel) -> frozenset[int]:
     return frozenset(cast("list[int]", found) if isinstance(found, list) else [int(found)])
 
 
-def _folder(path: str, model: Model) -> Path | None:
+def _folder(path: str) -> Path | None:
     if path.startswith(PREFIX):
         return builtin_path(path, "safetensors")
     folder = Path(path).expanduser()
@@ -144,43 +151,87 @@ def _tokenizer(model: Model, folder: Path | None) -> Tokenizer:
 def _load(path: str, model: Model, placement: Placement, device: torch.device) -> CausalModel:
     arguments = dict(model.model_kwargs)
     arguments.setdefault("use_safetensors", "gguf_file" not in arguments or None)
-    if placement.attn_implementation is not None:
+    if placement.attn_implementation not in (None, "auto"):
         arguments["attn_implementation"] = placement.attn_implementation
     try:
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        found: Any = transformers.AutoModelForCausalLM.from_pretrained(
             path,
             dtype=_dtype(placement.dtype),
             revision=model.revision or "main",
             trust_remote_code=model.trust_remote_code,
+            output_loading_info=True,
             **arguments,
         )
-        if _is_placed(loaded, arguments):
-            return loaded
-        if placement.dtype == "auto" and device.type == "cpu" and loaded.dtype == torch.float16:
-            # Half precision has no fast kernels on a CPU, and some operations none at all.
-            loaded = loaded.float()
-        return loaded.to(device)
+        loaded, report = found
+        _check_complete(path, report)
+        return _placed(loaded, placement, arguments, device)
     except ImportError as error:
         raise EngineUnavailableError(f"loading {path!r} needs more: {scrub(str(error))}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(
-            f"no causal model could be loaded from {path!r}: {error}"
+    except torch.OutOfMemoryError as error:
+        raise EngineUnavailableError(
+            f"{path!r} doesn't fit on {device}; set model_kwargs device_map, or a smaller dtype: "
+            f"{scrub(str(error))}"
         ) from error
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ConfigurationError(
+            f"no causal model could be loaded from {path!r}: {_brief(error)}"
+        ) from error
+
+
+def _check_complete(path: str, report: Mapping[str, Any]) -> None:
+    """Upstream makes up, at random, what a checkpoint lacks, and only warns."""
+    missing = sorted(str(name) for name in report.get("missing_keys", ()))
+    if missing:
+        shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        raise ConfigurationError(
+            f"the checkpoint {path!r} lacks {len(missing)} weights of a causal model ({shown}); "
+            f"its answers would be those of random ones"
+        )
+
+
+def _placed(
+    loaded: Any, placement: Placement, arguments: Mapping[str, Any], device: torch.device
+) -> CausalModel:
+    """The model on its device, unless upstream has put it where it belongs."""
+    is_quantized = getattr(loaded, "quantization_method", None) is not None
+    if "device_map" in arguments or (is_quantized and loaded.device.type != "cpu"):
+        return loaded
+    if placement.dtype == "auto" and device.type == "cpu" and loaded.dtype == torch.float16:
+        # Half precision has no fast kernels on a CPU, and some operations none at all.
+        loaded = loaded if is_quantized else loaded.float()
+    return loaded if loaded.device == device else loaded.to(device)
 
 
 def _dtype(name: str) -> Any:
     return name if name == "auto" else getattr(torch, name)
 
 
-def _is_placed(loaded: Any, arguments: Mapping[str, Any]) -> bool:
-    """Whether upstream has put the weights where they belong already."""
-    return "device_map" in arguments or getattr(loaded, "quantization_method", None) is not None
+def _brief(error: BaseException) -> str:
+    """Its message, without the list of all that upstream knows."""
+    text = scrub(str(error))
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
 def _add_adapter(loaded: CausalModel, adapter: str) -> None:
+    folder = Path(adapter)
+    if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
+        raise ConfigurationError(
+            f"the adapter {adapter!r} has no adapter_model.safetensors; its weights are read from "
+            f"safetensors alone"
+        )
     try:
-        cast(Any, loaded).load_adapter(adapter)
+        report: Any = cast(Any, loaded).load_adapter(adapter)
     except ImportError as error:
         raise EngineUnavailableError(f"adapter={adapter!r} needs peft; pip install peft") from error
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"no adapter could be loaded from {adapter!r}: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ConfigurationError(
+            f"no adapter could be loaded from {adapter!r}: {_brief(error)}"
+        ) from error
+    kinds = ("missing_keys", "unexpected_keys")
+    odd = sorted(str(name) for kind in kinds for name in getattr(report, kind, None) or ())
+    if odd:
+        raise ConfigurationError(
+            f"the adapter {adapter!r} is not one of this model: {len(odd)} of its weights have no "
+            f"counterpart, {odd[0]} for one"
+        )

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 import transformers
+from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_core.redaction import scrub
@@ -40,6 +41,8 @@ def manager_problem(model: CausalModel) -> str | None:
         return f"transformers {version} has no continuous batching that can be configured"
     if not hasattr(model, "init_continuous_batching"):
         return f"{type(model).__name__} has no continuous batching"
+    if not hasattr(ContinuousBatchingManager, "pause") or "page_size" not in _fields():
+        return f"the continuous batching of transformers {version} can't be paused and sized"
     attention = str(getattr(model.config, "_attn_implementation", None))
     if attention != "sdpa" and not attention.startswith("flash"):
         return f"attention {attention!r} would have to be replaced while the manager runs"
@@ -48,8 +51,7 @@ def manager_problem(model: CausalModel) -> str | None:
 
 def check_knobs(knobs: Mapping[str, Any]) -> None:
     """Raise `ConfigurationError` for a knob that is set and that the installed version lacks."""
-    settings: Any = getattr(transformers, "ContinuousBatchingConfig", None)
-    known = set[str]() if settings is None else {field.name for field in fields(settings)}
+    known = _fields()
     lacking = sorted(set(knobs) - (known - _WITHOUT_EFFECT))
     if lacking:
         possible = ", ".join(sorted(known - _WITHOUT_EFFECT)) or "none"
@@ -57,6 +59,11 @@ def check_knobs(knobs: Mapping[str, Any]) -> None:
             f"transformers {transformers.__version__} has no {', '.join(lacking)} for continuous "
             f"batching; leave it out, or install a version that has it (this one has: {possible})"
         )
+
+
+def _fields() -> set[str]:
+    settings: Any = getattr(transformers, "ContinuousBatchingConfig", None)
+    return set() if settings is None else {field.name for field in fields(settings)}
 
 
 @dataclass(slots=True)
@@ -106,10 +113,12 @@ class PagedBatching:
             **knobs,
         }
         self._manager: Any = None
+        self._running: dict[str, _Request] = {}
+        self._forgets = False
 
     def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
         """The events of each step, until nothing runs and `feed` has nothing."""
-        running: dict[str, _Request] = {}
+        running = self._running
         try:
             while True:
                 self._cancel(feed.cancelled(), running)
@@ -124,10 +133,13 @@ class PagedBatching:
                     return
         finally:
             self._cancel([request.prompt.key for request in running.values()], running)
+            if self._forgets:
+                self.forget()
 
     def forget(self) -> None:
-        """End the manager and free its cache."""
-        if self._manager is not None:
+        """End the manager and free its cache, once nothing runs."""
+        self._forgets = bool(self._running)
+        if self._manager is not None and not self._running:
             self._manager.stop(block=True, timeout=_STOP_S, hard_stop=True)
             self._manager.destroy()
             self._manager = None

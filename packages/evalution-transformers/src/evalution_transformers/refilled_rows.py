@@ -12,14 +12,12 @@ from typing import Any
 
 import torch
 
-from evalution_core import EngineRuntimeError
-from evalution_core.redaction import scrub
 from evalution_enginekit import TokenEvent, TokenFeed
 from evalution_enginekit.prefix_trie import shared_prefix
 from evalution_transformers.fixed_batches import FixedBatches
 from evalution_transformers.forward import Forward, Inputs
 from evalution_transformers.kv_cache import LayerStates, RowCache, branch_states
-from evalution_transformers.rows import Row, take_all
+from evalution_transformers.rows import Row, take_all, too_large
 from evalution_transformers.tree_mask import as_attention_mask, tree_mask
 from evalution_transformers.trunk import Trunk
 
@@ -114,6 +112,10 @@ class RefilledRows:
             events = step()
         except self._out_of_memory as error:
             return self._retreat(error)
+        except BaseException:
+            # Some layers may hold tokens that others don't.
+            self._trunk.clear()
+            raise
         self._sweep()
         return events
 
@@ -126,9 +128,7 @@ class RefilledRows:
             self._rows_at_once = max(1, min(self._rows_at_once, len(lost)) // 2)
             return ()
         failed = self._waiting.pop(0)
-        told = EngineRuntimeError(f"memory ran out for this prompt alone: {scrub(str(error))}")
-        told.__cause__ = error
-        return [TokenEvent(failed.prompt.key, error=told)]
+        return [TokenEvent(failed.prompt.key, error=too_large(error))]
 
     def _admit(self) -> Sequence[TokenEvent]:
         """Run the next waiting prompts that fit one pass, and take their first tokens."""

@@ -6,9 +6,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from evalution_core import EngineRuntimeError
+from evalution_core.redaction import scrub
 from evalution_enginekit import TokenEvent, TokenPrompt
 from evalution_transformers.sampling import Choice, top_logprobs
 
@@ -49,6 +52,17 @@ class Row:
             return TokenEvent(prompt.key, [token_id])
         logprob, top = top_logprobs(logits, token_id, prompt.logprobs)
         return TokenEvent(prompt.key, [token_id], [logprob], [top])
+
+
+def too_large(error: BaseException) -> EngineRuntimeError:
+    """What a prompt is told for which memory ran out though it was alone.
+
+    It is kept as long as the prompt's result, and so must not keep what the failed pass held.
+    """
+    traceback.clear_frames(error.__traceback__)
+    told = EngineRuntimeError(f"memory ran out for this prompt alone: {scrub(str(error))}")
+    told.__cause__ = error
+    return told
 
 
 def take_all(rows: Sequence[Row], logits: Tensor) -> list[TokenEvent]:

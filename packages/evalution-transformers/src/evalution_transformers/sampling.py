@@ -7,6 +7,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +62,55 @@ class Choice:
             cumulative, number.to(cumulative.device) * cumulative[-1], right=True
         )
         return int(token_ids[min(int(place), len(cumulative) - 1)])
+
+
+class GlobalNumbers:
+    """Random numbers of a search of upstream's, which draws them from torch's global state.
+
+    The state is as it was found when the search is over, and while `put_back` is entered.
+    """
+
+    def __init__(self, seed: int | None):
+        self._seed = secrets.randbits(_SEED_BITS) if seed is None else seed % (1 << _SEED_BITS)
+        self._found: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        self._found = _global_states()
+        torch.manual_seed(self._seed)
+
+    def __exit__(self, *_: object) -> None:
+        _set_global_states(self._found)
+
+    @contextmanager
+    def put_back(self) -> Generator[None]:
+        own = _global_states()
+        _set_global_states(self._found)
+        try:
+            yield
+        finally:
+            self._found = _global_states()
+            _set_global_states(own)
+
+
+def _global_states() -> list[Tensor]:
+    """Of the CPU, and of each device that a seed reaches."""
+    state = [torch.get_rng_state()]
+    if torch.accelerator.is_available():
+        device: Any = torch.get_device_module(torch.accelerator.current_accelerator())
+        every: Any = getattr(device, "get_rng_state_all", None)
+        state += [device.get_rng_state()] if every is None else every()
+    return state
+
+
+def _set_global_states(states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if torch.accelerator.is_available():
+        device: Any = torch.get_device_module(torch.accelerator.current_accelerator())
+        every: Any = getattr(device, "set_rng_state_all", None)
+        if every is None:
+            device.set_rng_state(states[1])
+        else:
+            every(states[1:])
 
 
 def top_logprobs(logits: Tensor, token_id: int, count: int) -> tuple[float, dict[int, float]]:

@@ -103,6 +103,10 @@ class PackedScorer:
                     raise
                 packing.restore(before)
                 continue
+            except BaseException:
+                # Some layers may hold tokens that others don't.
+                self._trunk.clear()
+                raise
             for target, logprob, greedy in found:
                 tally.add(target.span, target.slot, logprob, greedy)
             yield tally.take()

@@ -50,8 +50,14 @@ class StepwiseCall(Generic[T]):
             raise
         finally:
             thread.join()
-        if report.error is not None:
-            raise report.error
+        error = report.error
+        # An exception that its own frames hold would keep the tensors in them alive.
+        del report
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
 
     def _report(self, value: T) -> None:
         self._reports.put(value)
@@ -67,3 +73,4 @@ class StepwiseCall(Generic[T]):
         except BaseException as caught:  # noqa: BLE001 - raised where the iterator is read
             error = caught
         self._reports.put(_Ended(error))
+        del error
