@@ -189,3 +189,11 @@ def test_auto_is_what_is_taken_unasked() -> None:
     with asked.build(TINY) as session, Transformers().build(TINY) as unasked:
         assert session.describe_execution() == unasked.describe_execution()
         assert session.preferred_batch_size == unasked.preferred_batch_size
+
+
+def test_the_runtime_is_told_without_a_model() -> None:
+    told = Transformers(device="cpu").describe_runtime() or {}
+    assert told["device"] == "cpu"
+    assert told["version"].startswith("transformers ")
+    with pytest.raises(EngineUnavailableError, match="device='cuda:99' isn't there"):
+        TransformersCompat(device="cuda:99").describe_runtime()

@@ -52,6 +52,17 @@ class TransformersCompat(BaseEngine):
 
     capabilities = COMPAT_CAPABILITIES
 
+    def describe_runtime(self) -> dict[str, Any]:
+        """Versions of Transformers and torch, and the device that `device` names here.
+
+        Raises:
+            EngineUnavailableError: a library or the device is missing.
+        """
+        _runtime()
+        from evalution_transformers.loading import described_runtime  # noqa: PLC0415 - it imports torch
+
+        return described_runtime(self.device)
+
     def build(self, model: Model) -> TransformersSession:
         """Load the checkpoint.
 

@@ -117,6 +117,14 @@ def resolve_device(name: str | None) -> torch.device:
     )
 
 
+def described_runtime(device: str | None) -> dict[str, Any]:
+    """Versions and device, as `BaseEngine.describe_runtime` tells them; errors as there."""
+    return {
+        "version": f"transformers {transformers.__version__}, torch {torch.__version__}",
+        "device": str(resolve_device(device)),
+    }
+
+
 def declared_eos(model: CausalModel) -> frozenset[int]:
     """The ids that the model's generation settings say end a generation."""
     found: Any = getattr(model.generation_config, "eos_token_id", None)
