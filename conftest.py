@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 PACKAGES = Path(__file__).parent / "packages"
 MISSING = sorted(
@@ -16,6 +17,12 @@ MISSING = sorted(
     if path.is_dir() and find_spec(path.name.replace("-", "_")) is None
 )
 collect_ignore = [str(PACKAGES / name) for name in MISSING]
+
+# The first example of a test may import a library, on a machine that does something else besides.
+# Where CI is set, hypothesis has a profile of its own, which draws the same examples each time.
+settings.register_profile("local", deadline=None)
+if "CI" not in os.environ:
+    settings.load_profile("local")
 
 # Only tests marked `hub` may reach the network; they take HF_HUB_OFFLINE=0 from the caller.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
