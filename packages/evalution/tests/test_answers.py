@@ -86,7 +86,8 @@ def test_near_ties_of_narrow_numbers_are_decided_as_they_are_when_they_are_read_
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     scores = {"dd": np.float32(-2.0) / np.float32(3), "ccc": np.float32(-1.0)}
-    assert scores["dd"] / 2 == scores["ccc"] / 3, "equal per character in their own precision"
+    halves, thirds = scores["dd"] / np.float32(2), scores["ccc"] / np.float32(3)
+    assert halves == thirds, "equal per character in their own precision"
     assert float(scores["dd"]) / 2 < float(scores["ccc"]) / 3
 
     def run(folder: str, dies_after: int) -> list[Any]:

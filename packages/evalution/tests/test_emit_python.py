@@ -128,6 +128,7 @@ def test_the_quickstart_s_program_says_only_what_differs_from_the_defaults(
 
 
 def test_a_formatter_changes_nothing(command_line: Any, tmp_path: Path) -> None:
+    pytest.importorskip("ruff", reason="needs ruff, of the dev group")
     command_line("emit-python", "builtin:tiny/quickstart", "--output", "program.py")
     ruff = [sys.executable, "-m", "ruff"]
     for arguments in (["format", "--diff"], ["check", "--select", "E,F,I,UP,B"]):
