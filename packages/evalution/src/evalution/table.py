@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evalution.results import MetricResult, RunResult, SuiteResult
-from evalution_core import BaseEngine, EngineEntry
+from evalution_core import EngineEntry
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -81,35 +81,6 @@ def engines_table(entries: Sequence[EngineEntry]) -> Table:
         package = entry.distribution or "(this process)"
         table.add_row(entry.name, package, entry.version or "", entry.value)
     return table
-
-
-def options_table(engine: type[BaseEngine]) -> Table:
-    """An engine's options with their types and defaults."""
-    schema = engine.options_schema()
-    needed: list[str] = schema.get("required", [])
-    properties: dict[str, dict[str, Any]] = schema.get("properties", {})
-    table = Table(title=f"options of {engine.__name__}", box=box.SIMPLE_HEAD, title_justify="left")
-    for name in ("option", "type", "default"):
-        table.add_column(name, overflow="fold")
-    for name, shape in properties.items():
-        default = "(needed)" if name in needed else repr(shape.get("default"))
-        table.add_row(name, type_text(shape), "(secret)" if shape.get("writeOnly") else default)
-    return table
-
-
-def type_text(shape: dict[str, Any]) -> str:
-    """A JSON schema's type in a few words: `integer or null`, `'left' | 'error'`."""
-    if "enum" in shape:
-        return " | ".join(repr(value) for value in shape["enum"])
-    if "const" in shape:
-        return repr(shape["const"])
-    if "anyOf" in shape:
-        return " or ".join(type_text(part) for part in shape["anyOf"])
-    if "$ref" in shape:
-        return str(shape["$ref"]).rsplit("/", 1)[-1]
-    if shape.get("type") == "array":
-        return f"list of {type_text(shape.get('items', {}))}"
-    return str(shape.get("type", "any"))
 
 
 def _escaped(control: re.Match[str]) -> str:
