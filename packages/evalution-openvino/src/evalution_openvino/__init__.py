@@ -1,1 +1,5 @@
-"""OpenVINO engine for Evalution. Holds the packaging only: there is no engine here yet."""
+"""OpenVINO as an engine of Evalution, through Optimum Intel."""
+
+from evalution_openvino.engine import OpenVINO
+
+__all__ = ["OpenVINO"]

@@ -1,0 +1,239 @@
+"""OpenVINO files in memory: found, or exported first from a checkpoint."""
+
+# Optimum Intel and parts of Hugging Face's libraries are without types.
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import transformers
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from optimum.exporters.openvino import main_export
+from optimum.intel.openvino import OVConfig, OVModelForCausalLM
+
+from evalution_core import ConfigurationError, EngineUnavailableError, Model, builtin_path
+from evalution_core.builtins import PREFIX
+from evalution_core.redaction import redact, scrub
+from evalution_enginekit import Tokenizer, load_tokenizer, model_identity
+from evalution_enginekit.hf_tokenizer import load_hf_tokenizer
+from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_openvino.engine import torchvision_hint
+from evalution_transformers.loading import declared_eos
+
+_FILE = "openvino_model.xml"
+_WEIGHTS = ("openvino_model.*", "*.safetensors", "*.safetensors.index.json", "*.bin")
+_LONGEST = 600
+_OURS = {
+    "revision": "model.revision",
+    "trust_remote_code": "model.trust_remote_code",
+    "device": "the engine's device",
+    "ov_config": "the engine's ov_config",
+    "compile": "the engine's compile",
+    "export": "nothing: a folder without OpenVINO files is exported",
+}
+"""Arguments of the loader that have a place of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A model that isn't compiled yet, its tokenizer and where its OpenVINO files lie.
+
+    `on_load`: they were made for this session, and go with the model. `identified` is what its
+    files are by content; None where they or the tokenizer can't be told so.
+    """
+
+    model: Any
+    tokenizer: Tokenizer
+    folder: Path
+    on_load: bool
+    identified: dict[str, Any] | None
+
+
+def load(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
+    """Find or export OpenVINO files, and read them.
+
+    Raises:
+        ConfigurationError: nothing loadable is there, or `model_kwargs` hold an option's argument.
+        EngineUnavailableError: an optional library is missing.
+    """
+    if model.path is None:
+        raise ConfigurationError(
+            "engine OpenVINO needs model.path: a folder, a Hub id, or builtin:tiny"
+        )
+    taken = [name for name in _OURS if name in model.model_kwargs]
+    if taken:
+        places = ", ".join(f"{name} (set {_OURS[name]})" for name in taken)
+        raise ConfigurationError(f"model.model_kwargs may not hold {places}")
+    folder = _folder(model.path)
+    # The tokenizer first: if it is missing, no gigabytes are read in vain.
+    tokenizer = _tokenizer(model, folder)
+    source = str(folder or model.path)
+    # Tracing a model warns of each Python value that it keeps as a constant, and compressing its
+    # weights shows progress where results are expected.
+    with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")
+        try:
+            identified = _hub_identity(model) if folder is None else _file_identity(model, folder)
+            ready = _is_exported(model, folder)
+            export = None if ready else _export(source, model, identified)
+            loaded = _read(source, export, model, device, properties)
+        except ImportError as error:
+            raise EngineUnavailableError(
+                f"loading {source!r} needs more: {scrub(str(error))}{torchvision_hint(error)}"
+            ) from error
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"no causal model for OpenVINO could be loaded from {source!r}: {_brief(error)}"
+                f"{torchvision_hint(error)}"
+            ) from error
+    # With the model, not with the session: its weights are read from there as they are needed.
+    loaded.evalution_export = export
+    if folder is None:
+        tokenizer.eos_ids |= declared_eos(loaded)  # pyright: ignore[reportAttributeAccessIssue]
+    return Exported(loaded, tokenizer, Path(loaded.model_save_dir), export is not None, identified)
+
+
+def _folder(path: str) -> Path | None:
+    if path.startswith(PREFIX):
+        return builtin_path(path, "safetensors")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ConfigurationError(
+            f"model folder {path!r} does not exist; give a folder with {_FILE}, or with "
+            f"config.json and weights, a Hub id as in owner/name, or builtin:tiny"
+        )
+    return None
+
+
+def _tokenizer(model: Model, folder: Path | None) -> Tokenizer:
+    if folder is not None or not (model.tokenizer is None or isinstance(model.tokenizer, str)):
+        return load_tokenizer(model, folder or Path())
+    return load_hf_tokenizer(model, named_tokenizer(model) or str(model.path))
+
+
+def _is_exported(model: Model, folder: Path | None) -> bool:
+    subfolder = str(model.model_kwargs.get("subfolder", ""))
+    name = str(model.model_kwargs.get("file_name", _FILE))
+    if folder is not None:
+        return (folder / subfolder / name).is_file()
+    try:
+        huggingface_hub.hf_hub_download(
+            str(model.path), name, subfolder=subfolder or None, revision=model.revision
+        )
+    except (EntryNotFoundError, LocalEntryNotFoundError):
+        return False
+    return True
+
+
+class _ExportFolder:
+    """A folder that is removed with the last model that was read from it."""
+
+    def __init__(self) -> None:
+        self.path = tempfile.mkdtemp(prefix="evalution-openvino-")
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+_exports: weakref.WeakValueDictionary[str, _ExportFolder] = weakref.WeakValueDictionary()
+_exporting = threading.Lock()
+
+
+def _export(source: str, model: Model, identified: Mapping[str, Any] | None) -> _ExportFolder:
+    """OpenVINO files of a checkpoint, in the precision of its weights.
+
+    Models of one checkpoint that are in use at the same time share them.
+    """
+    key = json.dumps([source, model.trust_remote_code, identified], sort_keys=True, default=str)
+    with _exporting:
+        found = _exports.get(key)
+        if found is not None and identified is not None:
+            return found
+        export = _ExportFolder()
+        main_export(
+            source,
+            export.path,
+            task="text-generation-with-past",
+            revision=model.revision or "main",
+            subfolder=str(model.model_kwargs.get("subfolder", "")),
+            trust_remote_code=model.trust_remote_code,
+            local_files_only=huggingface_hub.constants.HF_HUB_OFFLINE,
+            # Left to itself, upstream rounds the weights of larger models to int8.
+            ov_config=OVConfig(dtype="auto"),
+        )
+        _exports[key] = export
+        return export
+
+
+def _read(
+    source: str,
+    export: _ExportFolder | None,
+    model: Model,
+    device: str,
+    properties: Mapping[str, Any],
+) -> Any:
+    arguments = dict(model.model_kwargs)
+    if export is None:
+        arguments["revision"] = model.revision
+    else:
+        arguments.pop("subfolder", None)
+    return OVModelForCausalLM.from_pretrained(
+        source if export is None else export.path,
+        export=False,
+        compile=False,
+        device=device,
+        ov_config=dict(properties),
+        trust_remote_code=model.trust_remote_code,
+        **arguments,
+    )
+
+
+def _file_identity(model: Model, folder: Path) -> dict[str, Any] | None:
+    subfolder = str(model.model_kwargs.get("subfolder", ""))
+    return _with_arguments(model, model_identity(model, folder / subfolder, _WEIGHTS))
+
+
+def _hub_identity(model: Model) -> dict[str, Any] | None:
+    """The commit of a repository; None where the tokenizer comes from elsewhere."""
+    config: Any = transformers.AutoConfig.from_pretrained(
+        str(model.path), revision=model.revision, trust_remote_code=model.trust_remote_code
+    )
+    commit: Any = getattr(config, "_commit_hash", None)
+    if commit is None or model.tokenizer is not None or model.tokenizer_path is not None:
+        return None
+    found: dict[str, Any] = {"repository": model.path, "revision": str(commit)}
+    if model.tokenizer_kwargs:
+        found["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
+    return _with_arguments(model, found)
+
+
+def _with_arguments(model: Model, found: dict[str, Any] | None) -> dict[str, Any] | None:
+    if found is not None and model.model_kwargs:
+        arguments = {name: _plain(value) for name, value in model.model_kwargs.items()}
+        found["model_kwargs"] = redact(arguments)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    told: Any = getattr(value, "to_dict", None)
+    return told() if callable(told) else value
+
+
+def _brief(error: BaseException) -> str:
+    text = scrub(str(error))
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
