@@ -35,22 +35,33 @@ def assert_tokens_agree(
     token_ids: Sequence[int] | None,
     gaps: Sequence[float],
     rule: str,
+    *,
+    tolerance: float | None = None,
 ) -> None:
-    """As `assert_same_text`, with the expected text, ids and leads of the first token given."""
+    """As `assert_same_text`, with the expected text, ids and leads of the first token given.
+
+    `tolerance` is nats per token; None: the subject's.
+    """
     if found.text == text:
         return
     message = f"{rule}: expected {text!r}, got {found.text!r}"
     assert found.token_ids is not None, message
     assert token_ids is not None, message
     step = first_difference(found.token_ids, token_ids)
-    undecided = max(_UNDECIDED, 2 * subject.tolerance)
+    undecided = max(_UNDECIDED, 2 * (subject.tolerance if tolerance is None else tolerance))
     assert step is not None and any(gap < undecided for gap in gaps[: step + 1]), message  # noqa: PT018 - one sentence
 
 
 def assert_same_logprobs(
-    subject: Subject, found: Sequence[float] | None, expected: Sequence[float] | None, rule: str
+    subject: Subject,
+    found: Sequence[float] | None,
+    expected: Sequence[float] | None,
+    rule: str,
+    *,
+    tolerance: float | None = None,
 ) -> None:
-    """As many tokens, and each within the subject's tolerance."""
+    """As many tokens, and each within `tolerance` nats; None: the subject's."""
+    allowed = subject.tolerance if tolerance is None else tolerance
     assert found is not None, f"{rule}: token_logprobs is missing"
     assert expected is not None, f"{rule}: token_logprobs is missing"
     assert len(found) == len(expected), (
@@ -58,9 +69,9 @@ def assert_same_logprobs(
     )
     differences = [abs(a - b) for a, b in zip(found, expected, strict=True)]
     worst = max(range(len(differences)), key=differences.__getitem__)
-    assert differences[worst] <= subject.tolerance, (
+    assert differences[worst] <= allowed, (
         f"{rule}: token {worst} has {found[worst]:.10g}, expected {expected[worst]:.10g}; they "
-        f"differ by {differences[worst]:.3g} nats and the tolerance is {subject.tolerance:g}"
+        f"differ by {differences[worst]:.3g} nats and the tolerance is {allowed:g}"
     )
 
 

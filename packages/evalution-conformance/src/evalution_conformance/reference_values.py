@@ -114,7 +114,7 @@ def _of_oracle(subject: Subject) -> ReferenceValues:
     top = 2 if Capability.LOGPROBS in can else None
     texts: list[dict[str, Any]] = [{"prompt": prompt} for prompt in PROMPTS]
     chats: list[dict[str, Any]] = [{"messages": chat} for chat in CHATS]
-    with subject.fresh(engine=oracle) as session:
+    with subject.fresh(engine=oracle, model=subject.oracle_model) as session:
         generated = [_completed(session, subject.max_new_tokens, top, prompt) for prompt in texts]
         answered = [
             _completed(session, subject.max_new_tokens, top, chat)
@@ -125,7 +125,7 @@ def _of_oracle(subject: Subject) -> ReferenceValues:
     truncation: list[ScoringCase] = []
     small = resized(oracle, SMALL_WINDOW)
     if small is not None:
-        with subject.fresh(engine=small) as session:
+        with subject.fresh(engine=small, model=subject.oracle_model) as session:
             truncation = _scored(session, [(SENTENCE * 5, "The cat sleeps.")])
             rolling += _rolled(session, [SENTENCE * 5])
     return ReferenceValues(scoring, truncation, generated, answered, rolling)

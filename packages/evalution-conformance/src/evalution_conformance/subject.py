@@ -50,8 +50,10 @@ class Subject:
         engine: the configuration to build sessions from.
         model: what it is built for.
         oracle: another engine whose answers count as right, for a model without reference values.
+        oracle_model: what that engine runs; None: the same model.
         untemplated: the model, or one like it, without a chat template.
         tolerance: nats per token; None: by the dtype that the session reports.
+        reference_tolerance: nats per token from answers that count as right; None: `tolerance`.
         max_new_tokens: how long the completions are that checks ask for.
         timeout: seconds for one check, not counting the building of sessions.
     """
@@ -62,18 +64,22 @@ class Subject:
         model: Model,
         *,
         oracle: BaseEngine | None = None,
+        oracle_model: Model | None = None,
         untemplated: Model | None = None,
         tolerance: float | None = None,
+        reference_tolerance: float | None = None,
         max_new_tokens: int = 16,
         timeout: float = 60.0,
     ):
         self.engine = engine
         self.model = model
         self.oracle = oracle
+        self.oracle_model = oracle_model
         self.untemplated = untemplated
         self.max_new_tokens = max_new_tokens
         self.timeout = timeout
         self._tolerance = tolerance
+        self._reference_tolerance = reference_tolerance
         self._session: BaseInferenceSession | None = None
         self._build_error: Exception | None = None
 
@@ -137,6 +143,14 @@ class Subject:
             return self._tolerance
         described = self.session.describe_execution() or {}
         return _TOLERANCES.get(str(described.get("dtype")), _LOOSEST)
+
+    @property
+    def reference_tolerance(self) -> float:
+        """How far a token's log-probability may be from the one that counts as right, in nats.
+
+        Kernels that round differ from exact arithmetic by more than from themselves.
+        """
+        return self.tolerance if self._reference_tolerance is None else self._reference_tolerance
 
     @property
     def patience(self) -> float:

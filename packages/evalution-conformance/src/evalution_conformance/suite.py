@@ -51,10 +51,14 @@ class Conformance:
     """Checks that are known to fail, by name."""
     oracle: ClassVar[BaseEngine | None] = None
     """An engine whose answers count as right, where the model has no reference values."""
+    oracle_model: ClassVar[Model | None] = None
+    """What `oracle` runs, where that is another model: a quantised one's weights as floats, say."""
     untemplated: ClassVar[Model | None] = None
     """A model without a chat template; not needed with `builtin:tiny`."""
     tolerance: ClassVar[float | None] = None
     """Nats by which a token's log-probability may be off; None: by the session's dtype."""
+    reference_tolerance: ClassVar[float | None] = None
+    """As `tolerance`, from the reference values or the oracle's; None: the same."""
     max_new_tokens: ClassVar[int] = 16
     """Length of the completions that checks ask for."""
     timeout: ClassVar[float] = 60.0
@@ -75,8 +79,10 @@ def subject_of(declaration: type[Conformance]) -> Subject:
         declaration.engine,
         declaration.model,
         oracle=declaration.oracle,
+        oracle_model=declaration.oracle_model,
         untemplated=declaration.untemplated,
         tolerance=declaration.tolerance,
+        reference_tolerance=declaration.reference_tolerance,
         max_new_tokens=declaration.max_new_tokens,
         timeout=declaration.timeout,
     )

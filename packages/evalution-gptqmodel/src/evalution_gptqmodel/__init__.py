@@ -1,1 +1,5 @@
-"""GPTQModel engine for Evalution. Holds the packaging only: there is no engine here yet."""
+"""GPTQModel for Evalution: the engine `GPTQModel`, for quantised checkpoints."""
+
+from evalution_gptqmodel.engine import GPTQModel
+
+__all__ = ["GPTQModel"]

@@ -228,7 +228,10 @@ class GenerationChecks:
 def _assert_equals_reference(subject: Subject, case: Any) -> None:
     output = subject.complete(case.request())
     rule = f"the completion of {(case.prompt or case.messages)!r} isn't the reference's"
-    assert_tokens_agree(subject, output, case.text, case.token_ids, case.top2_gaps, rule)
+    allowed = subject.reference_tolerance
+    assert_tokens_agree(
+        subject, output, case.text, case.token_ids, case.top2_gaps, rule, tolerance=allowed
+    )
     if output.text == case.text and case.finish_reason is not None:
         assert output.finish_reason == case.finish_reason, (
             f"{rule}: finish_reason {output.finish_reason!r}, expected {case.finish_reason!r}"

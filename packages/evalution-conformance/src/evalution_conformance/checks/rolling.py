@@ -143,13 +143,17 @@ def _assert_equals_reference(
     subject: Subject, case: RollingCase, output: RollingLoglikelihoodOutput
 ) -> None:
     rule = f"the text {case.text[:40]!r} in windows of {case.max_model_len} against the reference"
-    _assert_same(subject, output, case.token_logprobs, rule)
+    _assert_same(subject, output, case.token_logprobs, rule, subject.reference_tolerance)
 
 
 def _assert_same(
-    subject: Subject, found: RollingLoglikelihoodOutput, expected: list[float], rule: str
+    subject: Subject,
+    found: RollingLoglikelihoodOutput,
+    expected: list[float],
+    rule: str,
+    tolerance: float | None = None,
 ) -> None:
-    if found.token_logprobs is None or len(expected) == 1:
-        assert_same_logprobs(subject, [found.logprob], [math.fsum(expected)], rule)
-    else:
-        assert_same_logprobs(subject, found.token_logprobs, expected, rule)
+    values = found.token_logprobs
+    if values is None or len(expected) == 1:
+        values, expected = [found.logprob], [math.fsum(expected)]
+    assert_same_logprobs(subject, values, expected, rule, tolerance=tolerance)

@@ -220,10 +220,10 @@ def _assert_equals_reference(
     subject: Subject, case: ScoringCase, output: LoglikelihoodOutput
 ) -> None:
     rule = f"{case.continuation!r} after {case.context[-40:]!r} against the reference"
-    if output.token_logprobs is None:
-        assert_same_logprobs(subject, [output.logprob], [math.fsum(case.token_logprobs)], rule)
-    else:
-        assert_same_logprobs(subject, output.token_logprobs, case.token_logprobs, rule)
+    found, expected = output.token_logprobs, case.token_logprobs
+    if found is None:
+        found, expected = [output.logprob], [math.fsum(case.token_logprobs)]
+    assert_same_logprobs(subject, found, expected, rule, tolerance=subject.reference_tolerance)
     assert output.token_ids is None or output.token_ids == (
         case.continuation_ids or output.token_ids
     )

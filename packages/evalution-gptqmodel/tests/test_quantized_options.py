@@ -1,0 +1,216 @@
+"""What the engine refuses, and in which words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from evalution_core import ConfigurationError, EngineUnavailableError, Model
+from evalution_gptqmodel import GPTQModel, upstream
+
+
+@pytest.fixture
+def copied(quantized: Path, tmp_path: Path) -> Path:
+    """A copy of the quantised checkpoint that a test may damage."""
+    return shutil.copytree(quantized, tmp_path / "copied")
+
+
+def refusal(engine: GPTQModel, model: Model) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        engine.build(model)
+    return str(caught.value)
+
+
+def rewrite(file: Path, **changes: Any) -> None:
+    content = json.loads(file.read_text("utf-8")) | changes
+    file.write_text(json.dumps(content), "utf-8")
+
+
+def test_a_model_needs_a_path() -> None:
+    assert refusal(GPTQModel(), Model()) == (
+        "engine GPTQModel needs model.path: the folder or the Hub id of a quantised checkpoint"
+    )
+
+
+def test_a_checkpoint_that_is_not_quantised_is_for_another_engine() -> None:
+    assert refusal(GPTQModel(), Model(path="builtin:tiny")) == (
+        "'builtin:tiny' isn't quantised: no quantization_config in its config.json and no "
+        "quantize_config.json beside it; run it with the engine Transformers, or quantise it with "
+        "GPTQModel first"
+    )
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/no/such/folder", "nowhere"])
+def test_a_folder_that_is_not_there_is_named(path: str) -> None:
+    assert refusal(GPTQModel(), Model(path=path)) == (
+        f"model folder {path!r} does not exist; give the folder of a quantised checkpoint, or a "
+        f"Hub id as in owner/name"
+    )
+
+
+def test_a_hub_id_that_is_not_cached_needs_the_network() -> None:
+    told = refusal(GPTQModel(), Model(path="nobody/nothing-4bit"))
+    assert told.startswith("no folder 'nobody/nothing-4bit' here, and the Hub gave none: ")
+
+
+def test_weights_are_read_from_safetensors_alone(copied: Path) -> None:
+    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
+    assert refusal(GPTQModel(), Model(path=str(copied))) == (
+        f"no weights in {str(copied)!r}: engine GPTQModel reads *.safetensors alone; save the "
+        f"checkpoint in that format"
+    )
+
+
+def test_a_broken_configuration_is_named(copied: Path) -> None:
+    (copied / "config.json").write_text("{", "utf-8")
+    told = refusal(GPTQModel(), Model(path=str(copied)))
+    assert told.startswith(f"{copied / 'config.json'} is not valid JSON: ")
+
+
+def test_another_method_is_for_another_engine(copied: Path) -> None:
+    rewrite(copied / "config.json", quantization_config={"quant_method": "compressed-tensors"})
+    told = refusal(GPTQModel(), Model(path=str(copied)))
+    assert told.startswith(f"{str(copied)!r} is quantised by 'compressed-tensors', and GPTQModel ")
+    assert "awq" in told
+    assert told.endswith("; the engine Transformers may load it")
+
+
+def test_an_unknown_backend_is_told_the_nearest(quantized: Path) -> None:
+    told = refusal(GPTQModel(backend="gptq_torch_fussed"), Model(path=str(quantized)))
+    assert told.startswith("backend='gptq_torch_fussed' is no backend of GPTQModel ")
+    assert "; did you mean 'gptq_torch_fused'? it has auto, " in told
+    assert "vllm" not in told
+
+
+def test_an_unknown_backend_is_told_what_there_is(quantized: Path) -> None:
+    told = refusal(GPTQModel(backend="zzz"), Model(path=str(quantized)))
+    assert "; it has auto, " in told
+    assert "gptq_torch" in told
+
+
+@pytest.mark.parametrize(
+    ("backend", "hint"),
+    [
+        ("vllm", "use the engine VLLM"),
+        ("SGLANG", "use the engine SGLang"),
+        ("mlx", "leave it at auto"),
+    ],
+)
+def test_a_backend_with_a_runtime_of_its_own_is_refused(
+    quantized: Path, backend: str, hint: str
+) -> None:
+    assert refusal(GPTQModel(backend=backend), Model(path=str(quantized))) == (
+        f"backend={backend!r} is a runtime of its own; {hint}"
+    )
+
+
+def test_a_backend_that_does_not_suit_is_refused_in_upstreams_words(quantized: Path) -> None:
+    engine = GPTQModel(backend="gptq_torch", dtype="float32", device="cpu")
+    told = refusal(engine, Model(path=str(quantized)))
+    assert f"could not load {str(quantized)!r} with backend=gptq_torch, device=cpu, dtype=" in told
+    assert "only supports `[torch.float16, torch.bfloat16]`" in told
+
+
+def test_the_loaders_own_arguments_have_their_places(quantized: Path) -> None:
+    def told(name: str) -> str:
+        return refusal(GPTQModel(), Model(path=str(quantized), model_kwargs={name: None}))
+
+    assert told("revision") == "model.model_kwargs may not hold revision: it is model.revision"
+    assert told("backend").endswith("backend: it is an option of the engine")
+    assert told("quantize_config").endswith(
+        "the engine runs checkpoints that are quantised already"
+    )
+    assert told("adapter").endswith("merge it into the model before it is quantised")
+    assert told("trust_remote_code").endswith("it is model.trust_remote_code")
+
+
+def test_one_place_says_where_the_model_goes(quantized: Path) -> None:
+    model = Model(path=str(quantized), model_kwargs={"device_map": "auto"})
+    assert refusal(GPTQModel(device="cpu"), model) == (
+        "device='cpu' and model.model_kwargs device_map say where the model goes; set one of them"
+    )
+
+
+def test_code_of_a_checkpoint_is_not_run(copied: Path) -> None:
+    (copied / "modeling_own.py").write_text("raise SystemExit('was run')", "utf-8")
+    rewrite(
+        copied / "config.json",
+        model_type="own",
+        auto_map={"AutoConfig": "modeling_own.C", "AutoModelForCausalLM": "modeling_own.M"},
+    )
+    assert "trust_remote_code" in refusal(GPTQModel(device="cpu"), Model(path=str(copied)))
+
+
+def without(folder: Path, name: str) -> str:
+    """Take weights out of a checkpoint; what the engine says then."""
+    file = folder / "model.safetensors"
+    kept = {key: value for key, value in load_file(file).items() if not key.startswith(name)}
+    save_file(kept, file)
+    return refusal(GPTQModel(device="cpu"), Model(path=str(folder)))
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(copied: Path) -> None:
+    assert without(copied, "lm_head.weight") == (
+        f"the checkpoint {str(copied)!r} lacks 1 weights of its model (lm_head.weight); its "
+        f"answers would be those of random ones"
+    )
+
+
+def test_a_checkpoint_that_lacks_quantised_weights_is_refused(copied: Path) -> None:
+    told = without(copied, "model.layers.1.mlp.up_proj")
+    assert "could not load" in told
+    assert "Missing required quantized weights" in told
+    assert "model.layers.1.mlp.up_proj.qweight" in told
+
+
+@pytest.mark.parametrize("name", ["batch_size", "pass_tokens", "cache_tokens", "max_batch_tokens"])
+def test_counts_are_at_least_one(name: str) -> None:
+    engine = GPTQModel(**{name: 0})  # pyright: ignore[reportArgumentType]
+    assert refusal(engine, Model(path="any/thing")) == f"{name}=0 must be at least 1"
+
+
+def test_knobs_of_the_manager_need_the_manager() -> None:
+    engine = GPTQModel(paged=False, allow_block_sharing=True, cache_tokens=64)
+    assert refusal(engine, Model(path="any/thing")) == (
+        "allow_block_sharing, cache_tokens: for upstream's manager alone, and paged=False keeps it "
+        "off"
+    )
+
+
+def test_a_window_beyond_the_models_own_is_refused(quantized: Path) -> None:
+    engine = GPTQModel(device="cpu", max_model_len=513)
+    assert refusal(engine, Model(path=str(quantized))) == (
+        "max_model_len=513 must be between 2 and the model's own 512"
+    )
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+def test_a_device_that_is_not_there_is_told(quantized: Path) -> None:
+    with pytest.raises(
+        EngineUnavailableError, match=r"device='cuda' isn't there: torch .* sees cpu"
+    ):
+        GPTQModel(device="cuda").build(Model(path=str(quantized)))
+
+
+def test_an_older_gptqmodel_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "GPTQMODEL", ">=99")
+    with pytest.raises(
+        EngineUnavailableError, match=r"needs gptqmodel>=99, found gptqmodel .*; pip install evalu"
+    ):
+        GPTQModel().describe_runtime()
+
+
+def test_the_runtime_is_described_without_a_model() -> None:
+    told = GPTQModel(device="cpu").describe_runtime()
+    assert told["device"] == "cpu"
+    assert [part.split()[0] for part in told["version"].split(", ")] == [
+        "gptqmodel",
+        "transformers",
+        "torch",
+    ]
