@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import chdir
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def tiny() -> Path:
 
 
 @pytest.fixture(scope="session")
-def wrapper(runtime: Any, tiny: Path) -> Iterator[Any]:
+def wrapper(runtime: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """What GPTQModel gives: the tiny model, quantised in memory."""
     rows = (tiny / "rows" / "prose.jsonl").read_text("utf-8").splitlines()
     settings = runtime.QuantizeConfig(
@@ -51,8 +52,10 @@ def wrapper(runtime: Any, tiny: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch, quiet():
         # On two cores gptqmodel 7.6 and 7.7 give themselves one worker, and ask it for two.
         patch.setenv("GPTQMODEL_CPU_WORKERS", "2")
-        made = runtime.GPTQModel.load(str(tiny), settings)
-        made.quantize([json.loads(row)["text"] for row in rows], batch_size=4)
+        # It writes its logs to the working directory.
+        with chdir(tmp_path_factory.mktemp("gptqmodel")):
+            made = runtime.GPTQModel.load(str(tiny), settings)
+            made.quantize([json.loads(row)["text"] for row in rows], batch_size=4)
         yield made
 
 
