@@ -6,8 +6,11 @@ from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.generation import TokenFeed
 from evalution_enginekit.identity import files_identity, model_identity
 from evalution_enginekit.pairs import encode_pair
+from evalution_enginekit.pieces import CompletionPiece, RequestPrompt
 from evalution_enginekit.planning import ScoringPlan, Segment, Target, plan_scoring
 from evalution_enginekit.prefix_trie import PrefixTrie
+from evalution_enginekit.request_loop import RequestLoop
+from evalution_enginekit.request_session import RequestSession
 from evalution_enginekit.runtime import import_runtime, runtime_errors
 from evalution_enginekit.scheduling import refill
 from evalution_enginekit.session import TokenSession
@@ -20,7 +23,11 @@ __all__ = [
     "BatchLimits",
     "ByteTokenizer",
     "ChatTemplate",
+    "CompletionPiece",
     "PrefixTrie",
+    "RequestLoop",
+    "RequestPrompt",
+    "RequestSession",
     "ScoringPlan",
     "Segment",
     "Target",

@@ -25,9 +25,16 @@ class Admission:
     `UnsupportedRequestError` for one that needs a capability which isn't declared.
     """
 
-    def __init__(self, engine: str, capabilities: frozenset[Capability]):
+    def __init__(
+        self,
+        engine: str,
+        capabilities: frozenset[Capability],
+        lacking: Mapping[Capability, str] | None = None,
+    ):
+        """`lacking` says of a capability why this session hasn't got it."""
         self._engine = engine
         self._capabilities = capabilities
+        self._lacking = dict(lacking or {})
 
     def check_all(self, check: Callable[[Any], Any], requests: Sequence[Any]) -> list[Any]:
         """`check` of every request; one error for all that fail, before anything ran."""
@@ -105,9 +112,10 @@ class Admission:
     def _need(self, capability: Capability, asked_for: str, *, asked: bool) -> None:
         if asked and capability not in self._capabilities:
             declared = ", ".join(sorted(self._capabilities)) or "nothing"
+            why = f": {reason}" if (reason := self._lacking.get(capability)) else ""
             raise UnsupportedRequestError(
                 f"engine {self._engine} can't do {asked_for}: it lacks the capability "
-                f"{capability.value!r} (declares: {declared})"
+                f"{capability.value!r} (declares: {declared}){why}"
             )
 
     def _need_truncation(self, truncation: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from evalution_core import (
     EvalutionError,
     LoglikelihoodOutput,
     RequestFailure,
+    RollingLoglikelihoodOutput,
+    RollingLoglikelihoodRequest,
 )
 from evalution_enginekit.planning import grouped_order
 from evalution_enginekit.runtime import runtime_errors
@@ -196,3 +199,25 @@ def complete_logprobs(span: TokenSpan, score: TokenScore) -> list[float]:
             f"{expected} tokens were to be scored and {found} log-probabilities came"
         )
     return list(score.logprobs)
+
+
+def rolling_output(
+    request: RollingLoglikelihoodRequest,
+    windows: Sequence[TokenSpan],
+    scores: Sequence[TokenScore],
+) -> RollingLoglikelihoodOutput:
+    """The scores of a text's windows as the output of its request.
+
+    Raises:
+        EngineRuntimeError: log-probabilities are missing.
+    """
+    scored = zip(windows, scores, strict=True)
+    logprobs = [value for span, score in scored for value in complete_logprobs(span, score)]
+    token_ids = [i for span in windows for i in span.token_ids[span.start :]]
+    return RollingLoglikelihoodOutput(
+        math.fsum(logprobs),
+        len(logprobs),
+        request.metadata,
+        token_ids=token_ids,
+        token_logprobs=logprobs,
+    )

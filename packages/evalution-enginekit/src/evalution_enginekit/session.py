@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ from evalution_enginekit.generation import GenerationLoop, TokenFeed
 from evalution_enginekit.planning import grouped_order
 from evalution_enginekit.preparation import Preparation
 from evalution_enginekit.runtime_thread import RuntimeThread
-from evalution_enginekit.scoring import ScoringJob, ScoringLoop, SpanScores, complete_logprobs
+from evalution_enginekit.scoring import ScoringJob, ScoringLoop, SpanScores, rolling_output
 from evalution_enginekit.self_check import self_check
 from evalution_enginekit.streams import StreamLimits, pull
 from evalution_enginekit.tokenizer import Tokenizer
@@ -55,6 +54,7 @@ class TokenSession(BaseInferenceSession):
         batch_size: requests in flight when a call leaves it to the session.
         scoring_window: spans in one call of `_score_tokens`, unless a call caps it lower.
         dtype: name of the arithmetic (`float32`, …), which sets the self check's tolerance.
+        model_vocabulary: ids that the model has an embedding for; None: as the tokenizer.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class TokenSession(BaseInferenceSession):
         batch_size: int = 16,
         scoring_window: int = 64,
         dtype: str = "float32",
+        model_vocabulary: int | None = None,
     ):
         self._engine = engine
         self._capabilities = capabilities
@@ -76,7 +77,7 @@ class TokenSession(BaseInferenceSession):
         self._scoring_window = scoring_window
         self._dtype = dtype
         self._admission = Admission(engine, capabilities)
-        self._preparation = Preparation(self._admission, tokenizer, max_model_len)
+        self._preparation = Preparation(self._admission, tokenizer, max_model_len, model_vocabulary)
         self._thread = RuntimeThread(f"the {engine} session")
         self._generation = GenerationLoop(
             self._thread,
@@ -208,7 +209,7 @@ class TokenSession(BaseInferenceSession):
         spans = [span for windows in texts for span in windows]
         scores = iter(self._score_spans(spans, batch_size))
         return [
-            _rolling_output(request, windows, [next(scores) for _ in windows])
+            rolling_output(request, windows, [next(scores) for _ in windows])
             for request, windows in zip(requests, texts, strict=True)
         ]
 
@@ -330,18 +331,3 @@ class TokenSession(BaseInferenceSession):
 
 def _itself(score: TokenScore) -> TokenScore:
     return score
-
-
-def _rolling_output(
-    request: RollingLoglikelihoodRequest, windows: list[TokenSpan], scores: list[TokenScore]
-) -> RollingLoglikelihoodOutput:
-    scored = zip(windows, scores, strict=True)
-    logprobs = [value for span, score in scored for value in complete_logprobs(span, score)]
-    token_ids = [i for span in windows for i in span.token_ids[span.start :]]
-    return RollingLoglikelihoodOutput(
-        math.fsum(logprobs),
-        len(logprobs),
-        request.metadata,
-        token_ids=token_ids,
-        token_logprobs=logprobs,
-    )

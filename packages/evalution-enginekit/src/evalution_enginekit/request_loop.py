@@ -1,0 +1,256 @@
+"""Requests of all open streams on one event loop, as many at once as the runtime likes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, TypeVar
+
+from evalution_core import (
+    EngineRuntimeError,
+    EvalutionError,
+    RequestFailure,
+    SessionClosedError,
+    TextDelta,
+)
+from evalution_enginekit.runtime import runtime_errors
+from evalution_enginekit.streams import ResultStream, StreamLimits
+
+R = TypeVar("R")
+Tell = Callable[[TextDelta], None]
+
+_DEAD_AFTER = 3
+"""Requests that fail one after the other in the runtime, and at least one for each slot, until the
+runtime is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestJob:
+    """What serves one request; it may tell deltas, and returns the request's result."""
+
+    serve: Callable[[Tell], Awaitable[Any]]
+    metadata: dict[str, Any]
+
+
+RequestStream = ResultStream[Any, RequestJob, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    stream: RequestStream
+    task: asyncio.Task[None]
+
+
+class RequestLoop:
+    """One thread with an event loop: `depth` jobs at once, the next one as soon as one is done.
+
+    Args:
+        name: whose loop it is, for messages.
+        depth: jobs in flight over all streams; it may change at any time.
+    """
+
+    def __init__(self, name: str, depth: int = 1):
+        self.lock = threading.RLock()
+        self._name = name
+        self._depth = depth
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._streams: list[RequestStream] = []
+        self._running: dict[int, _Running] = {}
+        self._numbers = count()
+        self._woken = False
+        self._closing = False
+        self._released: Future[None] = Future()
+        self._failures = 0
+
+    @property
+    def depth(self) -> int:
+        return self._depth
+
+    def set_depth(self, value: int) -> None:
+        """Change how many run at once, from any thread.
+
+        Jobs above a depth that shrinks are finished; none starts until it is reached.
+        """
+        with self.lock:
+            grown, self._depth = value > self._depth, value
+        if grown:
+            self.wake()
+
+    @property
+    def running(self) -> int:
+        """Jobs that the runtime has not let go of."""
+        return len(self._running)
+
+    @property
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def ensure_open(self) -> None:
+        """Raise `SessionClosedError` once `close` was called."""
+        if self._closing:
+            raise SessionClosedError(f"{self._name} is closed; build a new session")
+
+    def open(self, limits: StreamLimits) -> RequestStream:
+        stream: RequestStream = ResultStream(self, limits)
+        with self.lock:
+            self.ensure_open()
+            self._streams.append(stream)
+        return stream
+
+    def wake(self) -> None:
+        """Look for jobs to start and to cancel, on the loop."""
+        with self.lock:
+            if self._closing or self._woken:
+                return
+            self._woken = True
+            self._started().call_soon_threadsafe(self._turn)
+
+    def call(self, function: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """Await `function()` on the loop, from any other thread.
+
+        Raises:
+            SessionClosedError: the loop was closed before, or meanwhile.
+            EngineRuntimeError: called on the loop itself, which would wait for itself for ever.
+        """
+        if self.is_current:
+            raise EngineRuntimeError(f"{self._name} waits for its own event loop")
+        with self.lock:
+            self.ensure_open()
+            result = asyncio.run_coroutine_threadsafe(function(), self._started())
+        try:
+            return result.result()
+        except CancelledError:
+            raise SessionClosedError(f"{self._name} was closed meanwhile") from None
+
+    def close(self, last: Callable[[], Awaitable[None]]) -> None:
+        """End all streams, cancel what runs, await `last`, and end the thread.
+
+        Any later call waits for that. Called on the loop itself, it doesn't wait.
+        """
+        with self.lock:
+            first = not self._closing
+            loop = self._started() if first else None
+            self._closing = True
+            if loop is not None:
+                for stream in self._streams:
+                    stream.fail(SessionClosedError(f"{self._name} was closed meanwhile"))
+                asyncio.run_coroutine_threadsafe(self._finish(last), loop)
+            thread = self._thread
+        if self.is_current:
+            return
+        if first:
+            self._released.result()
+        else:
+            self._released.exception()
+        if thread is not None:
+            thread.join()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=_run, args=(self._loop,), name=f"{self._name} requests", daemon=True
+            )
+            self._thread.start()
+        return self._loop
+
+    async def _finish(self, last: Callable[[], Awaitable[None]]) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        try:
+            await last()
+            self._released.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - `close` raises it where it was asked for
+            self._released.set_exception(error)
+        finally:
+            asyncio.get_running_loop().stop()
+
+    def _turn(self) -> None:
+        with self.lock:
+            self._woken = False
+            for running in self._running.values():
+                if running.stream.ended:
+                    running.task.cancel()
+            self._streams = [s for s in self._streams if not s.ended or s.running]
+            self._admit()
+
+    def _admit(self) -> None:
+        """Start jobs while the depth allows it, one of each stream in turn."""
+        while not self._closing and len(self._running) < self._depth:
+            stream = next((s for s in self._streams if s.admissible() > 0), None)
+            if stream is None:
+                return
+            self._streams.remove(stream)
+            self._streams.append(stream)
+            number = next(self._numbers)
+            key, job = stream.admit(number)
+            task = asyncio.get_running_loop().create_task(self._serve(number, stream, key, job))
+            self._running[number] = _Running(stream, task)
+            # Cancelled before its first step, a task runs nothing of its own.
+            task.add_done_callback(lambda _, number=number: self._settled(number))
+
+    async def _serve(self, number: int, stream: RequestStream, key: Any, job: RequestJob) -> None:
+        def tell(delta: TextDelta) -> None:
+            with self.lock:
+                stream.deliver_part(number, key, delta, _joined)
+
+        try:
+            with runtime_errors("a request"):
+                result = await job.serve(tell)
+        except EvalutionError as error:
+            with self.lock:
+                self._failed(stream, key, RequestFailure(error, job.metadata))
+                self._release(number)
+        else:
+            with self.lock:
+                self._failures = 0
+                stream.deliver(key, result)
+                self._release(number)
+
+    def _failed(self, stream: RequestStream, key: Any, failure: RequestFailure) -> None:
+        if stream.ended:
+            return
+        error = failure.error
+        if isinstance(error, EngineRuntimeError):
+            self._failures += 1
+        if self._failures < max(_DEAD_AFTER, self._depth + 1):
+            stream.deliver(key, failure)
+            return
+        self._failures = 0
+        lost = list(stream.running.values())
+        told = EngineRuntimeError(f"{error} ({len(lost)} in flight)", in_flight=lost)
+        told.__cause__ = error.__cause__ or error
+        stream.fail(told)
+        self.wake()
+
+    def _settled(self, number: int) -> None:
+        with self.lock:
+            self._release(number)
+            self._admit()
+
+    def _release(self, number: int) -> None:
+        """A request with an answer is in flight no more, so that no failure counts it as lost."""
+        if (running := self._running.pop(number, None)) is not None:
+            running.stream.release(number)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        with contextlib.closing(loop):
+            loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+def _joined(earlier: Any, later: Any) -> TextDelta:
+    assert isinstance(earlier, TextDelta)
+    assert isinstance(later, TextDelta)
+    return TextDelta(earlier.text + later.text, earlier.token_ids + later.token_ids)

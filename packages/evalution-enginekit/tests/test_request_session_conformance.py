@@ -1,0 +1,101 @@
+"""The second session base passes the conformance kit, on a made-up API of hosted models."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from evalution_conformance import EngineConformance
+from evalution_core import BaseEngine, Model, neutral
+from evalution_enginekit import (
+    ByteTokenizer,
+    CompletionPiece,
+    RequestLoop,
+    RequestPrompt,
+    RequestSession,
+    TokenScore,
+    TokenSpan,
+)
+from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock, table
+
+
+class HostedModel:
+    """An API as hosted models have it: ids in, one sampled id after the other out."""
+
+    def __init__(self, name: str):
+        self._table = table(name)
+
+    async def sample(self, token_ids: list[int], seed: int | None, **cut: Any) -> tuple[int, Any]:
+        await asyncio.sleep(0)
+        row = self._table.row(token_ids)
+        ranked = sorted(range(len(row)), key=lambda i: -row[i])
+        if not cut["do_sample"]:
+            return ranked[0], row
+        kept = ranked[: cut["top_k"] or None] if cut["top_p"] > 1e-6 else ranked[:1]
+        chance = random.Random(None if seed is None else seed * 1009 + len(token_ids))
+        return chance.choice(kept), row
+
+    async def logprobs(self, token_ids: list[int]) -> list[list[float]]:
+        await asyncio.sleep(0)
+        return [self._table.row(token_ids[:at]) for at in range(1, len(token_ids))]
+
+
+@dataclass(slots=True)
+class Hosted(BaseEngine):
+    max_model_len: int = 512
+    batch_size: int = neutral(default=4)
+
+    capabilities = MOCK_CAPABILITIES
+
+    def build(self, model: Model) -> HostedSession:
+        return HostedSession(
+            engine="Hosted",
+            capabilities=MOCK_CAPABILITIES,
+            loop=RequestLoop("the Hosted session", self.batch_size),
+            tokenizer=ByteTokenizer(),
+            max_model_len=self.max_model_len,
+            dtype="float64",
+        )
+
+
+class HostedSession(RequestSession):
+    _model = HostedModel("hosted")
+
+    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionPiece]:
+        asked = prompt.request
+        ids = list(prompt.token_ids or ())
+        for _ in range(asked.max_new_tokens):
+            token_id, row = await self._model.sample(
+                ids,
+                asked.seed,
+                do_sample=asked.do_sample,
+                top_k=asked.top_k,
+                top_p=asked.top_p,
+            )
+            ids.append(token_id)
+            best = sorted(range(len(row)), key=lambda i: -row[i])[: asked.logprobs or 0]
+            ends = token_id in prompt.stop_ids
+            yield CompletionPiece(
+                token_ids=[token_id],
+                logprobs=[row[token_id]],
+                top_logprobs=[{i: row[i] for i in best}],
+                finish="stop" if ends else None,
+            )
+            if ends:
+                return
+        yield CompletionPiece(token_ids=[], finish="length")
+
+    async def _score(self, span: TokenSpan) -> TokenScore:
+        rows = (await self._model.logprobs(list(span.token_ids)))[span.start - 1 :]
+        scored = list(zip(rows, span.token_ids[span.start :], strict=True))
+        greedy = all(row[token_id] >= max(row) for row, token_id in scored)
+        return TokenScore([row[token_id] for row, token_id in scored], greedy)
+
+
+class TestRequestSession(EngineConformance):
+    engine = Hosted()
+    oracle = Mock()
+    model = Model(path="hosted")
