@@ -1,1 +1,5 @@
-"""OpenAI-style endpoints for Evalution. Holds the packaging only: there is no engine here yet."""
+"""OpenAI-style endpoints for Evalution: the engine that asks any such server."""
+
+from evalution_openai.engine import OpenAICompatible
+
+__all__ = ["OpenAICompatible"]

@@ -1,0 +1,58 @@
+"""From options to a session."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from evalution_core import Model
+from evalution_enginekit import RequestLoop
+from evalution_openai.connection import open_endpoint
+from evalution_openai.pressure import Pressure
+from evalution_openai.retrying import Clock
+from evalution_openai.session import OpenAISession
+from evalution_openai.survey import Survey
+
+if TYPE_CHECKING:
+    import httpx
+
+    from evalution_openai.engine import OpenAICompatible
+
+_AUTO_DEPTH = 8, 64
+"""Requests in flight with "auto": at the beginning, and at most."""
+
+
+def build_session(
+    options: OpenAICompatible,
+    model: Model,
+    *,
+    transport: httpx.AsyncBaseTransport | None = None,
+    clock: Clock | None = None,
+    chance: random.Random | None = None,
+) -> OpenAISession:
+    """A session on the server of `options`; raises as `OpenAICompatible.build`.
+
+    `transport`, `clock` and `chance` stand in for the network, time and jitter.
+    """
+    size = options.batch_size
+    start, most = _AUTO_DEPTH if size == "auto" else (size or 1, size or 1)
+    endpoint = open_endpoint(options, transport=transport, clock=clock, chance=chance)
+    loop = RequestLoop("the OpenAICompatible session", start)
+    try:
+        survey = Survey(options, model, loop, endpoint)
+        endpoint.pressure = Pressure(endpoint.clock, loop.set_depth, start, most)
+        return OpenAISession(
+            endpoint,
+            survey.writer,
+            survey.findings(),
+            loop=loop,
+            most=most,
+            tokenizer=survey.tokenizer,
+            max_model_len=survey.max_model_len,
+            capabilities=survey.capabilities,
+            dtype=survey.served.dtype,
+            lacking=survey.lacking,
+        )
+    except BaseException:
+        loop.close(endpoint.close)
+        raise

@@ -1,0 +1,291 @@
+"""Exchanges with one server: addresses, credentials, time limits, retries, event streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import httpx
+
+from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError
+from evalution_openai.pressure import Pressure, RateLimit
+from evalution_openai.refusals import quote, refusal
+from evalution_openai.retrying import (
+    RETRIED_STATUSES,
+    Attempts,
+    Clock,
+    Failure,
+    Patience,
+    SystemClock,
+    give_up,
+    retry_after,
+)
+
+_VERSIONED = re.compile(r"/v\d+[a-z0-9]*$")
+_HIDDEN = b"***"
+_CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+_TOO_MANY = 429
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server's routes are: OpenAI's under `api`, others beside it under `root`."""
+
+    api: str
+    root: str
+
+    @classmethod
+    def of(cls, base_url: str) -> Address:
+        """`base_url` with or without `/v1` at its end.
+
+        Raises:
+            ConfigurationError: it is no http or https URL.
+        """
+        url = httpx.URL(base_url)
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ConfigurationError(
+                f"base_url must be an http or https URL such as http://127.0.0.1:8000/v1, "
+                f"got {quote(base_url)!r}"
+            )
+        base = base_url.rstrip("/")
+        if _VERSIONED.search(base):
+            return cls(base, base.rpartition("/")[0])
+        return cls(f"{base}/v1", base)
+
+
+class Endpoint:
+    """A server, asked from one event loop.
+
+    An answer never shows the credentials: where the server repeats them, they are replaced. A
+    redirect is not followed: it would carry the prompt, and perhaps the key, to another host.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        patience: Patience | None = None,
+        headers: Mapping[str, str] | None = None,
+        credentials: Sequence[str] = (),
+        requests: RateLimit | None = None,
+        tokens: RateLimit | None = None,
+        clock: Clock | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        chance: random.Random | None = None,
+    ):
+        self.address = address
+        self.clock = clock or SystemClock()
+        self._patience = patience or Patience()
+        self._headers = dict(headers or {})
+        self._credentials = [text.encode() for text in credentials if text]
+        self._requests = requests or RateLimit(self.clock, None)
+        self._tokens = tokens or RateLimit(self.clock, None)
+        self._transport = transport
+        self._chance = chance or random.Random()
+        self._client: httpx.AsyncClient | None = None
+        self.pressure: Pressure | None = None
+
+    async def get(self, url: str, *, max_retries: int | None = None) -> Any:
+        """The JSON that a GET answers; raises as `post`."""
+        return await self._exchanged("GET", url, None, await self._begun(0, max_retries))
+
+    async def post(
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        *,
+        tokens: int = 0,
+        max_retries: int | None = None,
+    ) -> Any:
+        """The JSON that a POST answers; `tokens` is what it may cost of the tokens a minute.
+
+        Raises:
+            InvalidRequestError, UnsupportedRequestError: the server finds the request wrong.
+            ConfigurationError: it doesn't accept the credentials.
+            EngineRuntimeError: it couldn't be reached, or failed, in all tries.
+        """
+        attempts = await self._begun(tokens, max_retries)
+        answer = await self._exchanged("POST", url, body, attempts)
+        if tokens:
+            self._tokens.give_back(tokens - _used(answer, tokens))
+        return answer
+
+    async def events(
+        self, url: str, body: Mapping[str, Any], *, tokens: int = 0
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The JSON objects of an event stream; tried again only until the first one has come.
+
+        Raises as `post`; `EngineRuntimeError` also for a stream that breaks off.
+        """
+        attempts = await self._begun(tokens)
+        while True:
+            come = False
+            try:
+                async with asyncio.timeout(attempts.timeout_s):
+                    async with self._opened("POST", url, body, attempts) as response:
+                        async for event in self._parsed(response):
+                            come = True
+                            yield event
+                self._note_success()
+                return
+            except (httpx.TransportError, TimeoutError, _TryAgain) as error:
+                failure = self._failed(url, error)
+                if come:
+                    give_up(failure, "the stream broke off, and its beginning was handed on")
+                await attempts.wait_after(failure)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    async def _exchanged(
+        self, method: str, url: str, body: Mapping[str, Any] | None, attempts: Attempts
+    ) -> Any:
+        while True:
+            try:
+                async with (
+                    asyncio.timeout(attempts.timeout_s),
+                    self._opened(method, url, body, attempts) as response,
+                ):
+                    content = self._clean(await response.aread())
+                answer = _json(content, url)
+            except (httpx.TransportError, TimeoutError, _TryAgain) as error:
+                await attempts.wait_after(self._failed(url, error))
+            else:
+                self._note_success()
+                return answer
+
+    async def _begun(self, tokens: int, max_retries: int | None = None) -> Attempts:
+        await self._requests.take()
+        await self._tokens.take(tokens)
+        patience = self._patience
+        if max_retries is not None:
+            patience = replace(patience, max_retries=min(max_retries, patience.max_retries))
+        return Attempts(patience, self.clock, self._chance, self.clock.now())
+
+    @asynccontextmanager
+    async def _opened(
+        self, method: str, url: str, body: Mapping[str, Any] | None, attempts: Attempts
+    ) -> AsyncGenerator[httpx.Response]:
+        """The response to one try, whose body is still to be read."""
+        if attempts.made:
+            await self._requests.take()
+        sent_at = self.clock.now()
+        async with self._http().stream(method, url, json=body) as response:
+            if response.is_success:
+                yield response
+                return
+            if response.is_redirect:
+                raise EngineRuntimeError(_redirect_message(url, response))
+            error = refusal(
+                response.status_code, self._clean(await response.aread()), httpx.URL(url).path
+            )
+            if response.status_code not in RETRIED_STATUSES:
+                raise error
+            if response.status_code == _TOO_MANY and self.pressure is not None:
+                self.pressure.refused(sent_at)
+            raise _TryAgain(error, retry_after(response.headers, self.clock.today()))
+
+    async def _parsed(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+        """The events up to `[DONE]`, which some servers leave out once the choice is finished."""
+        finished = False
+        async for line in response.aiter_lines():
+            if not line.startswith("data:"):
+                continue
+            data = self._clean(line[5:].strip().encode())
+            if data == b"[DONE]":
+                return
+            event = _json(data, str(response.request.url))
+            if "error" in event:
+                raise refusal(_status_of(event["error"]), data, response.request.url.path)
+            finished = finished or any(c.get("finish_reason") for c in event.get("choices") or ())
+            yield event
+        if not finished:
+            path = response.request.url.path
+            raise _TryAgain(EngineRuntimeError(f"{path} ended its event stream before [DONE]"))
+
+    def _http(self) -> httpx.AsyncClient:
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                headers=self._headers,
+                timeout=None,
+                limits=_CONNECTIONS,
+                transport=self._transport,
+            )
+        return self._client
+
+    def _failed(self, url: str, error: Exception) -> Failure:
+        if isinstance(error, _TryAgain):
+            return Failure(error.error, error.wait_s, error.__cause__)  # pyright: ignore[reportArgumentType]
+        what = quote(str(error)) or "no answer in time"
+        path = httpx.URL(url).path
+        return Failure(
+            EngineRuntimeError(f"{path} failed: {type(error).__name__}: {what}"), cause=error
+        )
+
+    def _note_success(self) -> None:
+        if self.pressure is not None:
+            self.pressure.served()
+
+    def _clean(self, content: bytes) -> bytes:
+        for secret in self._credentials:
+            content = content.replace(secret, _HIDDEN)
+        return content
+
+
+def is_unreachable(error: EvalutionError) -> bool:
+    """Whether an exchange failed because nothing was there to answer."""
+    return isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+
+
+class _TryAgain(Exception):
+    """An answer that another try may mend."""
+
+    def __init__(self, error: EvalutionError, wait_s: float | None = None):
+        super().__init__(str(error))
+        self.error = error
+        self.wait_s = wait_s
+
+
+def _json(content: bytes, url: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(content)
+    except ValueError as error:
+        said = quote(content[:200].decode("utf-8", "replace"))
+        broken = EngineRuntimeError(f"{httpx.URL(url).path} answered no valid JSON: {said!r}")
+        raise _TryAgain(broken) from error
+    if not isinstance(answer, dict):
+        raise EngineRuntimeError(f"{httpx.URL(url).path} answered no JSON object")
+    return cast("dict[str, Any]", answer)
+
+
+def _used(answer: Mapping[str, Any], expected: int) -> int:
+    usage: Any = answer.get("usage")
+    total: Any = cast("Mapping[str, Any]", usage).get("total_tokens") if usage else None
+    return total if isinstance(total, int) else expected
+
+
+def _status_of(error: Any) -> int:
+    """The status that an error within a stream stands for; 500 where it tells none."""
+    if not isinstance(error, Mapping):
+        return 500
+    entries = cast("Mapping[str, Any]", error)
+    code: Any = entries.get("code")
+    if isinstance(code, int):
+        return code
+    return 400 if entries.get("type") == "invalid_request_error" else 500
+
+
+def _redirect_message(url: str, response: httpx.Response) -> str:
+    target = httpx.URL(url).join(response.headers.get("location", ""))
+    return (
+        f"{httpx.URL(url).path} redirects to {target.scheme}://{target.netloc.decode()}, which is "
+        "not followed, so that no key goes to another address; set base_url to the right one"
+    )

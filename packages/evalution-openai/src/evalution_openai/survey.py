@@ -1,0 +1,274 @@
+"""A server and a model, asked step by step what they can do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from evalution_core import (
+    Capability,
+    CheckResult,
+    ConfigurationError,
+    EvalutionError,
+    Model,
+    scrub,
+)
+from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
+from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_openai.bodies import BodyWriter
+from evalution_openai.dialects import dialect_of
+from evalution_openai.endpoint import Endpoint
+from evalution_openai.remote_tokenizer import RemoteTokenizer
+from evalution_openai.rungs import (
+    EchoRung,
+    EvalRung,
+    Places,
+    Post,
+    PromptLogprobsRung,
+    Rung,
+    SGLangRung,
+    StepwiseRung,
+)
+from evalution_openai.scoring_ladder import Climb, Probe
+from evalution_openai.served import Served, find_served, tokenizer_facts
+from evalution_openai.session import Findings
+
+if TYPE_CHECKING:
+    from evalution_openai.engine import OpenAICompatible
+
+_PROBE_RETRIES = 1
+_PROBE_TEXT = "The first of 3 apples"
+_ALWAYS = frozenset(
+    {Capability.GENERATE, Capability.STREAM, Capability.REFILL, Capability.SAMPLING}
+)
+_SCORES = frozenset({Capability.LOGLIKELIHOOD, Capability.ROLLING})
+_NOT_CHECKED = CheckResult("not checkable", "the server can't score prompts")
+
+
+class Survey:
+    """What was found out, and how the server will be asked; each step relies on those before it.
+
+    Raises:
+        EngineUnavailableError: no server answers.
+        ConfigurationError: the credentials aren't accepted, no model is named and none listed, the
+            tokenizer can't be loaded, or `max_model_len` is more than the server's.
+    """
+
+    def __init__(
+        self, options: OpenAICompatible, model: Model, loop: RequestLoop, endpoint: Endpoint
+    ):
+        self._options = options
+        self._loop = loop
+        self._endpoint = endpoint
+        asked_for = options.model_name or model.path
+        self.served: Served = loop.call(lambda: find_served(endpoint, asked_for))
+        self.model = asked_for or _listed(self.served, options)
+        host = httpx.URL(options.base_url).host
+        self.dialect = dialect_of(options.dialect, self.served.owner, host)
+        self.writer = BodyWriter(self.model, self.dialect, options.extra_body)
+        self._local = _local_tokenizer(model)
+        self.tokenizer: Tokenizer | None = self._local or self._remote_tokenizer()
+        self._climb = self._climbed()
+        self._takes_ids = options.api != "chat" and self._finds_ids_taken()
+        self.encodes = self._takes_ids and not self._leaves_text()
+        self.max_model_len = self._window()
+
+    def findings(self) -> Findings:
+        rung = self._rung(self._endpoint.post, self._climb.name)
+        reads = self.dialect.tells_ids and not self.dialect.is_evalution
+        return Findings(
+            api=self._options.api,
+            encodes=self.encodes,
+            renders=self._renders,
+            leaves_open=self.dialect.tells_ids,
+            ids=("read" if self._local else "left") if reads else "kept",
+            rung=rung,
+            check=self._climb.check,
+            timings=self._options.timings,
+            described=self._described(),
+        )
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What a session has, at most what the engine declares."""
+        found = set(_ALWAYS | self.dialect.native)
+        if self.dialect.is_evalution:
+            told = self.served.capabilities
+            found |= {can for can in self._options.capabilities if can.value in told}
+            found -= _SCORES
+        found.add(Capability.CHAT)
+        if not self.encodes and self._options.api == "completions":
+            found.discard(Capability.CHAT)
+        if self._takes_ids:
+            found.add(Capability.TOKEN_IDS)
+        if self.encodes and self.max_model_len is not None:
+            found.add(Capability.TRUNCATION)
+        if self.encodes and self._local is not None and self.dialect.tells_ids:
+            found.add(Capability.LOGPROBS)
+        if self._climb.name is not None:
+            found |= _SCORES
+        return frozenset(found & self._options.capabilities)
+
+    @property
+    def lacking(self) -> Mapping[Capability, str]:
+        """Why it can't score, by what the server returned."""
+        if self._climb.name is not None:
+            return {}
+        return dict.fromkeys(_SCORES, self._climb.reason)
+
+    @property
+    def _renders(self) -> bool:
+        """Whether messages are rendered here: by a local tokenizer, or a template that was told."""
+        if self._options.api == "completions":
+            return True
+        known = self._local is not None or (
+            self.tokenizer is not None and self.tokenizer.chat_template is not None
+        )
+        return self.encodes and known and self._options.api == "auto"
+
+    def _described(self) -> dict[str, Any]:
+        climb = self._climb
+        return {
+            "base_url": scrub(self._options.base_url),
+            "model": self.model,
+            "dialect": self.dialect.name,
+            "api": self._options.api,
+            "tokenizer": "local" if self._local else "server" if self.tokenizer else None,
+            "prompts": "token ids" if self.encodes else "text",
+            "scoring": climb.name,
+            "scoring_check": climb.check.detail,
+            "scoring_refused": climb.refused or None,
+        }
+
+    # steps
+
+    def _ask(self, url: str, body: Mapping[str, Any]) -> Any:
+        return self._loop.call(lambda: self._probing(url, body))
+
+    async def _probing(self, url: str, body: Mapping[str, Any]) -> Any:
+        return await self._endpoint.post(url, body, max_retries=_PROBE_RETRIES)
+
+    def _remote_tokenizer(self) -> RemoteTokenizer | None:
+        """The server's tokenizer; None where it has no routes of vLLM's kind."""
+        root = self._endpoint.address.root
+        if self.dialect.name == "openai":
+            return None
+        body = {"model": self.model, "prompt": "a", "add_special_tokens": False}
+        try:
+            with runtime_errors("asking for the tokenizer"):
+                if not self._ask(f"{root}/tokenize", body).get("tokens"):
+                    return None
+                facts = self._loop.call(lambda: tokenizer_facts(self._endpoint))
+                tokenizer = RemoteTokenizer(self._ask, root, self.model, facts)
+                tokenizer.decode(tokenizer.encode("a"))
+        except ConfigurationError:
+            raise
+        except EvalutionError:
+            return None
+        return tokenizer
+
+    def _climbed(self) -> Climb:
+        wanted = self._options.scoring
+        if wanted == "none":
+            return Climb(None, _NOT_CHECKED, {"scoring": "switched off by scoring='none'"})
+        if self._options.api == "chat":
+            return Climb(None, _NOT_CHECKED, {"chat": "it gives no log-probabilities of a prompt"})
+        if self.tokenizer is None:
+            why = "the server has no /tokenize and no /detokenize, and tokenizer_path isn't set"
+            return Climb(None, _NOT_CHECKED, {"token ids": why})
+        rungs = self._rungs(self._probing)
+        if wanted != "auto":
+            rungs = [rung for rung in rungs if rung.name == wanted]
+        probe = Probe(
+            self._loop.call,
+            self._places(self._probing),
+            self.tokenizer,
+            max_model_len=self.served.max_model_len,
+            dtype=self.served.dtype,
+            tells_ids=self.dialect.tells_ids,
+        )
+        return probe.climb(rungs)
+
+    def _rungs(self, post: Post) -> Sequence[Rung]:
+        """All ways that may be tried, the best first."""
+        assert self.tokenizer is not None
+        places, top = self._places(post), self._options.stepwise_top
+        rungs: list[Rung] = [
+            EvalRung(places),
+            EchoRung(places),
+            PromptLogprobsRung(places),
+            SGLangRung(places),
+        ]
+        if top:
+            tells = self.dialect.tells_ids
+            rungs.append(StepwiseRung(places, self.tokenizer, top, tells_ids=tells))
+        return rungs
+
+    def _rung(self, post: Post, name: str | None) -> Rung | None:
+        if name is None:
+            return None
+        return next(rung for rung in self._rungs(post) if rung.name == name)
+
+    def _places(self, post: Post) -> Places:
+        address = self._endpoint.address
+        return Places(post, address.api, address.root, self.writer.written)
+
+    def _finds_ids_taken(self) -> bool:
+        """Whether completions take token ids; found with one short prompt."""
+        if self.tokenizer is None or self.dialect.is_evalution:
+            return self.dialect.is_evalution
+        if self._climb.name is not None and self._climb.name != "sglang":
+            return True
+        prompt = self.tokenizer.encode(_PROBE_TEXT)
+        body = self.writer.written({"prompt": prompt, "max_tokens": 1, "temperature": 0.0})
+        try:
+            answer = self._ask(f"{self._endpoint.address.api}/completions", body)
+        except ConfigurationError:
+            raise
+        except EvalutionError:
+            return False
+        usage: Any = answer.get("usage") or {}
+        return usage.get("prompt_tokens", len(prompt)) == len(prompt)
+
+    def _leaves_text(self) -> bool:
+        """Whether text goes as it is: Evalution's server follows the same rules as the kit."""
+        own = self._options.max_model_len
+        return self.tokenizer is None or (
+            self.dialect.is_evalution
+            and self._local is None
+            and self._options.api != "completions"
+            and self._climb.name in (None, "evalution")
+            and own in (None, self.served.max_model_len)
+        )
+
+    def _window(self) -> int | None:
+        """What is fed at most: the option, else what the server tells, less what scoring needs."""
+        own, told = self._options.max_model_len, self.served.max_model_len
+        if own is not None and told is not None and own > told:
+            raise ConfigurationError(
+                f"max_model_len={own} is more than the {told} tokens that the server takes"
+            )
+        if told is None or self._climb.name is None:
+            return own if told is None else own or told
+        needs = next(r.needs for r in self._rungs(self._probing) if r.name == self._climb.name)
+        return min(own or told, told - needs)
+
+
+def _listed(served: Served, options: OpenAICompatible) -> str:
+    if not served.names:
+        raise ConfigurationError(
+            f"the server at {scrub(options.base_url)} lists no model; set model.path or model_name "
+            "to the name that it knows"
+        )
+    return served.names[0]
+
+
+def _local_tokenizer(model: Model) -> Tokenizer | None:
+    if model.tokenizer is None and model.tokenizer_path is None:
+        return None
+    named = named_tokenizer(model)
+    path = Path(named).expanduser() if named else Path()
+    return load_tokenizer(model, path if path.is_dir() else path.parent)

@@ -1,0 +1,233 @@
+"""Retries, waits, deadlines, credentials: no request lost, none asked for in vain."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from email.utils import format_datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from evalution_core import (
+    ConfigurationError,
+    ContextLengthError,
+    EngineRuntimeError,
+    EngineUnavailableError,
+    GenerationRequest,
+    InvalidRequestError,
+    RequestFailure,
+    UnsupportedRequestError,
+)
+
+REQUEST = GenerationRequest("The dog", max_new_tokens=4)
+PATH = "/completions"
+KEY = "sk-very-secret-4711"
+
+
+@pytest.fixture
+def session(connect: Callable[..., Any], server: Any) -> Any:
+    session = connect(scoring="none", batch_size=1)
+    session.generate([REQUEST])
+    server.requests.clear()
+    return session
+
+
+@pytest.mark.parametrize("code", [408, 409, 429, 500, 502, 503, 504, 529])
+def test_a_passing_trouble_is_tried_again(
+    session: Any, server: Any, clock: Any, faulty: Any, code: int
+) -> None:
+    (expected,) = session.generate([REQUEST])
+    server.fails(PATH, faulty(code), faulty(code))
+    (output,) = session.generate([REQUEST])
+    assert output == expected
+    assert len(server.bodies(PATH)) == 1 + 3
+    first, second = clock.slept
+    assert 0.25 <= first <= 0.5 <= second <= 1.0, "waits double, each with jitter"
+
+
+@pytest.mark.parametrize(
+    "error", [httpx.ConnectError("refused"), httpx.ReadError("reset"), httpx.ReadTimeout("slow")]
+)
+def test_a_connection_that_fails_is_tried_again(
+    session: Any, server: Any, error: Exception
+) -> None:
+    def fail(_: httpx.Request) -> httpx.Response:
+        raise error
+
+    server.fails(PATH, fail)
+    (output,) = session.generate([REQUEST])
+    assert output.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("7", 7.0), ("0.5", 0.5), ("date", 9.0), ("garbage", None), ("-3", None)],
+)
+def test_retry_after_is_obeyed(
+    session: Any, server: Any, clock: Any, faulty: Any, value: str, seconds: float | None
+) -> None:
+    if value == "date":
+        value = format_datetime(clock.today().replace(second=9), usegmt=True)
+    server.fails(PATH, faulty(429, **{"Retry-After": value}))
+    session.generate([REQUEST])
+    (slept,) = clock.slept
+    assert slept == pytest.approx(seconds) if seconds else 0.25 <= slept <= 0.5
+
+
+def test_a_wait_beyond_the_deadline_is_not_begun(
+    connect: Callable[..., Any], server: Any, clock: Any, faulty: Any
+) -> None:
+    session = connect(scoring="none", deadline_s=60.0)
+    server.fails(PATH, faulty(429, "busy", **{"Retry-After": "3600"}))
+    with pytest.raises(EngineRuntimeError, match=r"429: busy; given up after 1 tries.*3600.*60"):
+        session.generate([REQUEST])
+    assert clock.slept == []
+
+
+def test_tries_are_counted(connect: Callable[..., Any], server: Any, faulty: Any) -> None:
+    session = connect(scoring="none", max_retries=2)
+    server.requests.clear()
+    server.fails(PATH, *[faulty(503, "no capacity")] * 9)
+    with pytest.raises(EngineRuntimeError, match="503: no capacity; given up after 3 tries"):
+        session.generate([REQUEST])
+    assert len(server.bodies(PATH)) == 3
+
+
+def test_a_refused_request_fails_alone(session: Any, server: Any, faulty: Any) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        bad = server.tokenizer.decode(body["prompt"]) == "bad"
+        return faulty(400, "bad prompt")(request) if bad else server.routed(PATH, body)
+
+    server.fails(PATH, *[answer] * 5)
+    prompts = ["a", "b", "bad", "c", "d"]
+    requests = ((p, GenerationRequest(p, max_new_tokens=2, metadata={"p": p})) for p in prompts)
+    results = dict(session.generate_continuous(requests))
+    assert sorted(results) == sorted(prompts)
+    failure = results.pop("bad")
+    assert isinstance(failure, RequestFailure)
+    assert isinstance(failure.error, InvalidRequestError)
+    assert "/v1/completions answered 400: bad prompt" in str(failure.error)
+    assert failure.metadata == {"p": "bad"}
+    assert not any(isinstance(result, RequestFailure) for result in results.values())
+    server.fails(PATH, *[answer] * 2)
+    with pytest.raises(InvalidRequestError, match=r"refused 1 of 2 requests: \[1\]") as caught:
+        session.generate([GenerationRequest(p, max_new_tokens=2) for p in ("a", "bad")])
+    assert set(caught.value.failures) == {1}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"error": {"message": "x", "code": "context_length_exceeded"}}, ContextLengthError),
+        ({"message": "This model's maximum context length is 8"}, ContextLengthError),
+        ({"error": {"message": "x", "code": "unsupported"}}, UnsupportedRequestError),
+        ({"detail": [{"msg": "field required"}]}, InvalidRequestError),
+        ({"error": "flat"}, InvalidRequestError),
+    ],
+)
+def test_errors_are_told_apart(
+    session: Any, server: Any, body: dict[str, Any], kind: type[Exception]
+) -> None:
+    server.fails(PATH, lambda _: httpx.Response(400, json=body))
+    with pytest.raises(kind) as caught:
+        session.generate([REQUEST])
+    assert type(caught.value) is kind
+
+
+def test_nobody_there_says_where(connect: Callable[..., Any], server: Any) -> None:
+    def refuse(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("connection refused")
+
+    server.fails("/models", *[refuse] * 9)
+    with pytest.raises(
+        EngineUnavailableError, match=r"no server answers at http://server\.test/v1"
+    ):
+        connect()
+
+
+def test_a_key_that_is_not_accepted_stops_the_build(
+    connect: Callable[..., Any], server: Any, faulty: Any
+) -> None:
+    server.fails("/models", faulty(401, f"wrong key {KEY}"))
+    with pytest.raises(ConfigurationError, match=r"401: wrong key \*\*\*; set api_key") as caught:
+        connect(api_key=KEY)
+    assert KEY not in str(caught.value)
+
+
+def test_a_redirect_is_not_followed(session: Any, server: Any) -> None:
+    elsewhere = httpx.Response(307, headers={"location": "https://elsewhere.test/v1/completions"})
+    server.fails(PATH, lambda _: elsewhere)
+    with pytest.raises(EngineRuntimeError, match=r"redirects to https://elsewhere\.test.*base_url"):
+        session.generate([REQUEST])
+    assert {request.url.host for request in server.requests} == {"server.test"}
+
+
+def test_the_key_is_sent_and_nowhere_shown(
+    connect: Callable[..., Any],
+    server: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("THE_KEY", KEY)
+    header = "header-secret-0815"
+    session = connect(
+        scoring="none", api_key_env="THE_KEY", extra_headers={"X-Api-Key": header, "X-Job": "7"}
+    )
+
+    def parrot(request: httpx.Request) -> httpx.Response:
+        said = f"{request.headers['authorization']} {request.headers['x-api-key']}"
+        choice = {"text": said, "finish_reason": "stop", "stop_reason": said}
+        return httpx.Response(200, json={"choices": [choice], "system_fingerprint": said})
+
+    server.fails(PATH, parrot, lambda r: httpx.Response(400, text=r.headers["authorization"]))
+    (output,) = session.generate([REQUEST])
+    with pytest.raises(InvalidRequestError) as caught:
+        session.generate([REQUEST])
+    assert server.requests[-1].headers["x-job"] == "7"
+    seen = repr(output) + str(caught.value) + json.dumps(session.describe_execution()) + caplog.text
+    assert KEY not in seen
+    assert header not in seen
+
+
+def test_a_key_that_is_not_set_is_named(connect: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigurationError, match="'NO_SUCH_KEY', which isn't set"):
+        connect(api_key_env="NO_SUCH_KEY")
+
+
+def test_429_lowers_what_is_in_flight_and_answers_raise_it(
+    connect: Callable[..., Any], server: Any, faulty: Any
+) -> None:
+    session = connect(scoring="none", batch_size=8)
+    assert session._loop.depth == 8
+    server.fails(PATH, faulty(429, **{"Retry-After": "1"}))
+    session.generate([REQUEST])
+    assert session._loop.depth == 4
+    session.generate([REQUEST] * 40)
+    assert session._loop.depth == 8
+
+
+def test_a_broken_answer_is_asked_for_again(session: Any, server: Any) -> None:
+    server.fails(PATH, lambda _: httpx.Response(200, text='{"choices": [{"text": "ha'))
+    (output,) = session.generate([REQUEST])
+    assert output.finish_reason == "length"
+    server.fails(PATH, *[lambda _: httpx.Response(200, text="<html>")] * 9)
+    with pytest.raises(EngineRuntimeError, match="no valid JSON: '<html>'; given up after 6 tries"):
+        session.generate([REQUEST])
+
+
+def test_requests_and_tokens_a_minute_are_kept(
+    connect: Callable[..., Any], server: Any, clock: Any
+) -> None:
+    slow = connect(scoring="none", batch_size=1, requests_per_minute=30)
+    before = clock.time
+    slow.generate([REQUEST] * 11)
+    assert clock.time - before == pytest.approx(22.0, abs=3.0), "30 a minute, /tokenize too"
+    metered = connect(scoring="none", batch_size=1, tokens_per_minute=66)
+    before = clock.time
+    metered.generate([REQUEST] * 7)
+    assert clock.time - before == pytest.approx(60.0, abs=12.0), "11 tokens a request"

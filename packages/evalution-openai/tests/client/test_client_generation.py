@@ -1,0 +1,306 @@
+"""What is sent for a request, and what is made of an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from evalution_core import (
+    Capability,
+    ConfigurationError,
+    ContextLengthError,
+    EngineRuntimeError,
+    GenerationRequest,
+    InvalidRequestError,
+    LoglikelihoodRequest,
+    Model,
+    RequestFailure,
+    TextDelta,
+    UnsupportedRequestError,
+)
+from evalution_enginekit import ByteTokenizer
+
+CHAT = [{"role": "user", "content": "Hi?"}]
+
+
+def answering(**choice: Any) -> Callable[[httpx.Request], httpx.Response]:
+    whole = {"finish_reason": "stop", **choice}
+    return lambda _: httpx.Response(200, json={"choices": [whole]})
+
+
+def last_body(server: Any, path: str) -> dict[str, Any]:
+    return server.bodies(path)[-1]
+
+
+@pytest.fixture
+def textual(connect: Callable[..., Any], server: Any) -> Any:
+    """A session on a server without tokenizer routes."""
+    server.routes -= {"/tokenize", "/detokenize"}
+    return connect()
+
+
+def test_text_and_messages_go_as_they_are(textual: Any, server: Any) -> None:
+    text, chat = textual.generate(
+        [
+            GenerationRequest("Hello", max_new_tokens=3),
+            GenerationRequest(messages=CHAT, max_new_tokens=3),
+        ]
+    )
+    sent = last_body(server, "v1/completions")
+    assert (sent["prompt"], sent["max_tokens"], sent["temperature"]) == ("Hello", 3, 0.0)
+    assert sent["model"] == "scripted"
+    assert "seed" not in sent
+    assert last_body(server, "/chat/completions")["messages"] == CHAT
+    assert text.prompt == "Hello"
+    assert chat.prompt == '[{"role": "user", "content": "Hi?"}]'
+    assert (text.prompt_tokens, text.completion_tokens, text.finish_reason) == (5, 3, "length")
+
+
+def test_what_a_server_would_ignore_is_refused(textual: Any, connect: Any, server: Any) -> None:
+    for request, named in (
+        (GenerationRequest(messages=CHAT, add_generation_prompt=False), "add_generation_prompt"),
+        (GenerationRequest("a", num_beams=2), "num_beams=2"),
+        (GenerationRequest(input_ids=[1, 2]), "input_ids"),
+        (GenerationRequest("a", ignore_eos=True), "ignore_eos"),
+        (GenerationRequest("a", logprobs=1), "logprobs=1"),
+        (GenerationRequest(messages=CHAT, tools=[{"type": "function"}]), "tools"),
+        (GenerationRequest("a", truncation="error"), "truncation='error'"),
+    ):
+        with pytest.raises(UnsupportedRequestError, match=named):
+            textual.generate([request])
+    server.owner = "vllm"
+    open_end = GenerationRequest(messages=CHAT, add_generation_prompt=False, max_new_tokens=2)
+    connect().generate([open_end])
+    assert last_body(server, "/chat/completions")["add_generation_prompt"] is False
+
+
+def test_sampling_is_asked_for_by_name(textual: Any, server: Any) -> None:
+    request = GenerationRequest(
+        "a", max_new_tokens=1, do_sample=True, temperature=0.7, top_p=0.9, top_k=5
+    )
+    textual.generate([request])
+    sent = last_body(server, "v1/completions")
+    assert (sent["temperature"], sent["top_p"], sent["top_k"]) == (0.7, 0.9, 5)
+    with pytest.raises(UnsupportedRequestError, match="seed=1"):
+        textual.generate([GenerationRequest("a", do_sample=True, temperature=1.0, seed=1)])
+
+
+def test_more_stops_than_a_server_takes_are_cut_here(textual: Any, server: Any) -> None:
+    (whole,) = textual.generate([GenerationRequest("a", max_new_tokens=12)])
+    stops = ["\x00", "\x01", "\x02", "\x03", whole.text[6:8]]
+    (cut,) = textual.generate([GenerationRequest("a", max_new_tokens=12, stop=stops)])
+    assert last_body(server, "v1/completions")["stop"] == stops[:4]
+    assert cut.text == whole.text[: whole.text.find(stops[-1])]
+    assert cut.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [("stop", "stop"), ("length", "length"), ("content_filter", "stop"), ("tool_calls", "stop")],
+)
+def test_finish_reasons_are_the_contracts(textual: Any, server: Any, sent: str, found: str) -> None:
+    server.fails("/completions", answering(text="x", finish_reason=sent))
+    (output,) = textual.generate([GenerationRequest("a")])
+    assert output.finish_reason == found
+    assert output.runtime["finish_reason"] == sent
+
+
+def test_a_completion_that_was_given_up_is_a_failure(textual: Any, server: Any) -> None:
+    server.fails("/completions", answering(text="half", finish_reason="abort"))
+    with pytest.raises(EngineRuntimeError, match=r"gave the completion up: .*'abort'"):
+        textual.generate([GenerationRequest("a")])
+
+
+def test_null_content_is_no_text_and_reasoning_is_kept_apart(textual: Any, server: Any) -> None:
+    call = [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]
+    message = {"content": None, "reasoning_content": "hm", "tool_calls": call}
+    server.fails("/chat/completions", answering(message=message, finish_reason="tool_calls"))
+    (output,) = textual.generate([GenerationRequest(messages=CHAT)])
+    assert output.text == ""
+    assert output.runtime["reasoning"] == "hm"
+    assert output.runtime["tool_calls"] == call
+    server.fails("/completions", answering(text=["no", "text"]))
+    with pytest.raises(EngineRuntimeError, match="the answer's text is no text"):
+        textual.generate([GenerationRequest("a")])
+    server.fails("/completions", lambda _: httpx.Response(200, json={"choices": []}))
+    with pytest.raises(EngineRuntimeError, match="has no choice"):
+        textual.generate([GenerationRequest("a")])
+
+
+def test_streams_give_deltas_and_timings(textual: Any, server: Any) -> None:
+    (expected,) = textual.generate([GenerationRequest("Hello", max_new_tokens=9)])
+    asked = [(n, GenerationRequest("Hello", max_new_tokens=9)) for n in range(3)]
+    texts = dict.fromkeys(range(3), "")
+    outputs: dict[int, Any] = {}
+    for key, event in textual.stream(asked):
+        if isinstance(event, TextDelta):
+            texts[key] += event.text
+        else:
+            outputs[key] = event
+    assert set(texts.values()) == {expected.text}
+    for output in outputs.values():
+        assert (output.text, output.completion_tokens) == (expected.text, 9)
+        assert output.runtime.keys() == {"finish_reason", "first_text_s", "total_s"}
+    assert last_body(server, "v1/completions")["stream_options"] == {"include_usage": True}
+
+
+def test_reasoning_of_a_stream_is_joined(connect: Callable[..., Any], server: Any) -> None:
+    server.routes -= {"/tokenize"}
+    session = connect(timings=True)
+    deltas = [{"reasoning_content": "h"}, {"reasoning_content": "m"}, {"content": "Yes"}]
+    events = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
+    events.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    lines = "".join(f"data: {json.dumps(event)}\r\n\r\n" for event in events)
+    server.fails("/chat/completions", lambda _: httpx.Response(200, text=f": hello\n\n{lines}"))
+    (output,) = session.generate([GenerationRequest(messages=CHAT)])
+    assert (output.text, output.runtime["reasoning"]) == ("Yes", "hm")
+
+
+def test_a_stream_that_breaks_off_is_a_failure_once_text_was_told(
+    textual: Any, server: Any, as_stream: Any
+) -> None:
+    choice = {"text": "half a", "finish_reason": "stop"}
+    broken = as_stream({"choices": [choice], "usage": {}}, ends=False)
+    server.fails("/completions", lambda _: broken)
+    (*deltas, (_, failure)) = textual.stream([(0, GenerationRequest("a"))])
+    assert "".join(event.text for _, event in deltas) == "half a"
+    assert isinstance(failure, RequestFailure)
+    assert "before [DONE]; the stream broke off" in str(failure.error)
+
+
+def test_an_error_within_a_stream_is_the_requests(textual: Any, server: Any) -> None:
+    text = 'data: {"error": {"message": "too long", "type": "invalid_request_error"}}\n\n'
+    server.fails("/completions", lambda _: httpx.Response(200, text=text))
+    ((_, failure),) = textual.stream([(0, GenerationRequest("a"))])
+    assert isinstance(failure.error, InvalidRequestError)
+    assert "too long" in str(failure.error)
+
+
+def test_extra_fields_win_and_null_takes_one_out(connect: Callable[..., Any], server: Any) -> None:
+    server.routes -= {"/tokenize"}
+    session = connect(extra_body={"provider": {"order": ["x"]}, "temperature": None}, api="chat")
+    session.generate([GenerationRequest(messages=CHAT, max_new_tokens=2)])
+    sent = last_body(server, "/chat/completions")
+    assert sent["provider"] == {"order": ["x"]}
+    assert "temperature" not in sent
+
+
+def test_a_chat_endpoint_is_given_messages_alone(connect: Callable[..., Any]) -> None:
+    session = connect(api="chat")
+    assert Capability.LOGLIKELIHOOD not in session.capabilities
+    with pytest.raises(UnsupportedRequestError, match="api='chat' a request needs messages"):
+        session.generate([GenerationRequest("plain text")])
+    with pytest.raises(InvalidRequestError, match="needs input_ids, rendered_prompt"):
+        session.generate([GenerationRequest()])
+
+
+def test_completions_render_chat_here_or_not_at_all(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    session = connect(Model("scripted", tokenizer=ByteTokenizer()), api="completions")
+    (output,) = session.generate([GenerationRequest(messages=CHAT, max_new_tokens=2)])
+    assert output.prompt == "<user>Hi?<assistant>"
+    server.routes -= {"/tokenize"}
+    with pytest.raises(UnsupportedRequestError, match="lacks the capability 'chat'"):
+        connect(api="completions").generate([GenerationRequest(messages=CHAT)])
+
+
+def test_openai_is_asked_in_its_own_words(connect: Callable[..., Any], server: Any) -> None:
+    session = connect(dialect="openai", scoring="none")
+    session.generate([GenerationRequest(messages=CHAT, max_new_tokens=2)])
+    sent = last_body(server, "/chat/completions")
+    assert sent["max_completion_tokens"] == 2
+    assert "max_tokens" not in sent
+    assert not server.bodies("/tokenize")
+
+
+def test_a_local_tokenizer_renders_encodes_and_cuts(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    session = connect(Model("scripted", tokenizer=ByteTokenizer()))
+    messages = GenerationRequest(messages=CHAT, max_new_tokens=2)
+    long = GenerationRequest("x" * 400, max_new_tokens=4)
+    rendered, cut = session.generate([messages, long])
+    assert rendered.prompt == "<user>Hi?<assistant>"
+    assert not server.bodies("/chat/completions")
+    assert cut.truncated_tokens == 401 - (session.max_model_len - 4)
+    assert len(last_body(server, "v1/completions")["prompt"]) in (7, session.max_model_len - 4)
+    with pytest.raises(ContextLengthError, match="forbids a cut"):
+        session.generate([GenerationRequest("x" * 400, max_new_tokens=4, truncation="error")])
+    bare = connect(Model("scripted", tokenizer=ByteTokenizer(has_template=False)))
+    with pytest.raises(InvalidRequestError, match="need a chat template"):
+        bare.generate([messages])
+
+
+def test_a_template_that_only_the_server_has_is_rendered_there_and_goes_as_ids(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    server.has_template = True
+    session = connect()
+    closed = GenerationRequest(messages=CHAT, max_new_tokens=2, add_generation_prompt=False)
+    (opened, ended) = session.generate([GenerationRequest(messages=CHAT, max_new_tokens=2), closed])
+    assert (opened.prompt, ended.prompt) == ("<user>Hi?<assistant>", "<user>Hi?")
+    assert not server.bodies("/chat/completions")
+    given, text = session.loglikelihood(
+        [
+            LoglikelihoodRequest(continuation="Yes", messages=CHAT),
+            LoglikelihoodRequest(opened.prompt, "Yes"),
+        ]
+    )
+    assert given.token_logprobs == text.token_logprobs
+
+
+def test_vllm_tells_ids_which_the_local_tokenizer_reads(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    server.owner = "vllm"
+    session = connect(Model("scripted", tokenizer=ByteTokenizer()), scoring="none")
+    assert {Capability.LOGPROBS, Capability.IGNORE_EOS, Capability.SEED} <= session.capabilities
+    ids = [104, 105, 33, 257]
+    logprobs = {
+        "tokens": [f"token_id:{i}" for i in ids],
+        "token_logprobs": [-0.1, -0.2, -0.3, -0.4],
+        "top_logprobs": [
+            {f"token_id:{i}": -0.1, "token_id:9": -3.0, "token_id:8": -4.0} for i in ids
+        ],
+    }
+    server.fails("/completions", answering(text="hi!", token_ids=ids, logprobs=logprobs))
+    (output,) = session.generate([GenerationRequest("a", max_new_tokens=9, logprobs=2, stop=["!"])])
+    sent = last_body(server, "v1/completions")
+    assert sent["return_token_ids"] is sent["return_tokens_as_token_ids"] is True
+    assert (output.text, output.token_ids, output.finish_reason) == ("hi", [104, 105], "stop")
+    assert output.token_logprobs == [-0.1, -0.2]
+    assert output.top_logprobs == [{104: -0.1, 9: -3.0}, {105: -0.1, 9: -3.0}]
+    server.fails("/completions", answering(text="hi!", token_ids=ids))
+    (output,) = session.generate([GenerationRequest("a", max_new_tokens=9)])
+    assert (output.text, output.token_ids) == ("hi!", [104, 105, 33])
+    without = connect(scoring="none")
+    assert Capability.LOGPROBS not in without.capabilities
+    server.fails("/completions", answering(text="hi!", token_ids=ids))
+    (output,) = without.generate([GenerationRequest("a", max_new_tokens=9)])
+    assert (output.text, output.token_ids) == ("hi!", None)
+
+
+def test_the_model_is_the_one_that_is_named_or_listed(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    for session, name in (
+        (connect(Model()), "scripted"),
+        (connect(Model("other")), "other"),
+        (connect(Model("other"), model_name="third"), "third"),
+    ):
+        session.generate([GenerationRequest("a", max_new_tokens=1)])
+        assert last_body(server, "v1/completions")["model"] == name
+    server.routes -= {"/models"}
+    with pytest.raises(ConfigurationError, match=r"lists no model; set model.path or model_name"):
+        connect(Model())
+
+
+def test_a_window_beyond_the_servers_is_refused(connect: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigurationError, match="max_model_len=999 is more than the 256"):
+        connect(max_model_len=999)
+    assert connect(max_model_len=64).max_model_len == 64

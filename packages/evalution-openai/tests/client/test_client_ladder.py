@@ -1,0 +1,256 @@
+"""Which way of scoring is taken, and every lie that it must not be taken in by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from evalution_core import (
+    Capability,
+    EngineRuntimeError,
+    LoglikelihoodRequest,
+    Model,
+    RollingLoglikelihoodRequest,
+    UnsupportedRequestError,
+)
+from evalution_enginekit import ByteTokenizer
+from evalution_enginekit.mock import MockSession
+
+PAIRS = [
+    LoglikelihoodRequest("What is 3 + 4?", " It is 7."),
+    LoglikelihoodRequest("", "the"),
+    LoglikelihoodRequest("a b ", "c"),
+]
+TEXT = "A text that is longer than one window. " * 10
+
+
+def shifted(choice: dict[str, Any]) -> None:
+    values = choice["logprobs"]["token_logprobs"]
+    values[:] = [*values[1:], values[-1]]
+    values[0] = None
+
+
+def late(choice: dict[str, Any]) -> None:
+    """Shifted the other way, the first value doubled, so that nothing is missing."""
+    values = choice["logprobs"]["token_logprobs"]
+    values[:] = [None, values[1], *values[1:-1]]
+
+
+def generated_alone(choice: dict[str, Any]) -> None:
+    for name, listed in choice["logprobs"].items():
+        choice["logprobs"][name] = listed[-1:]
+
+
+def cut(choice: dict[str, Any]) -> None:
+    for name, listed in choice["logprobs"].items():
+        choice["logprobs"][name] = listed[2:]
+
+
+def each(value: Any) -> Callable[[dict[str, Any]], None]:
+    def lie(choice: dict[str, Any]) -> None:
+        values = choice["logprobs"]["token_logprobs"]
+        values[1:] = [value] * (len(values) - 1)
+
+    return lie
+
+
+def nothing(choice: dict[str, Any]) -> None:
+    choice["logprobs"] = None
+
+
+def scaled(choice: dict[str, Any]) -> None:
+    """Of a sharper distribution: plausible, consistent, and not what generation says."""
+    values = choice["logprobs"]["token_logprobs"]
+    values[1:] = [value * 1.7 for value in values[1:]]
+
+
+LIES = {
+    "null": (each(None), "value 0 of .* is None"),
+    "all zero": (each(0.0), "all log-probabilities are 0.0"),
+    "all alike": (each(-2.5), "all log-probabilities are -2.5"),
+    "positive": (each(0.5), "above 0"),
+    "not finite": (each(-math.inf), "value 0 of .* is -inf"),
+    "shifted": (shifted, "differs by .* nats"),
+    "shifted late": (late, "differs .* nats"),
+    "none": (nothing, "echo gave logprobs None"),
+    "of the generated token alone": (generated_alone, "echo gave 1 token_logprobs for"),
+    "cut": (cut, "echo gave .* token_logprobs for"),
+    "another distribution": (scaled, "differs from the next-token path"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_server_that_lies_is_refused_before_the_run(
+    connect: Callable[..., Any], server: Any, name: str
+) -> None:
+    server.lie, reason = LIES[name]
+    session = connect()
+    assert Capability.LOGLIKELIHOOD not in session.capabilities
+    assert Capability.ROLLING not in session.capabilities
+    asked = len(server.requests)
+    with pytest.raises(UnsupportedRequestError, match=f"echo: .*{reason}"):
+        session.loglikelihood(PAIRS)
+    with pytest.raises(UnsupportedRequestError, match="the server can't score prompts"):
+        session.loglikelihood_rolling([RollingLoglikelihoodRequest("a")])
+    assert len(server.requests) == asked, "nothing was asked"
+
+
+def test_a_server_that_cuts_or_adds_tokens_is_refused(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    honest = server.routed
+
+    def adds_bos(path: str, body: dict[str, Any]) -> httpx.Response:
+        if path == "/completions":
+            body = {**body, "prompt": [256, *body["prompt"]]}
+        return honest(path, body)
+
+    server.routed = adds_bos
+    with pytest.raises(UnsupportedRequestError, match=r"29 ids were sent|ids were sent and the"):
+        connect(scoring="echo").loglikelihood(PAIRS)
+
+
+def expected_scores() -> Any:
+    session = MockSession("scripted", 254, 8)
+    return session.loglikelihood(PAIRS), session.loglikelihood_rolling(
+        [RollingLoglikelihoodRequest(TEXT)]
+    )
+
+
+def assert_scores(session: Any) -> None:
+    pairs, texts = expected_scores()
+    found = session.loglikelihood(PAIRS)
+    for left, right in zip(found, pairs, strict=True):
+        assert left.token_logprobs == pytest.approx(right.token_logprobs, abs=1e-12)
+        assert left.is_greedy == right.is_greedy
+        assert left.token_ids == right.token_ids
+    (rolled,) = session.loglikelihood_rolling([RollingLoglikelihoodRequest(TEXT)])
+    assert rolled.token_logprobs == pytest.approx(texts[0].token_logprobs, abs=1e-12)
+
+
+def test_echo_by_ids_scores_as_in_process(connect: Callable[..., Any], server: Any) -> None:
+    session = connect()
+    assert session.describe_execution()["scoring"] == "echo"
+    assert session.max_model_len == 254, "one token is generated, and the last one is fed"
+    assert session.check().outcome == "passed"
+    assert_scores(session)
+    sent = server.bodies("/completions")[-1]
+    assert all(isinstance(token_id, int) for token_id in sent["prompt"])
+
+
+def prompt_logprobs(server: Any) -> Callable[[str, dict[str, Any]], httpx.Response]:
+    """The scripted server as vLLM: refuses `echo`, lists prompt log-probabilities by id."""
+    honest = server.routed
+
+    def routed(path: str, body: dict[str, Any]) -> httpx.Response:
+        if body.get("echo"):
+            return httpx.Response(400, json={"error": {"message": "no echo"}})
+        if "prompt_logprobs" not in body:
+            return honest(path, body)
+        ids = body["prompt"]
+        rows = [server.table.row(ids[:at]) for at in range(1, len(ids))]
+        listed: list[Any] = [None]
+        for row, own in zip(rows, ids[1:], strict=True):
+            best = max(range(256), key=row.__getitem__)
+            listed.append({str(i): {"logprob": row[i], "rank": 1} for i in (best, own)})
+        choice = {"text": "", "finish_reason": "length", "prompt_logprobs": listed}
+        return httpx.Response(200, json={"choices": [choice]})
+
+    return routed
+
+
+def test_prompt_logprobs_come_after_echo(connect: Callable[..., Any], server: Any) -> None:
+    server.routed = prompt_logprobs(server)
+    session = connect()
+    described = session.describe_execution()
+    assert described["scoring"] == "prompt_logprobs"
+    assert "no echo" in described["scoring_refused"]["echo"]
+    assert_scores(session)
+
+
+def test_sglang_is_asked_from_the_token_before(connect: Callable[..., Any], server: Any) -> None:
+    honest = server.routed
+    server.routes |= {"/generate"}
+
+    def routed(path: str, body: dict[str, Any]) -> httpx.Response:
+        if path != "/generate":
+            refuses = body.get("echo") or "prompt_logprobs" in body
+            return httpx.Response(400, text="no") if refuses else honest(path, body)
+        ids, start = body["input_ids"], body["logprob_start_len"]
+        entries: list[Any] = [[None, ids[start], None]]
+        tops: list[Any] = [None]
+        for at in range(start + 1, len(ids)):
+            row = server.table.row(ids[:at])
+            best = max(range(256), key=row.__getitem__)
+            entries.append([row[ids[at]], ids[at], None])
+            tops.append([[row[best], best, None]])
+        meta = {"input_token_logprobs": entries, "input_top_logprobs": tops}
+        return httpx.Response(200, json={"text": "", "meta_info": meta})
+
+    server.routed = routed
+    session = connect()
+    assert session.describe_execution()["scoring"] == "sglang"
+    assert_scores(session)
+
+
+def test_stepwise_is_taken_only_where_it_is_allowed(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    server.lie = nothing
+    assert connect().describe_execution()["scoring"] is None
+    session = connect(stepwise_top=300)
+    assert session.describe_execution()["scoring"] == "stepwise"
+    pairs, _ = expected_scores()
+    for found, expected in zip(session.loglikelihood(PAIRS), pairs, strict=True):
+        assert found.token_logprobs == pytest.approx(expected.token_logprobs, abs=1e-12)
+        assert found.is_greedy == expected.is_greedy
+
+
+def test_a_token_that_is_not_listed_is_an_error_and_no_guess(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    server.lie = nothing
+    session = connect(stepwise_top=300)
+    honest = server.routed
+
+    def lists_two(path: str, body: dict[str, Any]) -> httpx.Response:
+        return honest(path, {**body, "logprobs": 2} if "logprobs" in body else body)
+
+    server.routed = lists_two
+    with pytest.raises(EngineRuntimeError, match=r"not among the .* stepwise_top"):
+        session.loglikelihood([LoglikelihoodRequest("a", "\x01\x02")])
+
+
+def test_without_a_tokenizer_there_are_no_ids_to_score(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    server.routes -= {"/tokenize", "/detokenize"}
+    session = connect()
+    assert Capability.TOKEN_IDS not in session.capabilities
+    with pytest.raises(UnsupportedRequestError, match=r"no /tokenize .* tokenizer_path isn't set"):
+        session.loglikelihood(PAIRS)
+    local = connect(Model("scripted", tokenizer=ByteTokenizer()))
+    assert local.describe_execution()["scoring"] == "echo"
+    assert_scores(local)
+
+
+def test_a_null_that_comes_later_is_that_requests_failure(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    session = connect()
+    server.lie = each(None)
+    with pytest.raises(EngineRuntimeError, match="value 0 of 1 is None"):
+        session.loglikelihood([LoglikelihoodRequest("a", "b")])
+
+
+def test_scoring_is_not_looked_for_where_it_is_not_wanted(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    session = connect(scoring="none")
+    assert not any("echo" in body for body in server.bodies("/completions"))
+    with pytest.raises(UnsupportedRequestError, match="scoring='none'"):
+        session.loglikelihood(PAIRS)

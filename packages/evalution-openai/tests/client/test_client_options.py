@@ -1,0 +1,76 @@
+"""The engine as configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from evalution_core import ConfigurationError, load_engine
+from evalution_openai.endpoint import Address
+from evalution_openai.engine import OpenAICompatible
+
+
+def test_the_engine_is_found_by_the_guides_name() -> None:
+    assert load_engine("openai_compatible") is OpenAICompatible
+
+
+def test_the_guides_defaults_hold() -> None:
+    engine = OpenAICompatible()
+    assert engine.base_url == "http://127.0.0.1:8000"
+    assert (engine.timeout_s, engine.batch_size) == (300.0, 4)
+    assert OpenAICompatible("http://x", "key").api_key == "key"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("timeout_s", 0.0),
+        ("deadline_s", -1.0),
+        ("batch_size", -1),
+        ("max_retries", -1),
+        ("requests_per_minute", 0),
+        ("tokens_per_minute", 0),
+        ("max_model_len", 1),
+    ],
+)
+def test_a_number_out_of_range_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}' of engine OpenAICompatible must be"):
+        OpenAICompatible(**{name: value})  # pyright: ignore[reportArgumentType]
+
+
+def test_stepwise_scoring_has_to_be_allowed() -> None:
+    with pytest.raises(
+        ConfigurationError, match="a request for each token; allow it with stepwise"
+    ):
+        OpenAICompatible(scoring="stepwise")
+    assert OpenAICompatible(scoring="stepwise", stepwise_top=5).stepwise_top == 5
+
+
+@pytest.mark.parametrize(
+    ("url", "api", "root"),
+    [
+        ("http://h:1", "http://h:1/v1", "http://h:1"),
+        ("http://h:1/", "http://h:1/v1", "http://h:1"),
+        ("http://h:1/v1/", "http://h:1/v1", "http://h:1"),
+        ("https://h/api/v1", "https://h/api/v1", "https://h/api"),
+        ("https://h/paas/v4", "https://h/paas/v4", "https://h/paas"),
+    ],
+)
+def test_routes_are_found_with_and_without_v1(url: str, api: str, root: str) -> None:
+    assert Address.of(url) == Address(api, root)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://h/v1", "http://", "v1"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="base_url must be an http or https URL"):
+        Address.of(url)
+
+
+def test_secrets_are_not_shown() -> None:
+    engine = OpenAICompatible(
+        "https://me:hunter22@h/v1",
+        "sk-4711-4711",
+        extra_headers={"X-Api-Key": "k-0815-0815", "X-Odd": "odd-0815-0815"},
+    )
+    shown = repr(engine.to_dict())
+    assert not any(secret in shown for secret in ("hunter22", "sk-4711", "0815"))
+    assert not any(secret in repr(engine) for secret in ("sk-4711", "0815"))

@@ -1,0 +1,76 @@
+"""In-flight depth and rates, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evalution_openai.pressure import Pressure, RateLimit
+
+
+def test_refusals_of_one_moment_count_once(clock: Any) -> None:
+    depths: list[int] = []
+    pressure = Pressure(clock, depths.append, 16, 16)
+    clock.time = 5.0
+    for _ in range(16):
+        pressure.refused(sent_at=4.0)
+    assert depths == [8], "they were sent before the first refusal came"
+    pressure.refused(sent_at=5.0)
+    assert depths == [8, 4]
+
+
+def test_depth_rises_by_one_a_round(clock: Any) -> None:
+    depths: list[int] = []
+    pressure = Pressure(clock, depths.append, 2, 4)
+    for _ in range(2 + 3):
+        pressure.served()
+    assert depths == [3, 4]
+    for _ in range(50):
+        pressure.served()
+    assert depths == [3, 4]
+
+
+@given(st.lists(st.booleans(), max_size=200), st.integers(1, 64))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_depth_keeps_within_its_bounds(clock: Any, answers: list[bool], most: int) -> None:
+    pressure = Pressure(clock, lambda _: None, most, most)
+    for served in answers:
+        clock.time += 1.0
+        if served:
+            pressure.served()
+        else:
+            pressure.refused(clock.time)
+        assert 1 <= pressure.depth <= most
+
+
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=40), st.integers(1, 600))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_minute_has_more_than_the_rate(clock: Any, amounts: list[int], rate: int) -> None:
+    limit = RateLimit(clock, rate)
+    taken: list[tuple[float, int]] = []
+
+    async def take() -> None:
+        for amount in amounts:
+            await limit.take(amount)
+            taken.append((clock.time, amount))
+
+    asyncio.run(take())
+    burst = rate / 60 + max(amounts)
+    for begin, _ in taken:
+        within = sum(amount for at, amount in taken if begin <= at < begin + 60)
+        assert within <= rate + 2 * burst
+
+
+def test_what_was_not_used_is_given_back(clock: Any) -> None:
+    limit = RateLimit(clock, 60)
+
+    async def spend() -> None:
+        await limit.take(30)
+        limit.give_back(28)
+        await limit.take(1)
+
+    asyncio.run(spend())
+    assert clock.time <= 2.0
