@@ -1,10 +1,12 @@
 """Print how evalution-transformers compares with lm-eval's `hf` model on a random Llama, on CPU.
 
 Run it in the environment lm-eval of tools/envs, with evalution-transformers installed there. Both
-sides get the same texts, the same weights and one thread. Pairs are interleaved; the ratio is the
-median of the ratios of the pairs, lm-eval at its fastest batch size. Tokens are counted in the
-model's forward calls, against the unique tokens of the prefix trie of each planned window. Memory
-is the peak of two fresh processes. Shapes stand in scoring.toml; `--pairs 1 mmlu` runs one, once.
+sides get the same texts, the same weights and one thread. Times are processor time: on a machine
+that does something else besides, a clock on the wall favours whoever is luckier. Pairs are
+interleaved; the ratio is the median of those of the pairs, lm-eval at its fastest batch size.
+Tokens are counted in the model's forward calls, against the unique tokens of the prefix trie of
+each planned window. Memory is the peak of two fresh processes. Shapes stand in scoring.toml;
+`--pairs 1 mmlu` runs one, once.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -42,6 +44,7 @@ from evalution_transformers import Transformers
 
 Config = dict[str, Any]
 Requests = list[tuple[Any, ...]]
+T = TypeVar("T")
 
 
 @dataclass
@@ -134,10 +137,11 @@ def theirs(peer: HFLM, shape: Shape, batch_size: int) -> Callable[[], Any]:
     return run
 
 
-def seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+def timed(run: Callable[[], T]) -> tuple[float, T]:
+    """Seconds of processor time, and what the run gave."""
+    start = time.process_time()
+    found = run()
+    return time.process_time() - start, found
 
 
 def add_stops(session: Any, shape: Shape) -> None:
@@ -209,23 +213,21 @@ def largest_difference(left: Sequence[Any], right: Sequence[Any]) -> float:
 def compare(session: Any, peer: HFLM, shape: Shape, config: Config) -> None:
     if shape.kind == "generation":
         add_stops(session, shape)
-    model = session._model
     part = shape.part(config["calibration_share"])
-    sizes = {size: seconds(theirs(peer, part, size)) for size in config["peer_batch_sizes"]}
+    sizes = {size: timed(theirs(peer, part, size))[0] for size in config["peer_batch_sizes"]}
     best = min(sizes, key=sizes.__getitem__)
     run_ours, run_theirs = ours(session, shape), theirs(peer, shape, best)
     ratios: list[float] = []
-    mine = 0.0
+    mine, left, right = 0.0, [], []
     for _ in range(config["pairs"]):
         session.gc()
-        mine = seconds(run_ours)
-        ratios.append(seconds(run_theirs) / mine)
+        mine, left = timed(run_ours)
+        peers, right = timed(run_theirs)
+        ratios.append(peers / mine)
     session.gc()
-    forwarded = counted(model, run_ours)
+    forwarded = counted(session._model, run_ours)
     unique = unique_tokens(session, shape)
-    apart = (
-        "" if shape.kind == "generation" else f"{largest_difference(run_ours(), run_theirs()):.1e}"
-    )
+    apart = "" if shape.kind == "generation" else f"{largest_difference(left, right):.1e}"
     ratio = statistics.median(ratios)
     print(
         f"{shape.name:<10}{len(shape.requests):>9}{best:>7}{mine:>9.1f}{forwarded:>10}"

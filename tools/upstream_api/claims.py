@@ -47,7 +47,8 @@ def claims_of(package: Path) -> Iterator[Claims]:
         source = Source(file.parent, package.name)
         module = source.find(file.stem)
         assert isinstance(module, griffe.Module)
-        yield Claims(source, tuple(_claims(module, file, source)))
+        if claims := tuple(_claims(module, file, source)):
+            yield Claims(source, claims)
 
 
 def bounds_of(package: Path, cache: Path) -> list[Source]:

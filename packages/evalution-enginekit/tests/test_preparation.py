@@ -16,6 +16,7 @@ from evalution_core import (
     LoglikelihoodRequest,
     RequestFailure,
     RollingLoglikelihoodRequest,
+    UnsupportedRequestError,
 )
 from evalution_enginekit import ByteTokenizer, TokenSpan
 from evalution_enginekit.admission import Admission
@@ -25,9 +26,11 @@ BOS, EOS, USER, ASSISTANT = 256, 257, 258, 259
 CHAT = [{"role": "user", "content": "hi"}]
 
 
-def prepared(max_model_len: int = 32, **options: Any) -> Preparation:
-    tokenizer = ByteTokenizer(**options)
-    return Preparation(Admission("Toy", frozenset(Capability)), tokenizer, max_model_len)
+def prepared(
+    max_model_len: int = 32, model_vocabulary: int | None = None, **options: Any
+) -> Preparation:
+    admission = Admission("Toy", frozenset(Capability))
+    return Preparation(admission, ByteTokenizer(**options), max_model_len, model_vocabulary)
 
 
 def ask(prompt: str | None = None, **options: Any) -> GenerationRequest:
@@ -126,6 +129,43 @@ def test_ids_outside_the_vocabulary_are_refused(call: Any) -> None:
         InvalidRequestError, match="token id 260 is outside the vocabulary of 260 tokens"
     ):
         call(prepared())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda p: p.generation(ask("a<user>")),
+        lambda p: p.generation(ask(rendered_prompt="<user>")),
+        lambda p: p.generation(ask(input_ids=[USER])),
+        lambda p: p.loglikelihood(LoglikelihoodRequest("<user>", "a")),
+        lambda p: p.loglikelihood(LoglikelihoodRequest("a", "<user>")),
+        lambda p: p.rolling(RollingLoglikelihoodRequest("a<user>")),
+    ],
+)
+def test_ids_that_the_model_has_no_embedding_for_are_refused(call: Any) -> None:
+    with pytest.raises(
+        InvalidRequestError,
+        match=r"258 is one of the tokenizer's 260 and outside the model's vocabulary of 258; set",
+    ):
+        call(prepared(model_vocabulary=USER))
+
+
+def test_the_id_that_stands_for_nothing_needs_an_embedding_too() -> None:
+    for call in (
+        lambda p: p.generation(ask("")),
+        lambda p: p.loglikelihood(LoglikelihoodRequest("", "a")),
+        lambda p: p.rolling(RollingLoglikelihoodRequest("a")),
+    ):
+        with pytest.raises(InvalidRequestError, match="token id 256 is one of the tokenizer's"):
+            call(prepared(model_vocabulary=256, adds_bos=False))
+
+
+def test_a_beam_search_with_log_probabilities_is_refused() -> None:
+    with pytest.raises(
+        UnsupportedRequestError, match=r"num_beams=2 with logprobs=0: .* ask for one of the two"
+    ):
+        prepared().generation(ask("a", num_beams=2, logprobs=0))
+    assert prepared().generation(ask("a", num_beams=2)).prompt.num_beams == 2
 
 
 def test_messages_stand_for_the_context_and_whitespace_moves_as_ever() -> None:

@@ -85,9 +85,14 @@ def test_beams_are_those_of_upstreams_generate(
 
 
 def test_beams_have_no_log_probabilities(session: TransformersSession) -> None:
+    good = GenerationRequest("w5", max_new_tokens=2)
     request = GenerationRequest("w5", max_new_tokens=2, num_beams=2, logprobs=0)
+    loaded: Any = session._model
+    passes: list[object] = []
+    loaded.register_forward_pre_hook(lambda *_: passes.append(None))
     with pytest.raises(UnsupportedRequestError, match="beam search gives no log-probabilities"):
-        session.generate([request])
+        session.generate([good, request])
+    assert not passes
 
 
 def test_sampling_leaves_the_global_random_state_alone(session: TransformersSession) -> None:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from evalution_core import (
     ConfigurationError,
     EngineUnavailableError,
     GenerationRequest,
-    LoglikelihoodRequest,
     Model,
 )
 from evalution_transformers import Transformers, TransformersCompat
@@ -49,7 +47,7 @@ TINY = Model("builtin:tiny")
         (
             Transformers(max_cached_graphs=4),
             TINY,
-            f"transformers {transformers.__version__} has no max_cached_graphs",
+            "max_cached_graphs",
         ),
         (
             Transformers(paged=False, allow_block_sharing=False),
@@ -107,39 +105,6 @@ def test_auto_keeps_the_checkpoints_precision(write_checkpoint: Callable[..., Pa
             assert session.describe_execution()["dtype"] == loaded
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_batch_size_and_order_change_no_answer(dtype: Any) -> None:
-    tolerance = {"float64": 1e-9, "float32": 1e-4}[dtype]
-    words = [
-        "The",
-        "cat",
-        "sleeps.",
-        "One",
-        "plus",
-        "two",
-        "is",
-        "three.",
-        "The",
-        "dog",
-        "sees",
-        "the",
-        "red",
-        "house.",
-    ]
-    pairs = [
-        LoglikelihoodRequest(" ".join(words[: at % 9]), f" {words[at % len(words)]} {words[0]}")
-        for at in range(40)
-    ]
-    with Transformers(dtype=dtype, device="cpu").build(TINY) as session:
-        right = session.loglikelihood(pairs)
-        for size in (1, 3, 8, None):
-            order = sorted(range(len(pairs)), key=lambda at: (at * 17) % 41)
-            found = session.loglikelihood([pairs[at] for at in order], batch_size=size)
-            for at, output in zip(order, found, strict=True):
-                expected = right[at].token_logprobs
-                assert output.token_logprobs == pytest.approx(expected, abs=tolerance, rel=0)
-
-
 def test_a_model_that_cannot_share_says_so_and_does_not_refill(
     write_checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,6 +135,24 @@ def test_a_transformers_without_the_manager_is_told(
     assert sum("falls back" in record.message for record in caplog.records) == 1
     with pytest.raises(ConfigurationError, match="has no use_cuda_graph"):
         Transformers(use_cuda_graph=(True, False)).build(TINY)
+
+
+@pytest.mark.skipif(
+    hasattr(transformers, "ContinuousBatchingConfig"),
+    reason=f"transformers {transformers.__version__} has a manager that can be configured",
+)
+def test_results_tell_that_this_release_has_no_manager(caplog: pytest.LogCaptureFixture) -> None:
+    evalution = pytest.importorskip("evalution", reason="evalution is not installed")
+    prose = evalution.suites.Perplexity(data="builtin:tiny/prose", text="text", max_rows=2)
+    engine = Transformers(device="cpu", paged=True)
+    result = evalution.run(engine=engine, model="builtin:tiny", tests=[prose])
+    told = result.engine["execution"]
+    version = transformers.__version__
+    assert told["fallback"] == (
+        f"paged attention: transformers {version} has no continuous batching that can be configured"
+    )
+    assert (told["batching"], told["generation"]) == ("continuous", "refilled rows")
+    assert sum("falls back" in record.message for record in caplog.records) == 1
 
 
 def test_identity_tells_files_and_what_changes_the_numbers(

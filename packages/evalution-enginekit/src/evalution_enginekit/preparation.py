@@ -33,17 +33,28 @@ _UNKEYED = -1
 
 
 class Preparation:
-    """Text above, tokens below: the one place where requests become ids."""
+    """Text above, tokens below: the one place where requests become ids.
 
-    def __init__(self, admission: Admission, tokenizer: Tokenizer, max_model_len: int):
+    `model_vocabulary` is how many ids the model has an embedding for; None: as the tokenizer.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        model_vocabulary: int | None = None,
+    ):
         self._admission = admission
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
+        self._model_vocabulary = model_vocabulary
         self._context_ids = ContextIds(tokenizer)
 
     def generation(self, request: GenerationRequest) -> GenerationJob:
         """Raises `InvalidRequestError`, `ContextLengthError` or `UnsupportedRequestError`."""
         self._admission.generation(request)
+        _check_beams(request)
         text, token_ids = self._prompt(request)
         kept, truncated = self._leave_room(token_ids, request)
         prompt = TokenPrompt(
@@ -102,8 +113,9 @@ class Preparation:
             token_ids = without_leading(self._tokenizer, list(request.input_ids))
         else:
             token_ids = rolling_ids(self._tokenizer, request.text)
-        self._check_vocabulary(token_ids)
-        return rolling_windows(token_ids, conditioning_id(self._tokenizer), self._max_model_len)
+        leading = conditioning_id(self._tokenizer)
+        self._check_vocabulary([leading, *token_ids])
+        return rolling_windows(token_ids, leading, self._max_model_len)
 
     def probe(self, token_ids: Sequence[int], length: int) -> GenerationJob:
         """A greedy request on ids, for the self check."""
@@ -126,8 +138,9 @@ class Preparation:
             )
         else:
             text = request.prompt or ""
-        token_ids = encode_with_leading(tokenizer, text)
-        return text, token_ids or [conditioning_id(tokenizer)]
+        token_ids = encode_with_leading(tokenizer, text) or [conditioning_id(tokenizer)]
+        self._check_vocabulary(token_ids)
+        return text, token_ids
 
     def _leave_room(
         self, token_ids: list[int], request: GenerationRequest
@@ -160,11 +173,25 @@ class Preparation:
 
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         largest = max(token_ids, default=0)
-        if largest >= self._tokenizer.vocabulary_size:
+        known = self._tokenizer.vocabulary_size
+        if largest >= known:
             raise InvalidRequestError(
-                f"token id {largest} is outside the vocabulary of "
-                f"{self._tokenizer.vocabulary_size} tokens"
+                f"token id {largest} is outside the vocabulary of {known} tokens"
             )
+        embedded = self._model_vocabulary
+        if embedded is not None and largest >= embedded:
+            raise InvalidRequestError(
+                f"token id {largest} is one of the tokenizer's {known} and outside the model's "
+                f"vocabulary of {embedded}; set tokenizer_path to the tokenizer of this model"
+            )
+
+
+def _check_beams(request: GenerationRequest) -> None:
+    if request.num_beams > 1 and request.logprobs is not None:
+        raise UnsupportedRequestError(
+            f"num_beams={request.num_beams} with logprobs={request.logprobs}: a beam search gives "
+            f"no log-probabilities of its tokens; ask for one of the two"
+        )
 
 
 class _Conclusion:

@@ -1,4 +1,8 @@
-"""What the forward pass of a loaded model may be asked for, found out on the model itself."""
+"""What the forward pass of a loaded model may be asked for, found out on the model itself.
+
+Nobody keeps a list of architectures here: what a model can do is tried on it, once, when a session
+is built. A form whose logits aren't those of the model's own plain forward pass isn't used.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,9 @@ from evalution_transformers.tree_mask import MASKED_ATTENTION
 
 _OWN_WINDOW = re.compile(r"(window(_size|_len(gth)?)?|local_attention)$")
 """What a configuration calls a reach of attention that its model sees to by itself."""
+_WINDOW_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+_UNBOUNDED_WINDOW = 2048
+"""For a model that names no limit; lm-evaluation-harness takes the same."""
 _KEYED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that hold keys and values, and nothing else, of what they have seen."""
 
@@ -53,14 +60,14 @@ def examine(model: CausalModel, max_model_len: int) -> Architecture:
     if not probe.is_causal():
         raise ConfigurationError(
             f"the logits of {name} at a token depend on the tokens after it; this engine runs "
-            f"causal models alone"
+            f"causal models alone{_outliers(model.config)}"
         )
     splits = probe.splits()
     attention = str(getattr(config, "_attn_implementation", None))
     why_not = _obstacle(model, config, attention, max_model_len)
     if why_not is None and not probe.packs(splits=splits, attention=attention):
         why_not = "its logits differ when prefixes are shared"
-    alike = _rotates_by_length(config)
+    alike = rotates_by_length(config)
     return Architecture(
         splits=splits,
         packs=why_not is None,
@@ -71,9 +78,37 @@ def examine(model: CausalModel, max_model_len: int) -> Architecture:
     )
 
 
+def _outliers(config: Any) -> str:
+    """What quantisation by bitsandbytes does to a causal model, where it may be the reason."""
+    settings: Any = getattr(config, "quantization_config", None)
+    if not (getattr(settings, "load_in_8bit", False) and settings.llm_int8_threshold):
+        return ""
+    return (
+        f" (its 8-bit layers look for outliers in all tokens of a batch: set llm_int8_threshold=0 "
+        f"in place of {settings.llm_int8_threshold})"
+    )
+
+
 def text_config(config: Any) -> Any:
     """The configuration of the decoder of text, in a model that has other parts too."""
     return config.get_text_config(decoder=True)
+
+
+def window_of(model: CausalModel, asked: int | None) -> int:
+    """Tokens that the model is fed at most: what is asked for, or what its configuration says.
+
+    Raises:
+        ConfigurationError: more is asked for than the model has.
+    """
+    config = text_config(model.config)
+    found = [getattr(config, name, None) for name in _WINDOW_NAMES]
+    own = next((value for value in found if isinstance(value, int) and value > 1), None)
+    if asked is None:
+        return own or _UNBOUNDED_WINDOW
+    if asked < 2 or (own is not None and asked > own):
+        limit = "no limit of the model's" if own is None else f"the model's own {own}"
+        raise ConfigurationError(f"max_model_len={asked} must be between 2 and {limit}")
+    return asked
 
 
 def _obstacle(model: CausalModel, config: Any, attention: str, max_model_len: int) -> str | None:
@@ -84,6 +119,11 @@ def _obstacle(model: CausalModel, config: Any, attention: str, max_model_len: in
         return "it takes no positions of ours"
     if getattr(model, "_is_stateful", False):
         return "it keeps a state in place of keys and values"
+    return unshared(config, max_model_len)
+
+
+def unshared(config: Any, max_model_len: int) -> str | None:
+    """What a configuration has against sharing prefixes, which a few tokens can't show."""
     kinds: Iterable[str] = getattr(config, "layer_types", None) or ()
     narrow = _narrowest_window(config)
     if narrow is not None and narrow < max_model_len:
@@ -92,7 +132,7 @@ def _obstacle(model: CausalModel, config: Any, attention: str, max_model_len: in
         return f"its own code bounds the reach of its attention ({own})"
     if odd := set(kinds) - _KEYED_LAYERS:
         return f"it has layers of the kind {', '.join(sorted(odd))}"
-    if _rotates_by_length(config):
+    if rotates_by_length(config):
         return "its rotary embedding depends on the longest sequence of a batch"
     return None
 
@@ -123,7 +163,8 @@ def _own_window(config: Any) -> str | None:
     )
 
 
-def _rotates_by_length(config: Any) -> bool:
+def rotates_by_length(config: Any) -> bool:
+    """Whether the rotary embedding depends on the longest sequence of a batch."""
     found: Any = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if not isinstance(found, Mapping):
         return False

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 
 from evalution_core import Capability, ConfigurationError, Model
-from evalution_core.redaction import redact
-from evalution_enginekit import Tokenizer, files_identity, model_identity
+from evalution_enginekit import Tokenizer
 from evalution_enginekit.hf_tokenizer import HFTokenizer
-from evalution_transformers.architecture import Architecture, examine, text_config
+from evalution_transformers.architecture import Architecture, examine, window_of
 from evalution_transformers.fixed_batches import FixedBatches
 from evalution_transformers.forward import CausalModel, Forward
+from evalution_transformers.identity import identity_of
 from evalution_transformers.lending import Lending, lending
 from evalution_transformers.loading import Checkpoint, Placement, declared_eos, load_checkpoint
-from evalution_transformers.paged import PagedBatching, manager_problem
+from evalution_transformers.paged import PagedBatching, check_knobs, manager_problem
 from evalution_transformers.refilled_rows import RefilledRows
 from evalution_transformers.session import (
     Generation,
@@ -30,10 +29,6 @@ from evalution_transformers.session import (
 
 _log = logging.getLogger(__name__)
 
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.gguf")
-_WINDOW_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
-_UNBOUNDED_WINDOW = 2048
-"""For a model that names no limit; lm-evaluation-harness takes the same."""
 _BATCH_SIZE = {"cpu": 16}
 _BATCH_SIZE_ELSEWHERE = 64
 
@@ -61,12 +56,26 @@ class Runnable:
     batch_size: int
     identified: Mapping[str, Any] | None
     lent: Lending | None
+    described: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What `describe_execution` tells of it besides what it tells of any model."""
+    arithmetic: str | None = None
+    """The dtype that its layers compute in, where it isn't that of the model's weights."""
 
 
 def loaded(options: Options, model: Model) -> Runnable:
     """A checkpoint in memory, examined."""
     checkpoint = load_checkpoint(model, options.placement, options.engine)
-    identified = _identity(model, checkpoint, options.placement)
+    identified = identity_of(model, checkpoint, options.placement.adapter)
+    return prepared(options, checkpoint, identified)
+
+
+def prepared(
+    options: Options, checkpoint: Checkpoint, identified: Mapping[str, Any] | None
+) -> Runnable:
+    """A checkpoint that some loader has put into memory, examined.
+
+    `identified` is what the session's `identity` will tell.
+    """
     return _runnable(options, checkpoint.model, checkpoint.tokenizer, identified, None)
 
 
@@ -102,6 +111,7 @@ def session_of(
         "scoring_fallback": architecture.why_not,
         "quantization": None if method is None else str(getattr(method, "value", method)),
         "attached": runnable.lent is not None,
+        **runnable.described,
     }
     return TransformersSession(
         engine=options.engine,
@@ -120,6 +130,7 @@ def session_of(
         described=described,
         identified=runnable.identified,
         lent=runnable.lent,
+        dtype=runnable.arithmetic,
     )
 
 
@@ -135,6 +146,38 @@ class PagedWishes:
     wanted: bool | None
     knobs: Mapping[str, Any]
     cache_tokens: int | None
+
+
+KNOBS = (
+    "manual_eviction",
+    "allow_block_sharing",
+    "max_batch_tokens",
+    "max_blocks_per_request",
+    "use_async_batching",
+    "use_cuda_graph",
+    "q_padding_interval_size",
+    "kv_padding_interval_size",
+    "max_cached_graphs",
+)
+"""Options of an engine that are settings of upstream's manager."""
+
+
+def paged_wishes(
+    wanted: bool | None, knobs: Mapping[str, Any], cache_tokens: int | None
+) -> PagedWishes:
+    """What options ask of upstream's manager; a knob that is None is left at its default.
+
+    Raises:
+        ConfigurationError: the installed version lacks a knob, or the manager is kept off.
+    """
+    given = {name: value for name, value in knobs.items() if value is not None}
+    names = [*given, *(["cache_tokens"] if cache_tokens is not None else [])]
+    if names and wanted is False:
+        raise ConfigurationError(
+            f"{', '.join(names)}: for upstream's manager alone, and paged=False keeps it off"
+        )
+    check_knobs(knobs)
+    return PagedWishes(wanted, given, cache_tokens)
 
 
 def continuous_session(
@@ -186,7 +229,7 @@ def _runnable(
     identified: Mapping[str, Any] | None,
     lent: Lending | None,
 ) -> Runnable:
-    window = _window(model, options.max_model_len)
+    window = window_of(model, options.max_model_len)
     device = model.device.type
     return Runnable(
         model,
@@ -209,18 +252,6 @@ def _tokenizer(given: Any, model: CausalModel) -> Tokenizer:
     return HFTokenizer(given, declared_eos(model))
 
 
-def _window(model: CausalModel, asked: int | None) -> int:
-    config = text_config(model.config)
-    found = [getattr(config, name, None) for name in _WINDOW_NAMES]
-    own = next((value for value in found if isinstance(value, int) and value > 1), None)
-    if asked is None:
-        return own or _UNBOUNDED_WINDOW
-    if asked < 2 or (own is not None and asked > own):
-        limit = "no limit of the model's" if own is None else f"the model's own {own}"
-        raise ConfigurationError(f"max_model_len={asked} must be between 2 and {limit}")
-    return asked
-
-
 def _unwrapped(handle: Any) -> CausalModel:
     """The model itself, out of an adapter that works inside of its layers, and uncompiled."""
     handle = getattr(handle, "_orig_mod", handle)
@@ -237,48 +268,3 @@ def _unwrapped(handle: Any) -> CausalModel:
             f"one (DataParallel, an accelerator's) must be unwrapped first"
         )
     return cast(CausalModel, handle)
-
-
-def _identity(model: Model, checkpoint: Checkpoint, placement: Placement) -> dict[str, Any] | None:
-    subfolder: Any = model.model_kwargs.get("subfolder")
-    if checkpoint.folder is not None:
-        identified = model_identity(model, checkpoint.folder, _WEIGHTS)
-        if identified is not None and subfolder:
-            files = files_identity(
-                file for file in (checkpoint.folder / subfolder).iterdir() if file.is_file()
-            )
-            identified |= {f"{subfolder}/{name}": told for name, told in files.items()}
-    else:
-        identified = _hub_identity(model, checkpoint)
-    if identified is None:
-        return None
-    if placement.adapter is not None:
-        folder = Path(placement.adapter)
-        if not folder.is_dir():
-            return None
-        files = files_identity(file for file in folder.iterdir() if file.is_file())
-        identified |= {f"adapter/{name}": told for name, told in files.items()}
-    if model.model_kwargs:
-        identified["model_kwargs"] = redact(_plain(model.model_kwargs))
-    return identified
-
-
-def _plain(value: Any) -> Any:
-    """Arguments with what a configuration object says in place of the object."""
-    if isinstance(value, Mapping):
-        members = cast("Mapping[Any, Any]", value)
-        return {key: _plain(member) for key, member in members.items()}
-    if isinstance(value, torch.dtype | torch.device):
-        return str(value)
-    told: Any = getattr(value, "to_dict", None)
-    return _plain(told()) if callable(told) else value
-
-
-def _hub_identity(model: Model, checkpoint: Checkpoint) -> dict[str, Any] | None:
-    revision: Any = getattr(checkpoint.model.config, "_commit_hash", None)
-    if revision is None or model.tokenizer is not None or model.tokenizer_path is not None:
-        return None
-    found: dict[str, Any] = {"repository": model.path, "revision": str(revision)}
-    if model.tokenizer_kwargs:
-        found["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
-    return found

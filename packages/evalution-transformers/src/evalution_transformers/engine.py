@@ -180,28 +180,8 @@ def _refuse_loading_options(engine: TransformersCompat) -> None:
         )
 
 
-_KNOBS = (
-    "manual_eviction",
-    "allow_block_sharing",
-    "max_batch_tokens",
-    "max_blocks_per_request",
-    "use_async_batching",
-    "use_cuda_graph",
-    "q_padding_interval_size",
-    "kv_padding_interval_size",
-    "max_cached_graphs",
-)
-
-
 def _paged_wishes(engine: Transformers) -> PagedWishes:
-    from evalution_transformers.building import PagedWishes  # noqa: PLC0415 - it imports torch
-    from evalution_transformers.paged import check_knobs  # noqa: PLC0415 - it imports torch
+    from evalution_transformers.building import KNOBS, paged_wishes  # noqa: PLC0415 - it imports torch
 
-    knobs = {name: value for name in _KNOBS if (value := getattr(engine, name)) is not None}
-    given = [*knobs, *(["cache_tokens"] if engine.cache_tokens is not None else [])]
-    if given and engine.paged is False:
-        raise ConfigurationError(
-            f"{', '.join(given)}: for upstream's manager alone, and paged=False keeps it off"
-        )
-    check_knobs(knobs)
-    return PagedWishes(engine.paged, knobs, engine.cache_tokens)
+    knobs = {name: getattr(engine, name) for name in KNOBS}
+    return paged_wishes(engine.paged, knobs, engine.cache_tokens)

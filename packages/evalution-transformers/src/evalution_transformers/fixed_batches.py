@@ -20,7 +20,6 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from evalution_core import UnsupportedRequestError
 from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
 from evalution_transformers.forward import CausalModel
 from evalution_transformers.rows import Row, take_all, too_large
@@ -134,12 +133,6 @@ class FixedBatches:
 
     def _searched(self, prompt: TokenPrompt, cancelled: Cancelled) -> Iterator[Events]:
         row = Row(prompt)
-        if prompt.logprobs is not None:
-            error = UnsupportedRequestError(
-                "a beam search gives no log-probabilities of its tokens"
-            )
-            yield [TokenEvent(prompt.key, error=error)]
-            return
         try:
             yield from self._stepped(lambda report: self._search(row, report), [row], cancelled)
         except self._out_of_memory as error:

@@ -1,8 +1,4 @@
-"""A causal model's forward pass with logits at chosen rows alone, and which forms of it are right.
-
-Nobody keeps a list of architectures here: what a model can do is tried on it, once, when a session
-is built. A form whose logits aren't those of the model's own plain forward pass isn't used.
-"""
+"""A causal model's forward pass with logits at chosen rows alone, and the scores read off them."""
 
 # torch leaves part of its functions without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

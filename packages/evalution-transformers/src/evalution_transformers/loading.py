@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 import transformers
-from safetensors import SafetensorError
 
 from evalution_core import (
     ConfigurationError,
@@ -22,13 +21,16 @@ from evalution_core import (
     builtin_path,
 )
 from evalution_core.builtins import PREFIX
-from evalution_core.redaction import scrub
 from evalution_enginekit import Tokenizer, load_tokenizer
 from evalution_enginekit.hf_tokenizer import HFTokenizer, load_hf_tokenizer
+from evalution_enginekit.runtime import in_range
 from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_transformers.adapters import add_adapter
 from evalution_transformers.forward import CausalModel
+from evalution_transformers.upstream_loading import loading
 
-_LONGEST = 600
+_GGUF_TOKENIZERS = ">=5.23"
+"""Versions that read a GGUF's own tokenizer rightly; 5.22 splits text in another way."""
 _OURS = ("revision", "trust_remote_code", "dtype", "torch_dtype", "attn_implementation")
 """Arguments of the loader that have a place of their own, in the model or among the options."""
 
@@ -82,7 +84,7 @@ def load_checkpoint(model: Model, placement: Placement, engine: str) -> Checkpoi
     if isinstance(tokenizer, HFTokenizer):
         tokenizer.eos_ids |= declared_eos(loaded)
     if placement.adapter is not None:
-        _add_adapter(loaded, placement.adapter)
+        add_adapter(loaded, placement.adapter)
     cast(Any, loaded).requires_grad_(False).eval()
     return Checkpoint(loaded, tokenizer, folder)
 
@@ -139,6 +141,11 @@ def _folder(path: str) -> Path | None:
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
+    if folder.is_file():
+        raise ConfigurationError(
+            f"model.path {path!r} is a file; give its folder, and for a GGUF file model_kwargs "
+            f"gguf_file={folder.name!r}"
+        )
     if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
         raise ConfigurationError(
             f"model folder {path!r} does not exist; give a folder with config.json and weights, a "
@@ -148,12 +155,21 @@ def _folder(path: str) -> Path | None:
 
 
 def _tokenizer(model: Model, folder: Path | None) -> Tokenizer:
-    if folder is not None and "gguf_file" not in model.tokenizer_kwargs:
-        return load_tokenizer(model, folder)
-    if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-        given = model.tokenizer
-        return cast(Tokenizer, given) if hasattr(given, "leading_ids") else HFTokenizer(given)
-    return load_hf_tokenizer(model, named_tokenizer(model) or str(folder or model.path))
+    own_gguf = "gguf_file" in model.tokenizer_kwargs
+    if own_gguf and not in_range(transformers.__version__, _GGUF_TOKENIZERS):
+        raise ConfigurationError(
+            f"transformers {transformers.__version__} splits text otherwise than the tokenizer of "
+            f"a GGUF file says; set tokenizer_path in place of tokenizer_kwargs gguf_file, or "
+            f"install transformers{_GGUF_TOKENIZERS}"
+        )
+    path = str(folder or model.path)
+    with loading("tokenizer", path, missing=f"the tokenizer of {path!r} needs more"):
+        if folder is not None and not own_gguf:
+            return load_tokenizer(model, folder)
+        if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
+            given = model.tokenizer
+            return cast(Tokenizer, given) if hasattr(given, "leading_ids") else HFTokenizer(given)
+        return load_hf_tokenizer(model, named_tokenizer(model) or path)
 
 
 def _load(path: str, model: Model, placement: Placement, device: torch.device) -> CausalModel:
@@ -161,7 +177,7 @@ def _load(path: str, model: Model, placement: Placement, device: torch.device) -
     arguments.setdefault("use_safetensors", "gguf_file" not in arguments or None)
     if placement.attn_implementation not in (None, "auto"):
         arguments["attn_implementation"] = placement.attn_implementation
-    try:
+    with loading("causal model", path, missing=f"loading {path!r} needs more"):
         found: Any = transformers.AutoModelForCausalLM.from_pretrained(
             path,
             dtype=_dtype(placement.dtype),
@@ -173,17 +189,6 @@ def _load(path: str, model: Model, placement: Placement, device: torch.device) -
         loaded, report = found
         _check_complete(path, report)
         return _placed(loaded, placement, arguments, device)
-    except ImportError as error:
-        raise EngineUnavailableError(f"loading {path!r} needs more: {scrub(str(error))}") from error
-    except torch.OutOfMemoryError as error:
-        raise EngineUnavailableError(
-            f"{path!r} doesn't fit on {device}; set model_kwargs device_map, or a smaller dtype: "
-            f"{scrub(str(error))}"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise ConfigurationError(
-            f"no causal model could be loaded from {path!r}: {_brief(error)}"
-        ) from error
 
 
 def _check_complete(path: str, report: Mapping[str, Any]) -> None:
@@ -212,34 +217,3 @@ def _placed(
 
 def _dtype(name: str) -> Any:
     return name if name == "auto" else getattr(torch, name)
-
-
-def _brief(error: BaseException) -> str:
-    """Its message, without the list of all that upstream knows."""
-    text = scrub(str(error))
-    half = _LONGEST // 2
-    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
-
-
-def _add_adapter(loaded: CausalModel, adapter: str) -> None:
-    folder = Path(adapter)
-    if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
-        raise ConfigurationError(
-            f"the adapter {adapter!r} has no adapter_model.safetensors; its weights are read from "
-            f"safetensors alone"
-        )
-    try:
-        report: Any = cast(Any, loaded).load_adapter(adapter)
-    except ImportError as error:
-        raise EngineUnavailableError(f"adapter={adapter!r} needs peft; pip install peft") from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise ConfigurationError(
-            f"no adapter could be loaded from {adapter!r}: {_brief(error)}"
-        ) from error
-    kinds = ("missing_keys", "unexpected_keys")
-    odd = sorted(str(name) for kind in kinds for name in getattr(report, kind, None) or ())
-    if odd:
-        raise ConfigurationError(
-            f"the adapter {adapter!r} is not one of this model: {len(odd)} of its weights have no "
-            f"counterpart, {odd[0]} for one"
-        )

@@ -18,6 +18,7 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_core.redaction import scrub
 from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
+from evalution_enginekit.runtime import in_range
 from evalution_transformers.architecture import text_config
 from evalution_transformers.fixed_batches import FixedBatches
 from evalution_transformers.forward import CausalModel
@@ -30,8 +31,8 @@ _FLASH_PAGE = 256
 """What the decoding kernels of flash attention take."""
 _CPU_CACHE_BYTES = 1 << 30
 _SHARE_OF_FREE = 0.5
-_WITHOUT_EFFECT = frozenset({"max_cached_graphs"})
-"""Fields that upstream still takes and no longer reads."""
+_WITHOUT_EFFECT = {"max_cached_graphs": "5.13"}
+"""Fields that upstream still takes, and the version since which it doesn't read them."""
 
 
 def manager_problem(model: CausalModel) -> str | None:
@@ -50,14 +51,29 @@ def manager_problem(model: CausalModel) -> str | None:
 
 
 def check_knobs(knobs: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` for a knob that is set and that the installed version lacks."""
+    """Raise `ConfigurationError` for one that is set and does nothing in the installed version.
+
+    `knobs` holds every knob of the engine; None: not set.
+    """
+    version = transformers.__version__
     known = _fields()
-    lacking = sorted(set(knobs) - (known - _WITHOUT_EFFECT))
-    if lacking:
-        possible = ", ".join(sorted(known - _WITHOUT_EFFECT)) or "none"
+    given = [name for name, value in knobs.items() if value is not None]
+    idle = {
+        name: since
+        for name, since in _WITHOUT_EFFECT.items()
+        if name in known and in_range(version, f">={since}")
+    }
+    for name in (name for name in given if name in idle):
         raise ConfigurationError(
-            f"transformers {transformers.__version__} has no {', '.join(lacking)} for continuous "
-            f"batching; leave it out, or install a version that has it (this one has: {possible})"
+            f"{name} has no effect in transformers {version}: upstream takes it and ignores it "
+            f"since {idle[name]}; leave it out"
+        )
+    lacking = [name for name in given if name not in known]
+    if lacking:
+        possible = ", ".join(name for name in knobs if name in known - idle.keys()) or "none"
+        raise ConfigurationError(
+            f"transformers {version} has no {', '.join(lacking)} for continuous batching; leave it "
+            f"out, or install a version that has it (this one has: {possible})"
         )
 
 

@@ -6,7 +6,7 @@ runs one token of every row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -106,7 +106,7 @@ class RefilledRows:
         self._kept.keep(left)
         self._running = [self._running[at] for at in left]
 
-    def _guarded(self, step: Any) -> Sequence[TokenEvent]:
+    def _guarded(self, step: Callable[[], Sequence[TokenEvent]]) -> Sequence[TokenEvent]:
         """A step; when memory runs out, everything begins again with half as many rows at once."""
         try:
             events = step()

@@ -38,13 +38,12 @@ class Choice:
         return self._generator is None
 
     def draw(self, logits: Tensor) -> int:
-        """A token id of `logits` [vocab]: the first of the largest, or a sample.
+        """A sample of `logits` [vocab], for a prompt that isn't greedy.
 
         The logits pass temperature, `top_k` and `top_p` in the order of Transformers: `top_k` keeps
         ties with the k-th largest, `top_p` the smallest set of likeliest tokens that reach it.
         """
-        if self._generator is None:
-            return int(logits.argmax())
+        assert self._generator is not None
         prompt = self._prompt
         values = (logits.cpu() if logits.device.type == "mps" else logits).double()
         # The top logit becomes 0 before the division, so that a tiny temperature can't overflow it.

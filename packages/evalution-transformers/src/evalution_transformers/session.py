@@ -17,7 +17,7 @@ from evalution_enginekit import (
     TokenSession,
     TokenSpan,
 )
-from evalution_transformers.architecture import Architecture
+from evalution_transformers.architecture import Architecture, text_config
 from evalution_transformers.forward import CausalModel, Forward
 from evalution_transformers.lending import Lending, within
 from evalution_transformers.padding import PaddedScorer
@@ -98,6 +98,7 @@ class TransformersSession(TokenSession):
         described: what `describe_execution` tells besides device, dtype and attention.
         identified: what `identity` tells.
         lent: for a model of the caller's, the contexts in which it may be run.
+        dtype: the arithmetic's, where it isn't that of the model's weights.
     """
 
     def __init__(
@@ -114,8 +115,9 @@ class TransformersSession(TokenSession):
         described: Mapping[str, Any],
         identified: Mapping[str, Any] | None,
         lent: Lending | None = None,
+        dtype: str | None = None,
     ):
-        dtype = str(model.dtype).removeprefix("torch.")
+        dtype = dtype or str(model.dtype).removeprefix("torch.")
         super().__init__(
             engine=engine,
             capabilities=capabilities,
@@ -125,6 +127,7 @@ class TransformersSession(TokenSession):
             scoring_window=_SCORING_WINDOW,
             # Upstream's norms, rotary embeddings and `generate` compute in float32 at most.
             dtype="float32" if dtype in _PRECISE else dtype,
+            model_vocabulary=int(text_config(model.config).vocab_size),
         )
         self._model: CausalModel | None = model
         self._scorer: Scorer | None = scorer
