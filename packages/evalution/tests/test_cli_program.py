@@ -14,13 +14,14 @@ GUIDE = Path(__file__).parents[3] / "docs" / "command-line.md"
 COMMANDS = [
     command.name or getattr(command.callback, "__name__", "").replace("_", "-")
     for command in app.registered_commands
+    if command.add_help_option  # those of other packages have no help before they are loaded
 ]
 
 
 def test_the_order_is_that_of_a_newcomer(command_line: Any) -> None:
     commands = command_line("--help").stdout.partition("Commands:")[2]
     listed = re.findall(r"^  ([a-z-]+)  ", commands, re.MULTILINE)
-    assert listed == COMMANDS
+    assert listed[: len(COMMANDS)] == COMMANDS
     assert listed[:3] == ["run", "validate", "show"]
 
 

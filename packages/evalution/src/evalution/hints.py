@@ -1,9 +1,11 @@
-"""What to install for an engine that isn't: the first-party distributions, and no guesses.
+"""What to install for what isn't: the first-party distributions, and no guesses.
 
 Only messages read this; no code decides anything by these names.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 INSTALL_HINTS = {
     "GPTQModel": "evalution-gptqmodel",
@@ -19,3 +21,21 @@ INSTALL_HINTS = {
     "VLLM": "evalution-vllm",
 }
 """Engine name to the distribution that brings it."""
+
+SERVER_HINTS = {"build_openai_compatible_server": "evalution-openai[server]"}
+"""Builder of a server, as `evalution.engines` has it, to the requirement that brings it."""
+
+
+class CommandHint(NamedTuple):
+    """What a command of another package does, and the requirement that brings it."""
+
+    summary: str
+    requirement: str
+
+
+COMMAND_HINTS = {
+    "serve": CommandHint(
+        "Serve a model over HTTP, to clients of OpenAI and others.", "evalution-openai[server]"
+    ),
+}
+"""Verb to what is known of it before anything is loaded."""

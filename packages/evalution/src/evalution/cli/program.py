@@ -13,6 +13,7 @@ from evalution.cli.compare import compare
 from evalution.cli.doctor import doctor
 from evalution.cli.emit_python import emit_python
 from evalution.cli.engines import engines
+from evalution.cli.extensions import add_commands
 from evalution.cli.parity import parity
 from evalution.cli.report import report
 from evalution.cli.run import run
@@ -58,7 +59,7 @@ def _options(
 
 
 # In the order in which a newcomer wants them: evaluate, read results, look around, write specs.
-for _command in (
+_COMMANDS = (
     run,
     validate,
     show,
@@ -70,5 +71,7 @@ for _command in (
     doctor,
     schema,
     emit_python,
-):
+)
+for _command in _COMMANDS:
     app.command()(_command)
+add_commands(app, {command.__name__.replace("_", "-") for command in _COMMANDS})

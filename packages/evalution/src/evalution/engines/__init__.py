@@ -2,21 +2,37 @@
 
 `dir(engines)` lists the names from package metadata alone. An engine that isn't installed is an
 error that says what to install. Case, `-` and `_` don't count: `engines.vllm` is the same class.
+
+Builders of servers, such as `build_openai_compatible_server`, come from the entry-point group
+`evalution.servers`, under the names that the entry points have.
 """
 
 from __future__ import annotations
 
-from evalution.hints import INSTALL_HINTS
-from evalution_core import BaseEngine, UnknownEngineError, available, load_engine
+from typing import Any
+
+from evalution.hints import INSTALL_HINTS, SERVER_HINTS
+from evalution_core import (
+    ConfigurationError,
+    EngineUnavailableError,
+    UnknownEngineError,
+    available,
+    load_engine,
+)
+from evalution_core.entries import installed
+
+_SERVERS = "evalution.servers"
 
 
 class EngineNotInstalledError(UnknownEngineError, AttributeError):
     """No installed engine has this name. As an `AttributeError` it leaves `hasattr` working."""
 
 
-def __getattr__(name: str) -> type[BaseEngine]:
+def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in SERVER_HINTS or any(point.name == name for point in installed(_SERVERS)):
+        return _server_builder(name)
     try:
         return load_engine(name, hints=INSTALL_HINTS)
     except UnknownEngineError as error:
@@ -24,4 +40,22 @@ def __getattr__(name: str) -> type[BaseEngine]:
 
 
 def __dir__() -> list[str]:
-    return sorted({entry.name for entry in available()})
+    servers = {point.name for point in installed(_SERVERS)}
+    return sorted({entry.name for entry in available()} | servers)
+
+
+def _server_builder(name: str) -> Any:
+    points = [point for point in installed(_SERVERS) if point.name == name]
+    if not points:
+        raise EngineNotInstalledError(
+            f'{name} is not installed; pip install "{SERVER_HINTS[name]}"'
+        )
+    if len(points) > 1:
+        sources = ", ".join(point.value for point in points)
+        raise ConfigurationError(f"{name} is provided more than once: {sources}")
+    try:
+        return points[0].load()
+    except Exception as error:  # the border to foreign code: a package may raise anything
+        raise EngineUnavailableError(
+            f"{name} ({points[0].value}) can't be loaded: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,136 @@
+"""The answers of completions and chat, as clients of OpenAI read them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from evalution_core import GenerationOutput
+from evalution_openai.server.served import Served
+
+Finish = Literal["stop", "length"] | None
+
+
+class Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class TokenLists(TypedDict):
+    """Log-probabilities of a completion: one entry a token; null where nothing comes before it."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class Alternative(TypedDict):
+    token: str
+    logprob: float | None
+    bytes: list[int] | None
+
+
+class ChatToken(Alternative):
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChatToken] | None
+
+
+class ChoiceFacts(TypedDict):
+    """What a choice tells beside OpenAI's fields, with `return_token_ids`."""
+
+    prompt_token_ids: NotRequired[list[int] | None]
+    token_ids: NotRequired[list[int] | None]
+    prompt: NotRequired[str | None]
+    truncated_tokens: NotRequired[int | None]
+
+
+class CompletionChoice(ChoiceFacts):
+    index: int
+    text: str
+    logprobs: TokenLists | None
+    finish_reason: Finish
+
+
+class CompletionAnswer(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[Usage | None]
+
+
+class AssistantMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(ChoiceFacts):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+
+
+class ChatAnswer(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: NotRequired[Usage | None]
+
+
+def head(prefix: str, kind: str, served: Served) -> dict[str, Any]:
+    """The fields that begin an answer, and every chunk of a stream."""
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": served.name,
+    }
+
+
+def usage_of(outputs: Sequence[GenerationOutput], choices: int, served: Served) -> Usage | None:
+    """Tokens of the outputs, `choices` of each prompt, which counts once; None if unknown."""
+    prompts = _total(output.prompt_tokens for output in outputs[::choices])
+    completions = _total(output.completion_tokens for output in outputs)
+    if prompts is None or completions is None:
+        return None
+    served.metrics.prompt_tokens.inc(prompts)
+    served.metrics.completion_tokens.inc(completions)
+    return {
+        "prompt_tokens": prompts,
+        "completion_tokens": completions,
+        "total_tokens": prompts + completions,
+    }
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    known = list(counts)
+    return None if None in known else sum(count for count in known if count is not None)
+
+
+def add_facts(
+    choice: ChoiceFacts,
+    output: GenerationOutput,
+    served: Served,
+    prompt_ids: Sequence[int] | None = None,
+) -> None:
+    """Tell the token ids of a choice and of its prompt, and what was cut from it."""
+    if prompt_ids is None:
+        prompt_ids = served.prompt_ids(output.prompt)
+    cut = output.truncated_tokens or 0
+    choice["prompt_token_ids"] = list(prompt_ids[cut:]) if prompt_ids is not None else None
+    choice["token_ids"] = output.token_ids
+    choice["prompt"] = output.prompt
+    choice["truncated_tokens"] = output.truncated_tokens

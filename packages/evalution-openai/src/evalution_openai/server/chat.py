@@ -1,0 +1,101 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from evalution_core import GenerationOutput, GenerationRequest, TextDelta
+from evalution_openai.server.answers import ChatChoice, ChoiceFacts, add_facts, head, usage_of
+from evalution_openai.server.bodies import ChatBody
+from evalution_openai.server.events import EventStream
+from evalution_openai.server.logprobs import chat_logprobs, spelling_of
+from evalution_openai.server.prompts import chat_requests
+from evalution_openai.server.served import Served
+
+
+async def chat(served: Served, body: ChatBody) -> dict[str, Any] | EventStream:
+    """Answer a conversation at once, or as a stream."""
+    requests = chat_requests(body, served)
+    served.admit(requests)
+    call = _Call(served, body, requests)
+    if body.stream:
+        return EventStream(call.chunks())
+    return await call.answer()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    served: Served
+    body: ChatBody
+    requests: Sequence[GenerationRequest]
+
+    async def answer(self) -> dict[str, Any]:
+        outputs = await self.served.generation.outputs(self.requests)
+        return {
+            **head("chatcmpl", "chat.completion", self.served),
+            "choices": [self._choice(index, output) for index, output in enumerate(outputs)],
+            "usage": usage_of(outputs, len(outputs), self.served),
+        }
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
+        """Text as it grows; with log-probabilities, which only a finished output has, at once."""
+        start = head("chatcmpl", "chat.completion.chunk", self.served)
+        for index in range(len(self.requests)):
+            yield {**start, "choices": [_part(index, {"role": "assistant", "content": ""})]}
+        outputs: dict[int, GenerationOutput] = {}
+        async with aclosing(self._events()) as events:
+            async for index, event in events:
+                if isinstance(event, GenerationOutput):
+                    outputs[index] = event
+                yield {**start, "choices": [self._event_part(index, event)]}
+        if self.body.stream_options and self.body.stream_options.include_usage:
+            ordered = [outputs[index] for index in range(len(self.requests))]
+            usage = usage_of(ordered, len(ordered), self.served)
+            yield {**start, "choices": [], "usage": usage}
+
+    async def _events(self) -> AsyncGenerator[tuple[int, TextDelta | GenerationOutput]]:
+        if not self.body.logprobs:
+            async with aclosing(self.served.generation.stream_of(self.requests)) as events:
+                async for pair in events:
+                    yield pair
+            return
+        for index, output in enumerate(await self.served.generation.outputs(self.requests)):
+            yield index, output
+
+    def _choice(self, index: int, output: GenerationOutput) -> ChatChoice:
+        choice: ChatChoice = {
+            "index": index,
+            "message": {"role": "assistant", "content": output.text},
+            "logprobs": self._logprobs(output),
+            "finish_reason": output.finish_reason,
+        }
+        if self.body.return_token_ids:
+            add_facts(choice, output, self.served)
+        return choice
+
+    def _event_part(self, index: int, event: TextDelta | GenerationOutput) -> dict[str, Any]:
+        facts: ChoiceFacts = {}
+        if isinstance(event, TextDelta):
+            if self.body.return_token_ids:
+                facts["token_ids"] = list(event.token_ids)
+            return {**_part(index, {"content": event.text}), **facts}
+        logprobs = self._logprobs(event)
+        delta = {} if logprobs is None else {"content": event.text}
+        if self.body.return_token_ids:
+            add_facts(facts, event, self.served)
+            if logprobs is None:
+                facts["token_ids"] = []
+        return {**_part(index, delta, event.finish_reason), "logprobs": logprobs, **facts}
+
+    def _logprobs(self, output: GenerationOutput) -> Any:
+        if not self.body.logprobs:
+            return None
+        spelling = spelling_of(self.body, self.served)
+        return chat_logprobs(output, spelling, self.body.top_logprobs or 0)
+
+
+def _part(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

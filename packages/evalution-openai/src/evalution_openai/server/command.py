@@ -1,0 +1,147 @@
+"""`evalution serve`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from evalution_core import BaseEngine, ConfigurationError, Model, did_you_mean, load_engine
+from evalution_openai.server import ServerSettings, needing_extra
+
+_MIB = 1024 * 1024
+
+
+EngineName = Annotated[str, typer.Option(help="The engine; `evalution engines` lists them.")]
+ModelPath = Annotated[
+    str | None,
+    typer.Argument(help="builtin:tiny, a path, or a name; left out: the engine's default."),
+]
+EngineOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the engine."),
+]
+ModelFields = Annotated[
+    list[str] | None,
+    typer.Option("--model-field", "-m", metavar="KEY=VALUE", help="As tokenizer_path=FOLDER."),
+]
+ServedName = Annotated[
+    str | None, typer.Option(help="What clients call the model [default: MODEL].")
+]
+Host = Annotated[str, typer.Option(help="The address to listen on.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")]
+KeyVariable = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The environment variable that holds the API key."),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(help="The API key itself; other users of the machine may see it."),
+]
+PublicWithoutKey = Annotated[
+    bool, typer.Option("--public-without-key", help="Let anybody in on a public address.")
+]
+MaxConcurrent = Annotated[
+    int | None, typer.Option(min=1, help="Generation requests in the engine [default: 2 batches].")
+]
+MaxQueue = Annotated[int, typer.Option(min=0, help="Requests that wait; more get 429.")]
+MaxBody = Annotated[int, typer.Option(min=1, help="The longest body of a request.")]
+NoRequestLog = Annotated[bool, typer.Option("--no-request-log", help="No line for each request.")]
+LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Log the bodies of requests, too.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+def serve(
+    engine: EngineName,
+    model: ModelPath = None,
+    option: EngineOptions = None,
+    model_field: ModelFields = None,
+    name: ServedName = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key_env: KeyVariable = None,
+    api_key: Key = None,
+    public_without_key: PublicWithoutKey = False,
+    max_concurrent: MaxConcurrent = None,
+    max_queue: MaxQueue = 512,
+    max_body_mib: MaxBody = 16,
+    no_request_log: NoRequestLog = False,
+    log_prompts: LogPrompts = False,
+    debug: Debug = False,  # the runner reads it, which tells the errors of every command
+) -> None:
+    """Serve a model to clients of OpenAI, lm-eval and others, until Ctrl-C."""
+    key = _key(api_key, api_key_env)
+    with needing_extra():
+        from evalution_openai.server.listening import check_bind  # noqa: PLC0415
+    check_bind(host, has_key=key is not None, public_without_key=public_without_key)
+    settings = ServerSettings(
+        model_name=name,
+        api_key=key,
+        max_concurrent=max_concurrent,
+        max_queue=max_queue,
+        max_body_bytes=max_body_mib * _MIB,
+        log_requests=not no_request_log,
+        log_prompts=log_prompts,
+    )
+    made = load_engine(engine).from_options(_pairs("--option", option))
+    path = model or made.default_model()
+    _serve(
+        made, Model(path=path, **_known(_pairs("--model-field", model_field))), settings, host, port
+    )
+
+
+def _serve(
+    engine: BaseEngine, model: Model, settings: ServerSettings, host: str, port: int
+) -> None:
+    from evalution_openai.server.app import Application  # noqa: PLC0415 - the extra's packages
+    from evalution_openai.server.listening import bound_socket, listen  # noqa: PLC0415
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # Before the weights are loaded: the port may be taken.
+    with bound_socket(host, port) as bound, engine.build(model) as session:
+        app = Application(session, engine, model, settings)
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{bound.getsockname()[1]}"
+        print(f"serving {app.served().name} on {url}/v1 ({type(engine).__name__})", flush=True)
+        listen(app, bound)
+
+
+def _key(key: str | None, variable: str | None) -> str | None:
+    if variable is None:
+        return key
+    if key is not None:
+        raise ConfigurationError("--api-key and --api-key-env name two keys; give one of them")
+    found = os.environ.get(variable)
+    if not found:
+        raise ConfigurationError(f"--api-key-env {variable}: that environment variable is not set")
+    return found
+
+
+def _pairs(option: str, pairs: list[str] | None) -> dict[str, Any]:
+    """Values are JSON where they can be read as such, else text."""
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, separator, text = pair.partition("=")
+        if not name or not separator:
+            raise ConfigurationError(f"{option} {pair!r} is not KEY=VALUE")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def _known(given: dict[str, Any]) -> dict[str, Any]:
+    known = [field.name for field in fields(Model) if field.name not in ("path", "tokenizer")]
+    for name in given:
+        if name not in known:
+            raise ConfigurationError(
+                f"--model-field {name!r} is not a field of a model{did_you_mean(name, known)} "
+                f"(fields: {', '.join(known)})"
+            )
+    return given

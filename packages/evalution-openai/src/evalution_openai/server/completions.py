@@ -1,0 +1,196 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from evalution_core import GenerationOutput, GenerationRequest, TextDelta
+from evalution_openai.server.answers import (
+    CompletionChoice,
+    TokenLists,
+    add_facts,
+    head,
+    usage_of,
+)
+from evalution_openai.server.bodies import CompletionBody
+from evalution_openai.server.echo import check_can_echo, echo_request, prompt_entries
+from evalution_openai.server.events import EventStream
+from evalution_openai.server.logprobs import TokenEntry, entries_of, spelling_of, token_lists
+from evalution_openai.server.problems import Problem, unsupported
+from evalution_openai.server.prompts import (
+    PromptInput,
+    completion_requests,
+    listed_logprobs,
+    prompts_of,
+)
+from evalution_openai.server.served import Served
+
+
+async def complete(served: Served, body: CompletionBody) -> dict[str, Any] | EventStream:
+    """Answer a body at once, or as a stream."""
+    call = _Call.of(served, body)
+    if body.stream:
+        return EventStream(call.chunks())
+    return await call.answer()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    served: Served
+    body: CompletionBody
+    prompts: Sequence[PromptInput]
+    requests: Sequence[GenerationRequest]
+
+    @classmethod
+    def of(cls, served: Served, body: CompletionBody) -> _Call:
+        """Raises a `Problem` or an `EvalutionError` for what can't be served."""
+        prompts = prompts_of(body, served)
+        listed = listed_logprobs(body)
+        if body.max_tokens == 0 and not body.echo:
+            raise Problem(400, "max_tokens=0 needs echo: nothing else is asked", param="max_tokens")
+        if body.echo and listed is not None:
+            check_can_echo(served)
+            prompts = [_as_ids(prompt, served) for prompt in prompts]
+        elif body.echo and any(prompt.text is None for prompt in prompts):
+            served.codec("echo of token ids")
+        requests = completion_requests(body, prompts, served)
+        if body.echo and listed is not None:
+            requests = [echo_request(one, one.input_ids or ()) for one in requests]
+        served.admit(requests)
+        return cls(served, body, prompts, requests)
+
+    @property
+    def choices(self) -> int:
+        return self.body.n or 1
+
+    async def answer(self) -> dict[str, Any]:
+        outputs = await self._outputs()
+        scored = await self._prompt_entries()
+        choices = [
+            self._choice(index, output, scored[index // self.choices])
+            for index, output in enumerate(outputs)
+        ]
+        return {
+            **head("cmpl", "text_completion", self.served),
+            "choices": choices,
+            "usage": usage_of(outputs, self.choices, self.served),
+        }
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
+        """Text as it grows; with log-probabilities, which only a finished output has, at once."""
+        start = head("cmpl", "text_completion", self.served)
+        if listed_logprobs(self.body) is not None or self.body.max_tokens == 0:
+            whole = await self.answer()
+            usage = whole["usage"]
+            for choice in whole["choices"]:
+                yield {**start, "choices": [choice]}
+        else:
+            outputs: dict[int, GenerationOutput] = {}
+            if self.body.echo:
+                for index in range(len(self.requests)):
+                    yield {**start, "choices": [self._part(index, TextDelta(self._shown(index)))]}
+            async with aclosing(self.served.generation.stream_of(self.requests)) as events:
+                async for index, event in events:
+                    if isinstance(event, GenerationOutput):
+                        outputs[index] = event
+                    yield {**start, "choices": [self._part(index, event)]}
+            ordered = [outputs[index] for index in range(len(self.requests))]
+            usage = usage_of(ordered, self.choices, self.served)
+        if self.body.stream_options and self.body.stream_options.include_usage:
+            yield {**start, "choices": [], "usage": usage}
+
+    async def _outputs(self) -> list[GenerationOutput]:
+        if self.body.max_tokens == 0:
+            return [self._nothing(index) for index in range(len(self.requests))]
+        return await self.served.generation.outputs(self.requests)
+
+    def _nothing(self, index: int) -> GenerationOutput:
+        """What a prompt of which only the echo is wanted gives."""
+        prompt = self.prompts[index // self.choices]
+        token_ids = prompt.token_ids
+        if token_ids is None:
+            token_ids = self.served.prompt_ids(prompt.text or "")
+        return GenerationOutput(
+            self._shown(index),
+            "",
+            token_ids=[],
+            finish_reason="length",
+            prompt_tokens=None if token_ids is None else len(token_ids),
+            completion_tokens=0,
+        )
+
+    async def _prompt_entries(self) -> list[list[TokenEntry]]:
+        listed = listed_logprobs(self.body)
+        if not self.body.echo or listed is None:
+            return [[] for _ in self.prompts]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(prompt_entries(self.served, prompt.token_ids or (), listed))
+                    for prompt in self.prompts
+                ]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    def _choice(
+        self, index: int, output: GenerationOutput, scored: list[TokenEntry]
+    ) -> CompletionChoice:
+        shown = self._shown(index) if self.body.echo else ""
+        lists: TokenLists | None = None
+        if listed_logprobs(self.body) is not None:
+            spelling = spelling_of(self.body, self.served)
+            generated = entries_of(output) if output.token_ids != [] else []
+            lists = token_lists([*scored, *generated], spelling, 0 if scored else len(shown))
+        choice: CompletionChoice = {
+            "index": index,
+            "text": shown + output.text,
+            "logprobs": lists,
+            "finish_reason": output.finish_reason,
+        }
+        if self.body.return_token_ids:
+            token_ids = self.prompts[index // self.choices].token_ids
+            add_facts(choice, output, self.served, token_ids)
+        return choice
+
+    def _part(self, index: int, event: TextDelta | GenerationOutput) -> CompletionChoice:
+        is_last = isinstance(event, GenerationOutput)
+        choice: CompletionChoice = {
+            "index": index,
+            "text": "" if is_last else event.text,
+            "logprobs": None,
+            "finish_reason": event.finish_reason if is_last else None,
+        }
+        if self.body.return_token_ids:
+            if is_last:
+                token_ids = self.prompts[index // self.choices].token_ids
+                add_facts(choice, event, self.served, token_ids)
+            choice["token_ids"] = [] if is_last else list(event.token_ids)
+        return choice
+
+    def _shown(self, index: int) -> str:
+        prompt = self.prompts[index // self.choices]
+        if prompt.text is not None:
+            return prompt.text
+        codec = self.served.codec("echo of token ids")
+        return codec.decode(list(prompt.token_ids or ()), skip_special_tokens=False)
+
+
+def _as_ids(prompt: PromptInput, served: Served) -> PromptInput:
+    """The prompt with its ids, which are what is echoed."""
+    if prompt.token_ids is not None:
+        return prompt
+    token_ids = served.prompt_ids(prompt.text or "")
+    if token_ids is None:
+        raise unsupported(
+            "echo of a text with logprobs needs the tokenizer of the model, which this engine "
+            "doesn't give; send token ids",
+            param="prompt",
+        )
+    if not token_ids:
+        raise Problem(400, "the prompt has no token to echo", param="prompt")
+    return PromptInput(prompt.text, token_ids)

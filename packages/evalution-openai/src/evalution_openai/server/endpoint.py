@@ -1,0 +1,160 @@
+"""A route that takes JSON: the body within its limits, the answer while the client is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pydantic import ValidationError
+
+from evalution_openai.server.bodies import Body
+from evalution_openai.server.events import EventStream
+from evalution_openai.server.json_text import json_bytes
+from evalution_openai.server.problems import Problem
+from evalution_openai.server.served import Served
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+B = TypeVar("B", bound=Body)
+
+_CLOSE = {"Connection": "close"}
+"""After a body that wasn't read to its end, the connection holds the rest of it."""
+
+
+class ClientGoneError(Exception):
+    """The client went away before its answer was complete."""
+
+
+class JsonEndpoint(Generic[B]):
+    """An ASGI application for one route.
+
+    Args:
+        served: gives the model, or raises a `Problem` while there is none.
+        body: the type of the body.
+        answer: what is done with it.
+    """
+
+    def __init__(
+        self,
+        served: Callable[[], Served],
+        body: type[B],
+        answer: Callable[[Served, B], Awaitable[Mapping[str, Any] | EventStream]],
+    ):
+        self._served = served
+        self._body = body
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        served = self._served()
+        settings = served.settings
+        text = await _read(scope, receive, settings.max_body_bytes, settings.body_timeout_s)
+        if settings.log_prompts:
+            scope["evalution.body"] = text
+        body = _parsed(self._body, text)
+        served.check_name(body.model)
+        with served.place():
+            await _while_connected(self._reply(served, body, send), receive)
+
+    async def _reply(self, served: Served, body: B, send: Send) -> None:
+        answer = await self._answer(served, body)
+        if isinstance(answer, EventStream):
+            await answer.send(send)
+        else:
+            await send_json(send, 200, answer)
+
+
+async def send_json(
+    send: Send, status: int, answer: Any, headers: Mapping[str, str] | None = None
+) -> None:
+    """Send a whole JSON answer."""
+    body = json_bytes(answer)
+    await send_bytes(send, status, body, "application/json", headers)
+
+
+async def send_bytes(
+    send: Send, status: int, body: bytes, kind: str, headers: Mapping[str, str] | None = None
+) -> None:
+    """Send a whole answer."""
+    fields = {"content-type": kind, "content-length": str(len(body)), **(headers or {})}
+    encoded = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _read(scope: Scope, receive: Receive, limit: int, patience: float) -> bytes:
+    """The body. Raises a `Problem` where it is too long or too slow in coming."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(patience):
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                part: bytes = message.get("body", b"")
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+                parts.append(part)
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise Problem(
+            408,
+            f"the request's body took longer than {patience:g} s to come",
+            code="request_timeout",
+            headers=_CLOSE,
+        ) from None
+    return b"".join(parts)
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem(
+        413,
+        f"the request's body is longer than the {limit} bytes that this server takes",
+        code="body_too_large",
+        headers=_CLOSE,
+    )
+
+
+def _parsed(kind: type[B], text: bytes) -> B:
+    """Raises a `Problem` that names the first field that is wrong, and all that it may be."""
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        field = str(found[0]["loc"][0]) if found[0]["loc"] else None
+        # A field of several types has an error for each of them.
+        wrong = [one["msg"] for one in found if one["loc"][:1] == found[0]["loc"][:1]]
+        message = "; or ".join(dict.fromkeys(wrong))
+        raise Problem(400, f"{field}: {message}" if field else message, param=field) from None
+
+
+async def _while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Do `work`, or cancel it when the client goes away.
+
+    Raises:
+        ClientGoneError: the client went away first.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        task.result()
+    finally:
+        watcher.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

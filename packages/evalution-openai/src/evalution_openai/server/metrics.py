@@ -1,0 +1,50 @@
+"""What `/metrics` tells, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """The figures of one server; two in one process don't mix."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "evalution_requests", "Answers by route and status.", ["route", "status"],
+            registry=self._registry,
+        )  # fmt: skip
+        self._seconds = Histogram(
+            "evalution_request_seconds", "From the request to the end of its answer.", ["route"],
+            buckets=_SECONDS, registry=self._registry,
+        )  # fmt: skip
+        self._waits = Histogram(
+            "evalution_queue_seconds", "Wait for a turn in the session.", ["kind"],
+            buckets=_SECONDS, registry=self._registry,
+        )  # fmt: skip
+        self.inside = Gauge(
+            "evalution_requests_inside", "Requests that run or wait.", registry=self._registry
+        )
+        self.aborted = Counter(
+            "evalution_requests_aborted", "Requests whose client went away.",
+            registry=self._registry,
+        )  # fmt: skip
+        tokens = Counter(
+            "evalution_tokens", "Tokens of generation requests.", ["kind"], registry=self._registry
+        )
+        self.prompt_tokens = tokens.labels("prompt")
+        self.completion_tokens = tokens.labels("completion")
+
+    def waited(self, kind: str) -> Callable[[float], None]:
+        return self._waits.labels(kind).observe
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def page(self) -> bytes:
+        return generate_latest(self._registry)

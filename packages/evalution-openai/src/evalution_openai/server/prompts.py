@@ -1,0 +1,161 @@
+"""The session's requests of a body for completions or chat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from evalution_core import Capability, GenerationRequest, Message
+from evalution_openai.server.bodies import ChatBody, ChatMessage, CompletionBody, GenerationBody
+from evalution_openai.server.problems import Problem, unsupported
+from evalution_openai.server.served import Served
+
+_COMPLETION_TOKENS, _CHAT_TOKENS = 16, 256
+"""How many are generated where a body doesn't say; the first is OpenAI's."""
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "suffix": ("",),
+}
+"""Fields that no engine has, and what asks for nothing of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInput:
+    """One prompt of a body, as text or as ids; ids count where there are both."""
+
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {"prompt": self.text} if self.token_ids is None else {"input_ids": self.token_ids}
+
+
+def prompts_of(body: CompletionBody, served: Served) -> list[PromptInput]:
+    """The prompts of a body, of which there is at least one."""
+    prompt: Any = body.prompt
+    if isinstance(prompt, str):
+        return [PromptInput(text=prompt)]
+    if prompt and isinstance(prompt[0], int):
+        return [PromptInput(token_ids=cast("list[int]", prompt))]
+    if not prompt:
+        raise Problem(400, "prompt is empty", param="prompt")
+    check_count(len(prompt) * (body.n or 1), served)
+    return [
+        PromptInput(text=one) if isinstance(one, str) else PromptInput(token_ids=one)
+        for one in cast("list[str | list[int]]", prompt)
+    ]
+
+
+def check_count(count: int, served: Served) -> None:
+    """Raise a `Problem` for more prompts in one body than the operator allows."""
+    limit = served.settings.max_prompts
+    if count > limit:
+        raise Problem(400, f"{count} prompts in one request; this server takes {limit}")
+
+
+def completion_requests(
+    body: CompletionBody, prompts: Sequence[PromptInput], served: Served
+) -> list[GenerationRequest]:
+    """`n` requests of each prompt, in the order of the choices."""
+    if body.best_of not in (None, body.n or 1):
+        raise unsupported(f"best_of={body.best_of} is not supported; ask for n", param="best_of")
+    limit = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    options = _options(body, served) | {
+        "max_new_tokens": max(1, limit),
+        "logprobs": listed_logprobs(body),
+    }
+    return [
+        GenerationRequest(**prompt.fields, **_seeded(options, choice))
+        for prompt in prompts
+        for choice in range(body.n or 1)
+    ]
+
+
+def listed_logprobs(body: CompletionBody) -> int | None:
+    """How many tokens to list at each position; None: no log-probabilities at all."""
+    if isinstance(body.logprobs, bool):
+        return 1 if body.logprobs else None
+    return body.logprobs
+
+
+def chat_requests(body: ChatBody, served: Served) -> list[GenerationRequest]:
+    """`n` requests of the conversation."""
+    _check_tools(body, served)
+    if body.top_logprobs and not body.logprobs:
+        raise Problem(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    limit = body.max_completion_tokens or body.max_tokens or _chat_tokens(served)
+    options = _options(body, served) | {
+        "messages": dumped(body.messages),
+        "add_generation_prompt": body.add_generation_prompt is not False,
+        "tools": body.tools or None,
+        "max_new_tokens": limit,
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+    }
+    return [GenerationRequest(**_seeded(options, choice)) for choice in range(body.n or 1)]
+
+
+def dumped(messages: Sequence[ChatMessage]) -> list[Message]:
+    """Messages as the session takes them; what is null is absent."""
+    return [message.model_dump(exclude_none=True) for message in messages]
+
+
+def _chat_tokens(served: Served) -> int:
+    held = served.max_model_len
+    return _CHAT_TOKENS if held is None else max(1, min(_CHAT_TOKENS, held // 2))
+
+
+def _check_tools(body: ChatBody, served: Served) -> None:
+    if body.tools and not served.can(Capability.TOOLS):
+        raise unsupported(
+            "this model's engine has no tools: leave `tools` out, or describe them in a message",
+            param="tools",
+        )
+    if body.tool_choice not in (None, "none", "auto"):
+        raise unsupported(
+            f"tool_choice={body.tool_choice!r} is not supported; only 'none' and 'auto' are",
+            param="tool_choice",
+        )
+
+
+def _options(body: GenerationBody, served: Served) -> dict[str, Any]:
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in neutral:
+            raise unsupported(f"{name}={value!r} is not supported", param=name)
+    if body.response_format is not None and body.response_format.type != "text":
+        raise unsupported(
+            f"response_format {body.response_format.type!r} is not supported; only 'text' is",
+            param="response_format",
+        )
+    sampled = bool(body.temperature)
+    return {
+        "stop": [body.stop] if isinstance(body.stop, str) else list(body.stop or ()),
+        "do_sample": sampled,
+        "temperature": body.temperature or 0.0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_k": max(0, body.top_k or 0),
+        "seed": body.seed if sampled else None,
+        "ignore_eos": bool(body.ignore_eos),
+        "truncation": truncation_of(body, served),
+    }
+
+
+def truncation_of(body: GenerationBody, served: Served) -> Literal["left", "error"]:
+    """A prompt isn't cut unless the client says so, or the engine can do nothing else."""
+    if body.truncation is not None:
+        return body.truncation
+    return "error" if served.can(Capability.TRUNCATION) else "left"
+
+
+def _seeded(options: dict[str, Any], choice: int) -> dict[str, Any]:
+    """Choices of one prompt differ by their seeds, where there is one."""
+    seed = options["seed"]
+    return options if seed is None else options | {"seed": seed + choice}

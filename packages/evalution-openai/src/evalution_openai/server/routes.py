@@ -1,0 +1,151 @@
+"""The routes, and what the OpenAPI document says of each."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from starlette.routing import BaseRoute, Route
+from typing_extensions import TypedDict
+
+from evalution_openai.server.answers import ChatAnswer, CompletionAnswer
+from evalution_openai.server.bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    LoglikelihoodBody,
+    RollingBody,
+    TokenizeBody,
+)
+from evalution_openai.server.chat import chat
+from evalution_openai.server.completions import complete
+from evalution_openai.server.endpoint import JsonEndpoint, send_bytes, send_json
+from evalution_openai.server.metrics import Metrics
+from evalution_openai.server.openapi import Operation, document
+from evalution_openai.server.scoring import (
+    LoglikelihoodAnswer,
+    LoglikelihoodBatch,
+    RollingAnswer,
+    RollingBatch,
+    loglikelihood,
+    rolling,
+)
+from evalution_openai.server.served import Served
+from evalution_openai.server.tokens import (
+    DetokenizeAnswer,
+    TokenizeAnswer,
+    TokenizerInfo,
+    detokenize,
+    tokenize,
+    tokenizer_info,
+)
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Health(TypedDict):
+    status: Literal["ok"]
+
+
+class ServedModel(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["evalution"]
+    max_model_len: int | None
+    dtype: str | None
+    capabilities: list[str]
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ServedModel]
+
+
+_POSTS: list[tuple[Operation, Any]] = [
+    (Operation("/v1/completions", "Complete prompts; with echo and logprobs, score them.",
+               CompletionAnswer, CompletionBody, streams=True), complete),
+    (Operation("/v1/chat/completions", "Answer a conversation.",
+               ChatAnswer, ChatBody, streams=True), chat),
+    (Operation("/v1/eval/loglikelihood", "Score continuations given their contexts.",
+               LoglikelihoodAnswer | LoglikelihoodBatch, LoglikelihoodBody), loglikelihood),
+    (Operation("/v1/eval/loglikelihood/rolling", "Score each token of whole texts.",
+               RollingAnswer | RollingBatch, RollingBody), rolling),
+    (Operation("/tokenize", "Text to token ids.", TokenizeAnswer, TokenizeBody), tokenize),
+    (Operation("/detokenize", "Token ids to text.", DetokenizeAnswer, DetokenizeBody), detokenize),
+]  # fmt: skip
+_ALIASES = {"/v1/eval/rolling": "/v1/eval/loglikelihood/rolling"}
+
+
+def routes(served: Callable[[], Served], metrics: Metrics) -> list[BaseRoute]:
+    """All routes; `served` gives the model, or raises a `Problem` while there is none."""
+
+    async def health() -> Health:
+        served()
+        return {"status": "ok"}
+
+    async def models() -> ModelList:
+        return {"object": "list", "data": [_model(served())]}
+
+    async def info() -> TokenizerInfo:
+        return await tokenizer_info(served())
+
+    gets: list[tuple[Operation, Callable[[], Awaitable[Any]]]] = [
+        (Operation("/health", "Whether it answers.", Health, is_open=True), health),
+        (Operation("/v1/models", "The served model.", ModelList), models),
+        (Operation("/tokenizer_info", "The tokenizer as data.", TokenizerInfo), info),
+    ]
+    page = Operation("/metrics", "Figures for Prometheus.", "text/plain")
+    told = document([*(pair[0] for pair in (*_POSTS, *gets)), page])
+
+    async def openapi() -> dict[str, Any]:
+        return told
+
+    async def show_metrics(scope: Scope, receive: Receive, send: Send) -> None:
+        await send_bytes(send, 200, metrics.page(), _PROMETHEUS)
+
+    endpoints = {
+        operation.path: JsonEndpoint(served, operation.body, answer) for operation, answer in _POSTS
+    }
+    endpoints |= {alias: endpoints[path] for alias, path in _ALIASES.items()}
+    return [
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
+        *(Route(operation.path, _Get(answer), methods=["GET"]) for operation, answer in gets),
+        Route("/openapi.json", _Get(openapi), methods=["GET"]),
+        Route("/metrics", _Raw(show_metrics), methods=["GET"]),
+    ]
+
+
+class _Get:
+    """A route without a body. A class, since Starlette takes a function for another interface."""
+
+    def __init__(self, answer: Callable[[], Awaitable[Any]]):
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, 200, await self._answer())
+
+
+class _Raw:
+    def __init__(self, answer: Callable[[Scope, Receive, Send], Awaitable[None]]):
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(scope, receive, send)
+
+
+def _model(served: Served) -> ServedModel:
+    execution = served.session.describe_execution() or {}
+    dtype = execution.get("dtype")
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "evalution",
+        "max_model_len": served.max_model_len,
+        "dtype": dtype if isinstance(dtype, str) else None,
+        "capabilities": sorted(served.capabilities),
+    }

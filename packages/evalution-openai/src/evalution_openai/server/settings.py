@@ -1,0 +1,64 @@
+"""What an operator decides about a server: its limits, its key, its log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from evalution_core import ConfigurationError, hide, secret
+
+_LEAST_KEY = 8
+
+
+class ServerOptions(TypedDict, total=False):
+    """The fields of `ServerSettings`, as keyword arguments."""
+
+    model_name: str | None
+    api_key: str | None
+    max_concurrent: int | None
+    max_queue: int
+    max_body_bytes: int
+    max_prompts: int
+    body_timeout_s: float
+    log_requests: bool
+    log_prompts: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Limits of a server.
+
+    Options:
+        model_name: the name under which the model is served; None: the model's own.
+        api_key: what a client must send as bearer token or `X-Api-Key`; None: anybody may ask.
+        max_concurrent: generation requests in the session at once; None: twice the batch size that
+            the session prefers, so that a slot which gets free finds the next request waiting.
+        max_queue: requests that may wait beyond those; one more is told to come back (429).
+        max_body_bytes: the longest body of a request.
+        max_prompts: prompts, or requests to score, in one body.
+        body_timeout_s: how long a client may take to send its body.
+        log_requests: a line in the log for each request, without its content.
+        log_prompts: the bodies of requests in the log, too.
+    """
+
+    model_name: str | None = None
+    api_key: str | None = secret()
+    max_concurrent: int | None = None
+    max_queue: int = 512
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_prompts: int = 1024
+    body_timeout_s: float = 30.0
+    log_requests: bool = True
+    log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        hide(self)
+        least = {"max_concurrent": 1, "max_queue": 0, "max_body_bytes": 1, "max_prompts": 1}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < bound):
+                raise ConfigurationError(f"{name} must be an int >= {bound}, got {value!r}")
+        if not self.body_timeout_s > 0:
+            raise ConfigurationError(f"body_timeout_s must be above 0, got {self.body_timeout_s!r}")
+        if self.api_key is not None and len(self.api_key) < _LEAST_KEY:
+            raise ConfigurationError(f"an API key needs at least {_LEAST_KEY} characters")

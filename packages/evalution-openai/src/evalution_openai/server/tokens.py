@@ -1,0 +1,82 @@
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`: the session's tokenizer for its clients."""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict
+
+from evalution_core import SpecialTokens
+from evalution_openai.server.bodies import DetokenizeBody, TokenizeBody
+from evalution_openai.server.problems import Problem
+from evalution_openai.server.served import Served, WholeTokenizer
+
+
+class TokenizeAnswer(TypedDict):
+    tokens: list[int]
+    count: int
+    max_model_len: int | None
+
+
+class DetokenizeAnswer(TypedDict):
+    prompt: str
+
+
+class TokenizerInfo(TypedDict):
+    """The tokenizer as data; null where the session doesn't tell."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: None
+    chat_template: str | None
+    leading_ids: list[int] | None
+    bos_id: int | None
+    eos_id: int | None
+    eos_ids: list[int] | None
+    special_ids: list[int] | None
+    vocabulary_size: int | None
+
+
+async def tokenize(served: Served, body: TokenizeBody) -> TokenizeAnswer:
+    """Ids of a text as the server itself would encode it for a prompt."""
+    codec = served.codec("/tokenize")
+    token_ids: list[int] | None = None
+    if body.add_special_tokens is not False:
+        token_ids = served.prompt_ids(body.prompt)
+    if token_ids is None:
+        token_ids = codec.encode(body.prompt)
+    return {"tokens": token_ids, "count": len(token_ids), "max_model_len": served.max_model_len}
+
+
+async def detokenize(served: Served, body: DetokenizeBody) -> DetokenizeAnswer:
+    """The text of ids."""
+    codec = served.codec("/detokenize")
+    size = codec.vocabulary_size if isinstance(codec, WholeTokenizer) else None
+    if size is not None and (largest := max(body.tokens, default=0)) >= size:
+        raise Problem(400, f"token id {largest} is outside the vocabulary of {size} tokens")
+    skip = bool(body.skip_special_tokens)
+    return {"prompt": codec.decode(body.tokens, skip_special_tokens=skip)}
+
+
+async def tokenizer_info(served: Served) -> TokenizerInfo:
+    """What a client needs to encode as the server does."""
+    codec = served.codec("/tokenizer_info")
+    special = codec if isinstance(codec, SpecialTokens) else None
+    whole = codec if isinstance(codec, WholeTokenizer) else None
+    template = whole.chat_template if whole else None
+    return {
+        "tokenizer_class": type(codec).__name__,
+        "bos_token": _text(served, special.bos_id if special else None),
+        "eos_token": _text(served, special.eos_id if special else None),
+        "pad_token": None,
+        "chat_template": template.source if template is not None else None,
+        "leading_ids": list(special.leading_ids) if special else None,
+        "bos_id": special.bos_id if special else None,
+        "eos_id": special.eos_id if special else None,
+        "eos_ids": sorted(whole.eos_ids) if whole else None,
+        "special_ids": sorted(whole.special_ids) if whole else None,
+        "vocabulary_size": whole.vocabulary_size if whole else None,
+    }
+
+
+def _text(served: Served, token_id: int | None) -> str | None:
+    return None if token_id is None else served.spelling(token_id)
