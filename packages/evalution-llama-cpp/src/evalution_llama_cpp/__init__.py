@@ -1,1 +1,5 @@
-"""llama.cpp engine for Evalution. Holds the packaging only: there is no engine here yet."""
+"""llama.cpp as an engine of Evalution: GGUF models in this process, on llama-cpp-python."""
+
+from evalution_llama_cpp.engine import LlamaCpp
+
+__all__ = ["LlamaCpp"]

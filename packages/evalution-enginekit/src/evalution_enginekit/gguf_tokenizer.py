@@ -1,0 +1,281 @@
+"""The tokenizer that a GGUF file carries, for runtimes that bring none of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, cast
+
+from evalution_core import ConfigurationError, EngineUnavailableError, Model
+from evalution_enginekit.chat import ChatTemplate
+from evalution_enginekit.gguf_file import GGUFFile
+from evalution_enginekit.gguf_pretokenizers import PRE_TOKENIZERS
+from evalution_enginekit.tokenizer_files import load_tokenizer, named_tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from evalution_enginekit.tokenizer import Tokenizer
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_SPACE = "\u2581"
+_INSTEAD = "set tokenizer_path to the matching Hugging Face tokenizer"
+_ENDING_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_TEMPLATE_NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
+_ENDS_OF_TURN = frozenset(
+    {
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|return|>",
+        "<|call|>",
+        "<EOT>",
+    }
+)
+"""Control tokens that end a generation under these names though many files declare one id alone."""
+
+
+def gguf_tokenizer_of(model: Model, file: GGUFFile) -> Tokenizer:
+    """The tokenizer of `model`: the one that it names, else the one that its GGUF file carries.
+
+    A named one ends generations at the file's end tokens too. Chat is rendered with its template,
+    as on every engine, not with the file's.
+
+    Raises:
+        ConfigurationError: no tokenizer is there, it is of a kind that isn't read, or it knows
+            more tokens than the model.
+        EngineUnavailableError: the `tokenizers` library, or Transformers, is not installed.
+    """
+    if model.tokenizer is None and named_tokenizer(model) is None:
+        return GGUFTokenizer(file)
+    return beside_gguf(load_tokenizer(model, file.path.parent), file)
+
+
+def beside_gguf(tokenizer: Tokenizer, file: GGUFFile) -> Tokenizer:
+    """A tokenizer from elsewhere, with the end tokens that the file declares beside it.
+
+    Raises:
+        ConfigurationError: it knows more tokens than the model.
+    """
+    rows = len(_strings(file, "tokens"))
+    if rows and tokenizer.vocabulary_size > rows:
+        raise ConfigurationError(
+            f"the tokenizer has {tokenizer.vocabulary_size} tokens and the model in "
+            f"{file.path.name} {rows}: it is another model's"
+        )
+    return _Completed(tokenizer, file)
+
+
+class _Completed:
+    """A tokenizer with the end tokens of a file."""
+
+    def __init__(self, tokenizer: Tokenizer, file: GGUFFile):
+        self.leading_ids = tokenizer.leading_ids
+        self.bos_id = tokenizer.bos_id
+        self.eos_id = tokenizer.eos_id
+        self.eos_ids = tokenizer.eos_ids | end_ids(file)
+        self.special_ids = tokenizer.special_ids
+        self.vocabulary_size = tokenizer.vocabulary_size
+        self.chat_template = tokenizer.chat_template
+        self.encode = tokenizer.encode
+        self.decode = tokenizer.decode
+
+
+def chat_template_of(file: GGUFFile) -> ChatTemplate | None:
+    """The file's chat template with the special tokens that it may print."""
+    if file.chat_template is None:
+        return None
+    tokens = _strings(file, "tokens")
+    found = {name: _id_of(file, key) for name, key in _TEMPLATE_NAMES.items()}
+    return ChatTemplate(
+        file.chat_template, {name: tokens[at] for name, at in found.items() if at is not None}
+    )
+
+
+def end_ids(file: GGUFFile) -> frozenset[int]:
+    """The ids that end a generation: those that the file declares, and ends of turn by name."""
+    declared = {_id_of(file, key) for key in _ENDING_KEYS} - {None}
+    tokens, types = _strings(file, "tokens"), _types(file)
+    named = {
+        token_id
+        for token_id, kind in enumerate(types)
+        if kind == _CONTROL and tokens[token_id] in _ENDS_OF_TURN
+    }
+    return frozenset(cast("set[int]", declared) | named)
+
+
+class GGUFTokenizer:
+    """Byte-level BPE and SentencePiece vocabularies of GGUF files, on the `tokenizers` library.
+
+    Ids are those that llama.cpp gives, by the splitting rules that the file names.
+
+    Raises:
+        ConfigurationError: the vocabulary is of another kind, or damaged.
+        EngineUnavailableError: the `tokenizers` library is not installed.
+    """
+
+    def __init__(self, file: GGUFFile):
+        self._file = file
+        tokens, types = _strings(file, "tokens"), _types(file)
+        self._tokenizer, adds_bos = _build(file, tokens, types)
+        self.bos_id = _id_of(file, "bos_token_id")
+        self.eos_id = _id_of(file, "eos_token_id")
+        adds_bos = bool(_value(file, "add_bos_token", adds_bos))
+        self.leading_ids = (self.bos_id,) if adds_bos and self.bos_id is not None else ()
+        self.eos_ids = end_ids(file)
+        self.special_ids = frozenset(
+            token_id for token_id, kind in enumerate(types) if kind in (_UNKNOWN, _CONTROL)
+        )
+        self.vocabulary_size = len(tokens)
+        self.chat_template = chat_template_of(file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._file,)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+def _build(
+    file: GGUFFile, tokens: list[str], types: list[int]
+) -> tuple[tokenizers.Tokenizer, bool]:
+    """The tokenizer, and whether BOS leads a text where the file doesn't say."""
+    if find_spec("tokenizers") is None:
+        raise EngineUnavailableError(
+            "reading a GGUF file's tokenizer needs the tokenizers library; "
+            'pip install "evalution-enginekit[tokenizers]"'
+        )
+    kind = _value(file, "model", None)
+    if not tokens:
+        raise ConfigurationError(f"{file.path.name} carries no tokenizer; {_INSTEAD}")
+    vocabulary = {token: at for at, token in enumerate(tokens) if types[at] != _UNUSED}
+    try:
+        if kind == "gpt2":
+            built, adds_bos = _byte_level(file, vocabulary)
+        elif kind == "llama":
+            built, adds_bos = _sentence_piece(file, tokens, vocabulary), True
+        else:
+            raise ConfigurationError(
+                f"{file.path.name} has a tokenizer of the kind {kind!r}; byte-level BPE (gpt2) and "
+                f"SentencePiece (llama) are read: {_INSTEAD}"
+            )
+    except ConfigurationError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigurationError(
+            f"the tokenizer in {file.path.name} can't be built ({error}); {_INSTEAD}"
+        ) from error
+    _add_tokens(built, tokens, types)
+    return built, adds_bos
+
+
+def _byte_level(file: GGUFFile, vocabulary: dict[str, int]) -> tuple[tokenizers.Tokenizer, bool]:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
+
+    name = _value(file, "pre", "default")
+    rules = PRE_TOKENIZERS.get(name)
+    if rules is None:
+        raise ConfigurationError(
+            f"{file.path.name} splits text by the rules {name!r}, which aren't known here (known: "
+            f"{', '.join(sorted(PRE_TOKENIZERS))}); {_INSTEAD}"
+        )
+    merges = [_halves(merge) for merge in _strings(file, "merges")]
+    built = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rules.ignore_merges))
+    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in rules.patterns]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    built.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
+    built.decoder = decoders.ByteLevel()
+    return built, rules.adds_bos
+
+
+def _sentence_piece(
+    file: GGUFFile, tokens: list[str], vocabulary: dict[str, int]
+) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, normalizers  # noqa: PLC0415
+
+    scores = cast("list[float]", _value(file, "scores", []))
+    if len(scores) != len(tokens):
+        raise ConfigurationError(
+            f"{file.path.name} has {len(tokens)} tokens and {len(scores)} scores for them; "
+            f"{_INSTEAD}"
+        )
+    unknown = _id_of(file, "unknown_token_id")
+    built = Tokenizer(
+        models.BPE(
+            vocabulary,
+            _merges_by_score(vocabulary, scores),
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    spaced = bool(_value(file, "add_space_prefix", True))
+    escaped = normalizers.Replace(" ", _SPACE)
+    # It runs on what stands between special tokens, so each stretch gets the space, as upstream.
+    lead = [normalizers.Prepend(_SPACE)] if spaced else []
+    built.normalizer = normalizers.Sequence([*lead, escaped])
+    strip = [decoders.Strip(" ", 1, 0)] if spaced else []
+    built.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return built
+
+
+def _merges_by_score(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """Every pair of tokens whose join is a token, the best score of a join first."""
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for token, at in vocabulary.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocabulary and right in vocabulary:
+                ranked.append((-scores[at], vocabulary[left], vocabulary[right], left, right))
+    return [(left, right) for *_, left, right in sorted(ranked)]
+
+
+def _add_tokens(built: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
+    from tokenizers import AddedToken  # noqa: PLC0415
+
+    def added(kinds: tuple[int, ...], *, special: bool) -> list[AddedToken]:
+        return [
+            AddedToken(token, special=special, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in kinds
+        ]
+
+    open_ended = cast(Any, built)
+    open_ended.add_special_tokens(added((_UNKNOWN, _CONTROL), special=True))
+    open_ended.add_tokens(added((_USER_DEFINED,), special=False))
+
+
+def _halves(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
+
+
+def _value(file: GGUFFile, key: str, default: Any) -> Any:
+    return file.metadata.get(f"tokenizer.ggml.{key}", default)
+
+
+def _strings(file: GGUFFile, key: str) -> list[str]:
+    found = _value(file, key, [])
+    return cast("list[str]", found) if isinstance(found, list) else []
+
+
+def _types(file: GGUFFile) -> list[int]:
+    """The kind of each token; a file that tells none has plain ones."""
+    count = len(_strings(file, "tokens"))
+    found = _value(file, "token_type", None)
+    return cast("list[int]", found) if found and len(found) == count else [_NORMAL] * count
+
+
+def _id_of(file: GGUFFile, key: str) -> int | None:
+    found = _value(file, key, None)
+    return found if isinstance(found, int) and found < len(_strings(file, "tokens")) else None

@@ -1,0 +1,237 @@
+"""The loop of a serving runtime: requests by id in, updates by id out, slots refilled at once.
+
+Such a runtime schedules by itself: it batches, pages its cache and shares prefixes. What is left to
+an engine is one class that submits a request, advances the runtime, and says what came.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+from evalution_core import EngineRuntimeError, EvalutionError, FinishReason
+from evalution_enginekit.generation import TokenFeed
+from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore
+
+
+@dataclass(slots=True)
+class RequestUpdate:
+    """What the runtime has told of one request since its last update.
+
+    Args:
+        request_id: the id that it was submitted under.
+        is_finished: the runtime is rid of it; no update follows.
+        token_ids, logprobs, top_logprobs, finish, runtime: as in `TokenEvent`, new tokens only.
+        scores: of a `SpanGroup`, one for each of its spans, with the last update.
+        error: ends this request alone.
+    """
+
+    request_id: str
+    is_finished: bool = False
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[float] | None = None
+    top_logprobs: Sequence[dict[int, float]] | None = None
+    finish: FinishReason | None = None
+    runtime: dict[str, Any] | None = None
+    scores: Sequence[TokenScore | EvalutionError] | None = None
+    error: EvalutionError | None = None
+
+
+class ServingRuntime(Protocol):
+    """What an engine writes for its runtime. All but `wake` run on the session's runtime thread.
+
+    An `EvalutionError` out of `generate` or `score` is that request's alone. Any other exception,
+    and any exception out of `advance`, means that the runtime is broken.
+    """
+
+    def generate(self, request_id: str, prompt: TokenPrompt) -> None:
+        """Submit a prompt, to end at its `stop_ids` or limit."""
+        ...
+
+    def score(self, request_id: str, group: SpanGroup) -> None:
+        """Submit a group of spans."""
+        ...
+
+    def advance(self) -> Iterable[RequestUpdate]:
+        """Run one step, or wait a moment where requests run by themselves; what came meanwhile."""
+        ...
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Let go of unfinished requests: when it returns, the runtime works on none of them."""
+        ...
+
+    def wake(self) -> None:
+        """From any thread: let an `advance` that waits return; there may be more to do."""
+        ...
+
+
+@dataclass(slots=True)
+class _Desk:
+    """The requests of one generator that are at the runtime, by id, and what came for them."""
+
+    running: dict[str, Any] = field(default_factory=dict[str, Any])
+    updates: list[RequestUpdate] = field(default_factory=list[RequestUpdate])
+
+    def take(self) -> list[RequestUpdate]:
+        taken, self.updates = self.updates, []
+        return taken
+
+
+class RequestLoop:
+    """Generation and scoring on one runtime, whose steps serve both at once.
+
+    Args:
+        runtime: the engine's own part.
+        slots: requests of a kind that may be at the runtime; more would only wait there.
+        scored_tokens: tokens whose prompt log-probabilities may be in the making at once, which
+            bounds the runtime's memory. A single group that has more is submitted alone.
+    """
+
+    def __init__(self, runtime: ServingRuntime, *, slots: int, scored_tokens: int):
+        self._runtime = runtime
+        self._slots = slots
+        self._scored_tokens = scored_tokens
+        self._owners: dict[str, _Desk] = {}
+        self._numbers = count()
+
+    @property
+    def in_flight(self) -> Mapping[str, Any]:
+        """What is at the runtime, by request id: the key of a prompt, or a group of spans."""
+        return {name: desk.running[name] for name, desk in self._owners.items()}
+
+    def generate(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+        """What `_generate_tokens` returns: events of each step until nothing runs."""
+        desk = _Desk()
+        feed.on_change(self._runtime.wake)
+        try:
+            while True:
+                if dropped := set(feed.cancelled()):
+                    names = [name for name, key in desk.running.items() if key in dropped]
+                    self._abort(desk, names)
+                events = self._admit(desk, feed.take(self._slots - len(desk.running)))
+                if not desk.running and not desk.updates and not events:
+                    return
+                if not desk.updates and not events:
+                    self._advance()
+                events += [self._event(desk, update) for update in desk.take()]
+                yield events
+        finally:
+            self._abort(desk, list(desk.running))
+
+    def score(self, groups: Sequence[SpanGroup]) -> Iterator[list[TokenScore | EvalutionError]]:
+        """What `_score_tokens` returns: the scores of the spans of `groups`, in their order."""
+        desk = _Desk()
+        waiting = deque(enumerate(groups))
+        scored: dict[int, Sequence[TokenScore | EvalutionError]] = {}
+        told = 0
+        try:
+            while told < len(groups):
+                self._submit_groups(desk, waiting, scored)
+                if desk.running and not desk.updates:
+                    self._advance()
+                for update in desk.take():
+                    if update.is_finished or update.error is not None:
+                        at, group = self._leave(desk, update)
+                        scored[at] = _scores(group, update)
+                ready: list[TokenScore | EvalutionError] = []
+                while told in scored:
+                    ready += scored.pop(told)
+                    told += 1
+                yield ready
+        finally:
+            self._abort(desk, list(desk.running))
+
+    def _admit(self, desk: _Desk, prompts: Sequence[TokenPrompt]) -> list[TokenEvent]:
+        """Submit prompts; the events of those that the runtime refuses."""
+        refused: list[TokenEvent] = []
+        for prompt in prompts:
+            name = self._enter(desk, prompt.key)
+            try:
+                self._runtime.generate(name, prompt)
+            except EvalutionError as error:
+                self._forget(desk, name)
+                refused.append(TokenEvent(prompt.key, error=error))
+        return refused
+
+    def _submit_groups(
+        self,
+        desk: _Desk,
+        waiting: deque[tuple[int, SpanGroup]],
+        scored: dict[int, Sequence[TokenScore | EvalutionError]],
+    ) -> None:
+        """Submit groups up to the bounds, in order; refused ones are scored by their error."""
+        load = sum(group.inner for _, group in desk.running.values())
+        while waiting and len(desk.running) < self._slots:
+            at, group = waiting[0]
+            if desk.running and group.inner and load + group.inner > self._scored_tokens:
+                return
+            waiting.popleft()
+            name = self._enter(desk, (at, group))
+            try:
+                self._runtime.score(name, group)
+                load += group.inner
+            except EvalutionError as error:
+                self._forget(desk, name)
+                scored[at] = [error] * len(group.spans)
+
+    def _advance(self) -> None:
+        for update in self._runtime.advance():
+            desk = self._owners.get(update.request_id)
+            if desk is not None:  # else it was aborted while the runtime worked on it
+                desk.updates.append(update)
+
+    def _event(self, desk: _Desk, update: RequestUpdate) -> TokenEvent:
+        key = desk.running[update.request_id]
+        if update.is_finished or update.error is not None:
+            self._leave(desk, update)
+        return TokenEvent(
+            key,
+            update.token_ids,
+            update.logprobs,
+            update.top_logprobs,
+            update.finish,
+            update.error,
+            update.runtime,
+        )
+
+    def _enter(self, desk: _Desk, what: Any) -> str:
+        name = f"evalution-{next(self._numbers)}"
+        desk.running[name] = what
+        self._owners[name] = desk
+        return name
+
+    def _leave(self, desk: _Desk, update: RequestUpdate) -> Any:
+        """Forget a request that is over, and end it where the runtime doesn't know that."""
+        what = desk.running[update.request_id]
+        if update.is_finished:
+            self._forget(desk, update.request_id)
+        else:
+            self._abort(desk, [update.request_id])
+        return what
+
+    def _forget(self, desk: _Desk, name: str) -> None:
+        del desk.running[name]
+        del self._owners[name]
+
+    def _abort(self, desk: _Desk, names: list[str]) -> None:
+        if not names:
+            return
+        finished = {update.request_id for update in desk.updates if update.is_finished}
+        desk.updates = [update for update in desk.updates if update.request_id not in names]
+        for name in names:
+            self._forget(desk, name)
+        self._runtime.abort([name for name in names if name not in finished])
+
+
+def _scores(group: SpanGroup, update: RequestUpdate) -> Sequence[TokenScore | EvalutionError]:
+    if update.error is not None:
+        return [update.error] * len(group.spans)
+    if update.scores is None or len(update.scores) != len(group.spans):
+        found = 0 if update.scores is None else len(update.scores)
+        error = EngineRuntimeError(f"{len(group.spans)} spans were asked for and {found} came")
+        return [error] * len(group.spans)
+    return update.scores

@@ -1,0 +1,169 @@
+"""GGUF headers: what is read, and what a file that is none, or not all of one, is told as."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalution_core import ConfigurationError, Model, builtin_path
+from evalution_enginekit.gguf_file import read_gguf
+from evalution_enginekit.gguf_source import gguf_file_of, locate_gguf, parts_of
+
+TINY = builtin_path("builtin:tiny", "gguf")
+_CODES: dict[type, tuple[int, str]] = {int: (4, "<I"), float: (6, "<f"), bool: (7, "<?")}
+
+
+def string(text: str) -> bytes:
+    spelled = text.encode()
+    return struct.pack("<Q", len(spelled)) + spelled
+
+
+def value(given: Any) -> bytes:
+    if isinstance(given, str):
+        return struct.pack("<I", 8) + string(given)
+    if isinstance(given, list):
+        parts = b"".join(map(string, given))
+        return struct.pack("<IIQ", 9, 8, len(given)) + parts
+    kind, code = _CODES[type(given)]
+    return struct.pack("<I", kind) + struct.pack(code, given)
+
+
+def gguf(metadata: dict[str, Any], *, tensors: int = 0, version: int = 3) -> bytes:
+    """A file with `tensors` tensors of 4 x 2 float32 each."""
+    found = b"GGUF" + struct.pack("<IQQ", version, tensors, len(metadata))
+    found += b"".join(string(key) + value(given) for key, given in metadata.items())
+    for at in range(tensors):
+        found += string(f"t{at}") + struct.pack("<IQQIQ", 2, 4, 2, 0, 32 * at)
+    if tensors:
+        found += b"\0" * (-len(found) % 32 + 32 * tensors)
+    return found
+
+
+def written(folder: Path, content: bytes, name: str = "model.gguf") -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def test_the_tiny_model_tells_of_itself() -> None:
+    file = read_gguf(TINY)
+    assert (file.architecture, file.context_length, file.weight_type) == ("llama", 512, "F32")
+    assert file.chat_template is not None
+    assert file.parts == 1
+    assert len(file.tensors) == file.of_architecture("block_count") * 9 + 3
+    quantised = read_gguf(builtin_path("builtin:tiny", "gguf-q8_0"))
+    assert quantised.weight_type == "Q8_0"
+
+
+def test_values_come_as_they_were_written(tmp_path: Path) -> None:
+    metadata = {"general.architecture": "llama", "a": 7, "b": 0.5, "c": True, "d": ["x", "é"]}
+    file = read_gguf(written(tmp_path, gguf(metadata, tensors=2)))
+    assert file.metadata == metadata
+    assert [(t.name, t.shape, t.type, t.size) for t in file.tensors] == [
+        ("t0", (4, 2), "F32", 32),
+        ("t1", (4, 2), "F32", 32),
+    ]
+
+
+@settings(deadline=None)
+@given(cut=st.integers(0, 2_000_000))
+def test_a_file_that_is_cut_anywhere_is_refused(tmp_path_factory: Any, cut: int) -> None:
+    content = TINY.read_bytes()
+    path = written(tmp_path_factory.mktemp("cut"), content[: cut % len(content)])
+    with pytest.raises(ConfigurationError, match=r"truncated|not a GGUF file"):
+        read_gguf(path)
+
+
+@settings(deadline=None)
+@given(at=st.integers(8, 400), byte=st.integers(0, 255))
+def test_a_damaged_header_is_an_error_of_ours_or_none(
+    tmp_path_factory: Any, at: int, byte: int
+) -> None:
+    content = bytearray(gguf({"general.architecture": "llama", "a": ["x"] * 20}, tensors=2))
+    content[at % len(content)] = byte
+    path = written(tmp_path_factory.mktemp("damaged"), bytes(content))
+    try:
+        read_gguf(path)
+    except ConfigurationError as error:
+        assert str(path) in str(error)  # noqa: PT017 - most damage is none that can be seen
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"PK\x03\x04" + b"\0" * 40, r"not a GGUF file \(it begins with b'PK"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "the pointer or page"),
+        (b"lmgg" + b"\0" * 40, "older formats"),
+        (b"GGUF" + struct.pack(">I", 3) + b"\0" * 40, "big-endian"),
+        (gguf({"general.architecture": "x"}, version=1), "version 1; versions 2 and 3 are read"),
+        (gguf({"general.name": "x"}), "says nothing of its architecture"),
+        (
+            gguf({"general.architecture": "llama"}, tensors=1)[:-8],
+            r"truncated: it ends after \d+ bytes and its tensors need \d+ bytes; download it again",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read_gguf(written(tmp_path, content))
+
+
+def test_a_model_is_found_where_it_lies(tmp_path: Path) -> None:
+    assert locate_gguf(Model("builtin:tiny"), "E") == TINY
+    path = written(tmp_path, gguf({"general.architecture": "llama"}))
+    written(tmp_path, b"", "mmproj-model.gguf")
+    assert locate_gguf(Model(str(path)), "E") == path
+    assert gguf_file_of(Model(str(tmp_path)), "E").path == path
+
+
+def test_a_folder_with_two_models_asks_for_one(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        written(tmp_path, b"", name)
+    with pytest.raises(ConfigurationError, match=r"holds 2 GGUF models \(a.gguf, b.gguf\); name"):
+        locate_gguf(Model(str(tmp_path)), "E")
+
+
+def test_a_folder_without_one_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"there is no \.gguf file in"):
+        locate_gguf(Model(str(tmp_path)), "E")
+
+
+def test_parts_belong_together(tmp_path: Path) -> None:
+    whole = gguf({"general.architecture": "llama", "split.count": 2})
+    first = written(tmp_path, whole, "m-00001-of-00002.gguf")
+    with pytest.raises(ConfigurationError, match=r"beside it m-00002-of-00002.gguf is missing"):
+        locate_gguf(Model(str(first)), "E")
+    second = written(tmp_path, whole, "m-00002-of-00002.gguf")
+    assert gguf_file_of(Model(str(second)), "E").path == first
+    assert parts_of(first) == [first, second]
+    renamed = written(tmp_path, whole, "renamed.gguf")
+    with pytest.raises(ConfigurationError, match="one of 2 parts of a model and was renamed"):
+        gguf_file_of(Model(str(renamed)), "E")
+
+
+@pytest.mark.parametrize("path", ["./gone.gguf", "/gone/gone.gguf", "gone.gguf", "a/b/c"])
+def test_a_path_that_is_not_there_never_reaches_the_hub(path: str) -> None:
+    with pytest.raises(ConfigurationError, match="there is no file or folder"):
+        locate_gguf(Model(path), "E")
+
+
+def test_no_path_at_all_says_what_is_possible() -> None:
+    with pytest.raises(ConfigurationError, match=r"engine E needs model.path: a .gguf file"):
+        locate_gguf(Model(), "E")
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing:x.gguf", "nobody/nothing"])
+def test_without_a_network_the_hub_names_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    constants = pytest.importorskip(
+        "huggingface_hub.constants", reason="huggingface_hub is not installed"
+    )
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigurationError, match=rf"{name} could not be had from .* local cache"):
+        locate_gguf(Model(name), "E")

@@ -1,0 +1,128 @@
+"""The tokenizer in a GGUF file is the one beside the same model's other files."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalution_core import ConfigurationError, Model, builtin_path
+from evalution_enginekit import ByteTokenizer, TokenizerFile
+from evalution_enginekit.gguf_file import GGUFFile, read_gguf
+from evalution_enginekit.gguf_pretokenizers import PRE_TOKENIZERS
+from evalution_enginekit.gguf_tokenizer import GGUFTokenizer, beside_gguf, gguf_tokenizer_of
+
+pytest.importorskip("tokenizers", reason="the tokenizers library is not installed")
+
+TINY = read_gguf(builtin_path("builtin:tiny", "gguf"))
+FOLDER = builtin_path("builtin:tiny", "safetensors")
+OURS = GGUFTokenizer(TINY)
+THEIRS = TokenizerFile(FOLDER / "tokenizer.json")
+pieces = st.lists(
+    st.sampled_from(
+        ["The", " cat", "  ", "\n", "'s", "<|user|>", "<|eos|>", "日本", "12", "[PAD3]"]
+    )
+    | st.text(max_size=4)
+)
+
+
+def with_metadata(**changes: Any) -> GGUFFile:
+    changed = {f"tokenizer.ggml.{key}": given for key, given in changes.items()}
+    return replace(TINY, metadata={**TINY.metadata, **changed})
+
+
+def test_special_tokens_are_those_of_the_model() -> None:
+    names = ("leading_ids", "bos_id", "eos_id", "eos_ids", "special_ids")
+    assert [getattr(OURS, n) for n in names] == [getattr(THEIRS, n) for n in names]
+    assert OURS.vocabulary_size == 576
+
+
+@settings(deadline=None, max_examples=300)
+@given(parts=pieces)
+def test_ids_and_text_are_those_of_tokenizer_json(parts: list[str]) -> None:
+    text = "".join(parts)
+    token_ids = OURS.encode(text)
+    assert token_ids == THEIRS.encode(text)
+    for skip in (True, False):
+        assert OURS.decode(token_ids, skip_special_tokens=skip) == THEIRS.decode(
+            token_ids, skip_special_tokens=skip
+        )
+
+
+def test_chat_is_rendered_alike() -> None:
+    assert OURS.chat_template is not None
+    assert THEIRS.chat_template is not None
+    messages = [{"role": "user", "content": "What is 2 + 3?"}]
+    assert OURS.chat_template.render(messages) == THEIRS.chat_template.render(messages)
+
+
+def test_it_survives_pickling() -> None:
+    again = pickle.loads(pickle.dumps(OURS))
+    assert again.encode("The cat") == OURS.encode("The cat")
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+def test_every_known_rule_splits_text_and_loses_nothing(name: str) -> None:
+    tokenizer = GGUFTokenizer(with_metadata(pre=name))
+    text = "I'll pay 12345 €, naïve 日本 🙂\r\n\n  def f(x):\treturn x"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_sentence_pieces_join_by_their_scores(tmp_path: Path) -> None:
+    letters = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = ["\u2581", "a", "b", "\u2581a", "ab", "\u2581ab"]
+    tokens = ["<unk>", "<s>", "</s>", *letters, *words]
+    file = with_metadata(
+        model="llama",
+        tokens=tokens,
+        token_type=[2, 3, 3, *[6] * 256, *[1] * len(words)],
+        scores=[0.0] * 259 + [-9.0, -9.0, -9.0, -2.0, -1.0, -3.0],
+        bos_token_id=1,
+        eos_token_id=2,
+        unknown_token_id=0,
+        add_bos_token=True,
+    )
+    tokenizer = GGUFTokenizer(file)
+    first = 259
+    assert tokenizer.leading_ids == (1,)
+    assert tokenizer.encode("ab") == [first + 5]
+    assert tokenizer.encode("a b") == [first + 3, first, first + 2]
+    # A space leads what follows a special token too, as in llama.cpp.
+    assert tokenizer.encode("</s>ab") == [2, first + 5]
+    assert tokenizer.encode("é") == [first, 3 + 0xC3, 3 + 0xA9]
+    assert tokenizer.decode(tokenizer.encode("ab é")) == "ab é"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "bert"}, r"of the kind 'bert'; .* set tokenizer_path"),
+        ({"pre": "klingon"}, r"rules 'klingon', which aren't known here .* set tokenizer_path"),
+        ({"tokens": []}, "carries no tokenizer; set tokenizer_path"),
+        ({"merges": ["no such"]}, "can't be built"),
+        ({"model": "llama", "scores": [1.0]}, "576 tokens and 1 scores"),
+    ],
+)
+def test_what_is_not_read_is_said(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        GGUFTokenizer(with_metadata(**changes))
+
+
+def test_a_named_tokenizer_goes_first() -> None:
+    named = gguf_tokenizer_of(Model("builtin:tiny", tokenizer_path=str(FOLDER)), TINY)
+    assert named.encode("The cat") == OURS.encode("The cat")
+    assert named.vocabulary_size == THEIRS.vocabulary_size
+    given = gguf_tokenizer_of(Model("builtin:tiny", tokenizer=ByteTokenizer()), TINY)
+    assert given.encode("a") == [97]
+    assert given.eos_ids == {257, 563}
+
+
+def test_another_models_tokenizer_is_refused() -> None:
+    small = with_metadata(tokens=["a", "b"], token_type=[1, 1])
+    with pytest.raises(ConfigurationError, match=r"has 260 tokens and the model in .* 2: it is"):
+        beside_gguf(ByteTokenizer(), small)

@@ -1,0 +1,161 @@
+"""From options and a file to a session."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from evalution_core import Capability, ConfigurationError, Model
+from evalution_enginekit import Tokenizer, files_identity, model_identity
+from evalution_enginekit.gguf_file import GGUFFile
+from evalution_enginekit.gguf_source import gguf_file_of, parts_of
+from evalution_enginekit.gguf_tokenizer import chat_template_of, gguf_tokenizer_of
+from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_llama_cpp.context import Context
+from evalution_llama_cpp.device import Device, gpus_of, resolve_device
+from evalution_llama_cpp.library import LOG, Library
+from evalution_llama_cpp.parameters import (
+    Parameters,
+    check_llama_kwargs,
+    context_params,
+    model_params,
+)
+from evalution_llama_cpp.session import LlamaCppSession
+from evalution_llama_cpp.tokenizer import LlamaTokenizer
+from evalution_llama_cpp.weights import Weights
+
+if TYPE_CHECKING:
+    from evalution_llama_cpp.engine import LlamaCpp
+
+_SCORING_SEQUENCES = 48
+"""Sequences besides those that generate: branches that scoring runs side by side, and its head."""
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def session_of(engine: LlamaCpp, model: Model, library: Library) -> LlamaCppSession:
+    """A session for the engine's options; what fails half-way is freed."""
+    if model.model_kwargs:
+        raise ConfigurationError(
+            "engine LlamaCpp takes no model.model_kwargs: parameters of llama.cpp go into the "
+            "engine's llama_kwargs"
+        )
+    LOG.echo = engine.verbose
+    wanted = parameters_of(engine)
+    check_llama_kwargs(library, wanted.llama_kwargs)
+    gpus = gpus_of(library)
+    device = resolve_device(engine.device, gpus, strict=engine.strict_device)
+    handles = [gpus[name] for name in device.gpus]
+    file = gguf_file_of(model, "LlamaCpp")
+    with ExitStack() as half_built:
+        weights = Weights(library, file.path, model_params(library, wanted, handles))
+        half_built.callback(weights.free)
+        cells = engine.n_ctx or weights.trained_length
+        window = window_of(engine.max_model_len, cells, weights.trained_length)
+        tokenizer = _tokenizer(model, file, weights)
+        sequences = min(
+            engine.batch_size + _SCORING_SEQUENCES, library.llama_max_parallel_sequences()
+        )
+        params = context_params(library, wanted, n_ctx=cells, sequences=sequences)
+        context = Context(weights, params)
+        half_built.callback(context.free)
+        session = LlamaCppSession(
+            capabilities=_capabilities(engine),
+            weights=weights,
+            context=context,
+            cells=cells,
+            tokenizer=tokenizer,
+            max_model_len=window,
+            batch_size=engine.batch_size,
+            dtype=arithmetic(file.weight_type, engine),
+            described=_described(engine, file, device, context),
+            identified=_identity(model, file),
+        )
+        half_built.pop_all()
+    return session
+
+
+def parameters_of(engine: LlamaCpp) -> Parameters:
+    return Parameters(
+        n_ctx=engine.n_ctx,
+        n_batch=engine.n_batch,
+        n_ubatch=engine.n_ubatch,
+        n_threads=engine.n_threads,
+        n_threads_batch=engine.n_threads_batch,
+        n_gpu_layers=engine.n_gpu_layers,
+        main_gpu=engine.main_gpu,
+        split_mode=engine.split_mode,
+        tensor_split=engine.tensor_split,
+        flash_attn=engine.flash_attn,
+        offload_kqv=engine.offload_kqv,
+        use_mmap=engine.use_mmap,
+        use_mlock=engine.use_mlock,
+        type_k=engine.type_k,
+        type_v=engine.type_v,
+        llama_kwargs=engine.llama_kwargs or {},
+    )
+
+
+def window_of(asked: int | None, cells: int, trained: int) -> int:
+    """Tokens that the model is fed at most for one request.
+
+    Raises:
+        ConfigurationError: more than the cache holds, or too few for a context and a token.
+    """
+    window = min(cells, trained) if asked is None else asked
+    if window > cells:
+        raise ConfigurationError(f"max_model_len={window} doesn't fit n_ctx={cells}")
+    if window < 2:
+        raise ConfigurationError(f"n_ctx={cells} leaves no room for a context and a token")
+    return window
+
+
+def arithmetic(weights: str, engine: LlamaCpp) -> str:
+    """The least precise of weights, KV cache and attention, by its usual name where it has one."""
+    found = {weights, engine.type_k.upper(), engine.type_v.upper()}
+    if engine.flash_attn is not False:
+        # llama.cpp's kernel rounds to f16 on the CPU: 9e-3 nats were seen with a cache of f32.
+        found.add("F16")
+    for precise in ("F32", "F16", "BF16"):
+        if found <= {"F32", precise}:
+            return _FLOATS[precise]
+    return "bfloat16" if found <= _FLOATS.keys() else min(found - _FLOATS.keys())
+
+
+def _capabilities(engine: LlamaCpp) -> frozenset[Capability]:
+    every = type(engine).capabilities
+    return every if engine.continuous_batching else every - {Capability.REFILL}
+
+
+def _tokenizer(model: Model, file: GGUFFile, weights: Weights) -> Tokenizer:
+    """llama.cpp's own, unless the model names another."""
+    if model.tokenizer is None and named_tokenizer(model) is None:
+        return LlamaTokenizer(weights, chat_template_of(file))
+    return gguf_tokenizer_of(model, file)
+
+
+def _identity(model: Model, file: GGUFFile) -> dict[str, Any] | None:
+    parts = files_identity(parts_of(file.path))
+    named = model_identity(model, file.path.parent, ())
+    if named is None:
+        return None
+    # Of the folder only the file counts; a tokenizer that lies elsewhere counts too.
+    return parts | {name: told for name, told in named.items() if "tokenizer/" in name}
+
+
+def _described(
+    engine: LlamaCpp, file: GGUFFile, device: Device, context: Context
+) -> dict[str, Any]:
+    layers = engine.n_gpu_layers if device.offloads else 0
+    return {
+        "device": device.name,
+        "fallback": device.fallback,
+        "device_fallback": device.fallback,
+        "requested_device": engine.device,
+        "n_gpu_layers": "all" if layers is None else layers,
+        "weights": file.weight_type,
+        "kv_cache": {"k": engine.type_k, "v": engine.type_v, "cells": context.cells},
+        "attention": {None: "llama.cpp's choice", True: "flash", False: "eager"}[engine.flash_attn],
+        "prefix_sharing": True,
+        "sequences": context.sequences,
+        "n_batch": context.batch.capacity,
+    }

@@ -1,0 +1,142 @@
+"""llama.cpp's context: rows of a batch in, logits of the wanted rows out, and its KV cache."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalution_core import ConfigurationError, EngineRuntimeError
+from evalution_llama_cpp.library import LOG, Handle, Library, Structure
+from evalution_llama_cpp.weights import Weights
+
+_NO_ROOM, _ABORTED = 1, 2
+_EMPTY = -1
+_TO_THE_END = -1
+
+Logits = NDArray[np.float32]
+
+
+class Batch:
+    """Rows for one `llama_decode`: a token each, at a position of a sequence."""
+
+    def __init__(self, library: Library, capacity: int):
+        self.capacity = capacity
+        self.length = 0
+        self.outputs = 0
+        self._tokens = np.zeros(capacity, np.int32)
+        self._positions = np.zeros(capacity, np.int32)
+        self._sequences = np.zeros(capacity, np.int32)
+        self._wanted = np.zeros(capacity, np.int8)
+        self._counts = np.ones(capacity, np.int32)
+        # Each row has a list of sequences, here of one: a pointer to its entry above.
+        begin = self._sequences.ctypes.data
+        self._lists = np.arange(capacity, dtype=np.uint64) * 4 + np.uint64(begin)
+        self._structure: Structure = library.llama_batch(
+            0,
+            _pointer(self._tokens, ctypes.c_int32),
+            None,
+            _pointer(self._positions, ctypes.c_int32),
+            _pointer(self._counts, ctypes.c_int32),
+            _pointer(self._lists, ctypes.POINTER(ctypes.c_int32)),
+            _pointer(self._wanted, ctypes.c_int8),
+        )
+
+    @property
+    def room(self) -> int:
+        return self.capacity - self.length
+
+    @property
+    def structure(self) -> Structure:
+        self._structure.n_tokens = self.length
+        return self._structure
+
+    def clear(self) -> None:
+        self.length = self.outputs = 0
+
+    def add(
+        self, token_ids: Sequence[int], position: int, sequence: int, wanted: Sequence[int] = ()
+    ) -> int:
+        """Add a run of a sequence; `wanted` are the offsets in it whose logits are to come.
+
+        Returns the index of its first row among those of `Context.decode`.
+        """
+        begin, end = self.length, self.length + len(token_ids)
+        self._tokens[begin:end] = token_ids
+        self._positions[begin:end] = np.arange(position, position + len(token_ids))
+        self._sequences[begin:end] = sequence
+        self._wanted[begin:end] = 0
+        for offset in wanted:
+            self._wanted[begin + offset] = 1
+        self.length = end
+        first, self.outputs = self.outputs, self.outputs + len(wanted)
+        return first
+
+
+class Context:
+    """A context with one cache that its sequences share cell by cell.
+
+    Raises:
+        ConfigurationError: llama.cpp can't make it, in its own words.
+    """
+
+    def __init__(self, weights: Weights, params: Structure):
+        self._library = weights.library
+        self.vocabulary_size = weights.vocabulary_size
+        LOG.forget()
+        self._handle: Handle = self._library.llama_init_from_model(weights.handle, params)
+        if not self._handle:
+            raise ConfigurationError(
+                f"llama.cpp can't make a context of {params.n_ctx} tokens{LOG.tail()}; a smaller "
+                "n_ctx needs less memory, and cache types besides f32, f16 and bf16 need flash_attn"
+            )
+        self._memory: Handle = self._library.llama_get_memory(self._handle)
+        self.batch = Batch(self._library, params.n_batch)
+        self.sequences = int(params.n_seq_max)
+        self.cells = int(params.n_ctx)
+
+    def decode(self) -> Logits:
+        """Run the batch and clear it: the logits [outputs, vocabulary], good until the next call.
+
+        Raises:
+            EngineRuntimeError: llama.cpp failed; what of the batch is in the cache is unknown.
+        """
+        batch = self.batch
+        outputs, length = batch.outputs, batch.length
+        status = self._library.llama_decode(self._handle, batch.structure)
+        batch.clear()
+        if status != 0:
+            reason = {_NO_ROOM: "no room in the KV cache", _ABORTED: "aborted"}.get(
+                status, "failed"
+            )
+            raise EngineRuntimeError(
+                f"llama_decode of {length} tokens gave {status} ({reason}){LOG.tail()}"
+            )
+        if not outputs:
+            return np.empty((0, self.vocabulary_size), np.float32)
+        found: Any = self._library.llama_get_logits(self._handle)
+        return np.ctypeslib.as_array(found, (outputs, self.vocabulary_size))
+
+    def copy(self, source: int, target: int, end: int) -> None:
+        """Let `target` have the first `end` positions of `source` too; no cell is copied."""
+        self._library.llama_memory_seq_cp(self._memory, source, target, 0, end)
+
+    def drop(self, sequence: int) -> None:
+        self._library.llama_memory_seq_rm(self._memory, sequence, 0, _TO_THE_END)
+
+    def is_empty(self, sequence: int) -> bool:
+        """Whether the runtime itself says that the sequence has no position in its cache."""
+        return self._library.llama_memory_seq_pos_max(self._memory, sequence) == _EMPTY
+
+    def free(self) -> None:
+        if self._handle is not None:
+            self._library.llama_free(self._handle)
+            self._handle = None
+
+
+def _pointer(array: NDArray[Any], kind: Any) -> Any:
+    pointers: Any = ctypes
+    return pointers.cast(pointers.c_void_p(array.ctypes.data), pointers.POINTER(kind))

@@ -1,0 +1,195 @@
+"""Scoring over a trie of prefixes: what spans share is decoded once, the rest side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evalution_core import EngineRuntimeError
+from evalution_enginekit import Target, TokenScore, TokenSpan, plan_scoring
+from evalution_enginekit.prefix_trie import shared_prefix
+from evalution_llama_cpp.cache_ledger import CacheLedger, Share
+from evalution_llama_cpp.context import Context, Logits
+from evalution_llama_cpp.log_softmax import token_logprobs
+from evalution_llama_cpp.score_tree import Branch, Grove, branches_of
+
+_MOST_LOGITS = 1 << 26
+"""Logits of one decode: 256 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The tokens of the last root, in a sequence of their own, for the next call."""
+
+    token_ids: Sequence[int]
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Part of a branch in a batch: its tokens from `begin` to `end`, its rows from `first` on."""
+
+    branch: Branch
+    first: int
+    offsets: list[int]
+
+
+class TrieScorer:
+    """Scores spans, many at a time, and keeps the head of the last ones for the next call.
+
+    `give_way` is asked for room where the ledger has none: it drops what can be computed again.
+    """
+
+    def __init__(self, context: Context, ledger: CacheLedger, give_way: Callable[[Share], None]):
+        self._context = context
+        self._ledger = ledger
+        self._give_way = give_way
+        self._head: Head | None = None
+        self.decoded_tokens = 0
+
+    @property
+    def head(self) -> Head | None:
+        return self._head
+
+    def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        """After each decode, the scores that are complete, in the order of the spans."""
+        tally = _Tally(spans)
+        roots = branches_of(plan_scoring(spans))
+        grove = Grove(self._context, self._ledger)
+        try:
+            for runs, logits in self._passes(roots, grove):
+                tally.note(runs, logits)
+                yield tally.complete()
+        finally:
+            self._context.batch.clear()
+            grove.fell()
+
+    def forget_head(self) -> None:
+        if self._head is not None:
+            self._ledger.give_back(self._head.sequence)
+            self._ledger.release(Share(len(self._head.token_ids)))
+            self._head = None
+
+    def _passes(self, roots: list[Branch], grove: Grove) -> Iterator[tuple[list[_Run], Logits]]:
+        """Each decode's runs and the logits of their wanted rows."""
+        last = roots[-1] if roots else None
+        ready, feeding = roots[::-1], list[Branch]()
+        while ready or feeding:
+            runs = [self._feed(branch) for branch in feeding]
+            while ready and self._context.batch.room and not self._is_full(ready[-1]):
+                if not self._started(ready[-1], grove, alone=not runs):
+                    break
+                feeding.append(ready.pop())
+                runs.append(self._feed(feeding[-1]))
+            self.decoded_tokens += self._context.batch.length
+            yield runs, self._context.decode()
+            fed = [branch for branch in feeding if branch.fed == branch.length]
+            feeding = [branch for branch in feeding if branch.fed < branch.length]
+            for branch in reversed(fed):
+                ready += reversed(branch.children)
+            for branch in fed:
+                if branch is last:
+                    self._keep(branch)
+                if not branch.children:
+                    grove.end(branch)
+
+    def _started(self, branch: Branch, grove: Grove, *, alone: bool) -> bool:
+        if not grove.start(branch):
+            if not alone:
+                return False
+            # Nothing else is under way, so no room will come by itself.
+            self.forget_head()
+            self._give_way(branch.share)
+            if not grove.start(branch):
+                raise EngineRuntimeError(
+                    f"a path of {branch.share.cells} tokens doesn't fit the KV cache"
+                )
+        if branch.parent is None:
+            self._share_head(branch)
+        return True
+
+    def _share_head(self, root: Branch) -> None:
+        """Let a root begin with what the head has of it before the first row that is wanted."""
+        head = self._head
+        if head is None:
+            return
+        assert root.sequence is not None
+        first_row = min(root.wanted, default=root.length)
+        # A root whose every token is in the cache would have no decode to end in.
+        most = min(first_row, root.length - 1)
+        shared = min(shared_prefix(head.token_ids, root.segment.token_ids), most)
+        if shared:
+            self._context.copy(head.sequence, root.sequence, shared)
+            root.fed = shared
+
+    def _keep(self, root: Branch) -> None:
+        """Make the root's tokens the head, where the cache has room for them."""
+        self.forget_head()
+        if not self._ledger.reserve(Share(root.length)):
+            return
+        assert root.sequence is not None
+        sequence = self._ledger.take()
+        self._context.copy(root.sequence, sequence, root.length)
+        self._head = Head(root.segment.token_ids, sequence)
+
+    def _is_full(self, branch: Branch) -> bool:
+        """Whether another branch's rows would need more logits than may exist at a time."""
+        return bool(branch.wanted) and self._rows_left() < 1
+
+    def _rows_left(self) -> int:
+        rows = max(1, _MOST_LOGITS // self._context.vocabulary_size)
+        return rows - self._context.batch.outputs
+
+    def _feed(self, branch: Branch) -> _Run:
+        """Add what fits of the branch's rest to the batch."""
+        assert branch.sequence is not None
+        begin = branch.fed
+        end = min(branch.length, begin + self._context.batch.room)
+        offsets = [at for at in range(begin, end) if at in branch.wanted]
+        if len(offsets) > (left := max(0, self._rows_left())):
+            end = offsets[left]
+            offsets = offsets[:left]
+        first = self._context.batch.add(
+            branch.segment.token_ids[begin:end],
+            branch.segment.depth + begin,
+            branch.sequence,
+            [at - begin for at in offsets],
+        )
+        branch.fed = end
+        return _Run(branch, first, offsets)
+
+
+class _Tally:
+    """What the targets got, gathered into the scores of their spans."""
+
+    def __init__(self, spans: Sequence[TokenSpan]):
+        self._logprobs = [[0.0] * (len(span.token_ids) - span.start) for span in spans]
+        self._greedy = [True] * len(spans)
+        self._missing = [len(values) for values in self._logprobs]
+        self._told = 0
+
+    def note(self, runs: Sequence[_Run], logits: Logits) -> None:
+        targets: list[Target] = []
+        rows: list[int] = []
+        for run in runs:
+            for row, offset in enumerate(run.offsets, run.first):
+                found = run.branch.wanted[offset]
+                targets += found
+                rows += [row] * len(found)
+        if not targets:
+            return
+        token_ids = np.array([target.token_id for target in targets], np.int64)
+        logprobs, greedy = token_logprobs(logits, np.array(rows, np.int64), token_ids)
+        for target, logprob, is_greedy in zip(targets, logprobs, greedy, strict=True):
+            self._logprobs[target.span][target.slot] = logprob
+            self._greedy[target.span] &= is_greedy
+            self._missing[target.span] -= 1
+
+    def complete(self) -> list[TokenScore]:
+        """The next scores that lack nothing."""
+        begin = self._told
+        while self._told < len(self._missing) and not self._missing[self._told]:
+            self._told += 1
+        return [TokenScore(self._logprobs[at], self._greedy[at]) for at in range(begin, self._told)]

@@ -1,0 +1,175 @@
+"""One bounded KV cache: what is admitted, what gives way, and that nothing is left in it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalution_core import (
+    ContextLengthError,
+    GenerationOutput,
+    GenerationRequest,
+    LoglikelihoodRequest,
+    Model,
+    RequestFailure,
+)
+from evalution_llama_cpp import LlamaCpp
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+
+from evalution_llama_cpp.session import LlamaCppSession
+
+TINY = Model("builtin:tiny")
+WORDS = ["The", "cat", "sees", "a", "dog", "near", "the", "park", ".", "3", "+", "4", "eggs"]
+EXACT = LlamaCpp(device="cpu", type_k="f32", type_v="f32", n_threads=1)
+CRAMPED = LlamaCpp(
+    device="cpu", type_k="f32", type_v="f32", n_threads=1, n_ctx=96, n_batch=32, n_ubatch=32
+)
+
+
+def words(chance: random.Random, most: int) -> str:
+    return " ".join(chance.choice(WORDS) for _ in range(chance.randint(1, most)))
+
+
+def prompts(count: int) -> list[GenerationRequest]:
+    chance = random.Random(7)
+    return [
+        GenerationRequest(words(chance, 20), max_new_tokens=chance.randint(1, 24))
+        for _ in range(count)
+    ]
+
+
+def pairs(count: int) -> list[LoglikelihoodRequest]:
+    chance = random.Random(8)
+    heads = [words(chance, 25) for _ in range(4)]
+    return [
+        LoglikelihoodRequest(chance.choice(heads), " " + words(chance, 6)) for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Iterator[LlamaCppSession]:
+    with EXACT.build(TINY) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def cramped() -> Iterator[LlamaCppSession]:
+    with CRAMPED.build(TINY) as session:
+        yield session
+
+
+def is_unused(session: LlamaCppSession) -> bool:
+    session.gc()
+    return session.ledger.is_unused
+
+
+def test_a_small_cache_completes_the_same(roomy: LlamaCppSession, cramped: LlamaCppSession) -> None:
+    requests = prompts(60)
+    needed = sum(len(roomy.tokenizer.encode(each.prompt or "")) for each in requests)
+    assert needed > 4 * CRAMPED.n_ctx
+    expected = [output.text for output in roomy.generate(requests)]
+    assert [output.text for output in cramped.generate(requests)] == expected
+    assert is_unused(cramped)
+
+
+def test_a_small_cache_scores_the_same(roomy: LlamaCppSession, cramped: LlamaCppSession) -> None:
+    requests = pairs(120)
+    expected = roomy.loglikelihood(requests)
+    found = cramped.loglikelihood(requests)
+    assert [o.logprob for o in found] == pytest.approx([o.logprob for o in expected], abs=1e-3)
+    assert [o.is_greedy for o in found] == [o.is_greedy for o in expected]
+    assert is_unused(cramped)
+
+
+def test_scoring_takes_the_cache_from_generation_and_gives_it_back(
+    roomy: LlamaCppSession, cramped: LlamaCppSession
+) -> None:
+    requests, scored = prompts(30), pairs(10)
+    expected = [output.text for output in roomy.generate(requests)]
+    values = [output.logprob for output in roomy.loglikelihood(scored)]
+    found: dict[int, str] = {}
+    for key, output in cramped.generate_continuous(enumerate(requests)):
+        assert isinstance(output, GenerationOutput)
+        found[key] = output.text
+        if len(found) % 3 == 0:
+            meanwhile = [each.logprob for each in cramped.loglikelihood(scored)]
+            assert meanwhile == pytest.approx(values, abs=1e-3)
+    assert [found[key] for key in range(len(requests))] == expected
+    assert is_unused(cramped)
+
+
+def test_a_prompt_larger_than_the_cache_is_cut_and_counted(cramped: LlamaCppSession) -> None:
+    (output,) = cramped.generate([GenerationRequest("The cat. " * 80, max_new_tokens=6)])
+    assert output.truncated_tokens
+    assert output.prompt_tokens == CRAMPED.n_ctx - 6
+
+
+def test_a_prompt_that_may_not_be_cut_fails_alone(cramped: LlamaCppSession) -> None:
+    requests = prompts(3)
+    requests.insert(1, GenerationRequest("The cat. " * 80, max_new_tokens=6, truncation="error"))
+    found = dict(cramped.generate_continuous(enumerate(requests)))
+    failure = found.pop(1)
+    assert isinstance(failure, RequestFailure)
+    assert isinstance(failure.error, ContextLengthError)
+    assert all(isinstance(output, GenerationOutput) for output in found.values())
+
+
+def test_streams_that_are_closed_early_leave_nothing(roomy: LlamaCppSession) -> None:
+    chance = random.Random(9)
+    requests = prompts(20)
+    expected = roomy.generate(requests[:1])[0].text
+    for _ in range(50):
+        stream = roomy.generate_continuous(enumerate(requests))
+        for _ in range(chance.randrange(20)):
+            next(stream)
+        begun = time.monotonic()
+        stream.close()
+        # The contract's bound is a step and a second; a step here takes milliseconds.
+        assert time.monotonic() - begun < 5
+    assert is_unused(roomy)
+    assert roomy.requests_in_flight == 0
+    assert roomy.generate(requests[:1])[0].text == expected
+
+
+def test_no_more_tokens_are_decoded_than_the_trie_has(roomy: LlamaCppSession) -> None:
+    head = "The cat sees a dog near the park. " * 8
+    requests = [
+        LoglikelihoodRequest(head + f"{question} is it?", answer)
+        for question in range(300)
+        for answer in (" yes it is", " no it isn't", " who knows")
+    ]
+    roomy.loglikelihood(requests[:1])
+    roomy.gc()
+    before = roomy.decoded_tokens
+    roomy.loglikelihood(requests)
+    fed: set[tuple[int, ...]] = set()
+    for each in requests:
+        ids = [*roomy.tokenizer.leading_ids]
+        ids += roomy.tokenizer.encode(each.context + each.continuation)
+        fed |= {tuple(ids[:end]) for end in range(1, len(ids))}
+    assert roomy.decoded_tokens - before <= 1.05 * len(fed)
+
+
+token_ids = st.lists(st.integers(1, 4), min_size=1, max_size=30)
+
+
+@settings(deadline=None, max_examples=40)
+@given(spans=st.lists(st.tuples(token_ids, token_ids), min_size=1, max_size=24))
+def test_any_tree_of_prefixes_scores_as_its_pairs_alone(
+    cramped: LlamaCppSession, spans: list[tuple[list[int], list[int]]]
+) -> None:
+    requests = [
+        LoglikelihoodRequest(context_input_ids=before, continuation_input_ids=after)
+        for before, after in spans
+    ]
+    together = cramped.loglikelihood(requests)
+    alone = [cramped.loglikelihood([request])[0] for request in requests]
+    for one, other in zip(together, alone, strict=True):
+        assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=1e-4)
+    assert is_unused(cramped)

@@ -1,0 +1,204 @@
+"""What the engine is told and what it tells: options, devices, files, errors."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalution_core import (
+    ConfigurationError,
+    EngineUnavailableError,
+    GenerationRequest,
+    Model,
+    SessionClosedError,
+    builtin_path,
+)
+from evalution_llama_cpp import LlamaCpp
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+
+from evalution_llama_cpp.building import arithmetic, window_of
+from evalution_llama_cpp.device import Device, resolve_device
+from evalution_llama_cpp.library import LOG, library
+
+TINY = Model("builtin:tiny")
+FOLDER = builtin_path("builtin:tiny", "safetensors")
+
+
+def test_a_device_that_is_there_is_taken() -> None:
+    present = ["CUDA0", "Vulkan0"]
+    assert resolve_device("auto", present, strict=True) == Device("CUDA0", True, tuple(present))
+    assert resolve_device("vulkan", present, strict=True) == Device("Vulkan0", True, ("Vulkan0",))
+    assert resolve_device("mlx", ["MTL0"], strict=True) == Device("MTL0", True, ("MTL0",))
+    assert resolve_device("cpu", present, strict=True) == Device("cpu", offloads=False)
+    assert resolve_device("auto", [], strict=True) == Device("cpu", offloads=False)
+
+
+def test_a_device_that_is_missing_becomes_the_cpu_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "evalution_llama_cpp"):
+        device = resolve_device("cuda", ["Vulkan0"], strict=False)
+    assert (device.name, device.offloads) == ("cpu", False)
+    assert device.fallback is not None
+    assert 'sees Vulkan0; for it, install with CMAKE_ARGS="-DGGML_CUDA=on"' in device.fallback
+    assert "running on the CPU (strict_device=True makes this an error)" in caplog.text
+
+
+def test_a_strict_device_that_is_missing_is_an_error() -> None:
+    with pytest.raises(EngineUnavailableError, match=r"device='metal' isn't .* sees no GPU"):
+        resolve_device("metal", [], strict=True)
+
+
+def test_the_session_tells_of_the_fallback() -> None:
+    if library().llama_supports_gpu_offload():
+        pytest.skip("this build of llama-cpp-python has a GPU backend")
+    with LlamaCpp(device="cuda", n_threads=1).build(TINY) as session:
+        described = session.describe_execution()
+    assert described["device"] == "cpu"
+    assert "device='cuda' isn't there" in described["device_fallback"]
+    assert described["fallback"] == described["device_fallback"]
+    assert described["requested_device"] == "cuda"
+    with pytest.raises(EngineUnavailableError):
+        LlamaCpp(device="cuda", strict_device=True).build(TINY)
+    assert LlamaCpp(device="cpu").describe_runtime()["gpus"] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rope_freq_bse": 1.0}, "no parameter 'rope_freq_bse'; did you mean 'rope_freq_base'"),
+        ({"n_ctx": 8}, "may not hold 'n_ctx': set the engine's n_ctx"),
+        ({"load_mode": 1}, "set the engine's use_mmap and use_mlock"),
+        ({"kv_unified": False}, "may not hold 'kv_unified': the engine decides it itself"),
+        ({"swa_full": 3}, "'swa_full' must be a bool, got 3"),
+        ({"yarn_orig_ctx": True}, "'yarn_orig_ctx' must be a int, got True"),
+    ],
+)
+def test_llama_kwargs_are_checked_by_name_and_type(given: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        LlamaCpp(device="cpu", llama_kwargs=given).build(TINY)
+
+
+def test_llama_kwargs_reach_the_model() -> None:
+    request = GenerationRequest("The cat", max_new_tokens=12)
+    texts: list[str] = []
+    for base in (65536.0, 10.0):
+        engine = LlamaCpp(device="cpu", n_threads=1, llama_kwargs={"rope_freq_base": base})
+        with engine.build(TINY) as session:
+            texts.append(session.generate([request])[0].text)
+    with LlamaCpp(device="cpu", n_threads=1).build(TINY) as session:
+        own = session.generate([request])[0].text
+    assert texts[0] == own
+    assert texts[1] != own
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_batch": 0}, "option 'n_batch' of engine LlamaCpp must be at least 1, got 0"),
+        ({"type_k": "q9"}, "type_k"),
+        ({"device": "tpu"}, "device"),
+        ({"flash_atn": True}, "no option 'flash_atn'; did you mean 'flash_attn'"),
+    ],
+)
+def test_options_are_checked_at_construction(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        LlamaCpp(**options)
+
+
+def test_model_kwargs_have_another_place() -> None:
+    with pytest.raises(ConfigurationError, match="go into the engine's llama_kwargs"):
+        LlamaCpp(device="cpu").build(Model("builtin:tiny", model_kwargs={"a": 1}))
+
+
+def test_a_file_that_llama_cpp_refuses_is_told_in_its_words(tmp_path: Path) -> None:
+    content = builtin_path("builtin:tiny", "gguf").read_bytes()
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(content.replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"))
+    with pytest.raises(ConfigurationError, match=r"can't load .*broken.gguf: .*attn_q"):
+        LlamaCpp(device="cpu").build(Model(str(broken)))
+
+
+def test_a_cache_type_that_needs_flash_attention_says_so() -> None:
+    with pytest.raises(ConfigurationError, match=r"can't make a context .* need flash_attn"):
+        LlamaCpp(device="cpu", type_v="q8_0").build(TINY)
+    with LlamaCpp(device="cpu", type_v="q8_0", flash_attn=True).build(TINY) as session:
+        assert session.check().outcome == "passed"
+        assert session.describe_execution()["dtype"] == "Q8_0"
+
+
+def test_the_window_is_what_cache_and_model_hold() -> None:
+    assert window_of(None, 4096, 512) == 512
+    assert window_of(None, 100, 512) == 100
+    assert window_of(64, 100, 512) == 64
+    with pytest.raises(ConfigurationError, match="max_model_len=200 doesn't fit n_ctx=100"):
+        window_of(200, 100, 512)
+    with pytest.raises(ConfigurationError, match="n_ctx=1 leaves no room"):
+        window_of(None, 1, 512)
+
+
+def test_n_ctx_of_zero_is_what_the_model_was_trained_on() -> None:
+    with LlamaCpp(device="cpu", n_threads=1, n_ctx=0).build(TINY) as session:
+        assert session.describe_execution()["kv_cache"]["cells"] == 512
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "expected"),
+    [
+        ("F32", {"type_k": "f32", "type_v": "f32"}, "float32"),
+        ("F32", {}, "float16"),
+        ("F32", {"type_k": "f32", "type_v": "f32", "flash_attn": True}, "float16"),
+        ("BF16", {"type_k": "f32", "type_v": "f32"}, "bfloat16"),
+        ("BF16", {}, "bfloat16"),
+        ("Q4_K", {}, "Q4_K"),
+    ],
+)
+def test_the_dtype_is_the_roughest_of_all(weights: str, options: Any, expected: str) -> None:
+    assert arithmetic(weights, LlamaCpp(**options)) == expected
+
+
+def test_a_tokenizer_by_path_takes_the_place_of_the_files() -> None:
+    named = Model("builtin:tiny", tokenizer_path=str(FOLDER))
+    request = GenerationRequest(messages=[{"role": "user", "content": "2 + 3?"}], max_new_tokens=8)
+    with LlamaCpp(device="cpu", n_threads=1).build(named) as session:
+        by_path = session.generate([request])[0]
+        identity = session.identity()
+    with LlamaCpp(device="cpu", n_threads=1).build(TINY) as session:
+        own = session.generate([request])[0]
+        files = session.identity()
+    assert (by_path.prompt, by_path.text) == (own.prompt, own.text)
+    assert files is not None
+    assert identity is not None
+    assert files.items() < identity.items()
+    assert "tokenizer/tokenizer.json" in identity
+
+
+def test_a_tokenizer_outlives_its_session_without_a_crash() -> None:
+    session = LlamaCpp(device="cpu", n_threads=1).build(TINY)
+    tokenizer = session.tokenizer
+    session.close()
+    with pytest.raises(SessionClosedError, match="the model of this tokenizer was closed"):
+        tokenizer.encode("The cat")
+
+
+def test_one_request_and_two_render_chat_alike() -> None:
+    request = GenerationRequest(messages=[{"role": "user", "content": "Hi"}], max_new_tokens=2)
+    with LlamaCpp(device="cpu", n_threads=1).build(TINY) as session:
+        (alone,) = session.generate([request])
+        together = session.generate([request, request])
+        ids = session.tokenizer.encode(alone.prompt)
+    assert [output.prompt for output in together] == [alone.prompt] * 2
+    assert alone.prompt_tokens == len(ids)
+    assert ids.count(session.tokenizer.bos_id) == 1
+
+
+def test_the_log_is_kept_for_errors_and_shown_on_wish(capfd: pytest.CaptureFixture[str]) -> None:
+    with LlamaCpp(device="cpu", n_threads=1).build(TINY):
+        assert capfd.readouterr().err == ""
+    with LlamaCpp(device="cpu", n_threads=1, verbose=True).build(TINY):
+        assert "llama" in capfd.readouterr().err
+    LOG.echo = False
