@@ -39,10 +39,11 @@ install_torch() {
 build_hashed() {
     local name=$1 members=("${light[@]}" "${@:2}")
     uv venv --quiet --clear --python "$(working_python)" ".venv-$name"
-    # Without dependencies: the file is complete but for torch. --require-hashes would refuse the
-    # lock's own floors, so hashes are verified here and tests/test_environments.py demands them.
-    uv pip install --quiet --python ".venv-$name" --no-deps --verify-hashes -r "tools/envs/$name.txt"
-    uv pip install --quiet --python ".venv-$name" --no-deps "${members[@]/#/--editable=packages/}"
+    # Without dependencies: the file is complete but for torch. Without the root's pyproject.toml: its
+    # constraints are for the lock.
+    local install=(uv pip install --no-config --quiet --no-deps --python ".venv-$name")
+    "${install[@]}" --require-hashes -r "tools/envs/$name.txt"
+    "${install[@]}" "${members[@]/#/--editable=packages/}"
 }
 
 # The same with torch.
@@ -51,16 +52,35 @@ build_wide() {
     install_torch ".venv-$1"
 }
 
+# llama-cpp-python comes as source alone: six minutes of compiling on two cores, once, since uv keeps
+# the wheel. It is made for any x86-64 machine with AVX2 rather than for this very one, so that uv's
+# cache may be restored elsewhere.
+build_gguf() {
+    install_compiler
+    CMAKE_ARGS=-DGGML_NATIVE=OFF build_hashed gguf evalution-llama-cpp evalution-tinygrad evalution-openai
+}
+
+# For packages that come as source, from the system's packages where there is none.
+install_compiler() {
+    if command -v c++; then return; fi
+    install_system_packages g++
+    command -v c++
+}
+
+install_system_packages() {
+    local root=()
+    [ "$(id -u)" = 0 ] || root=(sudo)
+    "${root[@]}" apt-get -qq update
+    "${root[@]}" apt-get -qq install --yes --no-install-recommends "$@" >/dev/null
+}
+
 # A browser for the pages that the runner writes, from the system's packages where there is none.
 install_browser() {
     local candidate
     for candidate in chromium chromium-browser google-chrome chrome; do
         if command -v "$candidate"; then return; fi
     done
-    local root=()
-    [ "$(id -u)" = 0 ] || root=(sudo)
-    "${root[@]}" apt-get -qq update
-    "${root[@]}" apt-get -qq install --yes --no-install-recommends chromium >/dev/null
+    install_system_packages chromium
     command -v chromium
 }
 

@@ -1,1 +1,5 @@
-"""tinygrad engine for Evalution. Holds the packaging only: there is no engine here yet."""
+"""tinygrad for Evalution: GGUF models on any accelerator that tinygrad drives, and on CPUs."""
+
+from evalution_tinygrad.engine import Tinygrad
+
+__all__ = ["Tinygrad"]

@@ -1,0 +1,134 @@
+"""What the engine refuses to load, in words, and what it makes of what it loads."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tinygrad", reason="tinygrad is not installed")
+
+from evalution_core import ConfigurationError, LoglikelihoodRequest, Model, builtin_path
+from evalution_tinygrad import Tinygrad
+from evalution_tinygrad.device import place
+from evalution_tinygrad.loading import load, model_file, window_of
+
+TINY = Model("builtin:tiny")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "'batch_size' of engine Tinygrad must be at least 1, got 0"),
+        ({"pass_tokens": 0}, "'pass_tokens' of engine Tinygrad must be at least 1, got 0"),
+        ({"cache_tokens": 0}, "'cache_tokens' of engine Tinygrad must be at least 1, got 0"),
+        ({"jitbeam": -1}, "'jitbeam' of engine Tinygrad must be at least 0, got -1"),
+        ({"jit": 3}, r"'jit' of engine Tinygrad must be 0 \(off\), 1 .* or 2 .*, got 3"),
+        ({"max_model_len": 8, "max_context": 9}, "mean the same; give one of them"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Tinygrad(**options)
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_a_window_is_within_the_models_own(size: int) -> None:
+    with pytest.raises(ConfigurationError, match="must be between 2 and the model's own 512"):
+        window_of(model_file(TINY, "Tinygrad"), size)
+
+
+def test_a_dense_checkpoint_is_refused_with_the_reason(tmp_path: Path) -> None:
+    folder = builtin_path("builtin:tiny", "safetensors")
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(folder / name, tmp_path)
+    with pytest.raises(ConfigurationError, match=r"dense Hugging Face checkpoint.*GGUF alone"):
+        Tinygrad(device="cpu").build(Model(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "metadata", "message"),
+    [
+        ("gemma3", {}, r"made.gguf is a gemma3 model; tinygrad runs deepseek2, .*, qwen3moe, and"),
+        ("qwen35", {}, "qwen35 model: tinygrad runs its recurrent layers for one token of one"),
+        ("llama", {"llama.expert_count": 8}, "router's weights tinygrad doesn't normalise"),
+        ("llama", {"llama.rope.scaling.type": "yarn"}, r"embeddings \(yarn\), which tinygrad"),
+    ],
+)
+def test_what_tinygrad_would_get_wrong_is_refused(
+    rewrite_tiny: Callable[..., Path], architecture: str, metadata: dict[str, Any], message: str
+) -> None:
+    path = rewrite_tiny(architecture=architecture, metadata=metadata)
+    with pytest.raises(ConfigurationError, match=message):
+        Tinygrad(device="cpu").build(Model(str(path)))
+
+
+def test_weights_without_a_use_are_refused(rewrite_tiny: Callable[..., Path]) -> None:
+    path = rewrite_tiny(tensors={"blk.0.post_ffw_norm.weight": np.ones(128, np.float32)})
+    expected = r"weights that tinygrad's llama model doesn't use \(blk.0.post_ffw_norm.weight\)"
+    with pytest.raises(ConfigurationError, match=expected):
+        Tinygrad(device="cpu").build(Model(str(path)))
+
+
+def test_a_sliding_window_bounds_the_models_own(rewrite_tiny: Callable[..., Path]) -> None:
+    path = rewrite_tiny(metadata={"llama.attention.sliding_window": 64})
+    file = model_file(Model(str(path)), "Tinygrad")
+    assert window_of(file, None) == 64
+    with pytest.raises(ConfigurationError, match="between 2 and the model's own 64"):
+        window_of(file, 65)
+
+
+def test_llama_3s_rope_factors_are_used(rewrite_tiny: Callable[..., Path]) -> None:
+    # Factors of one change nothing; others do, and tinygrad's own code would leave them out.
+    half = np.full(16, 2.0, np.float32)
+    pair = LoglikelihoodRequest("The cat sees the red house and the", " dog")
+    found: list[float] = []
+    for name, factors in (("one.gguf", half / 2), ("two.gguf", half)):
+        path = rewrite_tiny(name, tensors={"rope_freqs.weight": factors})
+        with Tinygrad(device="cpu").build(Model(str(path))) as session:
+            found.append(session.loglikelihood([pair])[0].logprob)
+    with Tinygrad(device="cpu").build(TINY) as session:
+        plain = session.loglikelihood([pair])[0].logprob
+    assert found[0] == pytest.approx(plain, abs=1e-5)
+    assert abs(found[1] - plain) > 1e-3
+
+
+def test_what_a_file_leaves_out_is_as_llama_cpp_takes_it(
+    rewrite_tiny: Callable[..., Path],
+) -> None:
+    path = rewrite_tiny(metadata={"llama.rope.freq_base": None})
+    with place("cpu", None, None).entered():
+        loaded = load(model_file(Model(str(path)), "Tinygrad"), "auto", "CPU", realize=True)
+    assert loaded.transformer.blk[0].config.rope_theta == 10000.0
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "held"),
+    [
+        ("CPU", "auto", "float32"),
+        ("CUDA", "auto", "float16"),
+        ("CUDA", "float32", "float32"),
+        ("CPU", "float16", "float16"),
+    ],
+)
+def test_quantised_weights_are_held_as_the_device_affords(
+    device: str, dtype: Any, held: str
+) -> None:
+    file = model_file(Model(str(builtin_path("builtin:tiny", "gguf-q8_0"))), "Tinygrad")
+    with place("cpu", None, None).entered():
+        loaded = load(file, dtype, device, realize=False)
+    assert loaded.weight_type == held
+
+
+def test_packed_weights_answer_as_unpacked_ones() -> None:
+    model = Model(str(builtin_path("builtin:tiny", "gguf-q8_0")))
+    pairs = [LoglikelihoodRequest("One plus two is", " three"), LoglikelihoodRequest("", "The cat")]
+    found: list[list[float]] = []
+    for realize in (True, False):
+        with Tinygrad(device="cpu", realize=realize).build(model) as session:
+            found.append([output.logprob for output in session.loglikelihood(pairs)])
+    assert found[0] == pytest.approx(found[1], abs=1e-4, rel=0)

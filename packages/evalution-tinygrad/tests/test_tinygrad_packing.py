@@ -1,0 +1,123 @@
+"""Packed tokens: each is run once, at its position, and sees its own sequence and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("tinygrad", reason="tinygrad is not installed")
+
+from evalution_enginekit import TokenSpan, plan_scoring
+from evalution_tinygrad.kv_cache import KVCache
+from evalution_tinygrad.packing import Packing, PlannedRuns
+from evalution_tinygrad.prefixes import Prefixes
+from evalution_tinygrad.rotary import Rotary
+from evalution_tinygrad.session import Sizes
+
+
+class _Recorder:
+    """Stands in for the forward pass: a row's hidden state is the tokens that it saw, in order."""
+
+    def __init__(self) -> None:
+        self.cache = KVCache(lambda _: [])
+        self._held: dict[int, tuple[int, int]] = {}
+
+    def run(self, token_ids: Any, positions: Any, visible: Any, begin: int) -> list[list[int]]:
+        new = zip(token_ids.tolist(), positions.tolist(), strict=True)
+        self._held |= dict(enumerate(new, start=begin))
+        seen = [[self._held[slot] for slot in np.flatnonzero(row).tolist()] for row in visible]
+        for row in seen:
+            row.sort(key=lambda held: held[1])
+            assert len({position for _, position in row}) == len(row)
+        return [[token_id for token_id, _ in row] for row in seen]
+
+
+_ids = st.lists(st.integers(0, 2), min_size=2, max_size=40)
+
+
+@given(
+    calls=st.lists(st.lists(_ids, min_size=1, max_size=8), min_size=1, max_size=3),
+    starts=st.integers(1, 40),
+    widths=st.sampled_from([(1,), (4,), (2, 8), (4, 16, 64)]),
+)
+def test_each_wanted_row_saw_exactly_its_own_prefix(
+    calls: list[list[list[int]]], starts: int, widths: tuple[int, ...]
+) -> None:
+    recorder: Any = _Recorder()
+    packing, prefixes = Packing(recorder, widths), Prefixes(recorder.cache)
+    for sequences in calls:
+        spans = [TokenSpan(ids, min(starts, len(ids) - 1)) for ids in sequences]
+        plan = plan_scoring(spans)
+        before = packing.tokens_run
+        rows: set[tuple[int, int]] = set()
+        runs = PlannedRuns(plan, prefixes)
+        for each in packing.passes(runs, runs.total):
+            for wanted in each.wanted:
+                target = wanted.target
+                ids = spans[target.span].token_ids
+                assert each.hidden[wanted.row] == ids[: target.position + 1]
+                assert target.token_id == ids[target.position + 1]
+                rows.add((target.span, target.slot))
+        assert rows == {
+            (at, slot)
+            for at, span in enumerate(spans)
+            for slot in range(len(span.token_ids) - span.start)
+        }
+        assert packing.tokens_run - before == runs.total <= plan.unique_tokens
+        token_ids, path = runs.roots[max(runs.roots)]
+        prefixes.remember(token_ids, path)
+
+
+@given(total=st.integers(1, 600))
+def test_a_pass_is_half_full_or_the_narrowest(total: int) -> None:
+    recorder: Any = _Recorder()
+    packing = Packing(recorder, (16, 64, 256))
+    width = packing.width(total)
+    assert width == 16 or 2 * total > width
+    assert width == 256 or 2 * total <= 4 * width
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "widths"),
+    [
+        (16, 256, (16, 64, 256)),
+        (1, 256, (1, 4, 16, 64, 256)),
+        (8, 8, (8,)),
+        (32, 16, (32,)),
+        (16, 100, (16, 25, 100)),
+    ],
+)
+def test_widths_go_from_one_token_a_row_to_a_full_pass(
+    rows: int, tokens: int, widths: Sequence[int]
+) -> None:
+    assert Sizes(512, rows, tokens, None).widths == widths
+
+
+def test_slots_are_free_when_no_path_holds_them() -> None:
+    cache = KVCache(lambda _: [])
+    first, second = cache.path(), cache.path()
+    first.extend(cache.room(8), 8)
+    second.extend(cache.room(8), 8)
+    assert (first.slots.tolist(), second.slots.tolist()) == ([*range(8)], [*range(8, 16)])
+    fork = second.fork(3)
+    del first
+    assert cache.held == 8
+    del second
+    assert cache.held == 3
+    assert fork.slots.tolist() == [8, 9, 10]
+    assert cache.room(8) == 11
+
+
+def test_rotation_is_that_of_the_formula_and_of_llama_3s_factors() -> None:
+    plain = Rotary(8, 10000.0).at(np.array([0, 7]))
+    angles = 7 / 10000.0 ** (np.arange(0, 8, 2) / 8)
+    np.testing.assert_allclose(plain[0], [1, 1, 1, 1, 0, 0, 0, 0])
+    np.testing.assert_allclose(plain[1], [*np.cos(angles), *np.sin(angles)], atol=1e-7)
+    scaled = Rotary(8, 10000.0, [1, 2, 4, 8]).at(np.array([7]))
+    angles = angles / [1, 2, 4, 8]
+    np.testing.assert_allclose(scaled[0], [*np.cos(angles), *np.sin(angles)], atol=1e-7)
