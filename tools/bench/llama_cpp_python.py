@@ -93,12 +93,12 @@ def add_tokenizer(writer: gguf.GGUFWriter, size: int) -> None:
 
 
 def pairs_of(settings: Config, vocab_size: int, chance: random.Random) -> list[tuple[Ids, Ids]]:
-    head = ids_of(settings["head"], settings["head"], vocab_size, chance)
+    head = _ids_between([settings["head"]] * 2, vocab_size, chance)
     found: list[tuple[Ids, Ids]] = []
     for _ in range(settings["rows"]):
-        context = head + ids_of(*settings["context"], vocab_size, chance)
+        context = head + _ids_between(settings["context"], vocab_size, chance)
         found += [
-            (context, ids_of(*settings["answer"], vocab_size, chance))
+            (context, _ids_between(settings["answer"], vocab_size, chance))
             for _ in range(settings["choices"])
         ]
     return found
@@ -107,10 +107,11 @@ def pairs_of(settings: Config, vocab_size: int, chance: random.Random) -> list[t
 def prompts_of(settings: Config, vocab_size: int, chance: random.Random) -> list[tuple[Ids, int]]:
     lengths = [settings["lengths"][at % len(settings["lengths"])] for at in range(settings["rows"])]
     chance.shuffle(lengths)
-    return [(ids_of(*settings["context"], vocab_size, chance), length) for length in lengths]
+    return [(_ids_between(settings["context"], vocab_size, chance), length) for length in lengths]
 
 
-def ids_of(least: int, most: int, vocab_size: int, chance: random.Random) -> Ids:
+def _ids_between(bounds: list[int], vocab_size: int, chance: random.Random) -> Ids:
+    least, most = bounds
     return [chance.randrange(_FIRST, vocab_size) for _ in range(chance.randint(least, most))]
 
 

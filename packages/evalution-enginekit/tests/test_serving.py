@@ -25,7 +25,7 @@ from evalution_enginekit import (
     TokenSession,
     TokenSpan,
 )
-from evalution_enginekit.serving import RequestLoop, RequestUpdate, ServingRuntime
+from evalution_enginekit.serving import ServingLoop, RequestUpdate, ServingRuntime
 from evalution_enginekit.serving_forms import EventLoopRequests, FixedBatchRequests, Work
 from evalution_enginekit.span_groups import SpanGroup, span_groups
 
@@ -166,7 +166,7 @@ class Served(TokenSession):
             max_model_len=512,
             batch_size=8,
         )
-        self.loop = RequestLoop(runtime, slots=slots, scored_tokens=scored_tokens)
+        self.loop = ServingLoop(runtime, slots=slots, scored_tokens=scored_tokens)
         self.runtime = runtime
 
     def _release(self) -> None:
@@ -249,7 +249,7 @@ class Feed:
 
 def test_a_free_slot_is_taken_with_the_next_step() -> None:
     runtime = Stepping()
-    loop = RequestLoop(runtime, slots=2, scored_tokens=9)
+    loop = ServingLoop(runtime, slots=2, scored_tokens=9)
     steps = list(loop.generate(cast(Any, Feed(4, 1, 2, 1))))
     assert [sorted(event.key for event in step) for step in steps] == [
         [0, 1],
@@ -262,7 +262,7 @@ def test_a_free_slot_is_taken_with_the_next_step() -> None:
 
 def test_what_the_feed_cancels_leaves_the_runtime_before_the_next_step() -> None:
     runtime, feed = Stepping(), Feed(9, 2, 1)
-    loop = RequestLoop(runtime, slots=2, scored_tokens=9)
+    loop = ServingLoop(runtime, slots=2, scored_tokens=9)
     steps = loop.generate(cast(Any, feed))
     next(steps)
     feed.dropped = [0]
@@ -273,7 +273,7 @@ def test_what_the_feed_cancels_leaves_the_runtime_before_the_next_step() -> None
 
 def test_generation_that_is_dropped_leaves_nothing_at_the_runtime() -> None:
     runtime = Stepping()
-    loop = RequestLoop(runtime, slots=3, scored_tokens=9)
+    loop = ServingLoop(runtime, slots=3, scored_tokens=9)
     steps = loop.generate(cast(Any, Feed(9, 9, 9)))
     next(steps)
     assert len(loop.in_flight) == 3
@@ -282,7 +282,7 @@ def test_generation_that_is_dropped_leaves_nothing_at_the_runtime() -> None:
 
 
 def test_scores_and_tokens_of_one_step_find_their_way() -> None:
-    loop = RequestLoop(Stepping(), slots=3, scored_tokens=9)
+    loop = ServingLoop(Stepping(), slots=3, scored_tokens=9)
     generated = loop.generate(cast(Any, Feed(3)))
     scored = loop.score(span_groups([TokenSpan([1, 2], 1)], listed_limit=1))
     assert [event.key for event in next(generated)] == [0]
@@ -324,7 +324,7 @@ def test_scores_that_are_missing_fail_their_spans_alone() -> None:
     )
     found = [
         score
-        for step in RequestLoop(Forgetful(), slots=4, scored_tokens=9).score(groups)
+        for step in ServingLoop(Forgetful(), slots=4, scored_tokens=9).score(groups)
         for score in step
     ]
     assert [isinstance(score, TokenScore) for score in found] == [True, True, False]

@@ -81,7 +81,7 @@ class _Desk:
         return taken
 
 
-class RequestLoop:
+class ServingLoop:
     """Generation and scoring on one runtime, whose steps serve both at once.
 
     Args:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _SCORING_SEQUENCES = 48
 """Sequences besides those that generate: branches that scoring runs side by side, and its head."""
+_BATCH, _BATCH_ON_CPU = 512, 128
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -40,10 +41,10 @@ def session_of(engine: LlamaCpp, model: Model, library: Library) -> LlamaCppSess
             "engine's llama_kwargs"
         )
     LOG.echo = engine.verbose
-    wanted = parameters_of(engine)
-    check_llama_kwargs(library, wanted.llama_kwargs)
     gpus = gpus_of(library)
     device = resolve_device(engine.device, gpus, strict=engine.strict_device)
+    wanted = parameters_of(engine, device)
+    check_llama_kwargs(library, wanted.llama_kwargs)
     handles = [gpus[name] for name in device.gpus]
     file = gguf_file_of(model, "LlamaCpp")
     with ExitStack() as half_built:
@@ -74,10 +75,10 @@ def session_of(engine: LlamaCpp, model: Model, library: Library) -> LlamaCppSess
     return session
 
 
-def parameters_of(engine: LlamaCpp) -> Parameters:
+def parameters_of(engine: LlamaCpp, device: Device) -> Parameters:
     return Parameters(
         n_ctx=engine.n_ctx,
-        n_batch=engine.n_batch,
+        n_batch=engine.n_batch or (_BATCH if device.offloads else _BATCH_ON_CPU),
         n_ubatch=engine.n_ubatch,
         n_threads=engine.n_threads,
         n_threads_batch=engine.n_threads_batch,

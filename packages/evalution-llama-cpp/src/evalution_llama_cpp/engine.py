@@ -63,7 +63,9 @@ class LlamaCpp(BaseEngine):
         n_gpu_layers: layers on the GPU; None: all.
         split_mode, main_gpu, tensor_split: how several GPUs share the model.
         offload_kqv: keep the KV cache on the GPU.
-        n_batch, n_ubatch: tokens of one decode, and of one pass through the model within it.
+        n_batch, n_ubatch: tokens of one decode, and of one pass through the model within it;
+            `n_batch=None`: 128 on a CPU, where every token of a decode attends to the cells of all
+            its sequences, else 512.
         n_threads, n_threads_batch: for decoding and for prompts; None: llama.cpp's choice.
         use_mmap, use_mlock: map the file rather than read it; keep it from being swapped out.
         batch_size: prompts completed side by side; fewer run where `n_ctx` has no room for them.
@@ -85,7 +87,7 @@ class LlamaCpp(BaseEngine):
     main_gpu: int = 0
     tensor_split: tuple[float, ...] | None = None
     offload_kqv: bool = True
-    n_batch: int = neutral(default=512)
+    n_batch: int | None = neutral(default=None)
     n_ubatch: int = neutral(default=512)
     n_threads: int | None = neutral(default=None)
     n_threads_batch: int | None = neutral(default=None)

@@ -1,1 +1,5 @@
-"""vLLM engine for Evalution. Holds the packaging only: there is no engine here yet."""
+"""vLLM for Evalution: `VLLM`."""
+
+from evalution_vllm.engine import VLLM
+
+__all__ = ["VLLM"]

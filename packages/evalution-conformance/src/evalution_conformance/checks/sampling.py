@@ -13,7 +13,7 @@ from evalution_conformance.subject import Subject
 from evalution_conformance.suite import group, needs
 from evalution_core import Capability, GenerationRequest
 
-_HOT = 4.0
+_HOT = 2.0
 _TRIES = 6
 _TOP = 3
 

@@ -1,0 +1,231 @@
+"""A checkpoint in vLLM, and its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from evalution_core import (
+    ConfigurationError,
+    EngineUnavailableError,
+    EvalutionError,
+    Model,
+    builtin_path,
+)
+from evalution_core.builtins import PREFIX
+from evalution_core.redaction import redact, scrub
+from evalution_enginekit import Tokenizer, load_tokenizer, model_identity
+from evalution_enginekit.hf_tokenizer import HFTokenizer, load_hf_tokenizer
+from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_vllm.arguments import PROMPT_PART, arguments, model_arguments
+from evalution_vllm.core_apart import CoreApart
+from evalution_vllm.core_here import CoreHere
+from evalution_vllm.environment import PRIVATE, QUIET, environment
+from evalution_vllm.installation import runtime
+
+if TYPE_CHECKING:
+    from evalution_vllm.engine import VLLM
+
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.gguf")
+_LONGEST = 600
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A model that vLLM runs; `max_model_len` is how many tokens it may be fed."""
+
+    vllm: ModuleType
+    llm: Any
+    tokenizer: Tokenizer
+    max_model_len: int
+    identified: Mapping[str, Any] | None
+    core: CoreHere | CoreApart
+
+    def close(self) -> None:
+        """End vLLM's processes, or free what it holds in this one."""
+        self.llm = None
+        self.core.end()
+
+
+def load(engine: VLLM, model: Model) -> Loaded:
+    """Start vLLM on the model's checkpoint.
+
+    Raises:
+        ConfigurationError: nothing loadable is there, or options contradict the model or device.
+        EngineUnavailableError: vLLM is missing, or memory doesn't suffice.
+    """
+    if model.path is None:
+        raise ConfigurationError(
+            "engine VLLM needs model.path: a folder, a Hub id, or builtin:tiny"
+        )
+    folder = _folder(model.path)
+    vllm = runtime()
+    if engine.batch_invariant and vllm.platforms.current_platform.is_cpu():
+        raise ConfigurationError(
+            "batch_invariant=True: vLLM's CPU build has no such mode; leave it out, or use a GPU"
+        )
+    given = arguments(engine, model, str(folder or model.path), vllm)
+    # The tokenizer first: if it is missing, no gigabytes are read in vain.
+    tokenizer = _tokenizer(model, folder)
+    with environment(_switches(engine, vllm), defaults=QUIET):
+        # An engine core in this process has frozen what vLLM reads of the environment.
+        vllm.envs.disable_envs_cache()
+        config = _attempt(
+            model.path,
+            lambda: vllm.EngineArgs(**model_arguments(given)).create_model_config(),
+        )
+        window = _window(engine.max_model_len, config.max_model_len)
+        window = fed_window(config, window)
+        # One more than is ever fed: the token that a scored request generates.
+        given["max_model_len"] = window + 1
+        given.setdefault("long_prefill_token_threshold", min(PROMPT_PART, window + 1))
+        llm, core = _start(vllm, given, model.path, in_process=not engine.multiprocessing)
+    if isinstance(tokenizer, HFTokenizer):
+        tokenizer.eos_ids |= _declared_eos(config)
+    identified = _identity(model, folder, config)
+    return Loaded(vllm, llm, tokenizer, window, identified, core)
+
+
+def device_name(vllm: ModuleType) -> str:
+    """The kind of device that vLLM found."""
+    return str(vllm.platforms.current_platform.device_type)
+
+
+def _start(
+    vllm: ModuleType, given: Mapping[str, Any], path: str, *, in_process: bool
+) -> tuple[Any, CoreHere | CoreApart]:
+    if not in_process:
+        llm = _attempt(path, lambda: vllm.LLM(**given))
+        return llm, CoreApart(llm.llm_engine)
+    core = CoreHere()
+    try:
+        with core.starting():
+            llm = _attempt(path, lambda: vllm.LLM(**given))
+    except BaseException:
+        core.end()
+        raise
+    core.engine = llm.llm_engine
+    return llm, core
+
+
+def _switches(engine: VLLM, vllm: ModuleType) -> dict[str, str]:
+    switches = {
+        **PRIVATE,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(engine.multiprocessing)),
+        # The window is longer than the model's own by the token that is generated and never fed.
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+    }
+    if engine.batch_invariant:
+        switches["VLLM_BATCH_INVARIANT"] = "1"
+    eager = engine.enforce_eager and vllm.platforms.current_platform.is_cpu()
+    if eager and engine.multiprocessing and "TORCHDYNAMO_DISABLE" not in os.environ:
+        # enforce_eager leaves the sampler's compiled function, which needs a compiler and seconds.
+        switches["TORCHDYNAMO_DISABLE"] = "1"
+    return switches
+
+
+def _attempt(path: str, start: Any) -> Any:
+    """The result of `start`, whose failures are told as what was wrong with the request for it."""
+    torch: Any = import_module("torch")
+    try:
+        return start()
+    except EvalutionError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise EngineUnavailableError(
+            f"{path!r} doesn't fit into memory; set max_model_len, kv_cache_memory_bytes, "
+            f"tensor_parallel_size or quantization: {scrub(str(error))}"
+        ) from error
+    except ImportError as error:
+        raise EngineUnavailableError(f"loading {path!r} needs more: {scrub(str(error))}") from error
+    except Exception as error:
+        raise ConfigurationError(
+            f"vLLM couldn't load {path!r}: {type(error).__name__}: {_brief(error)}"
+        ) from error
+
+
+def _brief(error: BaseException) -> str:
+    text = scrub(str(error))
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
+
+
+def _window(asked: int | None, own: int) -> int:
+    if asked is None:
+        return own
+    if not 1 < asked <= own:
+        raise ConfigurationError(
+            f"max_model_len={asked} must be between 2 and the model's own {own}"
+        )
+    return asked
+
+
+def fed_window(config: Any, window: int) -> int:
+    """`window`, or one less where one token more makes vLLM take other rotary embeddings.
+
+    A model with two sets of them (`longrope`) has the long one from a certain `max_model_len` on.
+    """
+    settings: Any = config.hf_text_config
+    scaling: Any = getattr(settings, "rope_parameters", None) or {}
+    if "longrope" not in (scaling.get("rope_type"), scaling.get("type")):
+        return window
+    border: Any = getattr(settings, "original_max_position_embeddings", None)
+    border = border or scaling.get("original_max_position_embeddings")
+    return window - 1 if window == border else window
+
+
+def _folder(path: str) -> Path | None:
+    if path.startswith(PREFIX):
+        return builtin_path(path, "safetensors")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ConfigurationError(
+            f"model folder {path!r} does not exist; give a folder with config.json and weights, a "
+            f"Hub id as in owner/name, or builtin:tiny"
+        )
+    return None
+
+
+def _tokenizer(model: Model, folder: Path | None) -> Tokenizer:
+    if folder is not None:
+        return load_tokenizer(model, folder)
+    if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
+        given = model.tokenizer
+        return cast(Tokenizer, given) if hasattr(given, "leading_ids") else HFTokenizer(given)
+    return load_hf_tokenizer(model, named_tokenizer(model) or str(model.path))
+
+
+def _declared_eos(config: Any) -> frozenset[int]:
+    """The ids that the model's generation settings say end a generation."""
+    settings: Any = config.try_get_generation_config()
+    found: Any = settings.get("eos_token_id", getattr(config.hf_config, "eos_token_id", None))
+    if found is None:
+        return frozenset()
+    return frozenset(cast("list[int]", found) if isinstance(found, list) else [int(found)])
+
+
+def _identity(model: Model, folder: Path | None, config: Any) -> dict[str, Any] | None:
+    if folder is not None:
+        identified = model_identity(model, folder, _WEIGHTS)
+    else:
+        identified = _hub_identity(model, config)
+    if identified is not None and model.model_kwargs:
+        identified["model_kwargs"] = redact(model.model_kwargs)
+    return identified
+
+
+def _hub_identity(model: Model, config: Any) -> dict[str, Any] | None:
+    revision: Any = getattr(config.hf_config, "_commit_hash", None)
+    if revision is None or model.tokenizer is not None or model.tokenizer_path is not None:
+        return None
+    found: dict[str, Any] = {"repository": model.path, "revision": str(revision)}
+    if model.tokenizer_kwargs:
+        found["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
+    return found

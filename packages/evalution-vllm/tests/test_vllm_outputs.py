@@ -1,0 +1,123 @@
+"""What is read out of vLLM's own result types, whole or without the rows of a cached prefix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalution_core import EngineRuntimeError
+from evalution_enginekit import TokenPrompt, TokenSpan
+from evalution_enginekit.span_groups import SpanGroup
+from evalution_vllm.outputs import begins_in_time, generation_update, group_scores
+
+logprobs = pytest.importorskip("vllm.logprobs", reason="vllm is not installed")
+outputs = pytest.importorskip("vllm.outputs", reason="vllm is not installed")
+
+BEST = 999
+
+
+def value(position: int, token_id: int) -> float:
+    return -token_id / 100 - position / 1000
+
+
+def flat(rows: list[list[tuple[int, float]] | None]) -> Any:
+    found = logprobs.FlatLogprobs()
+    for row in rows:
+        made = None if row is None else {i: logprobs.Logprob(v) for i, v in row}
+        found.append(made)
+    return found
+
+
+def output(
+    fed: list[int], listed: list[tuple[int, float]], *, cached: int = 0, best: float = 0.0
+) -> Any:
+    """vLLM's result for `fed`, whose prompt rows begin behind the first `cached` tokens."""
+    rows: list[list[tuple[int, float]] | None] = [None]
+    rows += [[(fed[at], value(at, fed[at])), (BEST, best)] for at in range(cached + 1, len(fed))]
+    completion = outputs.CompletionOutput(
+        0, "", [listed[0][0]], None, flat([listed]), finish_reason="length"
+    )
+    return outputs.RequestOutput(
+        request_id="r",
+        prompt=None,
+        prompt_token_ids=fed,
+        prompt_logprobs=flat(rows),
+        outputs=[completion],
+        finished=True,
+        num_cached_tokens=cached,
+    )
+
+
+@given(st.lists(st.integers(0, 50), min_size=3, max_size=9), st.data())
+def test_rows_are_found_wherever_the_cached_prefix_ends(
+    token_ids: list[int], data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(1, len(token_ids) - 1))
+    cached = data.draw(st.integers(0, start - 1))
+    group = SpanGroup((TokenSpan(token_ids, start),))
+    last = token_ids[-1]
+    found = output(
+        token_ids[:-1], [(BEST, -0.1), (last, value(len(token_ids) - 1, last))], cached=cached
+    )
+    (score,) = group_scores(found, group)
+    expected = [value(at, token_ids[at]) for at in range(start, len(token_ids))]
+    assert score.logprobs == pytest.approx(expected)
+    assert begins_in_time(found, group)
+
+
+def test_every_span_of_a_group_has_its_own_last_token() -> None:
+    group = SpanGroup(tuple(TokenSpan([1, 2, letter], 2) for letter in (5, 6, 7)))
+    found = output([1, 2], [(6, -0.1), (5, -2.0), (7, -3.0)])
+    scores = group_scores(found, group)
+    assert [score.logprobs for score in scores] == [[-2.0], [-0.1], [-3.0]]
+    assert [score.is_greedy for score in scores] == [False, True, False]
+    assert scores[0].runtime == {"cached_tokens": 0}
+
+
+def test_a_tie_is_greedy_at_every_position() -> None:
+    group = SpanGroup((TokenSpan([1, 2, 3], 1),))
+    tied = output([1, 2], [(BEST, -0.5), (3, -0.5)], best=value(1, 2))
+    assert group_scores(tied, group)[0].is_greedy
+    likelier = output([1, 2], [(BEST, -0.5), (3, -0.5)], best=value(1, 2) + 1e-6)
+    assert group_scores(likelier, group)[0].is_greedy is False
+
+
+def test_a_cache_that_reaches_into_the_scored_tokens_is_noticed() -> None:
+    group = SpanGroup((TokenSpan([1, 2, 3, 4], 2),))
+    assert begins_in_time(output([1, 2, 3], [(4, -1.0)], cached=1), group)
+    assert not begins_in_time(output([1, 2, 3], [(4, -1.0)], cached=2), group)
+
+
+def test_shifted_missing_and_unlisted_values_are_errors() -> None:
+    group = SpanGroup((TokenSpan([1, 2, 3, 4], 1),))
+    with pytest.raises(EngineRuntimeError, match="shifted: token 7 where 2 was fed"):
+        group_scores(output([1, 7, 3], [(4, -1.0)]), group)
+    short = output([1, 2, 3], [(4, -1.0)])
+    short.prompt_logprobs = None
+    with pytest.raises(EngineRuntimeError, match="2 prompt log-probabilities were asked for and 0"):
+        group_scores(short, group)
+    with pytest.raises(EngineRuntimeError, match="left out listed token 4"):
+        group_scores(output([1, 2, 3], [(5, -1.0)]), group)
+    bare = output([1, 2, 3], [(4, -1.0)])
+    bare.outputs[0].logprobs = None
+    with pytest.raises(EngineRuntimeError, match="no log-probabilities of the listed tokens"):
+        group_scores(bare, group)
+
+
+def test_generated_tokens_come_with_the_likeliest_that_were_asked_for() -> None:
+    prompt = TokenPrompt(0, [1], 4, logprobs=2)
+    found = output([1], [(8, -2.0), (5, -0.1), (6, -0.2), (7, -0.3)])
+    update = generation_update(found, prompt)
+    assert (update.logprobs, update.top_logprobs) == ([-2.0], [{5: -0.1, 6: -0.2}])
+    assert (update.finish, update.is_finished, update.error) == ("length", True, None)
+    assert update.runtime == {"cached_tokens": 0, "stop_reason": None}
+
+
+def test_a_request_that_vllm_gives_up_is_an_error() -> None:
+    found = output([1], [(8, -2.0)])
+    found.outputs[0].finish_reason = "abort"
+    update = generation_update(found, TokenPrompt(0, [1], 4))
+    assert "ended the request before it was complete: abort" in str(update.error)

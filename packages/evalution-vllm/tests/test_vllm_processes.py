@@ -1,0 +1,51 @@
+"""The engine core in a process of its own: its end, expected and not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from evalution_core import EngineRuntimeError, GenerationRequest, LoglikelihoodRequest, Model
+from evalution_vllm import VLLM
+
+psutil = pytest.importorskip("psutil", reason="psutil is not installed")
+pytest.importorskip("vllm", reason="vllm is not installed")
+pytestmark = pytest.mark.slow
+
+APART = VLLM(dtype="float32", enforce_eager=True, max_num_seqs=4)
+
+
+def cores() -> list[Any]:
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE and "VLLM" in child.name()
+    ]
+
+
+@pytest.fixture
+def session() -> Iterator[Any]:
+    with APART.build(Model("builtin:tiny")) as session:
+        assert cores()
+        yield session
+    assert cores() == []
+
+
+def test_a_killed_core_is_told_with_what_was_in_flight_and_nothing_is_left(session: Any) -> None:
+    (score,) = session.loglikelihood([LoglikelihoodRequest("1+1=", "2")])
+    assert score.logprob < 0
+    assert session.describe_execution()["multiprocessing"] is True
+    killer = threading.Timer(0.0, lambda: [core.kill() for core in cores()])
+    long = GenerationRequest("a", max_new_tokens=500, ignore_eos=True)
+    stream = session.stream([(key, long) for key in ("x", "y")])
+    next(stream)
+    killer.start()
+    with pytest.raises(EngineRuntimeError, match=r"engine core ended|EngineDead") as dead:
+        list(stream)
+    assert set(dead.value.in_flight) <= {"x", "y"}
+    assert dead.value.in_flight
+    with pytest.raises(EngineRuntimeError):
+        session.generate([GenerationRequest("a", max_new_tokens=2)])

@@ -1,0 +1,242 @@
+"""What a session does with the real engine core, in this process."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from evalution_core import (
+    Capability,
+    GenerationRequest,
+    LoglikelihoodRequest,
+    Model,
+    RequestFailure,
+    RollingLoglikelihoodRequest,
+    UnsupportedRequestError,
+)
+from evalution_enginekit import TokenPrompt, TokenSpan
+from evalution_enginekit.span_groups import SpanGroup, span_groups
+from evalution_vllm import VLLM
+from evalution_vllm.session import VLLMSession
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+TINY = Model("builtin:tiny")
+CONTEXT = "The red cat sleeps in the park every morning. " * 6
+ENDINGS = [" The dog sees it.", " The dog likes the red house.", " One plus two is three."]
+
+
+def pairs() -> list[LoglikelihoodRequest]:
+    return [LoglikelihoodRequest(CONTEXT, ending) for ending in ENDINGS]
+
+
+def values(outputs: list[Any]) -> list[list[float]]:
+    return [output.token_logprobs for output in outputs]
+
+
+def test_a_context_is_prefilled_once_and_the_scores_are_those_without_the_cache(
+    session: VLLMSession,
+) -> None:
+    assert session.describe_execution()["scoring_cache"] == "behind the cached prefix"
+    session.gc()
+    shared = session.loglikelihood(pairs())
+    cached = [output.runtime["cached_tokens"] for output in shared if output.runtime]
+    assert sorted(cached)[0] == 0
+    assert sorted(cached)[1] >= 64
+    for pair, output in zip(pairs(), shared, strict=True):
+        session.gc()
+        (alone,) = session.loglikelihood([pair])
+        assert alone.runtime == {"cached_tokens": 0}
+        assert alone.token_logprobs == pytest.approx(output.token_logprobs, abs=1e-5)
+        assert alone.is_greedy == output.is_greedy
+
+
+def test_what_was_scored_before_is_scored_again_where_the_cache_has_no_rows(
+    session: VLLMSession,
+) -> None:
+    text = CONTEXT + ENDINGS[0]
+    late = LoglikelihoodRequest(CONTEXT[:10], text[10:])
+    first = session.loglikelihood([late])
+    again = session.loglikelihood([late])
+    assert values(first)[0] == pytest.approx(values(again)[0], abs=1e-5)
+    assert again[0].runtime == {"cached_tokens": 0}
+    rolling = session.loglikelihood_rolling([RollingLoglikelihoodRequest(text)] * 2)
+    assert rolling[0].token_logprobs == pytest.approx(rolling[1].token_logprobs, abs=1e-5)
+
+
+def test_one_token_choices_are_one_request(
+    session: VLLMSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[SpanGroup] = []
+    runtime: Any = session._loop._runtime
+    score = runtime.score
+    monkeypatch.setattr(
+        runtime, "score", lambda name, group: (submitted.append(group), score(name, group))
+    )
+    (likeliest,) = session.generate([GenerationRequest("The", max_new_tokens=1)])
+    choices = [likeliest.text, " dog", " park"]
+    found = session.loglikelihood([LoglikelihoodRequest("The", choice) for choice in choices])
+    assert [len(group.spans) for group in submitted] == [len(set(choices))]
+    assert found[0].is_greedy
+    for choice, output in zip(choices, found, strict=True):
+        assert output.token_count == 1
+        assert output.is_greedy is (choice == likeliest.text)
+
+
+def test_likeliest_tokens_are_right_beside_requests_that_list_some(session: VLLMSession) -> None:
+    prompts = [GenerationRequest(text, max_new_tokens=24, logprobs=3) for text in ENDINGS]
+    alone = session.generate(prompts)
+    scored: list[Any] = []
+    scorer = threading.Thread(
+        target=lambda: scored.extend(session.loglikelihood(pairs() * 8, batch_size=2))
+    )
+    beside: list[Any] = []
+    scorer.start()
+    while scorer.is_alive():
+        beside = session.generate(prompts)
+    scorer.join()
+    for one, other in zip(alone, beside, strict=True):
+        assert one.token_ids == other.token_ids
+        for a, b in zip(one.top_logprobs or [], other.top_logprobs or [], strict=True):
+            assert len(b) == 3
+            assert a == pytest.approx(b, abs=1e-4)
+    assert len(scored) == 24
+
+
+def test_a_value_that_vllm_refuses_costs_that_request_alone(session: VLLMSession) -> None:
+    hot = GenerationRequest("a", max_new_tokens=2, do_sample=True, temperature=3.0)
+    found = dict(
+        session.generate_continuous(
+            [("hot", hot), ("cold", GenerationRequest("a", max_new_tokens=2))]
+        )
+    )
+    assert isinstance(found["hot"], RequestFailure)
+    assert "vLLM refuses the request: temperature must be in [0, 2], got 3.0" in str(
+        found["hot"].error
+    )
+    assert not isinstance(found["cold"], RequestFailure)
+
+
+def test_beams_are_refused_before_any_work(session: VLLMSession) -> None:
+    with pytest.raises(UnsupportedRequestError, match="num_beams=2"):
+        session.generate([GenerationRequest("a", num_beams=2)])
+
+
+def test_nothing_is_left_at_the_engine_after_an_early_close(session: VLLMSession) -> None:
+    requests = [
+        (at, GenerationRequest("a", max_new_tokens=200, ignore_eos=True)) for at in range(9)
+    ]
+    stream: Any = session.stream(requests)
+    next(stream)
+    stream.close()
+    session.gc()
+    loaded: Any = session._loaded
+    assert session.requests_in_flight == 0
+    assert loaded.llm.llm_engine.get_num_unfinished_requests() == 0
+
+
+def test_prompts_are_refilled_up_to_what_the_scheduler_runs(session: VLLMSession) -> None:
+    assert session.preferred_batch_size == 16
+    outputs = session.generate(
+        [GenerationRequest("The", max_new_tokens=1 + at % 7, ignore_eos=True) for at in range(40)]
+    )
+    assert [output.completion_tokens for output in outputs] == [1 + at % 7 for at in range(40)]
+
+
+def test_a_core_in_this_process_leaves_the_rest_of_it_alone() -> None:
+    environment, threads = dict(os.environ), torch.set_num_threads
+    random.seed(5)
+    torch.manual_seed(5)
+    expected = random.Random(5).random()
+    here = VLLM(dtype="float32", enforce_eager=True, max_num_seqs=2, multiprocessing=False)
+    with here.build(TINY) as session:
+        assert dict(os.environ) == environment
+        assert torch.set_num_threads is threads
+        assert random.random() == expected
+        assert torch.initial_seed() == 5
+        session.generate([GenerationRequest("a", max_new_tokens=2)])
+    session.close()
+
+
+def test_fixed_batches_give_the_same_and_say_so(
+    session: VLLMSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = [
+        GenerationRequest("The cat", max_new_tokens=9, stop=[" park"]),
+        GenerationRequest("One plus", max_new_tokens=5, logprobs=2),
+        GenerationRequest("a", max_new_tokens=2, do_sample=True, temperature=3.0),
+    ]
+    expected = session.generate(prompts[:2])
+    batched = VLLM(
+        dtype="float32",
+        enforce_eager=True,
+        max_num_seqs=16,
+        multiprocessing=False,
+        continuous_batching=False,
+    )
+    with batched.build(TINY) as other:
+        told = other.describe_execution()
+        assert told["fallback"] == "fixed batches: continuous_batching is off"
+        assert told["batching"] == "fixed batches"
+        assert Capability.REFILL not in other.capabilities
+        found = dict(other.generate_continuous(list(enumerate(prompts))))
+        for at, output in enumerate(expected):
+            assert (found[at].text, found[at].token_ids) == (output.text, output.token_ids)  # pyright: ignore
+        assert isinstance(found[2], RequestFailure)
+        assert values(other.loglikelihood(pairs())) == [
+            pytest.approx(each, abs=1e-5) for each in values(session.loglikelihood(pairs()))
+        ]
+    assert sum("falls back to fixed batches" in record.message for record in caplog.records) == 1
+
+
+def test_identity_tells_the_files(session: VLLMSession) -> None:
+    told = session.identity() or {}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(told)
+
+
+def test_a_group_that_is_held_back_can_be_dropped() -> None:
+    from evalution_vllm.requests import StepRequests
+
+    class Engine:
+        def __init__(self) -> None:
+            self.added: list[str] = []
+            self.aborted: list[str] = []
+
+        def add_request(self, request_id: str, prompt: Any, params: Any) -> None:
+            self.added.append(request_id)
+
+        def step(self) -> list[Any]:
+            return []
+
+        def abort_request(self, request_ids: list[str]) -> None:
+            self.aborted += request_ids
+
+    class Parameters:
+        refusals = (ValueError,)
+
+        def generation(self, prompt: TokenPrompt, vocabulary: int) -> str:
+            return "generation"
+
+        def scoring(self, group: SpanGroup, *, reads_cache: bool) -> str:
+            return "scoring"
+
+    engine: Any = Engine()
+    requests = StepRequests(engine, Parameters(), vocabulary=9, reads_cache=True)  # pyright: ignore
+    groups = span_groups([TokenSpan([1, 2], 1)], listed_limit=1)
+    requests.generate("plain", TokenPrompt(0, [1], 1))
+    requests.generate("ranked", TokenPrompt(1, [1], 1, logprobs=1))
+    requests.score("held", groups[0])
+    requests.score("held too", groups[0])
+    requests.generate("ranked behind", TokenPrompt(2, [1], 1, logprobs=1))
+    assert engine.added == ["plain", "ranked"]
+    requests.abort(["held", "ranked"])
+    requests.advance()
+    assert engine.added == ["plain", "ranked", "held too"]
+    assert engine.aborted == ["ranked"]
+    requests.abort(["held too"])
+    requests.advance()
+    assert engine.added[-1] == "ranked behind"

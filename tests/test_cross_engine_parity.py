@@ -1,0 +1,54 @@
+"""Every engine of the environment gives the reference engine's numbers, asked by the runner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evalution.parity import Tolerance, check_parity
+from evalution.spec.run_spec import Lane, load_spec
+from evalution_core import Model, available, load_engine
+
+QUICKSTART = "builtin:tiny/quickstart"
+ROWS = 12
+
+EXACT: dict[str, dict[str, Any]] = {
+    "LlamaCpp": {"device": "cpu", "type_k": "f32", "type_v": "f32"},
+    "OpenVINO": {"dtype": "float32", "device": "CPU"},
+    "Reference": {"dtype": "float32"},
+    "SGLang": {"dtype": "float32", "device": "cpu"},
+    "Tinygrad": {"device": "CPU"},
+    "Transformers": {"dtype": "float32", "device": "cpu"},
+    "TransformersCompat": {"dtype": "float32", "device": "cpu"},
+    "VLLM": {"dtype": "float32", "enforce_eager": True},
+}
+"""The options under which an engine computes in float32 throughout."""
+
+NOT_COMPARABLE = {
+    "GPTQModel": "it takes quantised weights, whose numbers are their own",
+    "OpenAICompatible": "it needs a server: packages/evalution-openai compares through one",
+    "Replicas": "it runs other engines",
+    "TensorRTLLM": "its runtime can't be had on a CPU",
+}
+
+ENGINES = sorted({entry.name for entry in available()} - set(NOT_COMPARABLE))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_numbers_are_those_of_the_reference_engine(name: str) -> None:
+    assert name in EXACT, f"say here how {name} is asked for float32"
+    spec = load_spec(QUICKSTART)
+    model = Model(path="builtin:tiny")
+    found = check_parity(
+        Lane(spec.engine, spec.model),
+        Lane(load_engine(name)(**EXACT[name]), model),
+        spec.tests,
+        tolerance=Tolerance(logprob=1e-4),
+        limit=ROWS,
+    )
+    assert found.is_within, found.complaints
+    for suite in found.suites:
+        assert suite.compared == suite.requests
+        assert suite.by_ids == suite.requests
+    assert {suite.kind for suite in found.suites} == {"generation", "loglikelihood", "rolling"}
