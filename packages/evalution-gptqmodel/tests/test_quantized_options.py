@@ -130,6 +130,16 @@ def test_the_loaders_own_arguments_have_their_places(quantized: Path) -> None:
     assert told("trust_remote_code").endswith("it is model.trust_remote_code")
 
 
+def test_an_argument_that_the_loader_drops_is_refused(quantized: Path) -> None:
+    model = Model(
+        path=str(quantized), model_kwargs={"max_memory": {0: "8GiB"}, "device_map": "cpu"}
+    )
+    assert refusal(GPTQModel(), model) == (
+        "model.model_kwargs: GPTQModel's loader does nothing with max_memory for a quantised "
+        "checkpoint; it takes device_map, format"
+    )
+
+
 def test_one_place_says_where_the_model_goes(quantized: Path) -> None:
     model = Model(path=str(quantized), model_kwargs={"device_map": "auto"})
     assert refusal(GPTQModel(device="cpu"), model) == (

@@ -193,4 +193,6 @@ def test_a_checkpoint_of_the_hub_is_run() -> None:
             [GenerationRequest("The capital of France is", max_new_tokens=4)]
         )
         assert "Paris" in output.text
-        assert re.fullmatch("[0-9a-f]{40}", built.identity()["revision"])
+        identity = built.identity()
+    assert identity is not None
+    assert re.fullmatch("[0-9a-f]{40}", identity["revision"])

@@ -22,7 +22,7 @@ class GPTQModel(BaseEngine):
     """Quantised checkpoints (GPTQ, AWQ and the like) by GPTQModel's loader and kernels.
 
     `model.path` is a folder or a Hub id of a checkpoint that is quantised; `model.model_kwargs` go
-    to GPTQModel's loader as they are (`device_map` to spread the model over several devices).
+    to GPTQModel's loader (`device_map` to spread the model over several devices, `format`).
     Answers come the same way as from the engine `Transformers`: what prompts share is run once, and
     a row of a batch is refilled as soon as it is free.
 

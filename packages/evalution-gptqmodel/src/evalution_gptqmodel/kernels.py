@@ -67,7 +67,8 @@ def quantized_layers(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
 
 def _declared_method(model: Any) -> str | None:
     found: Any = getattr(model.config, "quantization_config", None)
-    return str(found["quant_method"]) if isinstance(found, dict) else None
+    method = found.get("quant_method") if isinstance(found, dict) else None
+    return None if method is None else str(method)
 
 
 def _plain(found: Any) -> Any:

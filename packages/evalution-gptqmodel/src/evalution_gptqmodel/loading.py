@@ -34,6 +34,8 @@ _OURS = {
     "trust_remote_code": "it is model.trust_remote_code",
 }
 """Arguments of the loader that `model_kwargs` may not hold, and what to do instead."""
+_TAKEN = ("device_map", "format")
+"""Arguments that matter for a quantised checkpoint in a folder; all others the loader drops."""
 _OTHER_RUNTIMES = {"vllm": "VLLM", "sglang": "SGLang", "mlx": None}
 """Backends that hand the checkpoint to a runtime of its own, and the engine for that runtime."""
 _LONGEST = 600
@@ -84,6 +86,12 @@ def _check_arguments(model: Model, placement: Placement) -> None:
     for name, remedy in _OURS.items():
         if name in model.model_kwargs:
             raise ConfigurationError(f"model.model_kwargs may not hold {name}: {remedy}")
+    unknown = sorted(set(model.model_kwargs) - set(_TAKEN))
+    if unknown:
+        raise ConfigurationError(
+            f"model.model_kwargs: GPTQModel's loader does nothing with {', '.join(unknown)} for a "
+            f"quantised checkpoint; it takes {', '.join(_TAKEN)}"
+        )
     if placement.device not in (None, "auto") and "device_map" in model.model_kwargs:
         raise ConfigurationError(
             f"device={placement.device!r} and model.model_kwargs device_map say where the model "

@@ -7,8 +7,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, cast
 
-import openvino
-
 from evalution_core import Capability, ConfigurationError, EngineUnavailableError, Model
 from evalution_core.redaction import scrub
 from evalution_enginekit import import_runtime
@@ -18,8 +16,9 @@ from evalution_openvino.engine import GENAI, INSTALL_GENAI, OpenVINO
 from evalution_openvino.loading import Exported, load
 from evalution_openvino.prefix_walk import Fitness, PrefixWalk
 from evalution_openvino.row_logits import ask_for_last_rows, choose_rows
-from evalution_openvino.stateful import OutOfMemoryError, StatefulRequest
+from evalution_openvino.stateful import StatefulRequest, tell_out_of_memory
 from evalution_openvino.trial import Trial
+from evalution_openvino.upstream import Compiled, Graph, openvino
 from evalution_transformers.architecture import (
     rotates_by_length,
     text_config,
@@ -41,7 +40,7 @@ _COMPRESSING = ("load_in_8bit", "quantization_config")
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class Examined:
     """A model that runs, and what was found out about it; `why_not`: it can't share prefixes."""
 
     exported: Exported
@@ -63,7 +62,7 @@ def build(engine: OpenVINO, model: Model) -> TransformersSession:
     window = window_of(loaded, engine.max_model_len)
     compiled = _compiled(exported, device, window)
     rows = engine.batch_size if isinstance(engine.batch_size, int) else _BATCH_SIZE
-    batches = FixedBatches(loaded, rows if compiled.pads_left else 1, OutOfMemoryError)
+    batches = FixedBatches(loaded, rows if compiled.pads_left else 1, MemoryError)
     generation: Generation = batches
     capabilities = engine.capabilities
     if genai is None:
@@ -71,7 +70,14 @@ def build(engine: OpenVINO, model: Model) -> TransformersSession:
     else:
         settings = _scheduler(engine, loaded, rows, window)
         generation = GenaiBatching(
-            genai, exported.folder, device, properties, rows=rows, settings=settings, others=batches
+            genai,
+            exported.folder,
+            device,
+            properties,
+            rows=rows,
+            settings=settings,
+            others=batches,
+            required=engine.genai is True,
         )
     return TransformersSession(
         engine=type(engine).__name__,
@@ -119,9 +125,10 @@ def _genai(engine: OpenVINO, model: Model) -> tuple[Any, str | None]:
     return None, f"continuous batching: {obstacle}"
 
 
-def _compiled(exported: Exported, device: str, window: int) -> Compiled:
+def _compiled(exported: Exported, device: str, window: int) -> Examined:
     loaded = exported.model
     _refuse_without_state(loaded.model)
+    tell_out_of_memory(loaded)
     picks_rows = choose_rows(loaded.model)
     if picks_rows:
         ask_for_last_rows(loaded)
@@ -132,7 +139,7 @@ def _compiled(exported: Exported, device: str, window: int) -> Compiled:
             f"OpenVINO {openvino.__version__} can't compile the model for {device}: "
             f"{_last_line(error)}"
         ) from error
-    compiled = cast(openvino.CompiledModel, loaded.request.get_compiled_model())
+    compiled = cast(Compiled, loaded.request.get_compiled_model())
     execution = execution_of(compiled)
     request = StatefulRequest(compiled, picks_rows=picks_rows)
     config = text_config(loaded.config)
@@ -155,10 +162,10 @@ def _compiled(exported: Exported, device: str, window: int) -> Compiled:
         "logits": "chosen rows" if picks_rows else "all rows",
     }
     pads_left = trial.pads_left() and not rotates_by_length(config)
-    return Compiled(exported, request, fitness, pads_left, described, execution.dtype)
+    return Examined(exported, request, fitness, pads_left, described, execution.dtype)
 
 
-def _refuse_without_state(model: openvino.Model) -> None:
+def _refuse_without_state(model: Graph) -> None:
     names = {name for port in model.inputs for name in port.get_names()}
     unknown = sorted(names - {"input_ids", "attention_mask", "position_ids", "beam_idx"})
     if unknown or not model.get_variables():

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy
-import openvino
 
 from evalution_core import EngineRuntimeError
 from evalution_core.redaction import scrub
 from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
+from evalution_openvino.upstream import openvino
 from evalution_transformers.fixed_batches import FixedBatches
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,8 @@ class GenaiBatching:
     """Greedy prompts by openvino-genai; all others, which it does otherwise, in fixed batches.
 
     The pipeline has a compiled model of its own, which is made for the first prompt and kept until
-    `forget`. A model that it can't take is run in fixed batches, and `describe` says why.
+    `forget`. A model that it can't take is run in fixed batches, and `describe` says why; with
+    `required` it's an EngineRuntimeError.
 
     Args:
         genai: the module `openvino_genai`.
@@ -58,6 +59,7 @@ class GenaiBatching:
         rows: prompts that run at once.
         settings: of the pipeline's scheduler, by upstream's names.
         others: completes what samples, searches with beams, or asks for log-probabilities.
+        required: whether the pipeline was asked for by name.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class GenaiBatching:
         rows: int,
         settings: Mapping[str, Any],
         others: FixedBatches,
+        required: bool,
     ):
         self._genai = genai
         self._folder = folder
@@ -78,6 +81,7 @@ class GenaiBatching:
         self._rows = rows
         self._settings = settings
         self._others = others
+        self._required = required
         self._pipeline: Pipeline | None = None
         self._problem: str | None = None
         self._running: dict[int, _Running] = {}
@@ -139,7 +143,13 @@ class GenaiBatching:
                     str(self._folder), config, self._device, dict(self._properties)
                 )
             except RuntimeError as error:
-                self._problem = scrub(str(error)).strip().splitlines()[-1]
+                problem = scrub(str(error)).strip().splitlines()[-1]
+                if self._required:
+                    raise EngineRuntimeError(
+                        f"genai=True: openvino-genai can't take the model: {problem}; leave genai "
+                        f"out to generate in fixed batches instead"
+                    ) from error
+                self._problem = problem
                 _log.warning("openvino-genai can't take the model: %s", self._problem)
         return self._pipeline
 

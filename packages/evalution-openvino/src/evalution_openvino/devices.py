@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
-
-import openvino
+from typing import Any, cast
 
 from evalution_core import EngineUnavailableError
+from evalution_openvino.upstream import Core, Properties, openvino
 
 _OVER_OTHERS = ("AUTO", "MULTI", "HETERO", "BATCH")
 """Names that aren't devices, but ways to use some."""
@@ -17,12 +16,6 @@ _HINTS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _DTYPES = {hint: dtype for dtype, hint in _HINTS.items()}
 _PRECISION = "INFERENCE_PRECISION_HINT"
 _KV_PRECISION = "KV_CACHE_PRECISION"
-
-
-class Properties(Protocol):
-    """The part of a compiled model that says how it runs."""
-
-    def get_property(self, property: str) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +110,7 @@ def _is_there(name: str, available: Iterable[str]) -> bool:
     return any(found == name or found.startswith(f"{name}.") for found in available)
 
 
-def _taken(core: openvino.Core, device: str, hints: Mapping[str, str]) -> dict[str, str]:
+def _taken(core: Core, device: str, hints: Mapping[str, str]) -> dict[str, str]:
     """Those of the hints that the device knows."""
     supported = core.get_property(device, "SUPPORTED_PROPERTIES")
     return {name: value for name, value in hints.items() if name in supported}

@@ -1,7 +1,8 @@
 """OpenVINO files in memory: found, or exported first from a checkpoint."""
 
 # Optimum Intel and parts of Hugging Face's libraries are without types.
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false
+# pyright: reportUnknownVariableType=false
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import transformers
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from optimum.exporters.openvino import main_export
 from optimum.intel.openvino import OVConfig, OVModelForCausalLM
+from safetensors import SafetensorError
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, builtin_path
 from evalution_core.builtins import PREFIX
@@ -32,20 +34,11 @@ from evalution_enginekit import Tokenizer, load_tokenizer, model_identity
 from evalution_enginekit.hf_tokenizer import load_hf_tokenizer
 from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_openvino.engine import torchvision_hint
+from evalution_openvino.model_arguments import FILE, check_arguments, check_files
 from evalution_transformers.loading import declared_eos
 
-_FILE = "openvino_model.xml"
 _WEIGHTS = ("openvino_model.*", "*.safetensors", "*.safetensors.index.json", "*.bin")
 _LONGEST = 600
-_OURS = {
-    "revision": "model.revision",
-    "trust_remote_code": "model.trust_remote_code",
-    "device": "the engine's device",
-    "ov_config": "the engine's ov_config",
-    "compile": "the engine's compile",
-    "export": "nothing: a folder without OpenVINO files is exported",
-}
-"""Arguments of the loader that have a place of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +67,10 @@ def load(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
         raise ConfigurationError(
             "engine OpenVINO needs model.path: a folder, a Hub id, or builtin:tiny"
         )
-    taken = [name for name in _OURS if name in model.model_kwargs]
-    if taken:
-        places = ", ".join(f"{name} (set {_OURS[name]})" for name in taken)
-        raise ConfigurationError(f"model.model_kwargs may not hold {places}")
+    check_arguments(model)
     folder = _folder(model.path)
+    if folder is not None:
+        check_files(model, folder)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
     tokenizer = _tokenizer(model, folder)
     source = str(folder or model.path)
@@ -95,7 +87,14 @@ def load(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
             raise EngineUnavailableError(
                 f"loading {source!r} needs more: {scrub(str(error))}{torchvision_hint(error)}"
             ) from error
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RuntimeError,
+            SafetensorError,
+        ) as error:
             raise ConfigurationError(
                 f"no causal model for OpenVINO could be loaded from {source!r}: {_brief(error)}"
                 f"{torchvision_hint(error)}"
@@ -115,7 +114,7 @@ def _folder(path: str) -> Path | None:
         return folder
     if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
         raise ConfigurationError(
-            f"model folder {path!r} does not exist; give a folder with {_FILE}, or with "
+            f"model folder {path!r} does not exist; give a folder with {FILE}, or with "
             f"config.json and weights, a Hub id as in owner/name, or builtin:tiny"
         )
     return None
@@ -129,7 +128,7 @@ def _tokenizer(model: Model, folder: Path | None) -> Tokenizer:
 
 def _is_exported(model: Model, folder: Path | None) -> bool:
     subfolder = str(model.model_kwargs.get("subfolder", ""))
-    name = str(model.model_kwargs.get("file_name", _FILE))
+    name = str(model.model_kwargs.get("file_name", FILE))
     if folder is not None:
         return (folder / subfolder / name).is_file()
     try:
@@ -146,7 +145,7 @@ class _ExportFolder:
 
     def __init__(self) -> None:
         self.path = tempfile.mkdtemp(prefix="evalution-openvino-")
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        self.remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 _exports: weakref.WeakValueDictionary[str, _ExportFolder] = weakref.WeakValueDictionary()
@@ -158,23 +157,31 @@ def _export(source: str, model: Model, identified: Mapping[str, Any] | None) -> 
 
     Models of one checkpoint that are in use at the same time share them.
     """
-    key = json.dumps([source, model.trust_remote_code, identified], sort_keys=True, default=str)
+    subfolder = str(model.model_kwargs.get("subfolder", ""))
+    # All other arguments matter only as the files are read.
+    files = {name: each for name, each in (identified or {}).items() if name != "model_kwargs"}
+    key = json.dumps([source, subfolder, model.trust_remote_code, files], sort_keys=True)
     with _exporting:
         found = _exports.get(key)
         if found is not None and identified is not None:
             return found
         export = _ExportFolder()
-        main_export(
-            source,
-            export.path,
-            task="text-generation-with-past",
-            revision=model.revision or "main",
-            subfolder=str(model.model_kwargs.get("subfolder", "")),
-            trust_remote_code=model.trust_remote_code,
-            local_files_only=huggingface_hub.constants.HF_HUB_OFFLINE,
-            # Left to itself, upstream rounds the weights of larger models to int8.
-            ov_config=OVConfig(dtype="auto"),
-        )
+        try:
+            main_export(
+                source,
+                export.path,
+                task="text-generation-with-past",
+                revision=model.revision or "main",
+                subfolder=subfolder,
+                trust_remote_code=model.trust_remote_code,
+                local_files_only=huggingface_hub.constants.HF_HUB_OFFLINE,
+                # Left to itself, upstream rounds the weights of larger models to int8.
+                ov_config=OVConfig(dtype="auto"),
+            )
+        except BaseException:
+            # At once: the exception's own frames hold the folder as long as somebody holds it.
+            export.remove()
+            raise
         _exports[key] = export
         return export
 

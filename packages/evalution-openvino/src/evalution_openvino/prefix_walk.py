@@ -23,7 +23,7 @@ from evalution_enginekit import (
     plan_scoring,
 )
 from evalution_enginekit.prefix_trie import shared_prefix
-from evalution_openvino.stateful import Logits, OutOfMemoryError, Pass, State, StatefulRequest
+from evalution_openvino.stateful import Logits, Pass, State, StatefulRequest
 from evalution_transformers.scoring import Tally
 
 _LEAST_KEPT = 8
@@ -93,7 +93,7 @@ class PrefixWalk:
                 for scores in self._attempt(spans[done:]):
                     done += len(scores)
                     yield scores
-            except OutOfMemoryError:
+            except MemoryError:
                 self.forget()
                 if self._pass_tokens == 1:
                     raise

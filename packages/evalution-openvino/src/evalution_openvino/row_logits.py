@@ -4,17 +4,14 @@ As it is exported a model projects every token onto the vocabulary, of which sco
 and generation one.
 """
 
-# openvino's operations are made by decorators, which leave them without types.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import numpy
-from openvino import Model, Node, opset13
+
+from evalution_openvino.upstream import Graph, opset13
 
 ROWS = "logit_rows"
 """The input that names the rows: token t of sequence s of a pass is row `s * tokens + t`."""
@@ -23,7 +20,7 @@ _BEHIND_IT = ("Result", "Convert", "Multiply", "Divide", "Tanh", "Add", "Subtrac
 _DEEPEST = 8
 
 
-def choose_rows(model: Model) -> bool:
+def choose_rows(model: Graph) -> bool:
     """Let the model take `ROWS`, and give logits [rows, 1, vocabulary]; False: it can't be done."""
     layer = _output_layer(model)
     if layer is None:
@@ -48,7 +45,7 @@ def ask_for_last_rows(loaded: Any) -> None:
     That is what `generate` reads; the logits then are [sequences, 1, vocabulary].
     """
     # No reference to the model from itself, which would keep its memory after the last use.
-    own, model = type(loaded).prepare_inputs, weakref.ref(loaded)
+    own, model = cast(Any, type(loaded)).prepare_inputs, weakref.ref(loaded)
 
     def prepare_inputs(*arguments: Any, **named: Any) -> dict[str, Any]:
         inputs = own(model(), *arguments, **named)
@@ -59,7 +56,7 @@ def ask_for_last_rows(loaded: Any) -> None:
     loaded.prepare_inputs = prepare_inputs
 
 
-def _output_layer(model: Model) -> Node | None:
+def _output_layer(model: Graph) -> Any:
     node = model.output("logits").get_node()
     for _ in range(_DEEPEST):
         if node.get_type_name() == "MatMul":
@@ -72,7 +69,7 @@ def _output_layer(model: Model) -> Node | None:
     return None
 
 
-def _is_constant(node: Node) -> bool:
+def _is_constant(node: Any) -> bool:
     if node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
     return node.get_type_name() == "Constant"

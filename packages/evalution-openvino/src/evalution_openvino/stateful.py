@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy
-import openvino
 from numpy.typing import NDArray
 
 from evalution_openvino.row_logits import ROWS
+from evalution_openvino.upstream import Compiled, Tensor, openvino
 
 Ids = NDArray[numpy.int64]
 Logits = NDArray[numpy.float32]
@@ -19,8 +21,23 @@ _TOKENS_AXIS = 2
 """Of a state [sequences, heads, tokens, head size]."""
 
 
+_NO_MEMORY = ("failed to allocate", "bad_alloc", "can't allocate memory")
+"""What a CPU's buffers, OpenVINO's tensors and torch's say, each within a longer text."""
+
+
 class OutOfMemoryError(MemoryError):
     """A pass for which OpenVINO could not allocate memory."""
+
+
+@contextmanager
+def telling_out_of_memory() -> Generator[None]:
+    """Raise `OutOfMemoryError` for the bare errors that OpenVINO and torch have for it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if any(words in str(error).lower() for words in _NO_MEMORY):
+            raise OutOfMemoryError(str(error)) from error
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +59,14 @@ class Pass:
 class State:
     """Keys and values of everything that was run up to here, `columns` tokens a sequence."""
 
-    tensors: tuple[openvino.Tensor, ...]
+    tensors: tuple[Tensor, ...]
     columns: int
 
     def first(self, columns: int) -> State:
         """The same for the first tokens alone."""
         if columns == self.columns:
             return self
-        kept = (
-            numpy.ascontiguousarray(cast(Any, tensor.data)[:, :, :columns])
-            for tensor in self.tensors
-        )
+        kept = (numpy.ascontiguousarray(tensor.data[:, :, :columns]) for tensor in self.tensors)
         return State(tuple(openvino.Tensor(data) for data in kept), columns)
 
     @property
@@ -74,7 +88,7 @@ class StatefulRequest:
         picks_rows: whether it takes `ROWS`.
     """
 
-    def __init__(self, compiled: openvino.CompiledModel, *, picks_rows: bool):
+    def __init__(self, compiled: Compiled, *, picks_rows: bool):
         self._request = compiled.create_infer_request()
         self._inputs = {name for port in compiled.inputs for name in port.get_names()}
         self._picks_rows = picks_rows
@@ -92,6 +106,7 @@ class StatefulRequest:
         self._request.reset_state()
         self.columns = 0
 
+    @telling_out_of_memory()
     def run(self, given: Pass) -> Logits:
         """Logits [rows, vocabulary] of the wanted rows; valid until the next run.
 
@@ -106,11 +121,7 @@ class StatefulRequest:
             "beam_idx": numpy.array(given.origins, numpy.int32),
             ROWS: rows,
         }
-        try:
-            self._request.infer({name: inputs[name] for name in inputs if name in self._inputs})
-        except RuntimeError as error:
-            raise_out_of_memory(error)
-            raise
+        self._request.infer({name: inputs[name] for name in inputs if name in self._inputs})
         self.columns += given.token_ids.shape[1]
         self.forwarded += given.token_ids.size
         logits: Any = self._request.get_tensor("logits").data
@@ -118,9 +129,10 @@ class StatefulRequest:
             return logits[:, 0]
         return logits.reshape(-1, logits.shape[-1])[rows]
 
+    @telling_out_of_memory()
     def save(self) -> State:
         """A copy of the state."""
-        copies: list[openvino.Tensor] = []
+        copies: list[Tensor] = []
         for variable in self._request.query_state():
             found: Any = variable.state
             copy = openvino.Tensor(found.element_type, found.shape)
@@ -128,6 +140,7 @@ class StatefulRequest:
             copies.append(copy)
         return State(tuple(copies), self.columns)
 
+    @telling_out_of_memory()
     def restore(self, state: State) -> None:
         """Go on from a saved state."""
         self._request.reset_state()
@@ -136,7 +149,19 @@ class StatefulRequest:
         self.columns = state.columns
 
 
-def raise_out_of_memory(error: RuntimeError) -> None:
-    """Raise `OutOfMemoryError` if that is what a bare error of OpenVINO's tells."""
-    if "failed to allocate" in str(error).lower():
-        raise OutOfMemoryError(str(error)) from error
+def tell_out_of_memory(loaded: Any) -> None:
+    """Let `generate` of an `OVModelForCausalLM` raise `OutOfMemoryError` too."""
+    # No reference to the model from itself, which would keep its memory after the last use.
+    own, model = cast(Any, type(loaded)).generate, weakref.ref(loaded)
+
+    @telling_out_of_memory()
+    def generate(*arguments: Any, **named: Any) -> Any:
+        held: Any = model()
+        try:
+            return own(held, *arguments, **named)
+        finally:
+            # A beam search whose first step fails leaves Optimum Intel 2.2 with this mark, by which
+            # the next call of whatever kind would run one row for all.
+            held._first_iter_beam_search = False
+
+    loaded.generate = generate

@@ -1,0 +1,91 @@
+"""Generation by openvino-genai: what it completes, and what is said where it can't."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalution_core import (
+    Capability,
+    EngineRuntimeError,
+    EngineUnavailableError,
+    GenerationRequest,
+    Model,
+)
+from evalution_openvino import OpenVINO
+
+pytest.importorskip("optimum.intel", reason="optimum-intel is not installed")
+
+TINY = Model(path="builtin:tiny")
+
+
+def _built(engine: OpenVINO) -> Any:
+    return engine.build(TINY)
+
+
+# With a session made before: importing Optimum Intel warns, and the engine keeps that quiet.
+@pytest.mark.usefixtures("tiny")
+def test_without_genai_it_generates_in_fixed_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evalution_openvino.building.GENAI", ">=9999")
+    with pytest.raises(EngineUnavailableError, match=r'pip install "evalution-openvino\[genai\]"'):
+        OpenVINO(genai=True).build(TINY)
+    with _built(OpenVINO(dtype="float32")) as session:
+        told = session.describe_execution()
+        assert Capability.REFILL not in session.capabilities
+    assert (told["batching"], told["generation"]) == ("fixed batches", "generate")
+    assert "continuous batching: needs openvino-genai>=9999" in told["fallback"]
+
+
+def test_genai_completes_what_fixed_batches_do(tiny: Any) -> None:
+    requests = [
+        GenerationRequest("1 + 2 =", max_new_tokens=1 + at % 9, stop=["\n"] if at % 2 else [])
+        for at in range(12)
+    ]
+    expected = [output.text for output in tiny.generate(requests)]
+    with _built(OpenVINO(dtype="float32", genai=True, batch_size=3)) as session:
+        found = session.generate(requests)
+        sampled = GenerationRequest("1 + 2 =", max_new_tokens=8, do_sample=True, seed=3)
+        sampled.temperature = 1.5
+        assert session.generate([sampled])[0].text == tiny.generate([sampled])[0].text
+        told = session.describe_execution()
+        session.gc()
+        again = session.generate(requests)
+    assert [output.text for output in found] == expected
+    assert [output.text for output in again] == expected
+    assert (told["batching"], told["generation"]) == ("continuous", "openvino-genai")
+    assert told["scheduler"]["max_num_seqs"] == 3
+
+
+def test_a_model_that_genai_cannot_take_is_told(tmp_path: Path) -> None:
+    request = GenerationRequest("1 + 2 =", max_new_tokens=4)
+    with _built(OpenVINO(dtype="float32", genai=True)) as session:
+        session._generation_path._folder = tmp_path
+        for _ in range(2):
+            with pytest.raises(EngineRuntimeError, match="genai=True: openvino-genai can't take"):
+                session.generate([request])
+    with _built(OpenVINO(dtype="float32")) as session:
+        session._generation_path._folder = tmp_path
+        assert session.generate([request])[0].text
+        told = session.describe_execution()
+    assert told["generation"] == "generate"
+    assert told["fallback"].startswith("openvino-genai: ")
+
+
+def test_a_prompt_that_the_cache_cannot_hold_fails_alone() -> None:
+    engine = OpenVINO(dtype="float32", genai=True, batch_size=2, enable_prefix_caching=False)
+    with _built(engine) as session:
+        session._generation_path._settings = {
+            **session._generation_path._settings,
+            "num_kv_blocks": 4,
+        }
+        long, short = "The cat sleeps. " * 40, "1 + 2 ="
+        results: dict[str, Any] = dict(
+            session.generate_continuous(
+                (text, GenerationRequest(text, max_new_tokens=4)) for text in (long, short)
+            )
+        )
+        assert results[short].text
+        with pytest.raises(EngineRuntimeError, match="has no room for a prompt of"):
+            raise results[long].error

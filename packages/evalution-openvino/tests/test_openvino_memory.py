@@ -1,0 +1,93 @@
+"""Memory that runs out: told by its own exception, and a smaller batch is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evalution_core import EngineRuntimeError, GenerationRequest
+
+pytest.importorskip("optimum.intel", reason="optimum-intel is not installed")
+
+from evalution_openvino.stateful import OutOfMemoryError, telling_out_of_memory
+
+# As in test_conformance_openvino.py.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+_BUFFER = "node.cpp:794: [CPU] RoPE node: Failed to allocate 81920000 bytes of memory"
+
+
+class _Scarce:
+    """An infer request with memory for so many sequences at once."""
+
+    def __init__(self, request: Any, most: int):
+        self._request = request
+        self.most = most
+        self.sizes: list[int] = []
+
+    def start_async(self, inputs: dict[str, Any], **named: Any) -> None:
+        self.sizes.append(len(inputs["input_ids"]))
+        if self.sizes[-1] > self.most:
+            raise RuntimeError(_BUFFER)
+        self._request.start_async(inputs, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+
+@pytest.fixture
+def scarce(random_session: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> _Scarce:
+    """The request that the session on `llama` generates with, for two sequences."""
+    model = random_session("llama")._model
+    model.compile()
+    request = _Scarce(model.request, 2)
+    monkeypatch.setattr(model, "request", request)
+    return request
+
+
+def _requests(**options: Any) -> list[GenerationRequest]:
+    prompts = ("w5 w6 w7", "w8", "w9 w10", "w11 w12 w13 w14", "w15")
+    return [GenerationRequest(prompt, max_new_tokens=5, **options) for prompt in prompts]
+
+
+def test_half_of_a_batch_is_tried(random_session: Callable[..., Any], scarce: _Scarce) -> None:
+    session = random_session("llama")
+    scarce.most = 16
+    expected = [output.text for output in session.generate(_requests())]
+    assert max(scarce.sizes) == len(expected)
+    scarce.most = 2
+    assert [output.text for output in session.generate(_requests())] == expected
+    assert scarce.sizes[-1] <= 2
+
+
+def test_a_search_without_room_leaves_nothing_behind(
+    random_session: Callable[..., Any], scarce: _Scarce
+) -> None:
+    session = random_session("llama")
+    expected = [output.text for output in session.generate(_requests())]
+    scarce.most = 0
+    with pytest.raises(EngineRuntimeError, match="memory ran out for this prompt alone"):
+        session.generate(_requests(num_beams=3)[:1])
+    scarce.most = 2
+    assert [output.text for output in session.generate(_requests())] == expected
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        _BUFFER,
+        "src/core/src/runtime/allocator.cpp:79: std::bad_alloc",
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+    ],
+)
+def test_what_says_that_memory_ran_out_is_told_so(told: str) -> None:
+    with pytest.raises(OutOfMemoryError, match="alloc"), telling_out_of_memory():
+        raise RuntimeError(told)
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="shapes differ") as caught, telling_out_of_memory():
+        raise RuntimeError("shapes differ")
+    assert caught.type is RuntimeError
