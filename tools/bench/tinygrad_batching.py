@@ -73,7 +73,8 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def compare(name: str, ours: Callable[[], Any], peer: Callable[[], Any], config: Config) -> None:
-    ours(), peer()
+    ours()
+    peer()
     ratios: list[float] = []
     mine = 0.0
     for _ in range(config["pairs"]):

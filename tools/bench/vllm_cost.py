@@ -203,6 +203,7 @@ def main() -> int:
             multiprocessing=False,
         )
         with engine.build(Model(folder)) as session:
+            assert session._loaded is not None
             llm = session._loaded.llm
             session.check()
             kept = [benches[name](session, llm, config, pairs) for name in wanted or benches]

@@ -25,7 +25,7 @@ from evalution_enginekit import (
     TokenSession,
     TokenSpan,
 )
-from evalution_enginekit.serving import ServingLoop, RequestUpdate, ServingRuntime
+from evalution_enginekit.serving import RequestUpdate, ServingLoop, ServingRuntime
 from evalution_enginekit.serving_forms import EventLoopRequests, FixedBatchRequests, Work
 from evalution_enginekit.span_groups import SpanGroup, span_groups
 

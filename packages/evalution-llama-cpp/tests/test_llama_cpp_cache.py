@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -126,6 +126,7 @@ def test_streams_that_are_closed_early_leave_nothing(roomy: LlamaCppSession) -> 
     expected = roomy.generate(requests[:1])[0].text
     for _ in range(50):
         stream = roomy.generate_continuous(enumerate(requests))
+        assert isinstance(stream, Generator)
         for _ in range(chance.randrange(20)):
             next(stream)
         begun = time.monotonic()

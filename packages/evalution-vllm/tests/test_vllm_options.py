@@ -134,8 +134,8 @@ def test_the_install_line_fits_the_machine(
     devices: list[str],
     hint: str,
 ) -> None:
-    monkeypatch.setattr(installed.sys, "platform", system)
-    monkeypatch.setattr(installed.sys, "version_info", (*python, 0, "final", 0))
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(sys, "version_info", (*python, 0, "final", 0))
     monkeypatch.setattr(Path, "exists", lambda path: str(path) in devices)
     assert hint in installed.install_hint()
     if system != "linux":

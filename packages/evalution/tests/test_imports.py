@@ -40,6 +40,7 @@ def test_the_import_is_light(code: str) -> None:
 COMMANDS = sorted(
     command.name or getattr(command.callback, "__name__", "").replace("_", "-")
     for command in app.registered_commands
+    if command.add_help_option  # those of other packages have no help before they are loaded
 )
 HEAVY = ENGINE_PARTS | {
     *("datasets", "httpx", "huggingface_hub", "jinja2", "pandas", "plotly", "psutil", "pyarrow"),
