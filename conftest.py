@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,10 @@ collect_ignore = [str(PACKAGES / name) for name in MISSING]
 settings.register_profile("local", deadline=None)
 if "CI" not in os.environ:
     settings.load_profile("local")
+
+# A shell that starts the tests in its background lets them ignore Ctrl-C, and every program that
+# they start with them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Only tests marked `hub` may reach the network; they take HF_HUB_OFFLINE=0 from the caller.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

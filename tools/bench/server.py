@@ -30,9 +30,6 @@ import psutil
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-# A stream's input has a thread of its own, and glibc an arena for most threads: without a limit,
-# memory creeps up by a few MiB until each arena has seen its largest load.
-ARENAS = {"MALLOC_ARENA_MAX": "2"}
 CONFIG = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 IN_PROCESS = """
@@ -74,7 +71,7 @@ def served(engine: str, model: str) -> Iterator[tuple[str, psutil.Process]]:
         pinned(command, SERVER_CORE),
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **THREADS, **ARENAS},
+        env={**os.environ, **THREADS},
     )
     try:
         assert process.stdout is not None

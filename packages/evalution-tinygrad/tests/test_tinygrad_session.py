@@ -20,7 +20,6 @@ from evalution_core import (
 from evalution_enginekit import TokenSpan, plan_scoring
 from evalution_reference import Reference
 from evalution_tinygrad import Tinygrad
-from evalution_tinygrad.sampling import Choice
 
 TINY = Model("builtin:tiny")
 _WORDS = [
@@ -167,19 +166,3 @@ def test_the_execution_is_described() -> None:
     }
     assert wanted.items() <= told.items()
     assert "tiny-f32.gguf" in identity
-
-
-def test_a_sample_needs_no_more_than_its_logits_and_seed() -> None:
-    np = pytest.importorskip("numpy")
-    from evalution_enginekit import TokenPrompt
-    from evalution_reference.sampling import next_token
-
-    chance = np.random.default_rng(0)
-    for seed in range(40):
-        logits = chance.normal(size=50).astype(np.float32) * 3
-        settings = {"temperature": 0.2 + seed % 3, "top_k": seed % 7, "top_p": 1 - seed % 4 / 5}
-        choice = Choice(TokenPrompt(0, [1], 1, do_sample=True, seed=seed, **settings))
-        right = next_token(
-            logits, do_sample=True, generator=np.random.default_rng(seed), **settings
-        )
-        assert choice.draw(logits) == right

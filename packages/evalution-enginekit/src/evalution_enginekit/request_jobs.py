@@ -72,13 +72,18 @@ def answer_job(request: Q, answer: Callable[[Q], Awaitable[Any]]) -> RequestJob:
 
 
 def results_in_order(
-    loop: RequestLoop, jobs: Sequence[RequestJob], limits: StreamLimits
+    loop: RequestLoop,
+    jobs: Sequence[RequestJob],
+    limits: StreamLimits,
+    requests: Sequence[int] | None = None,
 ) -> list[Any]:
     """Results in the order of the jobs.
 
     What the runtime finds wrong with requests is raised for all of them, once every job is done.
-    Any other error is raised at once, and what still runs is aborted.
+    Any other error is raised at once, and what still runs is aborted. `requests` has the index of
+    the request that each job is a part of, where that isn't the job's own.
     """
+    parts = range(len(jobs)) if requests is None else requests
     stream = loop.open(limits)
     outputs: dict[int, Any] = {}
     refused: dict[int, EvalutionError] = {}
@@ -90,13 +95,13 @@ def results_in_order(
             if not isinstance(result, RequestFailure):
                 outputs[index] = result
             elif isinstance(result.error, InvalidRequestError | UnsupportedRequestError):
-                refused[index] = result.error
+                refused.setdefault(parts[index], result.error)
             else:
                 raise result.error
     finally:
         stream.close()
     if refused:
-        raise _refusal(refused, len(jobs))
+        raise _refusal(refused, len(set(parts)))
     return [outputs[index] for index in range(len(jobs))]
 
 

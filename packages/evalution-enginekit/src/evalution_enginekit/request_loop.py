@@ -40,10 +40,17 @@ class RequestJob:
 RequestStream = ResultStream[Any, RequestJob, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Running:
     stream: RequestStream
     task: asyncio.Task[None]
+    is_aborted: bool = False
+
+    def abort(self) -> None:
+        """Cancel it once: a second time would break into what it does to let go."""
+        if not self.is_aborted:
+            self.is_aborted = True
+            self.task.cancel()
 
 
 class RequestLoop:
@@ -178,7 +185,7 @@ class RequestLoop:
             self._woken = False
             for running in self._running.values():
                 if running.stream.ended:
-                    running.task.cancel()
+                    running.abort()
             self._streams = [s for s in self._streams if not s.ended or s.running]
             self._admit()
 

@@ -228,8 +228,9 @@ class RequestSession(BaseInferenceSession):
             self._preparation.rolling, requests
         )
         self._ensure_checked()
-        spans = [span for windows in texts for span in windows]
-        scores = iter(self._score_spans(spans, batch_size))
+        jobs = [self._span_job(span) for windows in texts for span in windows]
+        parts = [index for index, windows in enumerate(texts) for _ in windows]
+        scores = iter(results_in_order(self._loop, jobs, self._limits(batch_size), parts))
         return [
             rolling_output(request, windows, [next(scores) for _ in windows])
             for request, windows in zip(requests, texts, strict=True)
@@ -328,11 +329,11 @@ class RequestSession(BaseInferenceSession):
     def _all(self, jobs: Sequence[RequestJob], batch_size: int | None) -> list[Any]:
         return results_in_order(self._loop, jobs, self._limits(batch_size))
 
-    def _score_spans(
-        self, spans: Sequence[TokenSpan], batch_size: int | None = None
-    ) -> list[TokenScore]:
-        jobs = [score_job(ScoringJob(span, _itself, {}), self._score) for span in spans]
-        return self._all(jobs, batch_size)
+    def _score_spans(self, spans: Sequence[TokenSpan]) -> list[TokenScore]:
+        return self._all([self._span_job(span) for span in spans], None)
+
+    def _span_job(self, span: TokenSpan) -> RequestJob:
+        return score_job(ScoringJob(span, _itself, {}), self._score)
 
     def _complete_ids(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
         """Greedy continuation of ids with its log-probabilities."""

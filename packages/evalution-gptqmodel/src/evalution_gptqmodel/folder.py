@@ -14,11 +14,12 @@ from typing import Any, cast
 
 from huggingface_hub import snapshot_download
 
-from evalution_core import ConfigurationError, Model, builtin_path
-from evalution_core.builtins import PREFIX
+from evalution_core import ConfigurationError, Model
 from evalution_core.redaction import redact, scrub
 from evalution_enginekit import model_identity
+from evalution_enginekit.model_folder import model_folder
 
+_WANTED = "the folder of a quantised checkpoint, or a Hub id as in owner/name"
 _DECLARATIONS = ("config.json", "quantize_config.json", "quant_config.json")
 _WEIGHTS = (
     "*.safetensors",
@@ -83,16 +84,9 @@ def quantized_folder(model: Model, engine: str) -> Folder:
 
 
 def _located(model: Model, path: str) -> tuple[Path, str | None]:
-    if path.startswith(PREFIX):
-        return builtin_path(path, "safetensors"), None
-    folder = Path(path).expanduser()
-    if folder.is_dir():
+    folder = model_folder(path, _WANTED)
+    if folder is not None:
         return folder, None
-    if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
-        raise ConfigurationError(
-            f"model folder {path!r} does not exist; give the folder of a quantised checkpoint, or "
-            f"a Hub id as in owner/name"
-        )
     fetched = [*_FETCHED, *(["*.py"] if model.trust_remote_code else [])]
     try:
         found = snapshot_download(path, revision=model.revision, allow_patterns=fetched)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-
 from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
 from evalution_enginekit.prefix_trie import shared_prefix
+from evalution_enginekit.sampling import TokenChoice
 from evalution_llama_cpp.cache_ledger import CacheLedger, Share
 from evalution_llama_cpp.context import Context, Logits
-from evalution_llama_cpp.log_softmax import log_softmax
-from evalution_llama_cpp.sampling import Choice
 from evalution_llama_cpp.scoring import Head
 
 _LEAST_SHARED = 8
@@ -147,7 +144,7 @@ class _Sequence:
         self.number = -1
         self.cached = 0
         self.is_done = False
-        self._choice = Choice(prompt)
+        self._choice = TokenChoice(prompt)
 
     @property
     def pending(self) -> int:
@@ -155,14 +152,9 @@ class _Sequence:
 
     def take(self, logits: Logits) -> TokenEvent:
         """Choose the next token from its logits [vocabulary]."""
-        prompt = self.prompt
-        token_id = self._choice.draw(logits)
-        self.token_ids.append(token_id)
-        generated = len(self.token_ids) - len(prompt.token_ids)
-        self.is_done = token_id in prompt.stop_ids or generated >= prompt.max_new_tokens
-        if prompt.logprobs is None:
-            return TokenEvent(prompt.key, [token_id])
-        logprobs = log_softmax(logits)
-        likeliest = np.argsort(-logprobs, kind="stable")[: prompt.logprobs]
-        top = {int(index): float(logprobs[index]) for index in likeliest}
-        return TokenEvent(prompt.key, [token_id], [float(logprobs[token_id])], [top])
+        event = self._choice.take(logits)
+        self.token_ids += event.token_ids
+        generated = len(self.token_ids) - len(self.prompt.token_ids)
+        is_full = generated >= self.prompt.max_new_tokens
+        self.is_done = self.token_ids[-1] in self.prompt.stop_ids or is_full
+        return event

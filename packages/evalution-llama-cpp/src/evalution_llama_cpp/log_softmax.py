@@ -33,9 +33,3 @@ def token_logprobs(
     # Differences from the top first: logit and log-sum-exp may be large and nearly equal.
     logprobs = (chosen - top[rows]).astype(np.float64) - np.log(sums)[rows]
     return logprobs.tolist(), (chosen >= top[rows]).tolist()
-
-
-def log_softmax(row: Logits) -> NDArray[np.float64]:
-    """Natural-log probabilities of all tokens from logits [vocabulary]."""
-    shifted = (row - row.max()).astype(np.float64)
-    return shifted - np.log(np.exp(shifted).sum())

@@ -27,11 +27,11 @@ from optimum.exporters.openvino import main_export
 from optimum.intel.openvino import OVConfig, OVModelForCausalLM
 from safetensors import SafetensorError
 
-from evalution_core import ConfigurationError, EngineUnavailableError, Model, builtin_path
-from evalution_core.builtins import PREFIX
+from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_core.redaction import redact, scrub
 from evalution_enginekit import Tokenizer, load_tokenizer, model_identity
 from evalution_enginekit.hf_tokenizer import load_hf_tokenizer
+from evalution_enginekit.model_folder import model_folder
 from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_openvino.engine import torchvision_hint
 from evalution_openvino.model_arguments import FILE, check_arguments, check_files
@@ -39,6 +39,12 @@ from evalution_transformers.loading import declared_eos
 
 _WEIGHTS = ("openvino_model.*", "*.safetensors", "*.safetensors.index.json", "*.bin")
 _LONGEST = 600
+
+
+_WANTED = (
+    f"a folder with {FILE}, or with config.json and weights, a Hub id as in owner/name, or "
+    "builtin:tiny"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ def load(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
             "engine OpenVINO needs model.path: a folder, a Hub id, or builtin:tiny"
         )
     check_arguments(model)
-    folder = _folder(model.path)
+    folder = model_folder(model.path, _WANTED)
     if folder is not None:
         check_files(model, folder)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
@@ -104,20 +110,6 @@ def load(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
     if folder is None:
         tokenizer.eos_ids |= declared_eos(loaded)  # pyright: ignore[reportAttributeAccessIssue]
     return Exported(loaded, tokenizer, Path(loaded.model_save_dir), export is not None, identified)
-
-
-def _folder(path: str) -> Path | None:
-    if path.startswith(PREFIX):
-        return builtin_path(path, "safetensors")
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise ConfigurationError(
-            f"model folder {path!r} does not exist; give a folder with {FILE}, or with "
-            f"config.json and weights, a Hub id as in owner/name, or builtin:tiny"
-        )
-    return None
 
 
 def _tokenizer(model: Model, folder: Path | None) -> Tokenizer:

@@ -9,9 +9,9 @@ import numpy as np
 
 from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt, refill
 from evalution_enginekit.prefix_trie import shared_prefix
+from evalution_enginekit.sampling import TokenChoice
 from evalution_reference.kv_cache import KVCache
 from evalution_reference.llama import Floats, Llama
-from evalution_reference.sampling import next_token
 
 _PREFIXES_KEPT = 4
 _LEAST_SHARED = 8
@@ -74,30 +74,13 @@ class _Sequence:
         self.pending = pending
         self.generated = 0
         self.is_done = False
-        self._generator = np.random.default_rng(prompt.seed) if prompt.do_sample else None
+        self._choice = TokenChoice(prompt)
 
     def take(self, logits: Floats) -> TokenEvent:
         """Choose the next token from its logits [vocab]."""
-        prompt = self.prompt
-        token_id = next_token(
-            logits,
-            do_sample=prompt.do_sample,
-            temperature=prompt.temperature,
-            top_p=prompt.top_p,
-            top_k=prompt.top_k,
-            generator=self._generator,
-        )
-        self.pending = [token_id]
+        event = self._choice.take(logits)
+        self.pending = list(event.token_ids)
         self.generated += 1
-        self.is_done = token_id in prompt.stop_ids or self.generated >= prompt.max_new_tokens
-        if prompt.logprobs is None:
-            return TokenEvent(prompt.key, [token_id])
-        logprobs = _log_softmax(logits)
-        likeliest = np.argsort(-logprobs, kind="stable")[: prompt.logprobs]
-        top = {int(index): float(logprobs[index]) for index in likeliest}
-        return TokenEvent(prompt.key, [token_id], [float(logprobs[token_id])], [top])
-
-
-def _log_softmax(logits: Floats) -> Floats:
-    shifted = logits - logits.max()
-    return shifted - np.log(np.exp(shifted).sum())
+        is_full = self.generated >= self.prompt.max_new_tokens
+        self.is_done = self.pending[0] in self.prompt.stop_ids or is_full
+        return event

@@ -12,12 +12,12 @@ from evalution_enginekit import (
     TokenSpan,
     plan_scoring,
 )
+from evalution_enginekit.sampling import TokenChoice
 from evalution_tinygrad.forward import Forward
 from evalution_tinygrad.kv_cache import Path
 from evalution_tinygrad.packing import Packing, Pass, PlannedRuns, Run
 from evalution_tinygrad.prefixes import Prefixes
 from evalution_tinygrad.rotary import Floats
-from evalution_tinygrad.sampling import Choice, top_logprobs
 
 _ANY_TOKEN = 0
 """Stands for the token that a prompt's last row is to choose."""
@@ -144,16 +144,14 @@ class _Sequence:
         self.path = path
         self.last = _ANY_TOKEN
         self.is_done = False
-        self._choice = Choice(prompt)
+        self._choice = TokenChoice(prompt)
         self._generated = 0
 
     def take(self, logits: Floats) -> TokenEvent:
         """Choose the next token from its logits [vocabulary]."""
-        prompt = self.prompt
-        self.last = token_id = self._choice.draw(logits)
+        event = self._choice.take(logits)
+        (self.last,) = event.token_ids
         self._generated += 1
-        self.is_done = token_id in prompt.stop_ids or self._generated >= prompt.max_new_tokens
-        if prompt.logprobs is None:
-            return TokenEvent(prompt.key, [token_id])
-        logprob, top = top_logprobs(logits, token_id, prompt.logprobs)
-        return TokenEvent(prompt.key, [token_id], [logprob], [top])
+        is_full = self._generated >= self.prompt.max_new_tokens
+        self.is_done = self.last in self.prompt.stop_ids or is_full
+        return event

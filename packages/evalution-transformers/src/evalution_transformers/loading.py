@@ -18,11 +18,10 @@ from evalution_core import (
     ConfigurationError,
     EngineUnavailableError,
     Model,
-    builtin_path,
 )
-from evalution_core.builtins import PREFIX
 from evalution_enginekit import Tokenizer, load_tokenizer
 from evalution_enginekit.hf_tokenizer import HFTokenizer, load_hf_tokenizer
+from evalution_enginekit.model_folder import model_folder
 from evalution_enginekit.runtime import in_range
 from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_transformers.adapters import add_adapter
@@ -136,22 +135,13 @@ def declared_eos(model: CausalModel) -> frozenset[int]:
 
 
 def _folder(path: str) -> Path | None:
-    if path.startswith(PREFIX):
-        return builtin_path(path, "safetensors")
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.is_file():
+    file = Path(path).expanduser()
+    if file.is_file():
         raise ConfigurationError(
             f"model.path {path!r} is a file; give its folder, and for a GGUF file model_kwargs "
-            f"gguf_file={folder.name!r}"
+            f"gguf_file={file.name!r}"
         )
-    if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise ConfigurationError(
-            f"model folder {path!r} does not exist; give a folder with config.json and weights, a "
-            f"Hub id as in owner/name, or builtin:tiny"
-        )
-    return None
+    return model_folder(path)
 
 
 def _tokenizer(model: Model, folder: Path | None) -> Tokenizer:

@@ -15,12 +15,11 @@ from evalution_core import (
     EngineUnavailableError,
     EvalutionError,
     Model,
-    builtin_path,
 )
-from evalution_core.builtins import PREFIX
 from evalution_core.redaction import redact, scrub
 from evalution_enginekit import Tokenizer, load_tokenizer, model_identity
 from evalution_enginekit.hf_tokenizer import HFTokenizer, load_hf_tokenizer
+from evalution_enginekit.model_folder import model_folder
 from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_vllm.arguments import PROMPT_PART, arguments, model_arguments
 from evalution_vllm.core_apart import CoreApart
@@ -63,7 +62,7 @@ def load(engine: VLLM, model: Model) -> Loaded:
         raise ConfigurationError(
             "engine VLLM needs model.path: a folder, a Hub id, or builtin:tiny"
         )
-    folder = _folder(model.path)
+    folder = model_folder(model.path)
     vllm = runtime()
     if engine.batch_invariant and vllm.platforms.current_platform.is_cpu():
         raise ConfigurationError(
@@ -177,20 +176,6 @@ def fed_window(config: Any, window: int) -> int:
     border: Any = getattr(settings, "original_max_position_embeddings", None)
     border = border or scaling.get("original_max_position_embeddings")
     return window - 1 if window == border else window
-
-
-def _folder(path: str) -> Path | None:
-    if path.startswith(PREFIX):
-        return builtin_path(path, "safetensors")
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise ConfigurationError(
-            f"model folder {path!r} does not exist; give a folder with config.json and weights, a "
-            f"Hub id as in owner/name, or builtin:tiny"
-        )
-    return None
 
 
 def _tokenizer(model: Model, folder: Path | None) -> Tokenizer:

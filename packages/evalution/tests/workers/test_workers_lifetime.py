@@ -44,9 +44,7 @@ def test_closing_ends_all_processes(
 
 
 PROGRAM = """
-import signal, sys, threading
-# A test run in the background of a shell ignores it, and hands that down.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+import sys, threading
 sys.path.insert(0, sys.argv[1])
 from evalution.workers import build_supervised
 from evalution_core import Model

@@ -1,4 +1,7 @@
-"""Choosing the next token from its logits."""
+"""Choosing the next token from its logits, for engines that have them as NumPy arrays.
+
+Needs NumPy, which such an engine brings along.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,43 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evalution_core.errors import InvalidRequestError
+from evalution_enginekit.tokens import TokenEvent, TokenPrompt
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+class TokenChoice:
+    """How one prompt's tokens are chosen, with random numbers of its own.
+
+    The same seed gives the same numbers, whatever else is in the batch.
+    """
+
+    def __init__(self, prompt: TokenPrompt):
+        self._prompt = prompt
+        self._generator = np.random.default_rng(prompt.seed) if prompt.do_sample else None
+
+    def take(self, logits: NDArray[np.floating[Any]]) -> TokenEvent:
+        """The next token from its logits [vocabulary], as `next_token` chooses it.
+
+        With the log-probabilities that the prompt asks for, computed in float64.
+        """
+        prompt = self._prompt
+        token_id = next_token(
+            logits,
+            do_sample=prompt.do_sample,
+            temperature=prompt.temperature,
+            top_p=prompt.top_p,
+            top_k=prompt.top_k,
+            generator=self._generator,
+        )
+        if prompt.logprobs is None:
+            return TokenEvent(prompt.key, [token_id])
+        shifted = (logits - logits.max()).astype(np.float64)
+        logprobs = shifted - np.log(np.exp(shifted).sum())
+        likeliest = np.argsort(-logprobs, kind="stable")[: prompt.logprobs]
+        top = {int(at): float(logprobs[at]) for at in likeliest}
+        return TokenEvent(prompt.key, [token_id], [float(logprobs[token_id])], [top])
 
 
 def next_token(

@@ -1,0 +1,37 @@
+"""A model's path is a folder, a builtin or a Hub id, and never a guess."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evalution_core import ConfigurationError
+from evalution_enginekit.model_folder import model_folder
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert model_folder(str(tmp_path)) == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    assert model_folder("~/model") == tmp_path / "model"
+
+
+def test_a_builtin_is_the_folder_of_its_checkpoint() -> None:
+    folder = model_folder("builtin:tiny")
+    assert folder is not None
+    assert (folder / "config.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "owner/name"])
+def test_what_may_be_on_the_hub_is_no_folder(name: str) -> None:
+    assert model_folder(name) is None
+
+
+@pytest.mark.parametrize("path", ["./model", "~/no/such", "/no/such", "a/b/c"])
+def test_what_can_only_be_a_folder_has_to_be_there(path: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        model_folder(path, "a folder with model.xml")
+    assert str(raised.value) == (
+        f"model folder {path!r} does not exist; give a folder with model.xml"
+    )
