@@ -14,6 +14,8 @@ from evalution_conformance.suite import group, needs
 from evalution_core import Capability, GenerationRequest
 
 _HOT = 2.0
+_STABLE = 1e-3
+"""Up to this tolerance, in nats, every seeded sample has to be the same in any batch."""
 _TRIES = 6
 _TOP = 3
 
@@ -69,7 +71,10 @@ class SamplingChecks:
         batch.insert(1, subject.request(PROMPTS[0]))
         together = [output.text for output in subject.generate(*batch)]
         del together[1]
-        assert together[::-1] == alone, f"by seed alone {alone}, in a batch {together[::-1]}"
+        same = sum(a == b for a, b in zip(alone, reversed(together), strict=True))
+        # Rounding that depends on the batch moves a draw across a border now and then.
+        least = _TRIES if subject.tolerance <= _STABLE else _TRIES // 2
+        assert same >= least, f"by seed alone {alone}, in a batch {together[::-1]}"
         assert len(set(alone)) > 1, "every seed gives the same sample"
 
     @needs(Capability.LOGPROBS)
