@@ -63,10 +63,8 @@ def pinned(command: list[str], core: int) -> list[str]:
 @contextmanager
 def served(engine: str, model: str) -> Iterator[tuple[str, psutil.Process]]:
     """Base URL and process of `evalution serve`, without a request log."""
-    command = [
-        sys.executable, "-m", "evalution", "serve", model, "--engine", engine, "--port", "0",
-        "--name", "bench", "--no-request-log",
-    ]  # fmt: skip
+    options = ["--engine", engine, "--port", "0", "--name", "bench", "--no-request-log"]
+    command = [sys.executable, "-m", "evalution", "serve", model, *options]
     process = subprocess.Popen(
         pinned(command, SERVER_CORE),
         stdout=subprocess.PIPE,
@@ -199,8 +197,10 @@ def throughput() -> None:
     alone.wait()
     clock = statistics.median(one.wall / http.wall for one, http in pairs)
     processor = statistics.median(one.processor / http.processor for one, http in pairs)
-    print(f"median {clock:.3f} by the clock, {processor:.3f} by processor time; "
-          f"the bound is {config['least']}")  # fmt: skip
+    print(
+        f"median {clock:.3f} by the clock, {processor:.3f} by processor time; "
+        f"the bound is {config['least']}"
+    )
 
 
 async def one_by_one(url: str, path: str, content: dict[str, Any], count: int) -> float:

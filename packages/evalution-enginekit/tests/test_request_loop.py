@@ -137,6 +137,31 @@ def test_closing_a_stream_cancels_what_runs_and_no_other(loop: RequestLoop) -> N
     assert next(second.results()) == ("b", "B")
 
 
+def test_what_lets_go_slowly_is_not_broken_into(loop: RequestLoop) -> None:
+    begun, leaving, let_go = threading.Event(), threading.Event(), threading.Event()
+
+    async def serve(_: Tell) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            leaving.set()
+            await asyncio.sleep(0.05)
+            let_go.set()
+
+    first, second = (loop.open(StreamLimits(running=1, ahead=0)) for _ in range(2))
+    first.submit("a", RequestJob(serve, {}))
+    assert begun.wait(WAIT_S)
+    closing = threading.Thread(target=first.close)
+    closing.start()
+    assert leaving.wait(WAIT_S)
+    loop.wake()
+    second.submit("b", immediate(1))
+    assert next(second.results()) == ("b", 1)
+    closing.join(WAIT_S)
+    assert let_go.is_set()
+
+
 def test_streams_take_turns(loop: RequestLoop) -> None:
     server = Server()
     loop.set_depth(1)

@@ -8,8 +8,16 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from evalution_conformance import EngineConformance
-from evalution_core import BaseEngine, Model, neutral
+from evalution_core import (
+    BaseEngine,
+    InvalidRequestError,
+    Model,
+    RollingLoglikelihoodRequest,
+    neutral,
+)
 from evalution_enginekit import (
     ByteTokenizer,
     CompletionPiece,
@@ -93,6 +101,29 @@ class HostedSession(RequestSession):
         scored = list(zip(rows, span.token_ids[span.start :], strict=True))
         greedy = all(row[token_id] >= max(row) for row, token_id in scored)
         return TokenScore([row[token_id] for row, token_id in scored], greedy)
+
+
+class Choosy(HostedSession):
+    """Its runtime finds the letter x wrong."""
+
+    async def _score(self, span: TokenSpan) -> TokenScore:
+        if ord("x") in span.token_ids:
+            raise InvalidRequestError("no x")
+        return await super()._score(span)
+
+
+def test_a_window_that_the_runtime_refuses_is_told_by_its_request() -> None:
+    session = Choosy(
+        engine="Hosted",
+        capabilities=MOCK_CAPABILITIES,
+        loop=RequestLoop("the Hosted session", 2),
+        tokenizer=ByteTokenizer(),
+        max_model_len=16,
+    )
+    texts = ["a" * 40, "b", "c" * 20 + "x" * 20]
+    with session, pytest.raises(InvalidRequestError, match=r"refused 1 of 3 requests") as caught:
+        session.loglikelihood_rolling([RollingLoglikelihoodRequest(text) for text in texts])
+    assert set(caught.value.failures or ()) == {2}
 
 
 class TestRequestSession(EngineConformance):

@@ -83,7 +83,7 @@ def results_in_order(
     Any other error is raised at once, and what still runs is aborted. `requests` has the index of
     the request that each job is a part of, where that isn't the job's own.
     """
-    parts = range(len(jobs)) if requests is None else requests
+    parts: Sequence[int] = range(len(jobs)) if requests is None else requests
     stream = loop.open(limits)
     outputs: dict[int, Any] = {}
     refused: dict[int, EvalutionError] = {}
@@ -95,7 +95,8 @@ def results_in_order(
             if not isinstance(result, RequestFailure):
                 outputs[index] = result
             elif isinstance(result.error, InvalidRequestError | UnsupportedRequestError):
-                refused.setdefault(parts[index], result.error)
+                part: int = parts[cast("int", index)]
+                refused.setdefault(part, result.error)
             else:
                 raise result.error
     finally:

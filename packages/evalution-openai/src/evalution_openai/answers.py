@@ -103,6 +103,7 @@ class Reader:
         self._reasoning += _text(said.get("reasoning_content") or said.get("reasoning")) or ""
         details = mapping(mapping(answer.get("usage")).get("prompt_tokens_details"))
         found = {
+            "model": answer.get("model"),
             "finish_reason": choice.get("finish_reason"),
             "stop_reason": choice.get("stop_reason"),
             "reasoning": self._reasoning or None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from evalution_core import GenerationRequest
 from evalution_enginekit.pieces import RequestPrompt
@@ -82,6 +82,13 @@ class BodyWriter:
         if self._dialect.is_evalution:
             settings["truncation"] = request.truncation
         return settings
+
+
+def scoring_cost(body: Mapping[str, Any]) -> int:
+    """Tokens that scoring a body may cost: the ids in its fields, or what its texts come to."""
+    texts = sum(len(value) for value in body.values() if isinstance(value, str))
+    ids = sum(len(cast("list[int]", value)) for value in body.values() if isinstance(value, list))
+    return ids + texts // _CHARACTERS_A_TOKEN + 1
 
 
 def _cost(prompt: RequestPrompt) -> int:

@@ -8,7 +8,8 @@ import re
 from typing import TYPE_CHECKING
 
 from evalution_core import ConfigurationError, hide
-from evalution_openai.endpoint import Address, Endpoint
+from evalution_openai.address import Address
+from evalution_openai.endpoint import Endpoint
 from evalution_openai.pressure import RateLimit
 from evalution_openai.retrying import Clock, Patience, SystemClock
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx
 
-from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError
+from evalution_core import EngineRuntimeError, EvalutionError
+from evalution_openai.address import Address
 from evalution_openai.pressure import Pressure, RateLimit
-from evalution_openai.refusals import quote, refusal
+from evalution_openai.refusals import quote, refusal, tls_failure
 from evalution_openai.retrying import (
     RETRIED_STATUSES,
     Attempts,
@@ -27,42 +27,20 @@ from evalution_openai.retrying import (
     retry_after,
 )
 
-_VERSIONED = re.compile(r"/v\d+[a-z0-9]*$")
 _HIDDEN = b"***"
+_LOOPBACK = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 _CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 _TOO_MANY = 429
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server's routes are: OpenAI's under `api`, others beside it under `root`."""
-
-    api: str
-    root: str
-
-    @classmethod
-    def of(cls, base_url: str) -> Address:
-        """`base_url` with or without `/v1` at its end.
-
-        Raises:
-            ConfigurationError: it is no http or https URL.
-        """
-        url = httpx.URL(base_url)
-        if url.scheme not in ("http", "https") or not url.host:
-            raise ConfigurationError(
-                f"base_url must be an http or https URL such as http://127.0.0.1:8000/v1, "
-                f"got {quote(base_url)!r}"
-            )
-        base = base_url.rstrip("/")
-        if _VERSIONED.search(base):
-            return cls(base, base.rpartition("/")[0])
-        return cls(f"{base}/v1", base)
+_LEAST_SECRET = 8
+_LONGEST_ANSWER = 1 << 28
+"""Bytes, unpacked: a small compressed answer may be endless."""
 
 
 class Endpoint:
     """A server, asked from one event loop.
 
-    An answer never shows the credentials: where the server repeats them, they are replaced. A
+    An answer never shows the credentials: where the server repeats them, they are replaced. One of
+    few letters is left, as it stands in other words ("EMPTY" is a usual key of open servers). A
     redirect is not followed: it would carry the prompt, and perhaps the key, to another host.
     """
 
@@ -83,7 +61,7 @@ class Endpoint:
         self.clock = clock or SystemClock()
         self._patience = patience or Patience()
         self._headers = dict(headers or {})
-        self._credentials = [text.encode() for text in credentials if text]
+        self._credentials = [text.encode() for text in credentials if len(text) >= _LEAST_SECRET]
         self._requests = requests or RateLimit(self.clock, None)
         self._tokens = tokens or RateLimit(self.clock, None)
         self._transport = transport
@@ -124,15 +102,19 @@ class Endpoint:
         Raises as `post`; `EngineRuntimeError` also for a stream that breaks off.
         """
         attempts = await self._begun(tokens)
+        used = tokens
         while True:
             come = False
+            await self._allowed_again(attempts)
             try:
                 async with asyncio.timeout(attempts.timeout_s):
                     async with self._opened("POST", url, body, attempts) as response:
                         async for event in self._parsed(response):
                             come = True
+                            used = _used(event, used)
                             yield event
                 self._note_success()
+                self._tokens.give_back(tokens - used)
                 return
             except (httpx.TransportError, TimeoutError, _TryAgain) as error:
                 failure = self._failed(url, error)
@@ -149,12 +131,13 @@ class Endpoint:
         self, method: str, url: str, body: Mapping[str, Any] | None, attempts: Attempts
     ) -> Any:
         while True:
+            await self._allowed_again(attempts)
             try:
                 async with (
                     asyncio.timeout(attempts.timeout_s),
                     self._opened(method, url, body, attempts) as response,
                 ):
-                    content = self._clean(await response.aread())
+                    content = self._clean(await _read(response))
                 answer = _json(content, url)
             except (httpx.TransportError, TimeoutError, _TryAgain) as error:
                 await attempts.wait_after(self._failed(url, error))
@@ -170,13 +153,16 @@ class Endpoint:
             patience = replace(patience, max_retries=min(max_retries, patience.max_retries))
         return Attempts(patience, self.clock, self._chance, self.clock.now())
 
+    async def _allowed_again(self, attempts: Attempts) -> None:
+        """A try after the first is one more request a minute; its wait isn't part of its time."""
+        if attempts.made:
+            await self._requests.take()
+
     @asynccontextmanager
     async def _opened(
         self, method: str, url: str, body: Mapping[str, Any] | None, attempts: Attempts
     ) -> AsyncGenerator[httpx.Response]:
         """The response to one try, whose body is still to be read."""
-        if attempts.made:
-            await self._requests.take()
         sent_at = self.clock.now()
         async with self._http().stream(method, url, json=body) as response:
             if response.is_success:
@@ -185,7 +171,7 @@ class Endpoint:
             if response.is_redirect:
                 raise EngineRuntimeError(_redirect_message(url, response))
             error = refusal(
-                response.status_code, self._clean(await response.aread()), httpx.URL(url).path
+                response.status_code, self._clean(await _read(response)), httpx.URL(url).path
             )
             if response.status_code not in RETRIED_STATUSES:
                 raise error
@@ -203,8 +189,10 @@ class Endpoint:
             if data == b"[DONE]":
                 return
             event = _json(data, str(response.request.url))
-            if "error" in event:
-                raise refusal(_status_of(event["error"]), data, response.request.url.path)
+            if event.get("error"):  # null in every event of some servers
+                status = _status_of(event["error"])
+                error = refusal(status, data, response.request.url.path)
+                raise _TryAgain(error) if status in RETRIED_STATUSES else error
             finished = finished or any(c.get("finish_reason") for c in event.get("choices") or ())
             yield event
         if not finished:
@@ -218,12 +206,16 @@ class Endpoint:
                 timeout=None,
                 limits=_CONNECTIONS,
                 transport=self._transport,
+                # What runs on this machine is asked directly, whatever proxy the others need.
+                mounts=dict.fromkeys(_LOOPBACK),
             )
         return self._client
 
     def _failed(self, url: str, error: Exception) -> Failure:
         if isinstance(error, _TryAgain):
             return Failure(error.error, error.wait_s, error.__cause__)  # pyright: ignore[reportArgumentType]
+        if (unsafe := tls_failure(error, url)) is not None:
+            raise unsafe from error
         what = quote(str(error)) or "no answer in time"
         path = httpx.URL(url).path
         return Failure(
@@ -254,6 +246,16 @@ class _TryAgain(Exception):
         self.wait_s = wait_s
 
 
+async def _read(response: httpx.Response) -> bytes:
+    content = bytearray()
+    async for part in response.aiter_bytes():
+        content += part
+        if len(content) > _LONGEST_ANSWER:
+            path = response.request.url.path
+            raise EngineRuntimeError(f"{path} answered more than {_LONGEST_ANSWER} bytes")
+    return bytes(content)
+
+
 def _json(content: bytes, url: str) -> dict[str, Any]:
     try:
         answer = json.loads(content)
@@ -268,7 +270,9 @@ def _json(content: bytes, url: str) -> dict[str, Any]:
 
 def _used(answer: Mapping[str, Any], expected: int) -> int:
     usage: Any = answer.get("usage")
-    total: Any = cast("Mapping[str, Any]", usage).get("total_tokens") if usage else None
+    if not isinstance(usage, Mapping):
+        return expected
+    total: Any = cast("Mapping[str, Any]", usage).get("total_tokens")
     return total if isinstance(total, int) else expected
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -42,6 +43,22 @@ def refusal(status: int, body: bytes, path: str) -> EvalutionError:
         too_long = code == "context_length_exceeded" or any(mark in lower for mark in _TOO_LONG)
         return ContextLengthError(said) if too_long else InvalidRequestError(said)
     return EngineRuntimeError(said)
+
+
+def tls_failure(error: Exception, url: str) -> ConfigurationError | None:
+    """The error for a connection that TLS ended, which no second try mends; None for any other."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return None
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        advice = "set SSL_CERT_FILE to the authority's certificate, or base_url to the right name"
+        why = f"the certificate isn't accepted ({cause.verify_message})"
+    else:
+        advice = "where the server speaks plain http, say so in base_url"
+        why = quote(str(cause))
+    return ConfigurationError(f"no TLS connection to {scrub(url)}: {why}; {advice}")
 
 
 def told(body: bytes) -> tuple[str, str | None]:

@@ -11,6 +11,7 @@ from evalution_core import (
     EngineRuntimeError,
     EngineUnavailableError,
     EvalutionError,
+    scrub,
 )
 from evalution_enginekit import RequestLoop
 from evalution_openai.answers import mapping
@@ -46,7 +47,8 @@ async def find_served(endpoint: Endpoint, name: str | None) -> Served:
     except EvalutionError as error:
         if is_unreachable(error):
             raise EngineUnavailableError(
-                f"no server answers at {endpoint.address.api}: {error}; start it, or set base_url"
+                f"no server answers at {scrub(endpoint.address.api)}: {error}; start it, or set "
+                "base_url"
             ) from error
         return Served()
     listed: Any = answer.get("data")
@@ -54,7 +56,10 @@ async def find_served(endpoint: Endpoint, name: str | None) -> Served:
     names = tuple(str(model["id"]) for model in models if "id" in model)
     if not models:
         return Served()
-    chosen = next((model for model in models if model.get("id") == name), models[0])
+    chosen = next((model for model in models if model.get("id") == name), None)
+    if chosen is None and name is not None and len(models) > 1:
+        return Served(names, _text(models[0].get("owned_by")))  # nothing is known of that model
+    chosen = chosen or models[0]
     can: Any = chosen.get("capabilities")
     return Served(
         names,

@@ -26,7 +26,7 @@ from evalution_enginekit import (
     TokenSpan,
 )
 from evalution_openai.answers import Fields, Reader, UseOfIds
-from evalution_openai.bodies import BodyWriter, Exchange
+from evalution_openai.bodies import BodyWriter, Exchange, scoring_cost
 from evalution_openai.endpoint import Endpoint
 from evalution_openai.rungs import Rung
 
@@ -161,7 +161,8 @@ class OpenAISession(RequestSession):
 
     async def _eval(self, path: str, body: Fields) -> Fields:
         given = {name: value for name, value in body.items() if value is not None}
-        return await self._endpoint.post(f"{self._endpoint.address.api}{path}", given)
+        url = f"{self._endpoint.address.api}{path}"
+        return await self._endpoint.post(url, given, tokens=scoring_cost(given))
 
 
 def _list(ids: Any) -> list[int] | None:

@@ -18,7 +18,7 @@ from evalution_core import (
 )
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
 from evalution_enginekit.tokenizer_files import named_tokenizer
-from evalution_openai.bodies import BodyWriter
+from evalution_openai.bodies import BodyWriter, scoring_cost
 from evalution_openai.dialects import dialect_of
 from evalution_openai.endpoint import Endpoint
 from evalution_openai.remote_tokenizer import RemoteTokenizer
@@ -68,6 +68,11 @@ class Survey:
         self.model = asked_for or _listed(self.served, options)
         host = httpx.URL(options.base_url).host
         self.dialect = dialect_of(options.dialect, self.served.owner, host)
+        if self.dialect.is_evalution and self.served.names and self.model not in self.served.names:
+            raise ConfigurationError(
+                f"the server at {scrub(options.base_url)} has no model {self.model!r}; set "
+                f"model.path or model_name to {self.served.names[0]!r}, or leave both out"
+            )
         self.writer = BodyWriter(self.model, self.dialect, options.extra_body)
         self._local = _local_tokenizer(model)
         self.tokenizer: Tokenizer | None = self._local or self._remote_tokenizer()
@@ -77,7 +82,7 @@ class Survey:
         self.max_model_len = self._window()
 
     def findings(self) -> Findings:
-        rung = self._rung(self._endpoint.post, self._climb.name)
+        rung = self._rung(self._scoring, self._climb.name)
         reads = self.dialect.tells_ids and not self.dialect.is_evalution
         return Findings(
             api=self._options.api,
@@ -150,6 +155,9 @@ class Survey:
 
     async def _probing(self, url: str, body: Mapping[str, Any]) -> Any:
         return await self._endpoint.post(url, body, max_retries=_PROBE_RETRIES)
+
+    async def _scoring(self, url: str, body: Mapping[str, Any]) -> Any:
+        return await self._endpoint.post(url, body, tokens=scoring_cost(body))
 
     def _remote_tokenizer(self) -> RemoteTokenizer | None:
         """The server's tokenizer; None where it has no routes of vLLM's kind."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
+import ssl
 from collections.abc import Callable
 from email.utils import format_datetime
 from typing import Any
@@ -18,6 +20,8 @@ from evalution_core import (
     EngineUnavailableError,
     GenerationRequest,
     InvalidRequestError,
+    LoglikelihoodRequest,
+    Model,
     RequestFailure,
     UnsupportedRequestError,
 )
@@ -231,3 +235,86 @@ def test_requests_and_tokens_a_minute_are_kept(
     before = clock.time
     metered.generate([REQUEST] * 7)
     assert clock.time - before == pytest.approx(60.0, abs=12.0), "11 tokens a request"
+
+
+def test_a_word_that_serves_as_a_key_is_left_in_answers(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    session = connect(scoring="none", api_key="EMPTY", extra_headers={"X-Token-Mode": "text"})
+    choice = {"text": "EMPTY text", "finish_reason": "stop"}
+    server.fails(PATH, lambda _: httpx.Response(200, json={"choices": [choice]}))
+    (output,) = session.generate([REQUEST])
+    assert output.text == "EMPTY text"
+
+
+def test_an_answer_without_end_is_not_read_on(
+    session: Any, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evalution_openai import endpoint
+
+    monkeypatch.setattr(endpoint, "_LONGEST_ANSWER", 1000)
+    bomb = httpx.Response(
+        200, headers={"content-encoding": "gzip"}, content=gzip.compress(b" " * 1_000_000)
+    )
+    server.fails(PATH, lambda _: bomb)
+    with pytest.raises(EngineRuntimeError, match="answered more than 1000 bytes"):
+        session.generate([REQUEST])
+
+
+@pytest.mark.parametrize(
+    ("cause", "message"),
+    [
+        (
+            ssl.SSLCertVerificationError(1, "CERTIFICATE_VERIFY_FAILED"),
+            "the certificate isn't accepted .*set SSL_CERT_FILE",
+        ),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER]"), "WRONG_VERSION.* plain http"),
+    ],
+)
+def test_tls_that_fails_is_told_and_not_tried_again(
+    connect: Callable[..., Any], server: Any, cause: ssl.SSLError, message: str
+) -> None:
+    def fail(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError(str(cause)) from cause
+
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        cause.verify_message = "self-signed certificate"
+    server.fails("/models", fail)
+    with pytest.raises(ConfigurationError, match=message):
+        connect()
+    assert len(server.requests) == 1
+
+
+def test_tokens_that_a_stream_did_not_use_are_given_back(
+    connect: Callable[..., Any], server: Any, clock: Any, as_stream: Any
+) -> None:
+    session = connect(scoring="none", batch_size=1, tokens_per_minute=200, timings=True)
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    answer = {"choices": [{"text": "abc", "finish_reason": "stop"}], "usage": usage}
+    server.fails(PATH, *[lambda _: as_stream(answer)] * 4)
+    before = clock.time
+    session.generate([GenerationRequest("The dog", max_new_tokens=200)] * 4)
+    assert clock.time - before < 20.0, "10 tokens a request, where 207 were held back"
+
+
+def test_scores_cost_tokens_too(connect: Callable[..., Any], clock: Any) -> None:
+    session = connect(batch_size=1, tokens_per_minute=60)
+    requests = [LoglikelihoodRequest("The dog", " runs")] * 8
+    before = clock.time
+    session.loglikelihood(requests)
+    assert clock.time - before > 7 * 12.0, "12 ids a request, and one generated"
+
+
+def test_another_models_window_is_not_taken(connect: Callable[..., Any], server: Any) -> None:
+    listed = [{"id": "one", "max_model_len": 64}, {"id": "two", "max_model_len": 128}]
+    server.fails("/models", *[lambda _: httpx.Response(200, json={"data": listed})] * 2)
+    assert not hasattr(connect(Model("three"), scoring="none", api="chat"), "max_model_len")
+    assert connect(Model("two"), scoring="none", api="chat").max_model_len == 128
+
+
+def test_evalutions_server_is_asked_for_its_own_model_alone(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    server.owner = "evalution"
+    with pytest.raises(ConfigurationError, match=r"has no model 'three'; .* to 'scripted', or"):
+        connect(Model("three"))

@@ -180,6 +180,28 @@ def test_an_error_within_a_stream_is_the_requests(textual: Any, server: Any) -> 
     assert "too long" in str(failure.error)
 
 
+def test_a_stream_that_fails_at_once_is_tried_again(textual: Any, server: Any) -> None:
+    text = 'data: {"error": {"message": "busy", "code": 503}}\n\n'
+    server.fails("/completions", lambda _: httpx.Response(200, text=text))
+    events = list(textual.stream([(0, GenerationRequest("a", max_new_tokens=4))]))
+    assert events[-1][1].finish_reason == "length"
+
+
+def test_a_null_error_is_none(textual: Any, server: Any) -> None:
+    event = {"error": None, "choices": [{"text": "hi", "finish_reason": "stop"}]}
+    text = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+    server.fails("/completions", lambda _: httpx.Response(200, text=text))
+    (_, delta), (_, output) = textual.stream([(0, GenerationRequest("a"))])
+    assert (delta.text, output.text) == ("hi", "hi")
+
+
+def test_the_model_that_answered_is_told(textual: Any, server: Any) -> None:
+    answer = {"model": "another", "choices": [{"text": "hi", "finish_reason": "stop"}]}
+    server.fails("/completions", lambda _: httpx.Response(200, json=answer))
+    (output,) = textual.generate([GenerationRequest("a")])
+    assert output.runtime["model"] == "another"
+
+
 def test_extra_fields_win_and_null_takes_one_out(connect: Callable[..., Any], server: Any) -> None:
     server.routes -= {"/tokenize"}
     session = connect(extra_body={"provider": {"order": ["x"]}, "temperature": None}, api="chat")

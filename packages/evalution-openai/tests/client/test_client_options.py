@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evalution_core import ConfigurationError, load_engine
-from evalution_openai.endpoint import Address
+from evalution_openai.address import Address
 from evalution_openai.engine import OpenAICompatible
 
 
@@ -53,13 +53,30 @@ def test_stepwise_scoring_has_to_be_allowed() -> None:
         ("http://h:1/v1/", "http://h:1/v1", "http://h:1"),
         ("https://h/api/v1", "https://h/api/v1", "https://h/api"),
         ("https://h/paas/v4", "https://h/paas/v4", "https://h/paas"),
+        ("https://h/v1beta/openai/", "https://h/v1beta/openai", "https://h/v1beta/openai"),
+        ("http://[::1]:8000", "http://[::1]:8000/v1", "http://[::1]:8000"),
+        ("http://h/v1x.d/", "http://h/v1x.d/v1", "http://h/v1x.d"),
     ],
 )
 def test_routes_are_found_with_and_without_v1(url: str, api: str, root: str) -> None:
     assert Address.of(url) == Address(api, root)
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://h/v1", "http://", "v1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000",
+        "ftp://h/v1",
+        "http://",
+        "v1",
+        " http://h",
+        "http://[::1",
+        "https://h/v1?api-version=1",
+        "https://h/v1?",
+        "https://h/v1#part",
+        "https://h/v1/chat/completions",
+    ],
+)
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="base_url must be an http or https URL"):
         Address.of(url)

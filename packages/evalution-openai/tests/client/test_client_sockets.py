@@ -152,6 +152,34 @@ def test_no_request_is_lost_and_none_comes_twice(connected: Callable[..., OpenAI
         assert session.requests_in_flight == 0
 
 
+def test_a_proxy_is_not_asked_for_this_machine(
+    connected: Callable[..., OpenAISession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with running(iter(["ok"])) as (_, url), connected(url, max_retries=0) as session:
+        (output,) = session.generate([GenerationRequest("near")])
+        assert output.text == "<near>"
+
+
+class Waiting(SystemClock):
+    """Every wait takes longer than a try may."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0.7)
+
+
+def test_a_try_does_not_wait_for_the_rate_within_its_time() -> None:
+    with running(iter(["500", "ok"])) as (_, url):
+        limits: dict[str, Any] = {"requests_per_minute": 1, "timeout_s": 0.5, "max_retries": 1}
+        engine = OpenAICompatible(url, scoring="none", dialect="openai", **limits)
+        with build_session(engine, Model("socket"), clock=Waiting()) as session:
+            (output,) = session.generate([GenerationRequest("late")])
+    assert output.text == "<late>"
+
+
 def test_a_stalled_answer_is_given_up_in_time(connected: Callable[..., OpenAISession]) -> None:
     with (
         running(iter(["stall", "ok", "stall"])) as (server, url),

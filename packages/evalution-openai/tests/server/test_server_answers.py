@@ -197,6 +197,16 @@ def test_chat_logprobs_are_those_of_the_session(
     assert [part["logprobs"]["content"] for part in streamed] == [content]
 
 
+def test_a_part_of_a_character_is_spelled_as_its_id(
+    serving: Any, mock: BaseInferenceSession
+) -> None:
+    body = {"prompt": [195, 164], "echo": True, "logprobs": 1, "max_tokens": 0}
+    (choice,) = posted(serving(session=mock), "/v1/completions", **body)["choices"]
+    assert choice["text"] == "ä"
+    assert choice["logprobs"]["tokens"] == ["token_id:195", "token_id:164"]
+    assert len(choice["logprobs"]["top_logprobs"][1]) == 2, "no two of them read alike"
+
+
 def test_tokens_can_be_spelled_as_ids(client: httpx.Client) -> None:
     asked = {"prompt": TEXT, "max_tokens": 3, "logprobs": 2, "return_token_ids": True}
     (choice,) = posted(client, "/v1/completions", **asked, return_tokens_as_token_ids=True)[
@@ -268,6 +278,9 @@ def test_metrics_count_what_was_asked(client: httpx.Client) -> None:
     before = [figure(name) for name in names]
     posted(client, "/v1/completions", prompt=TEXT, max_tokens=3, ignore_eos=True)
     assert [figure(name) for name in names] == [before[0] + 1, before[1] + 3]
+    body = {"messages": CHAT, "max_tokens": 4, "ignore_eos": True}
+    chunks(client, "/v1/chat/completions", **body)
+    assert figure(names[1]) == before[1] + 7, "a stream counts, whether it tells its usage or not"
     assert figure("evalution_requests_inside") == 0
 
 

@@ -78,7 +78,7 @@ def raw(client: httpx.Client) -> socket.socket:
     return socket.create_connection((url.host, url.port), timeout=20)
 
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 def test_a_body_that_never_comes_is_answered_in_time(

@@ -116,6 +116,16 @@ def test_a_stream_that_can_not_begin_is_refused_as_any_other(client: httpx.Clien
     refused(client.post("/v1/completions", json={"prompt": "a" * 5000, "stream": True}))
 
 
+def test_a_conversation_that_can_not_begin_is_no_stream(client: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "a" * 5000}]
+    error = refused(
+        client.post("/v1/chat/completions", json={"messages": messages, "stream": True})
+    )
+    assert error["code"] == "context_length_exceeded"
+    echo = {"prompt": "a" * 5000, "stream": True, "echo": True}
+    assert refused(client.post("/v1/completions", json=echo))["code"] == error["code"]
+
+
 def test_nothing_is_scored_for_null(client: httpx.Client) -> None:
     body = {"context": "a", "continuation": None}
     assert "nothing to score" in refused(client.post(POSTS[2], json=body))["message"]

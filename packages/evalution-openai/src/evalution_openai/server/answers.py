@@ -100,8 +100,13 @@ def head(prefix: str, kind: str, served: Served) -> dict[str, Any]:
     }
 
 
-def usage_of(outputs: Sequence[GenerationOutput], choices: int, served: Served) -> Usage | None:
-    """Tokens of the outputs, `choices` of each prompt, which counts once; None if unknown."""
+def counted_usage(
+    outputs: Sequence[GenerationOutput], choices: int, served: Served
+) -> Usage | None:
+    """Tokens of the outputs, put down in the metrics as well; None if unknown.
+
+    Each prompt has `choices` outputs in a row, and counts once.
+    """
     prompts = _total(output.prompt_tokens for output in outputs[::choices])
     completions = _total(output.completion_tokens for output in outputs)
     if prompts is None or completions is None:

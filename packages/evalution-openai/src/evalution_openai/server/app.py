@@ -21,7 +21,9 @@ from evalution_core import (
     Model,
     scrub,
 )
-from evalution_openai.server.endpoint import ClientGoneError, send_json
+from evalution_openai.server.endpoint import send_json
+from evalution_openai.server.gone import ClientGoneError
+from evalution_openai.server.hosts import host_of, is_loopback
 from evalution_openai.server.metrics import Metrics
 from evalution_openai.server.problems import Problem, problem_of, unavailable, unexpected
 from evalution_openai.server.routes import routes
@@ -121,28 +123,41 @@ class Application:
                 status = message["status"]
             await send(message)
 
-        problem: Problem | None = None
         scope["app"] = self  # has the router raise what it finds nothing for
         try:
-            self._check_key(scope)
-            await self._router(scope, receive, sending)
+            await self._routed(scope, receive, sending)
         except ClientGoneError:
             self.metrics.aborted.inc()
             status = _GONE
+        except asyncio.CancelledError:
+            # The server ends, and the time for what still runs is over.
+            if not status:
+                await _send_problem(sending, unavailable("the server ends"))
+            raise
+        except Problem as problem:
+            if not status:
+                await _send_problem(sending, problem)
+        finally:
+            self._note(scope, status, time.perf_counter() - began)
+
+    async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises whatever goes wrong as a `Problem`, but for a client that is gone."""
+        try:
+            self._check_host(scope)
+            self._check_key(scope)
+            await self._router(scope, receive, send)
+        except (Problem, ClientGoneError):
+            raise
         except HTTPException as error:
-            problem = _unknown(error, scope)
-        except Problem as error:
-            problem = error
+            raise _unknown(error, scope) from None
         except EvalutionError as error:
             problem = problem_of(error)
             if problem.status >= 500:
                 _log.error("%s: %s", type(error).__name__, scrub(str(error)))
-        except Exception:  # noqa: BLE001 - whatever it is, the client learns of it
+            raise problem from error
+        except Exception as error:
             _log.exception("%s failed", scope["path"])
-            problem = unexpected()
-        if problem is not None and not status:
-            await send_json(sending, problem.status, problem.answer, problem.headers)
-        self._note(scope, status, time.perf_counter() - began)
+            raise unexpected() from error
 
     def _check_key(self, scope: Scope) -> None:
         key = self._settings.api_key
@@ -164,14 +179,30 @@ class Application:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
+    def _check_host(self, scope: Scope) -> None:
+        """A web page may have its own name lead to this machine, and so read the answers."""
+        settings, server = self._settings, scope.get("server")
+        if settings.api_key or settings.any_host or not server or not is_loopback(server[0]):
+            return
+        asked = next((value for name, value in scope["headers"] if name == b"host"), b"localhost")
+        if not is_loopback(host_of(asked.decode("latin-1"))):
+            raise Problem(
+                403,
+                "without a key, this server answers to localhost alone: ask for that name, or "
+                "start it with --api-key-env NAME",
+                code="host_not_allowed",
+            )
+
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
         self.metrics.answered(path if path in self._paths else "other", status, seconds)
         if self._settings.log_requests:
-            _log.info(
-                "%s %s %d %.1f ms%s", scope["method"], ascii(path)[1:-1], status, seconds * 1000,
-                _body_note(scope),
-            )  # fmt: skip
+            shown, note = ascii(path)[1:-1], _body_note(scope)
+            _log.info("%s %s %d %.1f ms%s", scope["method"], shown, status, seconds * 1000, note)
+
+
+async def _send_problem(send: Send, problem: Problem) -> None:
+    await send_json(send, problem.status, problem.answer, problem.headers)
 
 
 def _body_note(scope: Scope) -> str:

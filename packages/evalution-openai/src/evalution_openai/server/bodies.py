@@ -14,7 +14,9 @@ Prompt = (
     | TokenIds
     | Annotated[list[TokenIds], Field(fail_fast=True)]
 )
-Stops = str | Annotated[list[str], Field(fail_fast=True)]
+Stop = Annotated[str, Field(max_length=1000)]
+Stops = Stop | Annotated[list[Stop], Field(max_length=64, fail_fast=True)]
+"""Each of them is looked for after every token."""
 
 
 class Body(BaseModel):

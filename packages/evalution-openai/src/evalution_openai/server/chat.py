@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalution_core import GenerationOutput, GenerationRequest, TextDelta
-from evalution_openai.server.answers import ChatChoice, ChoiceFacts, add_facts, head, usage_of
+from evalution_openai.server.answers import ChatChoice, ChoiceFacts, add_facts, counted_usage, head
 from evalution_openai.server.bodies import ChatBody
 from evalution_openai.server.events import EventStream
 from evalution_openai.server.logprobs import chat_logprobs, spelling_of
-from evalution_openai.server.prompts import chat_requests
+from evalution_openai.server.prompts import chat_requests, check_listed
 from evalution_openai.server.served import Served
 
 
@@ -20,6 +20,7 @@ async def chat(served: Served, body: ChatBody) -> dict[str, Any] | EventStream:
     """Answer a conversation at once, or as a stream."""
     requests = chat_requests(body, served)
     served.admit(requests)
+    check_listed(requests, served)
     call = _Call(served, body, requests)
     if body.stream:
         return EventStream(call.chunks())
@@ -37,23 +38,28 @@ class _Call:
         return {
             **head("chatcmpl", "chat.completion", self.served),
             "choices": [self._choice(index, output) for index, output in enumerate(outputs)],
-            "usage": usage_of(outputs, len(outputs), self.served),
+            "usage": counted_usage(outputs, len(outputs), self.served),
         }
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
         """Text as it grows; with log-probabilities, which only a finished output has, at once."""
         start = head("chatcmpl", "chat.completion.chunk", self.served)
-        for index in range(len(self.requests)):
-            yield {**start, "choices": [_part(index, {"role": "assistant", "content": ""})]}
         outputs: dict[int, GenerationOutput] = {}
+        begun = False
         async with aclosing(self._events()) as events:
             async for index, event in events:
+                if not begun:
+                    # Not before: a conversation that the session refuses is no stream at all.
+                    for choice in range(len(self.requests)):
+                        role = _part(choice, {"role": "assistant", "content": ""})
+                        yield {**start, "choices": [role]}
+                    begun = True
                 if isinstance(event, GenerationOutput):
                     outputs[index] = event
                 yield {**start, "choices": [self._event_part(index, event)]}
+        ordered = [outputs[index] for index in range(len(self.requests))]
+        usage = counted_usage(ordered, len(ordered), self.served)
         if self.body.stream_options and self.body.stream_options.include_usage:
-            ordered = [outputs[index] for index in range(len(self.requests))]
-            usage = usage_of(ordered, len(ordered), self.served)
             yield {**start, "choices": [], "usage": usage}
 
     async def _events(self) -> AsyncGenerator[tuple[int, TextDelta | GenerationOutput]]:

@@ -12,6 +12,7 @@ import typer
 
 from evalution_core import BaseEngine, ConfigurationError, Model, did_you_mean, load_engine
 from evalution_openai.server import ServerSettings, needing_extra
+from evalution_openai.server.arenas import limit_malloc_arenas
 
 _MIB = 1024 * 1024
 
@@ -74,6 +75,7 @@ def serve(
     debug: Debug = False,  # the runner reads it, which tells the errors of every command
 ) -> None:
     """Serve a model to clients of OpenAI, lm-eval and others, until Ctrl-C."""
+    limit_malloc_arenas()
     key = _key(api_key, api_key_env)
     with needing_extra():
         from evalution_openai.server.listening import check_bind  # noqa: PLC0415
@@ -84,6 +86,7 @@ def serve(
         max_concurrent=max_concurrent,
         max_queue=max_queue,
         max_body_bytes=max_body_mib * _MIB,
+        any_host=public_without_key,
         log_requests=not no_request_log,
         log_prompts=log_prompts,
     )

@@ -13,8 +13,8 @@ from evalution_openai.server.answers import (
     CompletionChoice,
     TokenLists,
     add_facts,
+    counted_usage,
     head,
-    usage_of,
 )
 from evalution_openai.server.bodies import CompletionBody
 from evalution_openai.server.echo import check_can_echo, echo_request, prompt_entries
@@ -23,6 +23,7 @@ from evalution_openai.server.logprobs import TokenEntry, entries_of, spelling_of
 from evalution_openai.server.problems import Problem, unsupported
 from evalution_openai.server.prompts import (
     PromptInput,
+    check_listed,
     completion_requests,
     listed_logprobs,
     prompts_of,
@@ -32,7 +33,8 @@ from evalution_openai.server.served import Served
 
 async def complete(served: Served, body: CompletionBody) -> dict[str, Any] | EventStream:
     """Answer a body at once, or as a stream."""
-    call = _Call.of(served, body)
+    # With an echo, prompts are encoded or read here: a long one must not hold up the others.
+    call = await asyncio.to_thread(_Call.of, served, body) if body.echo else _Call.of(served, body)
     if body.stream:
         return EventStream(call.chunks())
     return await call.answer()
@@ -61,6 +63,7 @@ class _Call:
         if body.echo and listed is not None:
             requests = [echo_request(one, one.input_ids or ()) for one in requests]
         served.admit(requests)
+        check_listed(requests, served)
         return cls(served, body, prompts, requests)
 
     @property
@@ -77,7 +80,7 @@ class _Call:
         return {
             **head("cmpl", "text_completion", self.served),
             "choices": choices,
-            "usage": usage_of(outputs, self.choices, self.served),
+            "usage": counted_usage(outputs, self.choices, self.served),
         }
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
@@ -90,16 +93,20 @@ class _Call:
                 yield {**start, "choices": [choice]}
         else:
             outputs: dict[int, GenerationOutput] = {}
-            if self.body.echo:
-                for index in range(len(self.requests)):
-                    yield {**start, "choices": [self._part(index, TextDelta(self._shown(index)))]}
+            echoed = not self.body.echo
             async with aclosing(self.served.generation.stream_of(self.requests)) as events:
                 async for index, event in events:
+                    if not echoed:
+                        # Not before: a prompt that the session refuses is no stream at all.
+                        for choice in range(len(self.requests)):
+                            echo = self._part(choice, TextDelta(self._shown(choice)))
+                            yield {**start, "choices": [echo]}
+                        echoed = True
                     if isinstance(event, GenerationOutput):
                         outputs[index] = event
                     yield {**start, "choices": [self._part(index, event)]}
             ordered = [outputs[index] for index in range(len(self.requests))]
-            usage = usage_of(ordered, self.choices, self.served)
+            usage = counted_usage(ordered, self.choices, self.served)
         if self.body.stream_options and self.body.stream_options.include_usage:
             yield {**start, "choices": [], "usage": usage}
 

@@ -8,7 +8,9 @@ that keeps prefixes computes the prompt once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import replace
+from typing import overload
 
 from evalution_core import (
     Capability,
@@ -93,12 +95,41 @@ async def _likeliest(
     served: Served, token_ids: Sequence[int], listed: int
 ) -> list[dict[int, float]]:
     """The likeliest tokens at each place but the first."""
-    # The longest goes ahead: what it computes serves the others, where a session keeps prefixes.
-    asked = [
-        GenerationRequest(
-            input_ids=token_ids[:length], max_new_tokens=1, logprobs=listed, ignore_eos=True
+    tops: list[dict[int, float]] = [{} for _ in token_ids[1:]]
+    asked = NextTokens(token_ids, listed)
+    async with aclosing(served.generation.finished(asked)) as outputs:
+        async for index, output in outputs:
+            (entry,) = entries_of(output)
+            tops[-1 - index] = dict(entry.top or {})
+    return tops
+
+
+class NextTokens(Sequence[GenerationRequest]):
+    """One token after each beginning of a prompt, the longest first.
+
+    What that one computes serves the others, where a session keeps prefixes. Each is made when the
+    session takes it: all of them together would need memory as the square of the prompt.
+    """
+
+    def __init__(self, token_ids: Sequence[int], listed: int):
+        self._token_ids = token_ids
+        self._listed = listed
+
+    def __len__(self) -> int:
+        return len(self._token_ids) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> GenerationRequest: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[GenerationRequest]: ...
+    def __getitem__(self, index: int | slice) -> GenerationRequest | Sequence[GenerationRequest]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return GenerationRequest(
+            input_ids=self._token_ids[: len(self) - index],
+            max_new_tokens=1,
+            logprobs=self._listed,
+            ignore_eos=True,
         )
-        for length in range(len(token_ids) - 1, 0, -1)
-    ]
-    outputs = await served.generation.outputs(asked)
-    return [dict(entry.top or {}) for output in reversed(outputs) for entry in entries_of(output)]

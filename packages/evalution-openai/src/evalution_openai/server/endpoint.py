@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from evalution_openai.server.bodies import Body
 from evalution_openai.server.events import EventStream
+from evalution_openai.server.gone import ClientGoneError
 from evalution_openai.server.json_text import json_bytes
 from evalution_openai.server.problems import Problem
 from evalution_openai.server.served import Served
@@ -21,10 +22,6 @@ B = TypeVar("B", bound=Body)
 
 _CLOSE = {"Connection": "close"}
 """After a body that wasn't read to its end, the connection holds the rest of it."""
-
-
-class ClientGoneError(Exception):
-    """The client went away before its answer was complete."""
 
 
 class JsonEndpoint(Generic[B]):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from evalution_core import EvalutionError
+from evalution_openai.server.gone import ClientGoneError
 from evalution_openai.server.json_text import json_bytes
 from evalution_openai.server.problems import Problem, problem_of, unexpected
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+STALL_S = 60.0
+"""How long a client may take to read what is sent, before its request is given up."""
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -33,7 +37,12 @@ class EventStream:
         self._chunks = chunks
 
     async def send(self, send: Send) -> None:
-        """Raises a `Problem` or an `EvalutionError` as long as nothing was sent."""
+        """Send it all.
+
+        Raises:
+            Problem, EvalutionError: it failed before anything was sent.
+            ClientGoneError: the client doesn't read on.
+        """
         async with aclosing(self._chunks) as chunks:
             first = await anext(chunks, None)
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -43,6 +52,8 @@ class EventStream:
                     await _event(send, first)
                 async for chunk in chunks:
                     await _event(send, chunk)
+            except ClientGoneError:
+                raise
             except (Problem, EvalutionError) as error:
                 problem = problem_of(error) if isinstance(error, EvalutionError) else error
                 end = b"data: " + json_bytes(problem.answer) + b"\n\n"
@@ -54,4 +65,8 @@ class EventStream:
 
 async def _event(send: Send, chunk: dict[str, Any]) -> None:
     body = b"data: " + json_bytes(chunk) + b"\n\n"
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    try:
+        async with asyncio.timeout(STALL_S):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+    except TimeoutError:
+        raise ClientGoneError from None

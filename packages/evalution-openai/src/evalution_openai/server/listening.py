@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import signal
 import socket
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from evalution_core import ConfigurationError, EngineRuntimeError
+from evalution_openai.server.connections import Connection
+from evalution_openai.server.hosts import is_loopback
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -32,21 +33,12 @@ def check_bind(host: str, *, has_key: bool, public_without_key: bool) -> None:
         has_key: whether clients need a key.
         public_without_key: the operator said so a second time.
     """
-    if has_key or public_without_key or _is_loopback(host):
+    if has_key or public_without_key or is_loopback(host):
         return
     raise ConfigurationError(
         f"--host {host} lets everybody who reaches this machine use the model; set a key with "
         "--api-key-env NAME, or say --public-without-key as well"
     )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def listen(app: ASGIApp, bound: socket.socket) -> None:
@@ -145,6 +137,7 @@ class _Server(uvicorn.Server):
 def _server(app: Any, started: threading.Event | None = None) -> _Server:
     config = uvicorn.Config(
         app,
+        http=Connection,
         lifespan="on",
         ws="none",
         access_log=False,

@@ -9,7 +9,7 @@ from evalution_core import GenerationOutput
 from evalution_openai.server.answers import Alternative, ChatLogprobs, ChatToken, TokenLists
 from evalution_openai.server.bodies import GenerationBody
 from evalution_openai.server.problems import unsupported
-from evalution_openai.server.served import Served
+from evalution_openai.server.served import ID_SPELLING, Served
 
 Spelling = Callable[[int], str]
 
@@ -28,7 +28,7 @@ class TokenEntry:
 
 def spelling_of(body: GenerationBody, served: Served) -> Spelling:
     if body.return_tokens_as_token_ids:
-        return lambda token_id: f"token_id:{token_id}"
+        return lambda token_id: f"{ID_SPELLING}{token_id}"
     return served.spelling
 
 
@@ -89,4 +89,5 @@ def chat_logprobs(output: GenerationOutput, spelling: Spelling, count: int) -> C
 
 
 def _alternative(token: str, logprob: float | None) -> Alternative:
-    return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+    known = not token.startswith(ID_SPELLING)
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode()) if known else None}

@@ -15,24 +15,33 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "evalution_requests", "Answers by route and status.", ["route", "status"],
+            "evalution_requests",
+            "Answers by route and status.",
+            ["route", "status"],
             registry=self._registry,
-        )  # fmt: skip
+        )
         self._seconds = Histogram(
-            "evalution_request_seconds", "From the request to the end of its answer.", ["route"],
-            buckets=_SECONDS, registry=self._registry,
-        )  # fmt: skip
+            "evalution_request_seconds",
+            "From the request to the end of its answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
         self._waits = Histogram(
-            "evalution_queue_seconds", "Wait for a turn in the session.", ["kind"],
-            buckets=_SECONDS, registry=self._registry,
-        )  # fmt: skip
+            "evalution_queue_seconds",
+            "Wait for a turn in the session.",
+            ["kind"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
         self.inside = Gauge(
             "evalution_requests_inside", "Requests that run or wait.", registry=self._registry
         )
         self.aborted = Counter(
-            "evalution_requests_aborted", "Requests whose client went away.",
+            "evalution_requests_aborted",
+            "Requests whose client went away.",
             registry=self._registry,
-        )  # fmt: skip
+        )
         tokens = Counter(
             "evalution_tokens", "Tokens of generation requests.", ["kind"], registry=self._registry
         )

@@ -15,6 +15,7 @@ _REF = "#/components/schemas/{model}"
 _REFUSALS = {
     "400": "The request is wrong, or the engine can't serve it.",
     "401": "No API key, or another one than this server's.",
+    "403": "Without a key, another host name than this machine's own.",
     "404": "Another model than the served one.",
     "408": "The body came too slowly.",
     "413": "The body is too long.",
@@ -84,7 +85,7 @@ def _operation(operation: Operation, schemas: Any) -> dict[str, Any]:
     }
     error = {"application/json": {"schema": schemas[ErrorAnswer, "serialization"]}}
     for status, reason in _REFUSALS.items():
-        if operation.body is not None or status in ("400", "401", "503"):
+        if operation.body is not None or status in ("400", "401", "403", "503"):
             told["responses"][status] = {"description": reason, "content": error}
     if operation.body is not None:
         schema = schemas[operation.body, "validation"]

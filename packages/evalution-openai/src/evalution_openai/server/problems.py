@@ -15,6 +15,9 @@ from evalution_core import (
     scrub,
 )
 
+_LONGEST = 2000
+"""Characters of a message: it may quote what the client sent."""
+
 
 class ErrorDetail(TypedDict):
     message: str
@@ -42,6 +45,7 @@ class Problem(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ):
+        message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…"
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})

@@ -26,6 +26,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that no engine has, and what asks for nothing of them."""
 
 
+_SEEDS = 2**63
+_MOST_LISTED = 8_000_000
+"""Log-probabilities in one answer: each takes some 100 bytes while the answer is made."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptInput:
     """One prompt of a body, as text or as ids; ids count where there are both."""
@@ -59,6 +64,23 @@ def check_count(count: int, served: Served) -> None:
     limit = served.settings.max_prompts
     if count > limit:
         raise Problem(400, f"{count} prompts in one request; this server takes {limit}")
+
+
+def check_listed(requests: Sequence[GenerationRequest], served: Served) -> None:
+    """Raise a `Problem` where the log-probabilities that are asked for are too many to hold."""
+    listed = max((request.logprobs or 0 for request in requests), default=0)
+    places = sum(
+        min(request.max_new_tokens, served.max_model_len or request.max_new_tokens)
+        + len(request.input_ids or ())
+        for request in requests
+    )
+    if listed > 1 and listed * places > _MOST_LISTED:
+        raise Problem(
+            400,
+            f"{listed} log-probabilities at up to {places} tokens are more than the {_MOST_LISTED} "
+            "that one answer may have; ask for fewer, or for fewer tokens or choices",
+            param="logprobs",
+        )
 
 
 def completion_requests(
@@ -158,4 +180,4 @@ def truncation_of(body: GenerationBody, served: Served) -> Literal["left", "erro
 def _seeded(options: dict[str, Any], choice: int) -> dict[str, Any]:
     """Choices of one prompt differ by their seeds, where there is one."""
     seed = options["seed"]
-    return options if seed is None else options | {"seed": seed + choice}
+    return options if seed is None else options | {"seed": (seed + choice) % _SEEDS}

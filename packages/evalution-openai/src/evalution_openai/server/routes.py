@@ -66,17 +66,43 @@ class ModelList(TypedDict):
 
 
 _POSTS: list[tuple[Operation, Any]] = [
-    (Operation("/v1/completions", "Complete prompts; with echo and logprobs, score them.",
-               CompletionAnswer, CompletionBody, streams=True), complete),
-    (Operation("/v1/chat/completions", "Answer a conversation.",
-               ChatAnswer, ChatBody, streams=True), chat),
-    (Operation("/v1/eval/loglikelihood", "Score continuations given their contexts.",
-               LoglikelihoodAnswer | LoglikelihoodBatch, LoglikelihoodBody), loglikelihood),
-    (Operation("/v1/eval/loglikelihood/rolling", "Score each token of whole texts.",
-               RollingAnswer | RollingBatch, RollingBody), rolling),
+    (
+        Operation(
+            "/v1/completions",
+            "Complete prompts; with echo and logprobs, score them.",
+            CompletionAnswer,
+            CompletionBody,
+            streams=True,
+        ),
+        complete,
+    ),
+    (
+        Operation(
+            "/v1/chat/completions", "Answer a conversation.", ChatAnswer, ChatBody, streams=True
+        ),
+        chat,
+    ),
+    (
+        Operation(
+            "/v1/eval/loglikelihood",
+            "Score continuations given their contexts.",
+            LoglikelihoodAnswer | LoglikelihoodBatch,
+            LoglikelihoodBody,
+        ),
+        loglikelihood,
+    ),
+    (
+        Operation(
+            "/v1/eval/loglikelihood/rolling",
+            "Score each token of whole texts.",
+            RollingAnswer | RollingBatch,
+            RollingBody,
+        ),
+        rolling,
+    ),
     (Operation("/tokenize", "Text to token ids.", TokenizeAnswer, TokenizeBody), tokenize),
     (Operation("/detokenize", "Token ids to text.", DetokenizeAnswer, DetokenizeBody), detokenize),
-]  # fmt: skip
+]
 _ALIASES = {"/v1/eval/rolling": "/v1/eval/loglikelihood/rolling"}
 
 

@@ -23,11 +23,13 @@ from evalution_core import (
     TextCodec,
 )
 from evalution_enginekit.admission import Admission
-from evalution_openai.server.lanes import GenerationLane, ScoringLane, loglikelihoods, rolling
+from evalution_openai.server.generation_lane import GenerationLane
 from evalution_openai.server.metrics import Metrics
 from evalution_openai.server.problems import Problem, queue_full, unsupported
+from evalution_openai.server.scoring_lane import ScoringLane, loglikelihoods, rolling
 from evalution_openai.server.settings import ServerSettings
 
+ID_SPELLING = "token_id:"
 _BATCH_SIZE = 8
 """Of a session that prefers none."""
 
@@ -146,12 +148,18 @@ class Served:
         return token_ids if token_ids[: len(leading)] == leading else leading + token_ids
 
     def spelling(self, token_id: int) -> str:
-        """The text of one token, special ones included; `token_id:N` without a tokenizer."""
+        """The text of one token, special ones included.
+
+        `token_id:N` without a tokenizer, and for a token that is a part of a character: many of
+        those would read alike.
+        """
         found = self._spelled.get(token_id)
         if found is None:
-            found = f"token_id:{token_id}"
+            found = "\ufffd"
             if self.tokenizer is not None:
                 found = self.tokenizer.decode([token_id], skip_special_tokens=False)
+            if "\ufffd" in found:
+                found = f"{ID_SPELLING}{token_id}"
             self._spelled[token_id] = found
         return found
 

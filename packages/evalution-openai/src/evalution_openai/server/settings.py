@@ -20,6 +20,7 @@ class ServerOptions(TypedDict, total=False):
     max_body_bytes: int
     max_prompts: int
     body_timeout_s: float
+    any_host: bool
     log_requests: bool
     log_prompts: bool
 
@@ -37,6 +38,9 @@ class ServerSettings:
         max_body_bytes: the longest body of a request.
         max_prompts: prompts, or requests to score, in one body.
         body_timeout_s: how long a client may take to send its body.
+        any_host: without a key, requests that come over the loopback device are answered whatever
+            name they ask for; else it must be `localhost` or an address of that device, so that no
+            web page reaches the server under a name of its own (DNS rebinding).
         log_requests: a line in the log for each request, without its content.
         log_prompts: the bodies of requests in the log, too.
     """
@@ -48,6 +52,7 @@ class ServerSettings:
     max_body_bytes: int = 16 * 1024 * 1024
     max_prompts: int = 1024
     body_timeout_s: float = 30.0
+    any_host: bool = False
     log_requests: bool = True
     log_prompts: bool = False
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from typing_extensions import TypedDict
 
 from evalution_core import SpecialTokens
@@ -41,9 +43,9 @@ async def tokenize(served: Served, body: TokenizeBody) -> TokenizeAnswer:
     codec = served.codec("/tokenize")
     token_ids: list[int] | None = None
     if body.add_special_tokens is not False:
-        token_ids = served.prompt_ids(body.prompt)
+        token_ids = await asyncio.to_thread(served.prompt_ids, body.prompt)
     if token_ids is None:
-        token_ids = codec.encode(body.prompt)
+        token_ids = await asyncio.to_thread(codec.encode, body.prompt)
     return {"tokens": token_ids, "count": len(token_ids), "max_model_len": served.max_model_len}
 
 
@@ -54,7 +56,8 @@ async def detokenize(served: Served, body: DetokenizeBody) -> DetokenizeAnswer:
     if size is not None and (largest := max(body.tokens, default=0)) >= size:
         raise Problem(400, f"token id {largest} is outside the vocabulary of {size} tokens")
     skip = bool(body.skip_special_tokens)
-    return {"prompt": codec.decode(body.tokens, skip_special_tokens=skip)}
+    text = await asyncio.to_thread(codec.decode, body.tokens, skip_special_tokens=skip)
+    return {"prompt": text}
 
 
 async def tokenizer_info(served: Served) -> TokenizerInfo:
