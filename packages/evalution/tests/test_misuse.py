@@ -161,7 +161,7 @@ def test_a_wrong_argument(command_line: Any, write: Any, mistake: str) -> None:
     [
         (["run"], "Missing argument 'SPEC'"),
         (["run", "spec.yaml", "--limit", "0"], "Invalid value for '--limit'"),
-        (["run", "spec.yaml", "--limit", "many"], "not a valid int"),
+        (["run", "spec.yaml", "--limit", "many"], "Invalid value for '--limit'"),
         (["run", "spec.yaml", "--outptu", "x"], "No such option: --outptu"),
         (["rum", "spec.yaml"], "No such command 'rum'"),
         (["compare", "one"], "Missing argument 'B'"),
