@@ -2,7 +2,7 @@
 # The environments that .ci/run builds beside the light one; sourced from there, at the root.
 # Each is a folder .venv-NAME, made anew; packages come from uv's cache where it holds them.
 
-light=(evalution evalution-conformance evalution-core evalution-enginekit evalution-reference)
+light=(evalution evalution-conformance evalution-core evalution-enginekit evalution-reference evalution-training)
 torch=2.13.0
 
 # Prints the first Python that runs and is new enough; `python3.11` may be a shim that fails. 3.11

@@ -14,16 +14,21 @@ from pathlib import Path
 from importlinter.cli import lint_imports
 
 CORE, KIT, REFERENCE = "evalution_core", "evalution_enginekit", "evalution_reference"
-TRANSFORMERS = "evalution_transformers"
+RUNNER, TRANSFORMERS = "evalution", "evalution_transformers"
 
 ENGINE_ARROWS = (CORE, KIT)
 ARROWS = {
     CORE: (),
     KIT: (CORE,),
-    "evalution": (CORE,),
+    RUNNER: (CORE,),
     "evalution_conformance": (CORE, KIT, REFERENCE),
     "evalution_gptqmodel": (CORE, KIT, TRANSFORMERS),
+    "evalution_guidellm": (CORE, KIT, RUNNER),
+    "evalution_inspect": (CORE, KIT, RUNNER),
+    "evalution_lm_eval": (CORE, KIT, RUNNER),
     "evalution_openvino": (CORE, KIT, TRANSFORMERS),
+    "evalution_ray": (CORE, RUNNER),
+    "evalution_training": (CORE,),
 }
 
 # What a member must not import from outside, whether at module level or inside a function. The kit
@@ -32,7 +37,7 @@ RUNTIMES = ("numpy", "tokenizers", "torch", "transformers")
 FOREIGN = {
     CORE: (*RUNTIMES, "httpx", "jinja2", "rich", "typer", "yaml"),
     KIT: ("numpy", "torch", "transformers"),
-    "evalution": RUNTIMES,
+    RUNNER: RUNTIMES,
 }
 # Decision 0012: the one module of the kit that is only for engines that bring NumPy.
 OPT_IN = {KIT: ("evalution_enginekit.sampling -> numpy",)}

@@ -1,0 +1,1 @@
+"""GuideLLM on any Evalution engine, and `evalution bench`."""

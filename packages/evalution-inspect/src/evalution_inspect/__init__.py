@@ -1,0 +1,1 @@
+"""Inspect and Evalution: any engine as a model provider, runs as Inspect logs."""

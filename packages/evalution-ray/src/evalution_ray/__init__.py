@@ -1,0 +1,1 @@
+"""Replicas of any Evalution engine on a Ray cluster."""

@@ -1,0 +1,1 @@
+"""Tinker-compatible servers as an Evalution engine."""

@@ -1,0 +1,1 @@
+"""Training backends for Evalution: evaluate a model while it trains."""
