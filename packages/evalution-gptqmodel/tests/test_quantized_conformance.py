@@ -34,3 +34,8 @@ class TestGPTQModel(_Quantized):
     # Of 6,222 tokens a hundredth are more than 0.04 nats off the exact product, the worst is 0.26;
     # in the mean it is 2e-3, which test_quantized_scores.py holds it to.
     reference_tolerance = 0.3
+
+
+class TestGPTQModelDequantized(_Quantized):
+    engine = GPTQModel(dtype="float32", device="cpu", dequantize=True)
+    tolerance = 1e-4

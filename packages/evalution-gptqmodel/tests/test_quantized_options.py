@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_gptqmodel import GPTQModel, upstream
+from evalution_gptqmodel.dequantization import dequantize
 
 
 @pytest.fixture
@@ -115,6 +116,34 @@ def test_a_backend_that_does_not_suit_is_refused_in_upstreams_words(quantized: P
     told = refusal(engine, Model(path=str(quantized)))
     assert f"could not load {str(quantized)!r} with backend=gptq_torch, device=cpu, dtype=" in told
     assert "only supports `[torch.float16, torch.bfloat16]`" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [({"backend": "gptq_torch"}, {}), ({}, {"device_map": "auto"})],
+)
+def test_dequantized_layers_have_no_kernels_to_choose(
+    quantized: Path, options: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    engine = GPTQModel(dequantize=True, **options)
+    assert refusal(engine, Model(path=str(quantized), model_kwargs=arguments)) == (
+        "dequantize=True leaves no quantised layer for backend or model_kwargs device_map to "
+        "place; leave both out"
+    )
+
+
+def test_a_layer_whose_weights_can_not_be_had_is_named() -> None:
+    layer = torch.nn.Linear(2, 2)
+    # As if it were one of GPTQModel's, of a format that keeps its weights to itself.
+    kernel = type("SealedLinear", (torch.nn.Linear,), {"__module__": "gptqmodel.nn_modules.sealed"})
+    layer.__class__ = kernel
+    with pytest.raises(ConfigurationError) as caught:
+        dequantize(torch.nn.Sequential(layer), upstream.packable_layer())
+    assert str(caught.value) == (
+        "dequantize=True: layer 0 is a SealedLinear, whose weights can't be had; it takes a "
+        "checkpoint in GPTQ's own format, without online rotation. Leave dequantize out to run it "
+        "on its kernels"
+    )
 
 
 def test_the_loaders_own_arguments_have_their_places(quantized: Path) -> None:

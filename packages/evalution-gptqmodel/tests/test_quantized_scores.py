@@ -87,6 +87,32 @@ def test_each_kernel_gives_the_scores_of_its_own_weights(
         assert built.check().outcome == "passed"
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_dequantized_weights_give_their_exact_scores(
+    quantized: Path, texts: list[str], right: list[float], dtype: Any
+) -> None:
+    engine = GPTQModel(dtype=dtype, device="cpu", dequantize=True)
+    with engine.build(Model(path=str(quantized))) as built:
+        found = rolled(built, texts)
+        told = built.describe_execution()
+    assert max(abs(a - b) for a, b in zip(found, right, strict=True)) < 1e-4
+    assert told["quantized_backend"] == "dequantized"
+    assert (told["dtype"], told["quantization"], told["quantized_layers"]) == (
+        "float32",
+        "gptq",
+        14,
+    )
+
+
+def test_dequantized_weights_take_another_dtype(
+    quantized: Path, texts: list[str], right: list[float]
+) -> None:
+    engine = GPTQModel(dtype="bfloat16", device="cpu", dequantize=True)
+    with engine.build(Model(path=str(quantized))) as built:
+        assert mean_difference(rolled(built, texts), right) < 1.6e-2
+        assert built.describe_execution()["dtype"] == "bfloat16"
+
+
 def test_weights_that_were_not_quantised_are_told_apart(
     texts: list[str], right: list[float]
 ) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 
 from evalution_core import ConfigurationError, Model
+from evalution_gptqmodel.dequantization import dequantize
 from evalution_gptqmodel.kernels import are_ready, described, kernels_of
 from evalution_gptqmodel.loading import load_quantized
+from evalution_gptqmodel.upstream import packable_layer
 from evalution_transformers import building
 from evalution_transformers.building import Options, Runnable
+from evalution_transformers.loading import resolve_device
 
 _UNREADY = (
     "this model was quantised in this process, and GPTQModel readies its kernels when it loads a "
@@ -25,6 +28,31 @@ def loaded(options: Options, model: Model, backend: str) -> Runnable:
     found = load_quantized(model, options.placement, backend, options.engine)
     runnable = building.prepared(options, found.checkpoint, found.folder.identity(model))
     return _told(runnable, found.settings)
+
+
+def loaded_as_floats(options: Options, model: Model, backend: str) -> Runnable:
+    """A quantised checkpoint whose layers were turned into ordinary ones, examined.
+
+    Raises:
+        ConfigurationError: a layer can't be turned, or kernels or several devices are asked for.
+    """
+    if backend != "auto" or "device_map" in model.model_kwargs:
+        raise ConfigurationError(
+            "dequantize=True leaves no quantised layer for backend or model_kwargs device_map to "
+            "place; leave both out"
+        )
+    asked = options.placement
+    # In float32 on the CPU weights come out of every kernel as they are stored.
+    found = load_quantized(
+        model, replace(asked, device="cpu", dtype="float32"), backend, options.engine
+    )
+    loaded_model: Any = found.checkpoint.model
+    told = described(loaded_model, found.settings)
+    dequantize(loaded_model, packable_layer())
+    dtype = "float32" if asked.dtype == "auto" else asked.dtype
+    loaded_model.to(device=resolve_device(asked.device), dtype=getattr(torch, dtype))
+    runnable = building.prepared(options, found.checkpoint, found.folder.identity(model))
+    return replace(runnable, described={**told, "quantized_backend": "dequantized"})
 
 
 def borrowed(options: Options, handles: Mapping[str, Any]) -> Runnable:

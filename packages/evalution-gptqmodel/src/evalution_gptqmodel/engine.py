@@ -38,6 +38,9 @@ class GPTQModel(BaseEngine):
         pass_tokens: tokens of one scoring pass; None: by the device.
         paged: Transformers' continuous-batching manager: True wherever it runs, False nowhere,
             None where it pays.
+        dequantize: turn the quantised weights back into floats of `dtype` (`auto`: float32) when
+            they are loaded: the exact scores of these weights, at the memory of a model that isn't
+            quantised. Checkpoints in GPTQ's own format only, and no `backend`.
         cache_tokens: tokens that the manager's cache holds; None: by rows and memory.
         manual_eviction, allow_block_sharing, max_batch_tokens, max_blocks_per_request,
         use_async_batching, use_cuda_graph, q_padding_interval_size, kv_padding_interval_size,
@@ -53,6 +56,7 @@ class GPTQModel(BaseEngine):
     batch_size: int | Literal["auto"] | None = neutral(default=None)
     pass_tokens: int | None = neutral(default=None)
     paged: bool | None = None
+    dequantize: bool = False
     cache_tokens: int | None = neutral(default=None)
     manual_eviction: bool | None = neutral(default=None)
     allow_block_sharing: bool | None = neutral(default=None)
@@ -87,16 +91,18 @@ class GPTQModel(BaseEngine):
             EngineUnavailableError: a library, or the device, is missing.
         """
         options, wishes = _options(self), _wishes(self)
-        from evalution_gptqmodel.building import loaded  # noqa: PLC0415 - it imports torch
+        from evalution_gptqmodel import building  # noqa: PLC0415 - it imports torch
         from evalution_transformers.building import continuous_session  # noqa: PLC0415 - as well
 
-        return continuous_session(options, loaded(options, model, self.backend), wishes)
+        load = building.loaded_as_floats if self.dequantize else building.loaded
+        return continuous_session(options, load(options, model, self.backend), wishes)
 
     def attach(self, handles: Mapping[str, Any], model: Model | None = None) -> TransformersSession:
         """A session on `handles["model"]` and `handles["tokenizer"]`, which stay the caller's.
 
         The model is what GPTQModel's loader gave, or the model of Transformers in it. The options
-        `backend`, `dtype`, `device` and `attn_implementation` must be left at their defaults.
+        `backend`, `dtype`, `device`, `attn_implementation` and `dequantize` must be left at their
+        defaults.
 
         Raises:
             ConfigurationError: a handle is missing or of another kind, such an option is set, or
@@ -139,7 +145,7 @@ def _wishes(engine: GPTQModel) -> PagedWishes:
 
 def _refuse_loading_options(engine: GPTQModel) -> None:
     default = type(engine)()
-    names = ("backend", "dtype", "device", "attn_implementation")
+    names = ("backend", "dtype", "device", "attn_implementation", "dequantize")
     given = [name for name in names if getattr(engine, name) != getattr(default, name)]
     if given:
         raise ConfigurationError(

@@ -87,6 +87,12 @@ def import_gptqmodel() -> Runtime:
         return _imported()
 
 
+def packable_layer() -> type:
+    """GPTQModel's class of the layers that can tell their weights; it must be imported already."""
+    found: type = import_module("gptqmodel.nn_modules.qlinear").PackableQuantLinear
+    return found
+
+
 @contextmanager
 def quiet() -> Generator[None]:
     """What this thread prints goes to this module's log, for debugging: a banner, progress.
