@@ -14,7 +14,7 @@ QUICKSTART = "builtin:tiny/quickstart"
 ROWS = 12
 
 EXACT: dict[str, dict[str, Any]] = {
-    "LlamaCpp": {"device": "cpu", "type_k": "f32", "type_v": "f32"},
+    "LlamaCpp": {"device": "cpu"},
     "OpenVINO": {"dtype": "float32", "device": "CPU"},
     "Reference": {"dtype": "float32"},
     "SGLang": {"dtype": "float32", "device": "cpu"},

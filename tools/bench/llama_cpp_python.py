@@ -209,7 +209,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "random.gguf"
         write_model(path, config["model"], config["seed"])
-        engine = LlamaCpp(device="cpu", n_threads=config["threads"])
+        # The peer's cache is of f16.
+        engine = LlamaCpp(device="cpu", type_k="f16", type_v="f16", n_threads=config["threads"])
         print(
             f"{'shape':<12}{'ours, s':>8}{'tokens':>9}{'/unique':>9}{'apart':>10}{'ratio':>9}"
             f"{'target':>8}  range"

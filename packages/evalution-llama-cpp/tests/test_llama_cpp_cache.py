@@ -26,10 +26,8 @@ from evalution_llama_cpp.session import LlamaCppSession
 
 TINY = Model("builtin:tiny")
 WORDS = ["The", "cat", "sees", "a", "dog", "near", "the", "park", ".", "3", "+", "4", "eggs"]
-EXACT = LlamaCpp(device="cpu", type_k="f32", type_v="f32", n_threads=1)
-CRAMPED = LlamaCpp(
-    device="cpu", type_k="f32", type_v="f32", n_threads=1, n_ctx=96, n_batch=32, n_ubatch=32
-)
+EXACT = LlamaCpp(device="cpu", n_threads=1)
+CRAMPED = LlamaCpp(device="cpu", n_threads=1, n_ctx=96, n_batch=32, n_ubatch=32)
 
 
 def words(chance: random.Random, most: int) -> str:

@@ -20,7 +20,7 @@ from evalution_llama_cpp import LlamaCpp
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
-from evalution_llama_cpp.building import arithmetic, window_of
+from evalution_llama_cpp.building import arithmetic, parameters_of, window_of
 from evalution_llama_cpp.device import Device, resolve_device
 from evalution_llama_cpp.library import LOG, library
 
@@ -149,16 +149,34 @@ def test_n_ctx_of_zero_is_what_the_model_was_trained_on() -> None:
 @pytest.mark.parametrize(
     ("weights", "options", "expected"),
     [
-        ("F32", {"type_k": "f32", "type_v": "f32"}, "float32"),
-        ("F32", {}, "float16"),
+        ("F32", {}, "float32"),
+        ("F32", {"type_k": "f16"}, "float16"),
         ("F32", {"type_k": "f32", "type_v": "f32", "flash_attn": True}, "float16"),
-        ("BF16", {"type_k": "f32", "type_v": "f32"}, "bfloat16"),
         ("BF16", {}, "bfloat16"),
+        ("BF16", {"type_k": "f16", "type_v": "f16"}, "bfloat16"),
         ("Q4_K", {}, "Q4_K"),
     ],
 )
 def test_the_dtype_is_the_roughest_of_all(weights: str, options: Any, expected: str) -> None:
-    assert arithmetic(weights, LlamaCpp(**options)) == expected
+    wanted = parameters_of(LlamaCpp(**options), Device("cpu", offloads=False))
+    assert arithmetic(weights, wanted) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "expected"),
+    [
+        (Device("cpu", offloads=False), {}, ("f32", "f32")),
+        (Device("cpu", offloads=False), {"type_v": "f16"}, ("f32", "f16")),
+        (Device("cpu", offloads=False), {"flash_attn": None}, ("f16", "f16")),
+        (Device("cuda", offloads=True), {}, ("f16", "f16")),
+        (Device("cuda", offloads=True), {"type_k": "f32"}, ("f32", "f16")),
+    ],
+)
+def test_the_cache_is_precise_where_that_is_cheap(
+    device: Device, options: Any, expected: tuple[str, str]
+) -> None:
+    wanted = parameters_of(LlamaCpp(**options), device)
+    assert (wanted.type_k, wanted.type_v) == expected
 
 
 def test_a_tokenizer_by_path_takes_the_place_of_the_files() -> None:

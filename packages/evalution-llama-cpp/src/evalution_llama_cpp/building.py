@@ -67,8 +67,8 @@ def session_of(engine: LlamaCpp, model: Model, library: Library) -> LlamaCppSess
             tokenizer=tokenizer,
             max_model_len=window,
             batch_size=engine.batch_size,
-            dtype=arithmetic(file.weight_type, engine),
-            described=_described(engine, file, device, context),
+            dtype=arithmetic(file.weight_type, wanted),
+            described=_described(engine, wanted, file, device, context),
             identified=_identity(model, file),
         )
         half_built.pop_all()
@@ -76,6 +76,9 @@ def session_of(engine: LlamaCpp, model: Model, library: Library) -> LlamaCppSess
 
 
 def parameters_of(engine: LlamaCpp, device: Device) -> Parameters:
+    # llama.cpp's own choice, f16, moves log-probabilities by up to 1e-2 nats; on a CPU f32 costs
+    # about a tenth of the time. Its flash attention rounds to f16 whatever the cache's type is.
+    cache_type = "f16" if device.offloads or engine.flash_attn is not False else "f32"
     return Parameters(
         n_ctx=engine.n_ctx,
         n_batch=engine.n_batch or (_BATCH if device.offloads else _BATCH_ON_CPU),
@@ -90,8 +93,8 @@ def parameters_of(engine: LlamaCpp, device: Device) -> Parameters:
         offload_kqv=engine.offload_kqv,
         use_mmap=engine.use_mmap,
         use_mlock=engine.use_mlock,
-        type_k=engine.type_k,
-        type_v=engine.type_v,
+        type_k=engine.type_k or cache_type,
+        type_v=engine.type_v or cache_type,
         llama_kwargs=engine.llama_kwargs or {},
     )
 
@@ -110,10 +113,10 @@ def window_of(asked: int | None, cells: int, trained: int) -> int:
     return window
 
 
-def arithmetic(weights: str, engine: LlamaCpp) -> str:
+def arithmetic(weights: str, wanted: Parameters) -> str:
     """The least precise of weights, KV cache and attention, by its usual name where it has one."""
-    found = {weights, engine.type_k.upper(), engine.type_v.upper()}
-    if engine.flash_attn is not False:
+    found = {weights, wanted.type_k.upper(), wanted.type_v.upper()}
+    if wanted.flash_attn is not False:
         # llama.cpp's kernel rounds to f16 on the CPU: 9e-3 nats were seen with a cache of f32.
         found.add("F16")
     for precise in ("F32", "F16", "BF16"):
@@ -144,7 +147,7 @@ def _identity(model: Model, file: GGUFFile) -> dict[str, Any] | None:
 
 
 def _described(
-    engine: LlamaCpp, file: GGUFFile, device: Device, context: Context
+    engine: LlamaCpp, wanted: Parameters, file: GGUFFile, device: Device, context: Context
 ) -> dict[str, Any]:
     layers = engine.n_gpu_layers if device.offloads else 0
     return {
@@ -154,7 +157,7 @@ def _described(
         "requested_device": engine.device,
         "n_gpu_layers": "all" if layers is None else layers,
         "weights": file.weight_type,
-        "kv_cache": {"k": engine.type_k, "v": engine.type_v, "cells": context.cells},
+        "kv_cache": {"k": wanted.type_k, "v": wanted.type_v, "cells": context.cells},
         "attention": {None: "llama.cpp's choice", True: "flash", False: "eager"}[engine.flash_attn],
         "prefix_sharing": True,
         "sequences": context.sequences,

@@ -58,8 +58,9 @@ class LlamaCpp(BaseEngine):
             model was trained on if that is less.
         flash_attn: quicker on GPUs, and no more precise than `f16` whatever the cache's type. None:
             llama.cpp's choice.
-        type_k, type_v: types of the KV cache. `f32` is the most precise; others than `f32`, `f16`
-            and `bf16` for `type_v` need flash attention.
+        type_k, type_v: types of the KV cache. None: `f32`, the most precise, on a CPU without flash
+            attention, else `f16`. Others than `f32`, `f16` and `bf16` for `type_v` need flash
+            attention.
         n_gpu_layers: layers on the GPU; None: all.
         split_mode, main_gpu, tensor_split: how several GPUs share the model.
         offload_kqv: keep the KV cache on the GPU.
@@ -80,8 +81,8 @@ class LlamaCpp(BaseEngine):
     n_ctx: int = 4096
     max_model_len: int | None = None
     flash_attn: bool | None = False
-    type_k: CacheType = "f16"
-    type_v: CacheType = "f16"
+    type_k: CacheType | None = None
+    type_v: CacheType | None = None
     n_gpu_layers: int | None = None
     split_mode: SplitMode = "layer"
     main_gpu: int = 0
