@@ -301,6 +301,16 @@ def test_scored_tokens_in_the_making_are_bounded() -> None:
     assert 9 <= runtime.most_scored <= 12
 
 
+def test_a_runtime_that_computes_more_rows_than_are_scored_says_how_many() -> None:
+    groups = span_groups([TokenSpan([1, 2, 3, 4, last], 4) for last in range(6)], listed_limit=1)
+    for load, together in ((None, 6), (lambda group: len(group.fed), 2)):
+        runtime = Stepping()
+        given = {} if load is None else {"load": load}
+        loop = ServingLoop(runtime, slots=8, scored_tokens=8, **given)
+        assert len([score for step in loop.score(groups) for score in step]) == 6
+        assert max(len(batch) for batch in runtime.batches) == together
+
+
 def test_continuations_of_one_token_share_a_request() -> None:
     runtime = Stepping()
     pairs = [LoglikelihoodRequest("Q", letter) for letter in "ABCD"]

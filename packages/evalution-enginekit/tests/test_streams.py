@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution_core import InvalidRequestError, RequestFailure
-from evalution_enginekit.streams import ResultStream, StreamLimits, pull
+from evalution_enginekit.pulled_stream import PulledStream
+from evalution_enginekit.streams import ResultStream, StreamLimits
 
 WAIT_S = 20
 Stream: TypeAlias = ResultStream[str, str, str]
@@ -48,15 +49,15 @@ def start(stream: Stream, number: int) -> tuple[str, str]:
         return stream.admit(number)
 
 
-def finish(stream: Stream, number: int, key: str, result: str) -> None:
+def finish(stream: Stream, number: int, result: str) -> None:
     with stream._changed:
-        stream.deliver(key, result)
+        stream.deliver(number, result)
         stream.release(number)
 
 
 def run_one(stream: Stream, number: int) -> None:
-    key, job = start(stream, number)
-    finish(stream, number, key, job.upper())
+    _, job = start(stream, number)
+    finish(stream, number, job.upper())
 
 
 def test_jobs_become_results_and_the_stream_ends() -> None:
@@ -82,7 +83,7 @@ def test_limits_hold_whatever_the_order(running: int, ahead: int, moves: list[st
             start(stream, count)
             numbers.append(count)
         elif move == "end" and numbers:
-            finish(stream, numbers.pop(), "k", "x")
+            finish(stream, numbers.pop(), "x")
         assert len(stream.running) <= running
         assert len(stream.running) + len(stream.waiting) <= running + ahead
         assert len(stream._results) < 2 * running + 1
@@ -169,7 +170,7 @@ def test_after_an_abort_nothing_is_delivered_or_admitted() -> None:
     start(stream, 0)
     stream.submit("b", "y")
     stream.abort()
-    finish(stream, 0, "a", "X")
+    finish(stream, 0, "X")
     stream.submit("c", "z")
     assert stream.admissible() == 0
     assert list(stream.results()) == []
@@ -212,4 +213,4 @@ def test_an_error_while_preparing_reaches_the_reader() -> None:
         raise ZeroDivisionError("in the kit")
 
     with pytest.raises(ZeroDivisionError, match="in the kit"):
-        list(pull([("a", 1)], opened(), prepare, "toy"))
+        list(PulledStream([("a", 1)], opened, prepare, "toy"))

@@ -43,6 +43,7 @@ from evalution_core.requests import (
 )
 from evalution_core.session import (
     BaseInferenceSession,
+    CancellableStream,
     CheckResult,
     HasMaxModelLen,
     HasPreferredBatchSize,
@@ -58,6 +59,7 @@ __all__ = [
     "GUIDE_CAPABILITIES",
     "BaseEngine",
     "BaseInferenceSession",
+    "CancellableStream",
     "Capability",
     "CheckResult",
     "ConfigurationError",

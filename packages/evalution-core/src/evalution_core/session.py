@@ -78,7 +78,6 @@ class BaseInferenceSession(ABC):
         thread, no further ahead than can run plus a small bound. Closing the iterator early
         aborts what is in flight within a second.
         """
-        ...
 
     @abstractmethod
     def gc(self) -> None:
@@ -159,25 +158,37 @@ class BaseInferenceSession(ABC):
         self.close()
 
 
+@runtime_checkable
+class CancellableStream(Protocol):
+    """What `generate_continuous` and `stream` may return: an iterator that can drop one request."""
+
+    def cancel(self, key: Hashable) -> None:
+        """Abort the request with that key, from any thread, and give nothing more of it.
+
+        The runtime lets go of it as when a stream is closed; the other requests go on. A key that
+        isn't under way (it has ended, or the input has yet to give it) changes nothing.
+        """
+
+
 class TextCodec(Protocol):
-    """The tokenizer of a session, as callers may use it."""
+    """The tokenizer of a session, as callers may use it.
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text` alone, without special tokens added around it."""
-        ...
+    `encode` gives the ids of a text alone, without special tokens added around it.
+    """
 
+    def encode(self, text: str) -> list[int]: ...
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
 
 @runtime_checkable
 class SpecialTokens(Protocol):
-    """A tokenizer that also tells its special ids, as those of the engine kit do."""
+    """A tokenizer that also tells its special ids, as those of the engine kit do.
+
+    `leading_ids` stand before any text by default: `(bos,)`, or none.
+    """
 
     @property
-    def leading_ids(self) -> tuple[int, ...]:
-        """Ids that stand before any text by default: `(bos,)`, or none."""
-        ...
-
+    def leading_ids(self) -> tuple[int, ...]: ...
     @property
     def bos_id(self) -> int | None: ...
     @property

@@ -163,12 +163,12 @@ class GenerationLoop:
         return admitted
 
     def take_cancelled(self) -> list[int]:
-        """Running keys that are finished or whose stream has ended; they count as let go."""
+        """Running keys that are finished or that nobody wants now; they count as let go."""
         with self._thread.lock:
             dropped = [
                 key
                 for key, running in self._running.items()
-                if key in self._finished or running.stream.ended
+                if key in self._finished or not running.stream.wants(key)
             ]
             for key in dropped:
                 self._release(key)
@@ -197,18 +197,18 @@ class GenerationLoop:
         if running is None or event.key in self._finished:
             return
         if event.error is not None:
-            running.stream.deliver(running.key, RequestFailure(event.error, running.job.metadata))
+            running.stream.deliver(event.key, RequestFailure(event.error, running.job.metadata))
             self._release(event.key)
             return
         completion = running.completion
         ended_by_itself = completion.take(event)
         if running.stream in self._telling and (delta := completion.delta()) is not None:
-            running.stream.deliver_part(event.key, running.key, delta, _joined)
+            running.stream.deliver_part(event.key, delta, _joined)
         if completion.finish is None:
             return
         job = running.job
         output = completion.output(job.prompt_text, job.metadata, job.truncated_tokens)
-        running.stream.deliver(running.key, output)
+        running.stream.deliver(event.key, output)
         if ended_by_itself:
             self._release(event.key)
         else:
@@ -226,7 +226,7 @@ class GenerationLoop:
                         in_flight=[running.key],
                     )
                     failure = RequestFailure(error, running.job.metadata)
-                    running.stream.deliver(running.key, failure)
+                    running.stream.deliver(key, failure)
                 self._release(key)
 
     def _fail_unasked(self) -> None:
@@ -240,7 +240,7 @@ class GenerationLoop:
         with self._thread.lock:
             lost: dict[GenerationStream, list[Hashable]] = {}
             for key, running in list(self._running.items()):
-                if key not in self._finished:
+                if key not in self._finished and running.stream.wants(key):
                     lost.setdefault(running.stream, []).append(running.key)
                 self._release(key)
             for stream in self._streams:

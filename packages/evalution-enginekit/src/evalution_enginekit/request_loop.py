@@ -183,8 +183,8 @@ class RequestLoop:
     def _turn(self) -> None:
         with self.lock:
             self._woken = False
-            for running in self._running.values():
-                if running.stream.ended:
+            for number, running in self._running.items():
+                if not running.stream.wants(number):
                     running.abort()
             self._streams = [s for s in self._streams if not s.ended or s.running]
             self._admit()
@@ -198,41 +198,41 @@ class RequestLoop:
             self._streams.remove(stream)
             self._streams.append(stream)
             number = next(self._numbers)
-            key, job = stream.admit(number)
-            task = asyncio.get_running_loop().create_task(self._serve(number, stream, key, job))
+            _, job = stream.admit(number)
+            task = asyncio.get_running_loop().create_task(self._serve(number, stream, job))
             self._running[number] = _Running(stream, task)
             # Cancelled before its first step, a task runs nothing of its own.
             task.add_done_callback(lambda _, number=number: self._settled(number))
 
-    async def _serve(self, number: int, stream: RequestStream, key: Any, job: RequestJob) -> None:
+    async def _serve(self, number: int, stream: RequestStream, job: RequestJob) -> None:
         def tell(delta: TextDelta) -> None:
             with self.lock:
-                stream.deliver_part(number, key, delta, _joined)
+                stream.deliver_part(number, delta, _joined)
 
         try:
             with runtime_errors("a request"):
                 result = await job.serve(tell)
         except EvalutionError as error:
             with self.lock:
-                self._failed(stream, key, RequestFailure(error, job.metadata))
+                self._failed(stream, number, RequestFailure(error, job.metadata))
                 self._release(number)
         else:
             with self.lock:
                 self._failures = 0
-                stream.deliver(key, result)
+                stream.deliver(number, result)
                 self._release(number)
 
-    def _failed(self, stream: RequestStream, key: Any, failure: RequestFailure) -> None:
-        if stream.ended:
+    def _failed(self, stream: RequestStream, number: int, failure: RequestFailure) -> None:
+        if not stream.wants(number):
             return
         error = failure.error
         if isinstance(error, EngineRuntimeError):
             self._failures += 1
         if self._failures < max(_DEAD_AFTER, self._depth + 1):
-            stream.deliver(key, failure)
+            stream.deliver(number, failure)
             return
         self._failures = 0
-        lost = list(stream.running.values())
+        lost = [key for number, key in stream.running.items() if stream.wants(number)]
         told = EngineRuntimeError(f"{error} ({len(lost)} in flight)", in_flight=lost)
         told.__cause__ = error.__cause__ or error
         stream.fail(told)

@@ -27,11 +27,12 @@ from evalution_core import (
 from evalution_enginekit.admission import Admission, check_batch_size
 from evalution_enginekit.pieces import CompletionPiece, RequestPrompt
 from evalution_enginekit.preparation import Preparation
+from evalution_enginekit.pulled_stream import PulledStream
 from evalution_enginekit.request_jobs import answer_job, completion_job, results_in_order, score_job
-from evalution_enginekit.request_loop import RequestJob, RequestLoop
+from evalution_enginekit.request_loop import RequestJob, RequestLoop, RequestStream
 from evalution_enginekit.scoring import ScoringJob, rolling_output
 from evalution_enginekit.self_check import self_check
-from evalution_enginekit.streams import StreamLimits, pull
+from evalution_enginekit.streams import StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokens import TokenScore, TokenSpan
 
@@ -187,7 +188,7 @@ class RequestSession(BaseInferenceSession):
         def job(request: GenerationRequest) -> RequestJob:
             return self._completing(self._prompt(request), tells=False)
 
-        return self._pulled(requests, job, batch_size)
+        return self._completed(requests, job, batch_size)
 
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
@@ -199,7 +200,7 @@ class RequestSession(BaseInferenceSession):
         def job(request: GenerationRequest) -> RequestJob:
             return self._completing(replace(self._prompt(request), is_live=True), tells=True)
 
-        return self._pulled(requests, job, batch_size)
+        return self._completed(requests, job, batch_size)
 
     def loglikelihood(
         self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
@@ -304,24 +305,33 @@ class RequestSession(BaseInferenceSession):
     def _scored(
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], batch_size: int | None
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
-        self._ensure_checked()
-        yield from self._pulled(requests, self._scoring, batch_size)
+        def opening() -> RequestStream:
+            self._ensure_checked()
+            return self._loop.open(self._limits(batch_size))
+
+        return self._pulled(requests, self._scoring, opening)
+
+    def _completed(
+        self,
+        requests: Iterable[tuple[K, GenerationRequest]],
+        job: Callable[[GenerationRequest], RequestJob],
+        batch_size: int | None,
+    ) -> Iterator[tuple[K, Any]]:
+        return self._pulled(requests, job, lambda: self._loop.open(self._limits(batch_size)))
 
     def _pulled(
         self,
         requests: Iterable[tuple[K, Any]],
         job: Callable[[Any], RequestJob],
-        batch_size: int | None,
+        opening: Callable[[], RequestStream],
     ) -> Iterator[tuple[K, Any]]:
-        stream = self._loop.open(self._limits(batch_size))
-
         def prepared(request: Any) -> RequestJob | RequestFailure:
             try:
                 return job(request)
             except (InvalidRequestError, UnsupportedRequestError) as error:
                 return RequestFailure(error, getattr(request, "metadata", {}))
 
-        yield from pull(requests, stream, prepared, self._engine)
+        return PulledStream(requests, opening, prepared, self._engine)
 
     def _limits(self, batch_size: int | None) -> StreamLimits:
         return StreamLimits(running=batch_size or self._most, ahead=_READ_AHEAD)

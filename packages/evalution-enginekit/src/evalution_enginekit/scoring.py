@@ -128,12 +128,12 @@ class ScoringLoop:
         if len(found) > len(chunk.rest):
             raise EngineRuntimeError(f"scored more than the {len(chunk.jobs)} spans there were")
         results = [
-            (number, key, _conclusion(job, score))
-            for (number, key, job), score in zip(chunk.rest, found, strict=False)
+            (number, _conclusion(job, score))
+            for (number, _, job), score in zip(chunk.rest, found, strict=False)
         ]
         with self._thread.lock:
-            for number, key, result in results:
-                chunk.stream.deliver(key, result)
+            for number, result in results:
+                chunk.stream.deliver(number, result)
                 chunk.stream.release(number)
             chunk.done += len(results)
             if results:
@@ -155,7 +155,7 @@ class ScoringLoop:
             ((number, key, job),) = rest
             if self._failures < _DEAD_AFTER:
                 told = _with_ids(error, [key])
-                chunk.stream.deliver(key, RequestFailure(told, job.metadata))
+                chunk.stream.deliver(number, RequestFailure(told, job.metadata))
                 chunk.stream.release(number)
                 return
             chunk.stream.fail(_with_ids(error, list(chunk.stream.running.values())))

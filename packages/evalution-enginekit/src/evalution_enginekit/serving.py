@@ -7,9 +7,10 @@ an engine is one class that submits a request, advances the runtime, and says wh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 from typing import Any, Protocol
 
 from evalution_core import EngineRuntimeError, EvalutionError, FinishReason
@@ -89,12 +90,22 @@ class ServingLoop:
         slots: requests of a kind that may be at the runtime; more would only wait there.
         scored_tokens: tokens whose prompt log-probabilities may be in the making at once, which
             bounds the runtime's memory. A single group that has more is submitted alone.
+        load: how many such tokens a group has; for a runtime that computes more rows than are
+            scored.
     """
 
-    def __init__(self, runtime: ServingRuntime, *, slots: int, scored_tokens: int):
+    def __init__(
+        self,
+        runtime: ServingRuntime,
+        *,
+        slots: int,
+        scored_tokens: int,
+        load: Callable[[SpanGroup], int] = attrgetter("inner"),
+    ):
         self._runtime = runtime
         self._slots = slots
         self._scored_tokens = scored_tokens
+        self._load = load
         self._owners: dict[str, _Desk] = {}
         self._numbers = count()
 
@@ -164,16 +175,17 @@ class ServingLoop:
         scored: dict[int, Sequence[TokenScore | EvalutionError]],
     ) -> None:
         """Submit groups up to the bounds, in order; refused ones are scored by their error."""
-        load = sum(group.inner for _, group in desk.running.values())
+        load = sum(self._load(group) for _, group in desk.running.values())
         while waiting and len(desk.running) < self._slots:
             at, group = waiting[0]
-            if desk.running and group.inner and load + group.inner > self._scored_tokens:
+            own = self._load(group)
+            if desk.running and own and load + own > self._scored_tokens:
                 return
             waiting.popleft()
             name = self._enter(desk, (at, group))
             try:
                 self._runtime.score(name, group)
-                load += group.inner
+                load += own
             except EvalutionError as error:
                 self._forget(desk, name)
                 scored[at] = [error] * len(group.spans)

@@ -23,13 +23,20 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_enginekit.admission import Admission, check_batch_size
-from evalution_enginekit.generation import GenerationLoop, TokenFeed
+from evalution_enginekit.generation import GenerationLoop, GenerationStream, TokenFeed
 from evalution_enginekit.planning import grouped_order
 from evalution_enginekit.preparation import Preparation
+from evalution_enginekit.pulled_stream import PulledStream
 from evalution_enginekit.runtime_thread import RuntimeThread
-from evalution_enginekit.scoring import ScoringJob, ScoringLoop, SpanScores, rolling_output
+from evalution_enginekit.scoring import (
+    ScoringJob,
+    ScoringLoop,
+    ScoringStream,
+    SpanScores,
+    rolling_output,
+)
 from evalution_enginekit.self_check import self_check
-from evalution_enginekit.streams import StreamLimits, pull
+from evalution_enginekit.streams import StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenScore, TokenSpan
 
@@ -272,17 +279,24 @@ class TokenSession(BaseInferenceSession):
         *,
         deltas: bool,
     ) -> Iterator[tuple[K, StreamEvent]]:
-        stream = self._generation.open(self._generation_limits(batch_size), deltas=deltas)
-        yield from pull(requests, stream, self._preparation.generation_or_failure, self._engine)
+        def opening() -> GenerationStream:
+            return self._generation.open(self._generation_limits(batch_size), deltas=deltas)
+
+        prepare = self._preparation.generation_or_failure
+        return PulledStream(requests, opening, prepare, self._engine)
 
     def _scored(
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], batch_size: int | None
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
-        self._ensure_checked()
         window = min(batch_size or self._scoring_window, self._scoring_window)
-        stream = self._scoring.open(StreamLimits(running=window, ahead=window))
-        yield from pull(  # pyright: ignore[reportReturnType]
-            requests, stream, self._preparation.loglikelihood_or_failure, self._engine
+
+        def opening() -> ScoringStream:
+            self._ensure_checked()
+            return self._scoring.open(StreamLimits(running=window, ahead=window))
+
+        prepare = self._preparation.loglikelihood_or_failure
+        return PulledStream(  # pyright: ignore[reportReturnType]
+            requests, opening, prepare, self._engine
         )
 
     def _score_spans(

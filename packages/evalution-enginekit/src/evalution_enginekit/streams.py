@@ -1,6 +1,7 @@
 """The consumer's side of a call: requests in, results out, bounded on both ends.
 
-A push stream (`submit`, `results`, `abort`, `close`); `pull` builds the contract's iterators on it.
+A push stream: `submit`, `results`, `cancel`, `abort`, `close`. `PulledStream` builds the contract's
+iterators on it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from evalution_core import RequestFailure
 
 K = TypeVar("K", bound=Hashable)
-Q = TypeVar("Q")
 J = TypeVar("J")
 T = TypeVar("T")
 
@@ -69,6 +69,8 @@ class ResultStream(Generic[K, J, T]):
         self._results: deque[_Result[K, T]] = deque()
         self._unread = 0
         self._parts: dict[int, _Result[K, T]] = {}
+        self._cancelled: set[int] = set()
+        self._cancelled_ahead: set[K] = set()
         self._error: BaseException | None = None
         self._input_error: BaseException | None = None
         self._input_open = True
@@ -80,7 +82,7 @@ class ResultStream(Generic[K, J, T]):
     def submit(self, key: K, job: J) -> None:
         """Add a job, without limit; `wait_for_room` says when the limits would have it."""
         with self._changed:
-            if not self.ended:
+            if self._enters(key):
                 self.waiting.append((key, job))
             self._last_submit = time.monotonic()
         self._owner.wake()
@@ -88,7 +90,8 @@ class ResultStream(Generic[K, J, T]):
     def reject(self, key: K, failure: RequestFailure) -> None:
         """Answer a request that can't be run; it takes no slot."""
         with self._changed:
-            self.deliver(key, failure)
+            if self._enters(key):
+                self._add_result(key, failure)
 
     def finish_input(self, error: BaseException | None = None) -> None:
         """No job follows: once all results are read, `results` ends, or raises the `error`."""
@@ -134,24 +137,28 @@ class ResultStream(Generic[K, J, T]):
     def release(self, number: int) -> None:
         """The runtime is rid of the job."""
         self.running.pop(number, None)
+        self._cancelled.discard(number)
         self._changed.notify_all()
 
-    def deliver(self, key: K, result: T | RequestFailure) -> None:
-        if not self.ended:
-            self._results.append(_Result(key, result))
-            self._unread += 1
-            self._changed.notify_all()
+    def wants(self, number: int) -> bool:
+        """Whether anybody waits for what becomes of a running job; if not, it is to be dropped."""
+        return not self.ended and number not in self._cancelled
 
-    def deliver_part(self, number: int, key: K, part: T, join: Callable[[T, T], T]) -> None:
+    def deliver(self, number: int, result: T | RequestFailure) -> None:
+        """Hand on the result of a running job."""
+        if self.wants(number):
+            self._add_result(self.running[number], result)
+
+    def deliver_part(self, number: int, part: T, join: Callable[[T, T], T]) -> None:
         """Hand on a part of a running job's result; it joins the part before while that is unread.
 
         So a reader that pauses finds one part of each job, however long it stayed away.
         """
-        if self.ended:
+        if not self.wants(number):
             return
         unread = self._parts.get(number)
         if unread is None or isinstance(unread.value, RequestFailure):
-            self._parts[number] = unread = _Result(key, part, number)
+            self._parts[number] = unread = _Result(self.running[number], part, number)
             self._results.append(unread)
         else:
             unread.value = join(unread.value, part)
@@ -175,6 +182,26 @@ class ResultStream(Generic[K, J, T]):
         """Results in completion order; no lock is held while the caller has one."""
         while (found := self._next_result()) is not None:
             yield found
+
+    def cancel(self, key: K) -> None:
+        """Drop the jobs with that key wherever they are, with what is unread of them.
+
+        One that runs is to be dropped by the runtime, as `wants` tells it. A key that is unknown
+        may be that of the request which is about to be submitted: then that one never enters.
+        """
+        with self._changed:
+            running = {number for number, its_key in self.running.items() if its_key == key}
+            waiting = deque(pair for pair in self.waiting if pair[0] != key)
+            unread = [result for result in self._results if result.key == key]
+            if not (running or unread or len(waiting) < len(self.waiting)):
+                self._cancelled_ahead.add(key)
+            self._cancelled |= running
+            self.waiting = waiting
+            self._results = deque(result for result in self._results if result.key != key)
+            for result in unread:
+                self._taken(result)
+            self._changed.notify_all()
+        self._owner.wake()
 
     def abort(self) -> None:
         """Drop what waits and cancel what runs; unread results are gone."""
@@ -224,6 +251,18 @@ class ResultStream(Generic[K, J, T]):
             del self._parts[result.part_of]
         return result.key, result.value
 
+    def _enters(self, key: K) -> bool:
+        """Whether a request that comes is still wanted."""
+        is_wanted = not self.ended and key not in self._cancelled_ahead
+        # The others were of requests that had ended before: only one is on its way at a time.
+        self._cancelled_ahead.clear()
+        return is_wanted
+
+    def _add_result(self, key: K, result: T | RequestFailure) -> None:
+        self._results.append(_Result(key, result))
+        self._unread += 1
+        self._changed.notify_all()
+
     def _has_jobs(self) -> bool:
         return bool(self.waiting or self.running)
 
@@ -233,45 +272,3 @@ class ResultStream(Generic[K, J, T]):
             under_way < self.limits.running + self.limits.ahead
             and self._unread < self.limits.running
         )
-
-
-def pull(
-    requests: Iterable[tuple[K, Q]],
-    stream: ResultStream[K, J, T],
-    prepare: Callable[[Q], J | RequestFailure],
-    name: str,
-) -> Iterator[tuple[K, T | RequestFailure]]:
-    """Feed `requests` to the stream from a thread of its own, and yield its results.
-
-    An exception of the input iterator is raised here after the results of all it had given; closing
-    this iterator aborts the stream. A producer that blocks for ever keeps its thread, a daemon.
-    """
-    threading.Thread(
-        target=_feed, args=(requests, stream, prepare), name=f"{name} input", daemon=True
-    ).start()
-    try:
-        yield from stream.results()
-    finally:
-        stream.close()
-
-
-def _feed(
-    requests: Iterable[tuple[Any, Q]],
-    stream: ResultStream[Any, J, Any],
-    prepare: Callable[[Q], J | RequestFailure],
-) -> None:
-    try:
-        source = iter(requests)
-        while stream.wait_for_room():
-            try:
-                key, request = next(source)
-            except StopIteration:
-                stream.finish_input()
-                return
-            job = prepare(request)
-            if isinstance(job, RequestFailure):
-                stream.reject(key, job)
-            else:
-                stream.submit(key, job)
-    except BaseException as error:  # noqa: BLE001 - it is raised again at the reading end
-        stream.finish_input(error)

@@ -16,6 +16,7 @@ from evalution_conformance.subject import Subject, collected, succeeded
 from evalution_conformance.suite import group, needs
 from evalution_conformance.watch import let_go, within
 from evalution_core import (
+    CancellableStream,
     Capability,
     GenerationOutput,
     GenerationRequest,
@@ -104,6 +105,40 @@ class ContinuousChecks:
         if subject.declares(Capability.REFILL):
             assert took <= _ABORT_S, f"closing a stream early took {took:.1f} seconds"
         subject.complete(short)
+
+    def test_a_cancelled_request_goes_alone(self, subject: Subject) -> None:
+        """Where a stream has `cancel`, nothing comes of that request, and the others go on."""
+        limit = max(1, min(2048, subject.window // 2))
+        long = GenerationRequest(
+            PROMPTS[0], max_new_tokens=limit, ignore_eos=subject.declares(Capability.IGNORE_EOS)
+        )
+        short = subject.request(PROMPTS[1], max_new_tokens=1)
+        is_taken, is_cancelled = threading.Event(), threading.Event()
+
+        def numbered() -> Iterator[tuple[int, GenerationRequest]]:
+            yield 0, short
+            yield 1, long
+            is_taken.set()
+            if subject.declares(Capability.REFILL):
+                is_cancelled.wait(subject.patience)
+            yield 2, short
+
+        with _open(subject, numbered()) as stream:
+            if not isinstance(stream, CancellableStream):
+                pytest.skip("the session's streams have no cancel()")
+            first, _ = next(stream)
+            assert is_taken.wait(subject.patience), "the second request was never taken"
+            begun = time.monotonic()
+            stream.cancel(1)
+            is_cancelled.set()
+            keys = [first, *(key for key, _ in stream)]
+            took = time.monotonic() - begun
+        if first == 1:
+            pytest.skip("the probe that was to be cancelled is answered first")
+        assert 1 not in keys, "the request that was cancelled is answered"
+        assert sorted(keys) == [0, 2], f"of the requests 0 and 2 beside it, {keys} came back"
+        if subject.declares(Capability.REFILL):
+            assert took <= _ABORT_S, f"the stream ended {took:.1f} seconds after the cancellation"
 
     def test_an_unread_stream_blocks_nobody(self, subject: Subject) -> None:
         """The session answers other calls while a stream is open and unread."""

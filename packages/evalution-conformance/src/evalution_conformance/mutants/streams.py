@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -92,6 +92,48 @@ class IgnoresAbort(ToySession):
         self._abandoned.append(results)
         for result in results:  # noqa: UP028 - `yield from` would close it too
             yield result
+
+
+class _Wrapped(Generator[Any, None, None]):
+    """A stream in which cancelling means something else."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def send(self, value: None) -> Any:
+        return self._stream.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._stream.throw(*error)
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _Uncancelled(_Wrapped):
+    def cancel(self, key: Any) -> None:
+        pass
+
+
+class _Ended(_Wrapped):
+    def cancel(self, key: Any) -> None:
+        self._stream.close()
+
+
+@session_fault("test_a_cancelled_request_goes_alone")
+class IgnoresCancellation(ToySession):
+    """A request that is cancelled is answered all the same."""
+
+    def generate_continuous(self, requests: Requests, *, batch_size: int | None = None) -> Results:
+        return _Uncancelled(super().generate_continuous(requests, batch_size=batch_size))
+
+
+@session_fault("test_a_cancelled_request_goes_alone")
+class CancelsTheWholeStream(ToySession):
+    """Cancelling one request ends the stream for all."""
+
+    def generate_continuous(self, requests: Requests, *, batch_size: int | None = None) -> Results:
+        return _Ended(super().generate_continuous(requests, batch_size=batch_size))
 
 
 @session_fault("test_an_unread_stream_blocks_nobody")

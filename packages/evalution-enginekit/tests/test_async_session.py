@@ -1,0 +1,227 @@
+"""Tasks that share one stream of a session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from threading import Semaphore
+from typing import Any, TypeVar
+
+import pytest
+
+from evalution_core import (
+    Capability,
+    EngineRuntimeError,
+    GenerationOutput,
+    GenerationRequest,
+    InvalidRequestError,
+    SessionClosedError,
+    TextDelta,
+)
+from evalution_enginekit.async_session import AsyncSession
+from evalution_enginekit.mock import MOCK_CAPABILITIES, MockSession
+
+R = TypeVar("R")
+
+
+def asked(number: int, length: int = 8) -> GenerationRequest:
+    return GenerationRequest(f"prompt {number}", max_new_tokens=length, ignore_eos=True)
+
+
+@pytest.fixture
+def session() -> Iterator[MockSession]:
+    with MockSession("a", 512, 8) as opened:
+        yield opened
+
+
+@pytest.fixture
+def front(session: MockSession) -> Iterator[AsyncSession]:
+    opened = AsyncSession(session, MOCK_CAPABILITIES, deltas=True)
+    yield opened
+    opened.close()
+
+
+def run(work: Coroutine[Any, Any, R]) -> R:
+    async def in_time() -> R:
+        return await asyncio.wait_for(work, 60)
+
+    return asyncio.run(in_time())
+
+
+async def outputs_of(
+    front: AsyncSession, requests: Iterable[GenerationRequest]
+) -> list[GenerationOutput]:
+    return list(await asyncio.gather(*map(front.generate, requests)))
+
+
+def test_tasks_get_what_a_list_call_gives(session: MockSession, front: AsyncSession) -> None:
+    requests = [asked(number, 3 + number % 5) for number in range(40)]
+    assert run(outputs_of(front, requests)) == session.generate(requests)
+
+
+def test_tasks_of_several_event_loops_share_the_stream(
+    session: MockSession, front: AsyncSession
+) -> None:
+    groups = [[asked(number + 10 * group) for number in range(10)] for group in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda group: run(outputs_of(front, group)), groups))
+    assert found == [session.generate(group) for group in groups]
+
+
+@pytest.mark.parametrize("deltas", [True, False])
+def test_the_pieces_of_a_text_come_before_its_output(session: MockSession, deltas: bool) -> None:
+    front = AsyncSession(session, MOCK_CAPABILITIES, deltas=deltas)
+
+    async def events() -> list[TextDelta | GenerationOutput]:
+        async with aclosing(front.stream(asked(1, 20))) as found:
+            return [event async for event in found]
+
+    *pieces, output = run(events())
+    front.close()
+    assert isinstance(output, GenerationOutput)
+    assert front.tells_deltas is deltas
+    assert "".join(piece.text for piece in pieces) == output.text
+    assert [i for piece in pieces for i in piece.token_ids or ()] == output.token_ids
+    assert deltas or len(pieces) == 1
+
+
+def test_a_refused_request_fails_alone(front: AsyncSession) -> None:
+    async def both() -> tuple[Any, ...]:
+        wrong = front.generate(GenerationRequest())
+        return tuple(await asyncio.gather(wrong, front.generate(asked(1)), return_exceptions=True))
+
+    refused, output = run(both())
+    assert isinstance(refused, InvalidRequestError)
+    assert isinstance(output, GenerationOutput)
+
+
+class GatedSession(MockSession):
+    """Takes a step for every permit."""
+
+    def __init__(self) -> None:
+        super().__init__("a", 512, 8)
+        self.permits = Semaphore(0)
+
+    def _step(self, sequences: list[Any]) -> list[Any]:
+        self.permits.acquire()
+        return super()._step(sequences)
+
+
+@pytest.fixture
+def gated() -> Iterator[GatedSession]:
+    session = GatedSession()
+    yield session
+    session.permits.release(10_000)
+    session.close()
+
+
+def test_a_task_that_is_cancelled_takes_its_request_out_of_the_session(gated: GatedSession) -> None:
+    front = AsyncSession(gated, MOCK_CAPABILITIES, deltas=True)
+
+    async def work() -> int:
+        long = front.stream(asked(1, 400))
+        gated.permits.release()
+        await anext(long)
+        waiting = asyncio.ensure_future(anext(long))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        gated.permits.release(4)  # one for the step that may be under way with the long one
+        await front.generate(asked(2, 3))
+        return gated.requests_in_flight
+
+    assert run(work()) == 0
+    gated.permits.release(10_000)
+    front.close()
+
+
+def test_closing_ends_tasks_that_wait_and_refuses_later_ones(gated: GatedSession) -> None:
+    front = AsyncSession(gated, MOCK_CAPABILITIES, deltas=True)
+
+    async def work() -> None:
+        running = front.stream(asked(1, 400))
+        gated.permits.release()
+        await anext(running)
+        gated.permits.release(10_000)
+        front.close()
+        with pytest.raises(SessionClosedError, match="closed meanwhile"):
+            async for _ in running:
+                pass
+        with pytest.raises(SessionClosedError, match="make a new one"):
+            await front.generate(asked(2))
+
+    run(work())
+    front.close()
+    assert len(gated.generate([asked(3)])) == 1, "the session is the caller's and goes on"
+
+
+def test_a_closed_session_is_told_to_every_task(session: MockSession, front: AsyncSession) -> None:
+    session.close()
+
+    async def work() -> list[Any]:
+        tasks = [front.generate(asked(number)) for number in range(3)]
+        return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+    assert [type(error) for error in run(work())] == [SessionClosedError] * 3
+
+
+class FailingOnceSession(MockSession):
+    """Its first step fails."""
+
+    has_failed = False
+
+    def _step(self, sequences: list[Any]) -> list[Any]:
+        if not self.has_failed:
+            self.has_failed = True
+            raise OSError("the device is gone")
+        return super()._step(sequences)
+
+
+def test_after_a_failure_of_the_runtime_later_requests_get_a_new_stream() -> None:
+    with FailingOnceSession("a", 512, 8) as session:
+        front = AsyncSession(session, MOCK_CAPABILITIES)
+
+        async def work() -> GenerationOutput:
+            with pytest.raises(EngineRuntimeError, match="the device is gone"):
+                await front.generate(asked(1))
+            return await front.generate(asked(2))
+
+        assert run(work()) == session.generate([asked(2)])[0]
+        front.close()
+
+
+class WholeInputSession(MockSession):
+    """Starts when its input has ended, as an engine without refill may."""
+
+    def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        for key, request in list(requests):
+            yield key, self.generate([request])[0]
+
+
+def test_a_session_without_refill_gets_rounds_that_end() -> None:
+    with WholeInputSession("a", 512, 8) as session:
+        front = AsyncSession(session, MOCK_CAPABILITIES - {Capability.REFILL, Capability.STREAM})
+        requests = [asked(number) for number in range(5)]
+
+        async def twice() -> list[GenerationOutput]:
+            return await outputs_of(front, requests) + await outputs_of(front, requests)
+
+        assert run(twice()) == session.generate(requests) * 2
+        front.close()
+
+
+class SilentSession(MockSession):
+    def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        next(iter(requests))
+        yield from ()
+
+
+def test_a_stream_that_ends_without_an_answer_is_an_error() -> None:
+    with SilentSession("a", 512, 8) as session:
+        front = AsyncSession(session, MOCK_CAPABILITIES)
+        with pytest.raises(EngineRuntimeError, match="ended too early"):
+            run(front.generate(asked(1)))
+        front.close()
