@@ -15,13 +15,18 @@ from typing import Any, Protocol
 
 class Engine(Protocol):
     running: int
+    _lock: Any
 
+    def __len__(self) -> int: ...
     def add(self, request_id: str, prompt: list[int], *, priority: int = 0) -> None: ...
     def step(self) -> list[Any]: ...
     async def drain(self, timeout: float | None = None) -> None: ...
 
 class MakesOptions(Protocol):
     def __call__(self, *, limit: int = 16, seed: int | None = ...) -> Any: ...
+
+class MakesSettings(Protocol):
+    def __call__(self, *, depth: int = 2) -> Any: ...
 
 class Result(Protocol):
     ids: list[int]
@@ -32,12 +37,18 @@ class Result(Protocol):
 UPSTREAM = {
     "Engine": "acme.Engine",
     "MakesOptions": "acme.options.Options",
+    "MakesSettings": "acme.options.Settings",
     "Result": "acme.results.Result",
 }
-OPTION_FIELDS = {"acme.options.EngineOptions": ("width", "depth")}
+OPTION_FIELDS = {
+    "acme.options.EngineOptions": (
+        "width",
+        "depth",
+    ),
+}
 """
 
-INIT = "from acme.core.engine import Engine\n"
+INIT = "from .core.engine import Engine\n"
 BASE = """
 class Base:
     def step(self):
@@ -47,22 +58,34 @@ class Base:
         pass
 """
 ENGINE = """
-from acme.core.base import Base
+from ..base import Base
 
 class Engine(Base):
     def __init__(self, width):
         self.running = 0
+        self._prepare()
+
+    def _prepare(self):
+        self._lock = object()
+
+    def __len__(self):
+        return 0
 
     def add(self, request_id, prompt, params=None, *, priority=0):
         pass
 """
 OPTIONS = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 @dataclass
 class Options:
     limit: int = 16
     seed: int | None = None
+
+@dataclass(kw_only=True)
+class Settings:
+    depth: int = field(default=2)
+    level: int = field(default=0, init=False)
 
 @dataclass
 class EngineOptions:
@@ -81,7 +104,7 @@ class Result:
 SOURCE = {
     "acme/__init__.py": INIT,
     "acme/core/__init__.py": "",
-    "acme/core/base.py": BASE,
+    "acme/base.py": BASE,
     "acme/core/engine.py": ENGINE,
     "acme/options.py": OPTIONS,
     "acme/results.py": RESULTS,
@@ -129,7 +152,7 @@ def check(
 
 def test_what_is_true_passes(check: Check) -> None:
     status, printed = check()
-    assert printed == "evalution-acme: 5 claims held against recorded\nno difference\n"
+    assert printed == "evalution-acme: 6 claims held against recorded\nno difference\n"
     assert status == 0
 
 
@@ -176,8 +199,38 @@ DRIFT = {
         "pass",
         "acme.core.engine.Engine has no running",
     ),
+    "a removed private attribute": (
+        "acme/core/engine.py",
+        "self._lock",
+        "self._mutex",
+        "acme.core.engine.Engine has no _lock",
+    ),
+    "a removed special method": (
+        "acme/core/engine.py",
+        "def __len__",
+        "def __bool__",
+        "acme.core.engine.Engine has no __len__",
+    ),
+    "a property that became a method": (
+        "acme/results.py",
+        "    @property\n",
+        "",
+        "acme.results.Result.finished is a method",
+    ),
+    "another default of a described field": (
+        "acme/options.py",
+        "field(default=2)",
+        "field(default=3)",
+        "default of depth is 3, not 2",
+    ),
+    "a field that the constructor doesn't take": (
+        "acme/options.py",
+        "field(default=2)",
+        "field(default=2, init=False)",
+        "acme.options.Settings: no parameter depth",
+    ),
     "a removed inherited method": (
-        "acme/core/base.py",
+        "acme/base.py",
         "def step",
         "def advance",
         "acme.core.engine.Engine has no step",
@@ -190,15 +243,15 @@ DRIFT = {
     ),
     "a removed option": (
         "acme/options.py",
-        "depth: int = 2",
-        "layers: int = 2",
+        "    depth: int = 2",
+        "    layers: int = 2",
         "acme.options.EngineOptions has no field depth",
     ),
     "a method that isn't awaited any more": (
-        "acme/core/base.py",
+        "acme/base.py",
         "async def drain",
         "def drain",
-        "acme.core.base.Base.drain is not async",
+        "acme.base.Base.drain is not async",
     ),
     "a moved class": (
         "acme/__init__.py",
@@ -222,6 +275,24 @@ def test_planted_drift_is_found_with_both_places(
     assert " recorded" in found
 
 
+def test_a_missing_option_is_told_where_it_is_named(packages: Path, check: Check) -> None:
+    replace(
+        packages / "evalution-acme" / "recorded" / "acme/options.py", "    width", "    breadth"
+    )
+    _, printed = check()
+    text = (packages / "evalution-acme/src/evalution_acme/upstream.py").read_text("utf-8")
+    line = text.splitlines().index('        "width",') + 1
+    assert f"evalution-acme/src/evalution_acme/upstream.py:{line}: recorded" in printed
+
+
+def test_what_can_only_be_named_is_not_counted_on_by_place(packages: Path, check: Check) -> None:
+    said = packages / "evalution-acme/src/evalution_acme/upstream.py"
+    replace(said, "self, *, depth: int = 2", "self, depth: int = 2")
+    status, printed = check()
+    assert status == 1
+    assert "parameter depth is keyword-only and stands elsewhere" in printed
+
+
 def test_a_fake_is_held_too(packages: Path, check: Check) -> None:
     fake = "class Engine:\n    def add(self, request, prompt): ...\n\n\n"
     fake += 'UPSTREAM = {"Engine": "acme.Engine"}\n'
@@ -230,6 +301,17 @@ def test_a_fake_is_held_too(packages: Path, check: Check) -> None:
     assert status == 1
     assert "fake_acme.py:2: recorded" in printed
     assert "Engine.add: no parameter request" in printed
+
+
+def test_the_fields_of_a_fake_are_held_with_their_defaults(packages: Path, check: Check) -> None:
+    fake = "from dataclasses import dataclass\n\n\n@dataclass\nclass Options:\n"
+    fake += "    limit: int = 17\n    more: int = 0\n\n\n"
+    fake += 'UPSTREAM = {"Options": "acme.options.Options"}\n'
+    write(packages / "evalution-acme" / "tests" / "fake_acme.py", fake)
+    status, printed = check("evalution-acme")
+    assert status == 1
+    assert "default of limit is 16, not 17" in printed
+    assert "acme.options.Options: no parameter more" in printed
 
 
 def test_sources_without_a_claim_are_no_pass(packages: Path, check: Check) -> None:

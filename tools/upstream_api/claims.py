@@ -8,6 +8,7 @@ to the fields that the package hands on by name.
 from __future__ import annotations
 
 import ast
+import json
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,9 +71,17 @@ def _claims(module: griffe.Module, file: Path, source: Source) -> Iterator[Claim
         if not isinstance(said, griffe.Class | griffe.Function):
             raise ValueError(f"{file}: UPSTREAM names {name}, which is no class or function there")
         yield Claim(upstream, place_of(said, source), said)
-    for upstream, fields in _literal(module, "OPTION_FIELDS").items():
-        where = place_of(module.members["OPTION_FIELDS"], source)  # pyright: ignore[reportArgumentType]
-        yield from (Claim(upstream, where, member=name) for name in fields)
+    fields = _literal(module, "OPTION_FIELDS")
+    if fields:
+        first = module.members["OPTION_FIELDS"].lineno or 1
+        lines = enumerate(file.read_text(encoding="utf-8").splitlines()[first - 1 :], first)
+        # Where each field is named, or the whole literal where the layout doesn't tell.
+        written = {line.strip().strip(","): number for number, line in reversed(list(lines))}
+        folder = file.relative_to(source.root).as_posix()
+        for upstream, names in fields.items():
+            for name in names:
+                where = f"{folder}:{written.get(json.dumps(name), first)}"
+                yield Claim(upstream, where, member=name)
 
 
 def _literal(module: griffe.Module, name: str) -> dict[str, Any]:

@@ -8,10 +8,12 @@ import griffe
 from griffe import ParameterKind as Kind
 
 from upstream_api.claims import Claim
-from upstream_api.source import Parameter, Source, place_of
+from upstream_api.source import Parameter, Source, makes_itself, place_of
 
 _STATED_NOTHING = "..."
 _VARIADIC = (Kind.var_positional, Kind.var_keyword)
+_CALLED = ("__call__", "__init__")
+_OF_EVERY_CLASS = ("__slots__", "__doc__", "__module__")
 
 
 def drift(claim: Claim, upstream: Source, own: Source) -> Iterator[str]:
@@ -40,24 +42,40 @@ def _differences(
     if isinstance(said, griffe.Function):
         yield from _call(said, found, upstream, own)
         return
+    if isinstance(said, griffe.Class) and makes_itself(said):
+        yield from _call(said, found, upstream, own)
     for name, member in said.members.items():
-        if isinstance(member, griffe.Function) and name in ("__call__", "__init__"):
+        if isinstance(member, griffe.Function) and name in _CALLED:
             yield from _call(member, found, upstream, own)
-        elif isinstance(member, griffe.Object) and not name.startswith("_"):
+        elif isinstance(member, griffe.Object) and _is_stated(name, said):
             real = upstream.find(f"{found.path}.{name}")
             if real is None:
                 yield member, found, f" has no {name}"
             elif isinstance(member, griffe.Function):
                 yield from _call(member, real, upstream, own)
+            elif isinstance(real, griffe.Function):
+                yield member, real, " is a method"
+
+
+def _is_stated(name: str, owner: griffe.Object) -> bool:
+    """A Protocol states all that is in it; a fake has private parts of its own."""
+    if name.startswith("_"):
+        bases = map(str, owner.bases) if isinstance(owner, griffe.Class) else ()
+        return "Protocol" in bases and name not in _OF_EVERY_CLASS
+    return True
 
 
 def _call(
-    said: griffe.Function, found: griffe.Object, upstream: Source, own: Source
+    said: griffe.Class | griffe.Function, found: griffe.Object, upstream: Source, own: Source
 ) -> Iterator[Difference]:
     if not isinstance(found, griffe.Class | griffe.Function):
         yield said, found, f" can't be called: it is {found.kind.value}"
         return
-    if isinstance(found, griffe.Function) and _is_async(said) != _is_async(found):
+    if (
+        isinstance(said, griffe.Function)
+        and isinstance(found, griffe.Function)
+        and _is_async(said) != _is_async(found)
+    ):
         yield said, found, f" is {'' if _is_async(found) else 'not '}async"
     wanted, real = own.parameters(said), upstream.parameters(found)
     yield from ((said, found, f": {text}") for text in _parameter_drift(wanted, real))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import griffe
 
 _UNPACKED = "complete"
 _CALLS = ("self", "cls")
+_FIELD_CALLS = ("field", "dataclasses.field", "pydantic.field")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,17 @@ class Source:
             place = self.root.joinpath(*name.split("."))
             files = (place / "__init__.py", place.with_suffix(".py"), place.with_suffix(".pyi"))
             file = next((one for one in (*files, place / "__init__.pyi") if one.is_file()), None)
-            self._modules[name] = None if file is None else _visited(name, file)
+            self._modules[name] = None if file is None else self._visited(name, file)
         return self._modules[name]
+
+    def _visited(self, name: str, file: Path) -> griffe.Module:
+        package, _, last = name.rpartition(".")
+        # With its parents, because relative imports are counted along them.
+        parent = (self._module(package) or griffe.Module(package)) if package else None
+        code = file.read_text(encoding="utf-8", errors="replace")
+        module = griffe.visit(last, filepath=file, code=code, parent=parent)
+        _add_assigned(module, code)
+        return module
 
     def members(self, owner: griffe.Class) -> dict[str, griffe.Object]:
         """Everything that an instance has by its class and the bases whose source is here."""
@@ -107,14 +118,10 @@ class Source:
         constructor = members.get("__init__")
         if isinstance(constructor, griffe.Function):
             return self.parameters(constructor)
+        kinds = griffe.ParameterKind
+        kind = kinds.keyword_only if _takes_names_only(called) else kinds.positional_or_keyword
         return [
-            Parameter(
-                name,
-                griffe.ParameterKind.positional_or_keyword,
-                None if one.value is None else str(one.value),
-            )
-            for name, one in members.items()
-            if _is_field(one)
+            Parameter(name, kind, _default(one)) for name, one in members.items() if _is_field(one)
         ]
 
 
@@ -143,7 +150,8 @@ class Release:
             shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
             command = ["uv", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
-            command += ["--python-platform", "x86_64-unknown-linux-gnu", "--python-version", "3.11"]
+            # SGLang has no wheels for anything older.
+            command += ["--python-platform", "x86_64-manylinux_2_34", "--python-version", "3.11"]
             subprocess.run([*command, "--target", str(folder), self.requirement], check=True)
             for file in _not_python(folder):
                 file.unlink()
@@ -157,16 +165,60 @@ def _not_python(folder: Path) -> Iterator[Path]:
             yield file
 
 
-def _visited(name: str, file: Path) -> griffe.Module:
-    code = file.read_text(encoding="utf-8", errors="replace")
-    return griffe.visit(name, filepath=file, code=code)
+def _add_assigned(module: griffe.Module, code: str) -> None:
+    """Add what methods besides `__init__` assign to `self`, which griffe leaves out."""
+    for owner in (node for node in ast.parse(code).body if isinstance(node, ast.ClassDef)):
+        known = module.members.get(owner.name)
+        if not isinstance(known, griffe.Class):
+            continue
+        for node in ast.walk(owner):
+            match node:
+                case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                    if name not in known.members:
+                        known.set_member(name, griffe.Attribute(name, lineno=node.lineno))
+                case _:
+                    continue
 
 
 def _is_field(member: griffe.Object) -> TypeGuard[griffe.Attribute]:
+    """Whether the constructor of a dataclass, or of a model of pydantic, takes it."""
     if not isinstance(member, griffe.Attribute) or member.annotation is None:
         return False
     text = str(member.annotation)
+    if _arguments(member).get("init") == "False":
+        return False
     return "property" not in member.labels and "ClassVar" not in text and member.name[:2] != "__"
+
+
+def makes_itself(owner: griffe.Class) -> bool:
+    """Whether its constructor is made of its fields: a dataclass, or a model of pydantic."""
+    return _is_model(owner) or any("dataclass" in str(one.value) for one in owner.decorators)
+
+
+def _is_model(owner: griffe.Class) -> bool:
+    return any(path.endswith("BaseModel") for path in _base_paths(owner))
+
+
+def _takes_names_only(owner: griffe.Class) -> bool:
+    """Whether it is a model, or a dataclass with `kw_only=True`."""
+    written = (str(one.value).replace(" ", "") for one in owner.decorators)
+    return _is_model(owner) or any("kw_only=True" in text for text in written)
+
+
+def _default(member: griffe.Attribute) -> str | None:
+    if member.value is None:
+        return None
+    return _arguments(member).get("default", str(member.value))
+
+
+def _arguments(member: griffe.Attribute) -> dict[str, str]:
+    """The keywords of the `field(…)` or `Field(…)` that a field is assigned."""
+    call = member.value
+    if not isinstance(call, griffe.ExprCall) or str(call.function).lower() not in _FIELD_CALLS:
+        return {}
+    return {
+        one.name: str(one.value) for one in call.arguments if isinstance(one, griffe.ExprKeyword)
+    }
 
 
 def _base_paths(owner: griffe.Class) -> list[str]:

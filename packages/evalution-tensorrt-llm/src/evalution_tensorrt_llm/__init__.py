@@ -1,1 +1,5 @@
-"""TensorRT-LLM engine for Evalution. Holds the packaging only: there is no engine here yet."""
+"""TensorRT-LLM for Evalution: `TensorRTLLM`."""
+
+from evalution_tensorrt_llm.engine import TensorRTLLM
+
+__all__ = ["TensorRTLLM"]

@@ -1,0 +1,128 @@
+"""The arguments of `tensorrt_llm.LLM`: from options and model, checked against the release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from evalution_core import ConfigurationError, Model
+from evalution_core.spelling import did_you_mean
+from evalution_tensorrt_llm.installation import described_version
+
+if TYPE_CHECKING:
+    from evalution_tensorrt_llm.engine import TensorRTLLM
+
+_NAMED = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "dtype",
+    "max_batch_size",
+    "max_num_tokens",
+    "attn_backend",
+)
+_CACHE = "kv_cache_config"
+_CACHE_NAMED = {
+    "free_gpu_memory_fraction": "free_gpu_memory_fraction",
+    "dtype": "kv_cache_dtype",
+    "enable_block_reuse": "enable_block_reuse",
+}
+_ELSEWHERE = {
+    "model": "model.path",
+    "tokenizer": "model.tokenizer_path",
+    "tokenizer_revision": "model.tokenizer_kwargs",
+    "revision": "model.revision",
+    "trust_remote_code": "model.trust_remote_code",
+    "max_seq_len": "the engine's max_model_len",
+    "backend": "the engine's runtime_backend",
+}
+_FIXED = ("skip_tokenizer_init", "max_input_len", "max_beam_width", "num_postprocess_workers")
+"""What the session relies on: ids instead of text, one beam, results as the executor made them."""
+_STEP_TOKENS = 8192
+"""Upstream's `max_num_tokens`, which has to hold a whole prompt."""
+
+
+def arguments(
+    engine: TensorRTLLM, model: Model, path: str, found: ModuleType, *, sequence: int
+) -> dict[str, Any]:
+    """What `LLM` is called with, to run sequences of up to `sequence` tokens.
+
+    Raises:
+        ConfigurationError: an argument is set twice, has another place, doesn't exist, or
+            contradicts the length.
+    """
+    declared = found.llmapi.llm_args
+    named = {name: value for name in _NAMED if (value := getattr(engine, name)) is not None}
+    further = _further(engine, model)
+    cache = _cache(engine, further.pop(_CACHE, {}))
+    given = named | further
+    _refuse_unknown(given, set(declared.TorchLlmArgs.model_fields), "argument")
+    _refuse_unknown(cache, set(declared.KvCacheConfig.model_fields), f"{_CACHE} field")
+    if engine.runtime_backend is not None:
+        given["backend"] = engine.runtime_backend
+    return {
+        **given,
+        "max_num_tokens": _step_tokens(given, sequence),
+        "max_seq_len": sequence,
+        "max_input_len": sequence,
+        _CACHE: declared.KvCacheConfig(**cache),
+        "model": path,
+        "revision": model.revision,
+        "trust_remote_code": model.trust_remote_code,
+        "skip_tokenizer_init": True,
+    }
+
+
+def _further(engine: TensorRTLLM, model: Model) -> dict[str, Any]:
+    sources = {"llm_kwargs": engine.llm_kwargs or {}, "model.model_kwargs": model.model_kwargs}
+    further: dict[str, Any] = {}
+    default = type(engine)()
+    for source, values in sources.items():
+        for name, value in values.items():
+            if name in _ELSEWHERE:
+                raise ConfigurationError(f"{source} may not hold {name}: set {_ELSEWHERE[name]}")
+            if name in _FIXED:
+                raise ConfigurationError(f"{source} may not hold {name}: the engine sets it")
+            taken = name in _NAMED and getattr(engine, name) != getattr(default, name)
+            if taken or name in further:
+                raise ConfigurationError(f"{name} is set twice, the second time in {source}")
+            further[name] = value
+    return further
+
+
+def _cache(engine: TensorRTLLM, given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"{_CACHE} must be a mapping of its fields, got {type(given).__name__}"
+        )
+    cache = dict(cast("Mapping[str, Any]", given))
+    default = type(engine)()
+    for field, option in _CACHE_NAMED.items():
+        value = getattr(engine, option)
+        if field in cache and value != getattr(default, option):
+            raise ConfigurationError(f"{option} is set twice, the second time in {_CACHE}")
+        if value is not None:
+            cache.setdefault(field, value)
+    return cache
+
+
+def _step_tokens(given: Mapping[str, Any], sequence: int) -> int:
+    asked = given.get("max_num_tokens")
+    if asked is None:
+        return max(_STEP_TOKENS, sequence)
+    if asked < sequence and not given.get("enable_chunked_prefill"):
+        raise ConfigurationError(
+            f"max_num_tokens={asked} must be at least {sequence}, the longest sequence, because a "
+            f"prompt is run in one step; raise it, lower max_model_len, or set "
+            f"enable_chunked_prefill in llm_kwargs"
+        )
+    return int(asked)
+
+
+def _refuse_unknown(names: Iterable[str], known: set[str], kind: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(
+                f"{described_version()} has no {kind} {name!r}{did_you_mean(name, known)}; leave "
+                f"it out, or install a release that has it"
+            )

@@ -1,0 +1,1 @@
+# A package; what it exports isn't used.

@@ -1,0 +1,327 @@
+"""What the engine refuses, in words, with TensorRT-LLM and without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evalution_core import (
+    ConfigurationError,
+    EngineUnavailableError,
+    Model,
+)
+from evalution_tensorrt_llm import TensorRTLLM
+from evalution_tensorrt_llm import installation as installed_runtime
+from evalution_tensorrt_llm.checkpoint import checkpoint
+from evalution_tensorrt_llm.environment import starting
+
+TINY = Model("builtin:tiny")
+WITHOUT_RUNTIME = """
+import sys
+sys.modules["tensorrt_llm"] = None
+from evalution_core import EngineUnavailableError, Model
+from evalution_tensorrt_llm import TensorRTLLM, installation
+assert "max_batch_size" in TensorRTLLM.options_schema()["properties"]
+assert TensorRTLLM(max_batch_size=4).to_dict()["max_batch_size"] == 4
+installation.DISTRIBUTION = "tensorrt-llm-that-nobody-has"
+for ask in (TensorRTLLM().describe_runtime, lambda: TensorRTLLM().build(Model("builtin:tiny"))):
+    try:
+        ask()
+    except EngineUnavailableError as error:
+        print(error)
+assert not {"torch", "transformers"} & set(sys.modules)
+"""
+CACHE = "kv_cache_config"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TensorRTLLM(batch_size=0), "batch_size=0 must be at least 1"),
+        (lambda: TensorRTLLM(max_batch_size=0), "max_batch_size=0 must be at least 1"),
+        (lambda: TensorRTLLM(scored_tokens=-1), "scored_tokens=-1 must be at least 1"),
+        (
+            lambda: TensorRTLLM(free_gpu_memory_fraction=1.5),
+            "free_gpu_memory_fraction=1.5 must be above 0 and at most 1",
+        ),
+        (lambda: TensorRTLLM(dtype="float64"), "dtype"),  # pyright: ignore[reportArgumentType]
+        (lambda: TensorRTLLM(runtime_backend="tensorrt"), "'pytorch'"),  # pyright: ignore
+        (lambda: TensorRTLLM.from_options({"max_batch": 3}), "did you mean 'max_batch_size'"),
+    ],
+)
+def test_an_option_that_is_wrong_by_itself_is_refused(
+    make: Callable[[], TensorRTLLM], message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        make()
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "message"),
+    [
+        ({}, Model(), "needs model.path: a folder, a Hub id, or builtin:tiny"),
+        ({}, Model("./nowhere"), "'./nowhere' does not exist; give a folder with config.json"),
+        ({"max_model_len": 1}, TINY, "max_model_len=1 must be between 2 and 511: the model's own"),
+        ({"max_model_len": 512}, TINY, "must be between 2 and 511: the model's own 512, less what"),
+        (
+            {"max_num_tokens": 64},
+            TINY,
+            "max_num_tokens=64 must be at least 512, the longest sequence, because a prompt is run",
+        ),
+        (
+            {"llm_kwargs": {"max_batch": 2}},
+            TINY,
+            "tensorrt-llm 1.2.1 has no argument 'max_batch'; did you mean 'max_batch_size'?",
+        ),
+        (
+            {"llm_kwargs": {CACHE: {"enable_block_use": True}}},
+            TINY,
+            "has no kv_cache_config field 'enable_block_use'; did you mean 'enable_block_reuse'?",
+        ),
+        ({"llm_kwargs": {CACHE: 3}}, TINY, "kv_cache_config must be a mapping of its fields, got"),
+        (
+            {"enable_block_reuse": True, "llm_kwargs": {CACHE: {"enable_block_reuse": False}}},
+            TINY,
+            "enable_block_reuse is set twice, the second time in kv_cache_config",
+        ),
+        (
+            {"llm_kwargs": {"revision": "x"}},
+            TINY,
+            "llm_kwargs may not hold revision: set model.revision",
+        ),
+        (
+            {"llm_kwargs": {"max_seq_len": 64}},
+            TINY,
+            "llm_kwargs may not hold max_seq_len: set the engine's max_model_len",
+        ),
+        (
+            {"llm_kwargs": {"num_postprocess_workers": 2}},
+            TINY,
+            "llm_kwargs may not hold num_postprocess_workers: the engine sets it",
+        ),
+        (
+            {"max_batch_size": 4, "llm_kwargs": {"max_batch_size": 8}},
+            TINY,
+            "max_batch_size is set twice, the second time in llm_kwargs",
+        ),
+        (
+            {"llm_kwargs": {"stream_interval": 2}},
+            Model("builtin:tiny", model_kwargs={"stream_interval": 4}),
+            "stream_interval is set twice, the second time in model.model_kwargs",
+        ),
+    ],
+)
+def test_an_option_that_cannot_be_met_is_named(
+    installed: Any, options: dict[str, Any], model: Model, message: str
+) -> None:
+    installed("1.2.1")
+    with pytest.raises(ConfigurationError) as refused:
+        TensorRTLLM(**options).build(model)
+    assert message in str(refused.value)
+
+
+def test_options_arrive_under_upstreams_names(installed: Any) -> None:
+    installed("1.2.1")
+    engine = TensorRTLLM(
+        dtype="float16",
+        tensor_parallel_size=2,
+        pipeline_parallel_size=3,
+        max_batch_size=4,
+        max_num_tokens=100,
+        max_model_len=64,
+        attn_backend="FLASHINFER",
+        runtime_backend="pytorch",
+        kv_cache_dtype="fp8",
+        free_gpu_memory_fraction=0.5,
+        llm_kwargs={"stream_interval": 2, CACHE: {"tokens_per_block": 64}},
+    )
+    with engine.build(TINY) as session:
+        args: Any = session._loaded.llm.args  # pyright: ignore[reportOptionalMemberAccess]
+        told = session.describe_execution()
+    cache = args.kv_cache_config
+    assert (args.dtype, args.tensor_parallel_size, args.pipeline_parallel_size) == ("float16", 2, 3)
+    assert (args.max_batch_size, args.max_num_tokens, args.max_seq_len) == (4, 100, 65)
+    assert (args.attn_backend, args.backend, args.stream_interval) == ("FLASHINFER", "pytorch", 2)
+    assert (cache.dtype, cache.free_gpu_memory_fraction, cache.tokens_per_block) == ("fp8", 0.5, 64)
+    assert cache.enable_block_reuse is False
+    assert args.skip_tokenizer_init is True
+    assert args.trust_remote_code is False
+    assert told["dtype"] == "float16, cache in fp8"
+    assert (told["max_model_len"], told["max_seq_len"]) == (64, 65)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "message"),
+    [
+        (
+            RuntimeError("CUDA out of memory. Tried to allocate"),
+            EngineUnavailableError,
+            "doesn't fit into memory; set max_model_len, max_batch_size, free_gpu_memory_fraction",
+        ),
+        (
+            RuntimeError("Found no NVIDIA driver on your system."),
+            EngineUnavailableError,
+            "TensorRT-LLM needs an NVIDIA GPU and its driver; on this machine take the engine",
+        ),
+        (ImportError("libmpi.so.40"), EngineUnavailableError, "loading 'builtin:tiny' needs more"),
+        (
+            ValueError("Unknown architecture " + "x" * 2000),
+            ConfigurationError,
+            "TensorRT-LLM couldn't load 'builtin:tiny': ValueError: Unknown architecture",
+        ),
+    ],
+)
+def test_a_start_that_fails_says_what_to_do(
+    installed: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: Exception,
+    kind: type[Exception],
+    message: str,
+) -> None:
+    fake = installed("1.2.1")
+
+    def fail(self: Any, *_: Any, **__: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(fake.LLM, "__init__", fail)
+    with pytest.raises(kind) as told:
+        TensorRTLLM().build(TINY)
+    assert message in str(told.value)
+    assert len(str(told.value)) < 1000
+    assert told.value.__cause__ is raised
+
+
+@pytest.mark.parametrize(
+    ("release", "message"),
+    [
+        ("1.1.0", "needs tensorrt-llm>=1.2,<1.4, found tensorrt-llm 1.1.0; "),
+        ("1.4.0rc1", "needs tensorrt-llm>=1.2,<1.4, found tensorrt-llm 1.4.0rc1; "),
+    ],
+)
+def test_a_release_out_of_range_is_refused(installed: Any, release: str, message: str) -> None:
+    installed(release)
+    with pytest.raises(EngineUnavailableError) as refused:
+        TensorRTLLM().build(TINY)
+    assert message in str(refused.value)
+
+
+def test_the_runtime_is_described(installed: Any) -> None:
+    installed("1.3.0rc20")
+    told = TensorRTLLM().describe_runtime()
+    assert told == {"version": "tensorrt-llm 1.3.0rc20", "device": "cuda"}
+
+
+def test_options_are_listed_and_refused_with_words_where_the_runtime_is_missing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RUNTIME], capture_output=True, text=True, check=True
+    )
+    told = done.stdout.splitlines()
+    assert len(told) == 2
+    for line in told:
+        assert line.startswith("tensorrt-llm-that-nobody-has is not installed; ")
+        assert "tensorrt-llm-that-nobody-has>=1.2,<1.4" in line
+
+
+@pytest.mark.parametrize(
+    ("system", "python", "hint"),
+    [
+        ("linux", (3, 12), 'pip install "tensorrt-llm>=1.2,<1.4", on a machine with an NVIDIA GPU'),
+        ("linux", (3, 11), "no wheel for Python 3.11; make an environment with Python 3.12, and"),
+        ("linux", (3, 13), "no wheel for Python 3.13; make an environment with Python 3.12, and"),
+        ("darwin", (3, 12), "on darwin take the engine Transformers (pip install evalution-trans"),
+        ("win32", (3, 13), "on win32 take the engine Transformers (pip install evalution-transf"),
+    ],
+)
+def test_the_install_line_fits_the_machine(
+    monkeypatch: pytest.MonkeyPatch, system: str, python: tuple[int, int], hint: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(sys, "version_info", (*python, 0, "final", 0))
+    monkeypatch.setattr(installed_runtime, "DISTRIBUTION", "tensorrt-llm-that-nobody-has")
+    for ask in (TensorRTLLM().describe_runtime, lambda: TensorRTLLM().build(TINY)):
+        with pytest.raises(EngineUnavailableError) as refused:
+            ask()
+        told = str(refused.value).replace("-that-nobody-has", "")
+        assert hint in told
+        assert ("Linux alone" in told) == (system != "linux")
+
+
+def test_the_environment_is_what_it_was_and_output_goes_to_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EVALUTION_KEPT", "mine")
+    monkeypatch.delenv("TLLM_LOG_LEVEL", raising=False)
+    before = dict(os.environ)
+    with starting():
+        assert os.environ["TRTLLM_NO_USAGE_STATS"] == "1"
+        assert os.environ["TLLM_LOG_LEVEL"] == "warning"
+        os.environ["EVALUTION_KEPT"] = "changed"
+        os.environ["EVALUTION_STRAY"] = "1"
+        del os.environ["PATH"]
+        print("a banner")
+    assert dict(os.environ) == before
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "a banner\n")
+
+
+class FromTheHub:
+    """What Transformers would give of a model on the Hub."""
+
+    def __init__(self, told: dict[str, Any], ends: Any):
+        self.AutoConfig = SimpleNamespace(from_pretrained=self._config)
+        self.GenerationConfig = SimpleNamespace(from_pretrained=self._settings)
+        self._told, self._ends = told, ends
+
+    def _config(self, path: str, **where: Any) -> Any:
+        if path == "owner/none":
+            raise OSError("no such repository")
+        assert where == {"revision": "main", "trust_remote_code": False}
+        return SimpleNamespace(to_dict=lambda: dict(self._told), _commit_hash="abc")
+
+    def _settings(self, path: str, **_: Any) -> Any:
+        if self._ends is None:
+            raise OSError("no generation_config.json")
+        return SimpleNamespace(eos_token_id=self._ends)
+
+
+@pytest.mark.parametrize(("ends", "expected"), [(None, {7}), ([7, 9], {7, 9})])
+def test_a_model_on_the_hub_is_described_by_its_configuration(
+    monkeypatch: pytest.MonkeyPatch, ends: Any, expected: set[int]
+) -> None:
+    inner = {"max_position_embeddings": 64, "vocab_size": 12, "torch_dtype": "torch.float16"}
+    told = {"text_config": inner, "eos_token_id": 7, "quantization_config": {"quant_method": "fp8"}}
+    hub = FromTheHub(told, ends)
+    monkeypatch.setattr("evalution_tensorrt_llm.checkpoint.import_runtime", lambda *_, **__: hub)
+    found = checkpoint(Model("owner/name", revision="main"), None)
+    assert (found.max_positions, found.vocabulary, found.dtype) == (64, 12, "float16")
+    assert (found.quantization, found.revision) == ("fp8", "abc")
+    assert found.eos_ids == expected
+    with pytest.raises(ConfigurationError, match="no configuration could be loaded from 'owner/n"):
+        checkpoint(Model("owner/none", revision="main"), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no config.json in"),
+        ("{", "config.json isn't JSON"),
+        ("[]", "config.json must hold a JSON object"),
+        ("{}", "doesn't say how long its sequences may be; set max_model_len"),
+    ],
+)
+def test_a_broken_configuration_is_named(
+    installed: Any, tmp_path: Path, text: str | None, message: str
+) -> None:
+    installed("1.2.1")
+    if text is not None:
+        (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=message):
+        TensorRTLLM().build(Model(str(tmp_path)))
