@@ -6,13 +6,14 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from evalution_core import BaseInferenceSession, GenerationRequest, Model
+from evalution_core import BaseInferenceSession, ConfigurationError, GenerationRequest, Model
 from evalution_enginekit.mock import Mock
 
 
@@ -28,6 +29,13 @@ def asgi(path: str, body: Any, **scope: Any) -> tuple[dict[str, Any], Callable[.
 
     whole = {"type": "http", "method": "POST", "path": path, "headers": headers, **scope}
     return whole, receive
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.002)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -68,9 +76,9 @@ def test_a_slow_reader_keeps_no_turn(mock: BaseInferenceSession) -> None:
 def test_a_stream_that_nobody_reads_is_given_up(
     mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evalution_openai.server import build_openai_compatible_server, events
+    from evalution_openai.server import build_openai_compatible_server, sending
 
-    monkeypatch.setattr(events, "STALL_S", 0.05)
+    monkeypatch.setattr(sending, "STALL_S", 0.05)
 
     async def serve() -> bytes:
         app = build_openai_compatible_server(session=mock)
@@ -85,6 +93,138 @@ def test_a_stream_that_nobody_reads_is_given_up(
     page = run(serve())
     assert b"evalution_requests_aborted_total 1.0" in page
     assert b"evalution_requests_inside 0.0" in page
+
+
+def test_a_long_answer_that_nobody_reads_keeps_its_place_until_it_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from evalution_openai.server import build_openai_compatible_server, sending
+
+    async def serve(session: BaseInferenceSession) -> tuple[list[Any], bytes, bytes]:
+        app = build_openai_compatible_server(session=session)
+        sent: list[Any] = []
+        stuck = asyncio.Event()
+
+        async def send(message: Any) -> None:
+            if len(sent) == 3:
+                stuck.set()
+                await asyncio.get_running_loop().create_future()
+            sent.append(message)
+
+        body = {"prompt": "a" * 200_000, "echo": True, "max_tokens": 1}
+        asking = asyncio.ensure_future(app(*asgi("/v1/completions", body), send))
+        await stuck.wait()
+        during = app.metrics.page()
+        await asking
+        return sent, during, app.metrics.page()
+
+    monkeypatch.setattr(sending, "STALL_S", 0.2)
+    with Mock(max_model_len=300_000).build(Model("mock")) as session:
+        sent, during, after = run(serve(session))
+    assert all(len(message.get("body", b"")) <= 65536 for message in sent)
+    assert b"evalution_requests_inside 1.0" in during
+    assert b"evalution_requests_inside 0.0" in after
+    assert b"evalution_requests_aborted_total 1.0" in after
+
+
+def test_a_long_answer_comes_whole(serving: Any) -> None:
+    with Mock(max_model_len=300_000).build(Model("mock")) as session:
+        client = serving(session=session)
+        text = "abcdefg" * 30_000
+        answer = client.post(
+            "/v1/completions", json={"prompt": text, "echo": True, "max_tokens": 1}
+        )
+        assert answer.json()["choices"][0]["text"].startswith(text)
+        ids = client.post("/tokenize", json={"prompt": text}).json()["tokens"]
+        assert len(ids) >= len(text)
+
+
+def test_bodies_that_come_together_are_bounded_in_bytes(
+    serving: Any, mock: BaseInferenceSession
+) -> None:
+    client = serving(session=mock, max_body_bytes=50_000, max_held_bytes=60_000)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50000\r\n\r\n"
+    large = {"prompt": "a", "x": "x" * 30_000}
+    assert client.post("/v1/completions", json=large).status_code == 200
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as half:
+        half.sendall(head + b"x" * 40_000)
+        until(lambda: "evalution_body_bytes 40000.0" in client.get("/metrics").text)
+        full = client.post("/v1/completions", json=large)
+        assert full.status_code == 429
+        assert full.json()["error"]["code"] == "bodies_full"
+        assert "have 40000 bytes" in full.json()["error"]["message"]
+        assert full.headers["retry-after"] == "1"
+        assert full.headers["connection"] == "close"
+        grown = client.post(  # it doesn't say beforehand how long it is
+            "/v1/completions", content=iter([b"{", b" " * 15_000, b" " * 15_000])
+        )
+        assert grown.status_code == 429
+        assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+    until(lambda: "evalution_body_bytes 0.0" in client.get("/metrics").text)
+    assert client.post("/v1/completions", json=large).status_code == 200
+
+
+def test_room_for_less_than_one_body_is_refused() -> None:
+    from evalution_openai.server import ServerSettings
+
+    with pytest.raises(ConfigurationError, match="no room for one body of max_body_bytes=50"):
+        ServerSettings(max_body_bytes=50, max_held_bytes=49)
+    with pytest.raises(ConfigurationError, match="max_held_bytes must be an int >= 1"):
+        ServerSettings(max_held_bytes=0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "abc"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abc"}]}),
+    ],
+)
+def test_prompts_are_encoded_where_they_hold_up_nobody(
+    serving: Any,
+    mock: BaseInferenceSession,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    asked: Any,
+    stream: bool,
+) -> None:
+    from evalution_openai.server.served import Served
+
+    encode, threads = Served.prompt_ids, set[str]()
+
+    def watched(self: Any, text: str) -> Any:
+        threads.add(threading.current_thread().name)
+        return encode(self, text)
+
+    monkeypatch.setattr(Served, "prompt_ids", watched)
+    body = {**asked, "return_token_ids": True, "max_tokens": 2, "stream": stream}
+    answer = serving(session=mock).post(path, json=body)
+    assert '"prompt_token_ids":[' in answer.text
+    assert threads
+    assert "server" not in threads, "the event loop's own"
+
+
+@pytest.mark.parametrize("prompt", ["a" * 21, ["a" * 20, "a"], [7] * 21, [[7] * 20, [7]]])
+def test_long_prompts_are_checked_where_they_hold_up_nobody(
+    serving: Any, mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch, prompt: Any
+) -> None:
+    from evalution_openai.server import completions
+    from evalution_openai.server.served import Served
+
+    admit, threads = Served.admit, list[str]()
+
+    def watched(self: Any, requests: Any) -> None:
+        threads.append(threading.current_thread().name)
+        admit(self, requests)
+
+    monkeypatch.setattr(Served, "admit", watched)
+    monkeypatch.setattr(completions, "_LONG", 20)
+    client = serving(session=mock)
+    for asked, is_aside in ((prompt, True), ("a", False)):
+        answer = client.post("/v1/completions", json={"prompt": asked, "max_tokens": 1})
+        assert answer.status_code == 200
+        assert (threads.pop() != "server") == is_aside
 
 
 def test_what_the_end_of_the_server_cuts_off_is_told_to_come_back() -> None:

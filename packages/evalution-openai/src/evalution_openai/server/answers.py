@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -125,15 +126,16 @@ def _total(counts: Iterable[int | None]) -> int | None:
     return None if None in known else sum(count for count in known if count is not None)
 
 
+async def encoded_prompt(output: GenerationOutput, served: Served) -> list[int] | None:
+    """Ids of an output's prompt as the session encoded it; None where that can't be known."""
+    # On a thread: a long prompt must not hold up the others.
+    return await asyncio.to_thread(served.prompt_ids, output.prompt)
+
+
 def add_facts(
-    choice: ChoiceFacts,
-    output: GenerationOutput,
-    served: Served,
-    prompt_ids: Sequence[int] | None = None,
+    choice: ChoiceFacts, output: GenerationOutput, prompt_ids: Sequence[int] | None
 ) -> None:
     """Tell the token ids of a choice and of its prompt, and what was cut from it."""
-    if prompt_ids is None:
-        prompt_ids = served.prompt_ids(output.prompt)
     cut = output.truncated_tokens or 0
     choice["prompt_token_ids"] = list(prompt_ids[cut:]) if prompt_ids is not None else None
     choice["token_ids"] = output.token_ids

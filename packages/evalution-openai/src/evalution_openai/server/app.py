@@ -21,12 +21,12 @@ from evalution_core import (
     Model,
     scrub,
 )
-from evalution_openai.server.endpoint import send_json
 from evalution_openai.server.gone import ClientGoneError
 from evalution_openai.server.hosts import host_of, is_loopback
 from evalution_openai.server.metrics import Metrics
 from evalution_openai.server.problems import Problem, problem_of, unavailable, unexpected
 from evalution_openai.server.routes import routes
+from evalution_openai.server.sending import send_json
 from evalution_openai.server.served import Served
 from evalution_openai.server.settings import ServerSettings
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalution_core import GenerationOutput, GenerationRequest, TextDelta
-from evalution_openai.server.answers import ChatChoice, ChoiceFacts, add_facts, counted_usage, head
+from evalution_openai.server.answers import (
+    ChatChoice,
+    ChoiceFacts,
+    add_facts,
+    counted_usage,
+    encoded_prompt,
+    head,
+)
 from evalution_openai.server.bodies import ChatBody
 from evalution_openai.server.events import EventStream
 from evalution_openai.server.logprobs import chat_logprobs, spelling_of
@@ -37,7 +44,7 @@ class _Call:
         outputs = await self.served.generation.outputs(self.requests)
         return {
             **head("chatcmpl", "chat.completion", self.served),
-            "choices": [self._choice(index, output) for index, output in enumerate(outputs)],
+            "choices": [await self._choice(index, output) for index, output in enumerate(outputs)],
             "usage": counted_usage(outputs, len(outputs), self.served),
         }
 
@@ -56,7 +63,7 @@ class _Call:
                     begun = True
                 if isinstance(event, GenerationOutput):
                     outputs[index] = event
-                yield {**start, "choices": [self._event_part(index, event)]}
+                yield {**start, "choices": [await self._event_part(index, event)]}
         ordered = [outputs[index] for index in range(len(self.requests))]
         usage = counted_usage(ordered, len(ordered), self.served)
         if self.body.stream_options and self.body.stream_options.include_usage:
@@ -71,7 +78,7 @@ class _Call:
         for index, output in enumerate(await self.served.generation.outputs(self.requests)):
             yield index, output
 
-    def _choice(self, index: int, output: GenerationOutput) -> ChatChoice:
+    async def _choice(self, index: int, output: GenerationOutput) -> ChatChoice:
         choice: ChatChoice = {
             "index": index,
             "message": {"role": "assistant", "content": output.text},
@@ -79,10 +86,10 @@ class _Call:
             "finish_reason": output.finish_reason,
         }
         if self.body.return_token_ids:
-            add_facts(choice, output, self.served)
+            add_facts(choice, output, await encoded_prompt(output, self.served))
         return choice
 
-    def _event_part(self, index: int, event: TextDelta | GenerationOutput) -> dict[str, Any]:
+    async def _event_part(self, index: int, event: TextDelta | GenerationOutput) -> dict[str, Any]:
         facts: ChoiceFacts = {}
         if isinstance(event, TextDelta):
             if self.body.return_token_ids:
@@ -91,7 +98,7 @@ class _Call:
         logprobs = self._logprobs(event)
         delta = {} if logprobs is None else {"content": event.text}
         if self.body.return_token_ids:
-            add_facts(facts, event, self.served)
+            add_facts(facts, event, await encoded_prompt(event, self.served))
             if logprobs is None:
                 facts["token_ids"] = []
         return {**_part(index, delta, event.finish_reason), "logprobs": logprobs, **facts}

@@ -14,6 +14,7 @@ from evalution_openai.server.answers import (
     TokenLists,
     add_facts,
     counted_usage,
+    encoded_prompt,
     head,
 )
 from evalution_openai.server.bodies import CompletionBody
@@ -30,11 +31,17 @@ from evalution_openai.server.prompts import (
 )
 from evalution_openai.server.served import Served
 
+_LONG = 32_768
+"""Characters or ids of prompts that it takes a while to check."""
+
 
 async def complete(served: Served, body: CompletionBody) -> dict[str, Any] | EventStream:
     """Answer a body at once, or as a stream."""
-    # With an echo, prompts are encoded or read here: a long one must not hold up the others.
-    call = await asyncio.to_thread(_Call.of, served, body) if body.echo else _Call.of(served, body)
+    # Prompts are checked here, and with an echo encoded: a long one must not hold up the others.
+    if body.echo or _is_long(body.prompt):
+        call = await asyncio.to_thread(_Call.of, served, body)
+    else:
+        call = _Call.of(served, body)
     if body.stream:
         return EventStream(call.chunks())
     return await call.answer()
@@ -74,7 +81,7 @@ class _Call:
         outputs = await self._outputs()
         scored = await self._prompt_entries()
         choices = [
-            self._choice(index, output, scored[index // self.choices])
+            await self._choice(index, output, scored[index // self.choices])
             for index, output in enumerate(outputs)
         ]
         return {
@@ -99,12 +106,12 @@ class _Call:
                     if not echoed:
                         # Not before: a prompt that the session refuses is no stream at all.
                         for choice in range(len(self.requests)):
-                            echo = self._part(choice, TextDelta(self._shown(choice)))
+                            echo = await self._part(choice, TextDelta(self._shown(choice)))
                             yield {**start, "choices": [echo]}
                         echoed = True
                     if isinstance(event, GenerationOutput):
                         outputs[index] = event
-                    yield {**start, "choices": [self._part(index, event)]}
+                    yield {**start, "choices": [await self._part(index, event)]}
             ordered = [outputs[index] for index in range(len(self.requests))]
             usage = counted_usage(ordered, self.choices, self.served)
         if self.body.stream_options and self.body.stream_options.include_usage:
@@ -144,7 +151,7 @@ class _Call:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    def _choice(
+    async def _choice(
         self, index: int, output: GenerationOutput, scored: list[TokenEntry]
     ) -> CompletionChoice:
         shown = self._shown(index) if self.body.echo else ""
@@ -160,11 +167,10 @@ class _Call:
             "finish_reason": output.finish_reason,
         }
         if self.body.return_token_ids:
-            token_ids = self.prompts[index // self.choices].token_ids
-            add_facts(choice, output, self.served, token_ids)
+            add_facts(choice, output, await self._prompt_ids(index, output))
         return choice
 
-    def _part(self, index: int, event: TextDelta | GenerationOutput) -> CompletionChoice:
+    async def _part(self, index: int, event: TextDelta | GenerationOutput) -> CompletionChoice:
         is_last = isinstance(event, GenerationOutput)
         choice: CompletionChoice = {
             "index": index,
@@ -174,10 +180,13 @@ class _Call:
         }
         if self.body.return_token_ids:
             if is_last:
-                token_ids = self.prompts[index // self.choices].token_ids
-                add_facts(choice, event, self.served, token_ids)
+                add_facts(choice, event, await self._prompt_ids(index, event))
             choice["token_ids"] = [] if is_last else list(event.token_ids)
         return choice
+
+    async def _prompt_ids(self, index: int, output: GenerationOutput) -> Sequence[int] | None:
+        known = self.prompts[index // self.choices].token_ids
+        return await encoded_prompt(output, self.served) if known is None else known
 
     def _shown(self, index: int) -> str:
         prompt = self.prompts[index // self.choices]
@@ -185,6 +194,12 @@ class _Call:
             return prompt.text
         codec = self.served.codec("echo of token ids")
         return codec.decode(list(prompt.token_ids or ()), skip_special_tokens=False)
+
+
+def _is_long(prompt: str | Sequence[str | int | Sequence[int]]) -> bool:
+    if isinstance(prompt, str):
+        return len(prompt) > _LONG
+    return sum(1 if isinstance(one, int) else len(one) for one in prompt) > _LONG
 
 
 def _as_ids(prompt: PromptInput, served: Served) -> PromptInput:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_S = 30.0
 """How long a request line and its headers may take to come."""
 _HEAD_BYTES = 64 * 1024
+_MOST_HELD = 16 * 1024
+"""Bytes that are sent at once, whatever may follow."""
 
 
 class Connection(HttpToolsProtocol):
@@ -19,7 +22,7 @@ class Connection(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_GatheringTransport(transport, self.loop))
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -51,3 +54,49 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _GatheringTransport(asyncio.Transport):
+    """Sends what is written in one turn of the event loop in one piece.
+
+    uvicorn writes a head and its body one after the other: two packets, of which each wakes the
+    client.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._held: list[Any] = []
+        self._size = 0
+
+    def write(self, data: Any) -> None:
+        if not self._held:
+            self._loop.call_soon(self._flush)
+        self._held.append(data)
+        self._size += len(data)
+        if self._size > _MOST_HELD:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def _flush(self) -> None:
+        if self._held:
+            data = b"".join(self._held)
+            self._held.clear()
+            self._size = 0
+            self._transport.write(data)

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from evalution_openai.server.bodies import Body
 from evalution_openai.server.events import EventStream
 from evalution_openai.server.gone import ClientGoneError
-from evalution_openai.server.json_text import json_bytes
 from evalution_openai.server.problems import Problem
+from evalution_openai.server.sending import send_json
 from evalution_openai.server.served import Served
 
 if TYPE_CHECKING:
@@ -46,13 +46,15 @@ class JsonEndpoint(Generic[B]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         served = self._served()
         settings = served.settings
-        text = await _read(scope, receive, settings.max_body_bytes, settings.body_timeout_s)
-        if settings.log_prompts:
-            scope["evalution.body"] = text
-        body = _parsed(self._body, text)
-        served.check_name(body.model)
-        with served.place():
-            await _while_connected(self._reply(served, body, send), receive)
+        with served.bodies.account() as came:
+            text = await _read(scope, receive, served, came)
+            if settings.log_prompts:
+                scope["evalution.body"] = text
+            body = _parsed(self._body, text)
+            del text  # it may wait long, and what was parsed is enough
+            served.check_name(body.model)
+            with served.place():
+                await _while_connected(self._reply(served, body, send), receive)
 
     async def _reply(self, served: Served, body: B, send: Send) -> None:
         answer = await self._answer(served, body)
@@ -62,29 +64,21 @@ class JsonEndpoint(Generic[B]):
             await send_json(send, 200, answer)
 
 
-async def send_json(
-    send: Send, status: int, answer: Any, headers: Mapping[str, str] | None = None
-) -> None:
-    """Send a whole JSON answer."""
-    body = json_bytes(answer)
-    await send_bytes(send, status, body, "application/json", headers)
+async def _read(
+    scope: Scope, receive: Receive, served: Served, came: Callable[[int], None]
+) -> bytes:
+    """The body; `came` is told how much of it is there.
 
-
-async def send_bytes(
-    send: Send, status: int, body: bytes, kind: str, headers: Mapping[str, str] | None = None
-) -> None:
-    """Send a whole answer."""
-    fields = {"content-type": kind, "content-length": str(len(body)), **(headers or {})}
-    encoded = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _read(scope: Scope, receive: Receive, limit: int, patience: float) -> bytes:
-    """The body. Raises a `Problem` where it is too long or too slow in coming."""
+    Raises:
+        Problem: it is too long, too slow in coming, or there is no room for it.
+        ClientGoneError: it won't come.
+    """
+    limit, patience = served.settings.max_body_bytes, served.settings.body_timeout_s
     for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > limit:
-            raise _too_large(limit)
+        if name == b"content-length" and value.isdigit():
+            if int(value) > limit:
+                raise _too_large(limit)
+            served.bodies.check_room(int(value))
     parts: list[bytes] = []
     size = 0
     try:
@@ -98,6 +92,7 @@ async def _read(scope: Scope, receive: Receive, limit: int, patience: float) -> 
                 size += len(part)
                 if size > limit:
                     raise _too_large(limit)
+                came(len(part))
                 parts.append(part)
                 more = message.get("more_body", False)
     except TimeoutError:
@@ -138,18 +133,27 @@ async def _while_connected(work: Coroutine[Any, Any, None], receive: Receive) ->
     Raises:
         ClientGoneError: the client went away first.
     """
-    task = asyncio.ensure_future(work)
+    task = asyncio.current_task()
+    assert task is not None
     watcher = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGoneError
-        task.result()
-    finally:
-        watcher.cancel()
-        if not task.done():
+    is_gone = False
+
+    def leave(_: asyncio.Future[None]) -> None:
+        nonlocal is_gone
+        if not watcher.cancelled():
+            is_gone = True
             task.cancel()
-            await asyncio.wait([task])
+
+    watcher.add_done_callback(leave)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if is_gone and task.uncancel() == 0:
+            raise ClientGoneError from None
+        raise
+    finally:
+        watcher.remove_done_callback(leave)
+        watcher.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,14 +11,13 @@ from evalution_core import EvalutionError
 from evalution_openai.server.gone import ClientGoneError
 from evalution_openai.server.json_text import json_bytes
 from evalution_openai.server.problems import Problem, problem_of, unexpected
+from evalution_openai.server.sending import send_messages, send_part
 
 if TYPE_CHECKING:
     from starlette.types import Send
 
 _log = logging.getLogger(__name__)
 
-STALL_S = 60.0
-"""How long a client may take to read what is sent, before its request is given up."""
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -45,7 +43,8 @@ class EventStream:
         """
         async with aclosing(self._chunks) as chunks:
             first = await anext(chunks, None)
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
+            await send_messages(send, start)
             end = b"data: [DONE]\n\n"
             try:
                 if first is not None:
@@ -60,13 +59,8 @@ class EventStream:
             except Exception:  # noqa: BLE001 - whatever it is, the client learns of it
                 _log.exception("a stream failed")
                 end = b"data: " + json_bytes(unexpected().answer) + b"\n\n"
-            await send({"type": "http.response.body", "body": end, "more_body": False})
+            await send_part(send, end, more=False)
 
 
 async def _event(send: Send, chunk: dict[str, Any]) -> None:
-    body = b"data: " + json_bytes(chunk) + b"\n\n"
-    try:
-        async with asyncio.timeout(STALL_S):
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-    except TimeoutError:
-        raise ClientGoneError from None
+    await send_part(send, b"data: " + json_bytes(chunk) + b"\n\n")

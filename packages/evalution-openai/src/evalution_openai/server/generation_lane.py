@@ -1,33 +1,34 @@
 """The way of generation calls into a session: an event loop asks, and threads ask the session.
 
-Each call of a client is a stream of its own into the session, which runs the requests of all open
-streams side by side. So a call joins while others run, and a client that is gone takes its own
-requests with it by closing its stream.
+Calls share a stream of the session, where a new one joins those that run, and one whose client is
+gone is taken out. Where the session can't do that, each call has a stream of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
-from threading import Event
-from typing import cast
+from typing import Any, cast
 
 from evalution_core import (
     BaseInferenceSession,
+    CancellableStream,
     GenerationOutput,
     GenerationRequest,
     RequestFailure,
     StreamEvent,
     TextDelta,
 )
+from evalution_openai.server.own_stream import Opening, OwnCall
+from evalution_openai.server.shared_stream import SharedCall, SharedStream
 
-_POKE = -1
-
-Keyed = Iterator[tuple[int, StreamEvent]]
-Opening = Callable[[Iterable[tuple[int, GenerationRequest]]], Keyed]
+_LONG_TEXT = 32_768
+_LONG_IDS = 8_192
+"""Characters, or ids, of a request that it takes a while to prepare. It has a stream of its own: in
+a shared one, the requests of others would wait for that."""
 
 
 class GenerationLane:
@@ -36,8 +37,8 @@ class GenerationLane:
     Args:
         session: where they go.
         limit: calls in the session.
-        refills: whether the session takes input that stays open, which lets a call be aborted
-            before it has given anything.
+        refills: whether the session takes input that stays open, which lets a call join others, and
+            be aborted before it has given anything.
         streams: whether the session gives text while it grows.
         waited: told how many seconds each call waited for its turn.
     """
@@ -57,6 +58,8 @@ class GenerationLane:
         self._refills = refills
         self._streams = streams
         self._waited = waited
+        self._can_share: dict[bool, bool] = {}
+        self._shared: dict[bool, SharedStream] = {}
 
     async def events(
         self, requests: Sequence[GenerationRequest], *, deltas: bool
@@ -65,23 +68,21 @@ class GenerationLane:
 
         Closing the iterator early aborts what still runs.
         """
-        session = self._session
-        opening = cast(Opening, session.stream if deltas else session.generate_continuous)
         began = time.perf_counter()
         await self._turns.acquire()
         self._waited(time.perf_counter() - began)
-        call = _Call(opening, requests, stays_open=self._refills)
-        done = asyncio.get_running_loop().run_in_executor(self._threads, call.run)
-        done.add_done_callback(call.end)
-        # The turn is free when the session has let go, however slowly the events are read.
-        done.add_done_callback(lambda _: self._turns.release())
+        try:
+            call = self._begun(requests, deltas)
+        except BaseException:
+            self._turns.release()
+            raise
         try:
             while (event := await call.events.get()) is not None:
                 yield event
-            await done
+            if call.error is not None:
+                raise call.error
         finally:
-            call.abort()
-            await asyncio.wait([done])
+            await call.leave()
 
     async def stream_of(
         self, requests: Sequence[GenerationRequest]
@@ -105,8 +106,10 @@ class GenerationLane:
         Raises:
             EvalutionError: a request was refused, or the session failed.
         """
-        async with aclosing(self.finished(requests)) as outputs:
-            found = {index: output async for index, output in outputs}
+        found: dict[int, GenerationOutput] = {}
+        async with aclosing(self.events(requests, deltas=False)) as events:
+            async for index, event in events:
+                found[index] = _output(event)
         return [found[index] for index in range(len(requests))]
 
     async def finished(
@@ -117,59 +120,59 @@ class GenerationLane:
             return
         async with aclosing(self.events(requests, deltas=False)) as events:
             async for index, event in events:
-                if isinstance(event, RequestFailure):
-                    raise event.error
-                assert isinstance(event, GenerationOutput)
-                yield index, event
+                yield index, _output(event)
 
     def close(self) -> None:
+        for stream in self._shared.values():
+            stream.close()
         self._threads.shutdown(wait=False)
 
+    def _begun(self, requests: Sequence[GenerationRequest], deltas: bool) -> SharedCall | OwnCall:
+        over = self._turns.release
+        if self._shares(deltas) and not any(_is_long(request) for request in requests):
+            call = SharedCall(requests, over)
+            self._shared_stream(deltas).join(call)
+            return call
+        return OwnCall(
+            self._opening(deltas),
+            requests,
+            stays_open=self._refills,
+            threads=self._threads,
+            over=over,
+        )
 
-class _Call:
-    """One stream into the session, pulled on a thread and read on the event loop."""
+    def _shares(self, deltas: bool) -> bool:
+        """Whether the session can take one request out of a stream. An empty stream tells."""
+        if deltas not in self._can_share:
+            with closing(cast(Any, self._opening(deltas)(()))) as empty:
+                is_cancellable = isinstance(empty, CancellableStream)
+            self._can_share[deltas] = self._refills and is_cancellable
+        return self._can_share[deltas]
 
-    def __init__(
-        self, opening: Opening, requests: Sequence[GenerationRequest], *, stays_open: bool
-    ):
-        self._opening = opening
-        self._requests = requests
-        self._stays_open = stays_open
-        self._loop = asyncio.get_running_loop()
-        self._over = Event()
-        self._aborted = False
-        self.events: asyncio.Queue[tuple[int, StreamEvent] | None] = asyncio.Queue()
+    def _shared_stream(self, deltas: bool) -> SharedStream:
+        stream = self._shared.get(deltas)
+        if stream is None or stream.is_over:
+            stream = SharedStream(self._opening(deltas), lambda: self._shared_stream(deltas))
+            self._shared[deltas] = stream
+        return stream
 
-    def run(self) -> None:
-        left = len(self._requests)
-        stream = cast("Generator[tuple[int, StreamEvent]]", self._opening(self._input()))
-        try:
-            with closing(stream):
-                for key, event in stream:
-                    if self._aborted:
-                        return
-                    self._loop.call_soon_threadsafe(self.events.put_nowait, (key, event))
-                    left -= not isinstance(event, TextDelta)
-                    if not left:
-                        return
-        finally:
-            self._over.set()
+    def _opening(self, deltas: bool) -> Opening:
+        return self._session.stream if deltas else self._session.generate_continuous
 
-    def abort(self) -> None:
-        self._aborted = True
-        self._over.set()
 
-    def end(self, done: asyncio.Future[None]) -> None:
-        self.events.put_nowait(None)
+def _output(event: StreamEvent) -> GenerationOutput:
+    if isinstance(event, RequestFailure):
+        raise event.error
+    assert isinstance(event, GenerationOutput)
+    return event
 
-    def _input(self) -> Iterator[tuple[int, GenerationRequest]]:
-        """The requests; then, if the call is aborted, one that is refused.
 
-        `run` waits for the session's next result, and this is one that comes at once: an iterator
-        can't be closed by another thread while it is at work.
-        """
-        yield from enumerate(self._requests)
-        if self._stays_open:
-            self._over.wait()
-            if self._aborted:
-                yield _POKE, GenerationRequest()
+def _is_long(request: GenerationRequest) -> bool:
+    if request.input_ids is not None:
+        return len(request.input_ids) > _LONG_IDS
+    length = len(request.rendered_prompt or request.prompt or "")
+    for message in request.messages or ():
+        content = message.get("content") or ""
+        parts = [content] if isinstance(content, str) else [one.get("text") for one in content]
+        length += sum(len(part or "") for part in parts)
+    return length > _LONG_TEXT

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 
 
+@lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
     """Whether a name or an address leads to this machine alone."""
     if host == "localhost":

@@ -143,6 +143,7 @@ def _server(app: Any, started: threading.Event | None = None) -> _Server:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=DRAIN_S,
     )

@@ -37,6 +37,11 @@ class Metrics:
         self.inside = Gauge(
             "evalution_requests_inside", "Requests that run or wait.", registry=self._registry
         )
+        self.body_bytes = Gauge(
+            "evalution_body_bytes",
+            "Bytes of the bodies of requests that come, run or wait.",
+            registry=self._registry,
+        )
         self.aborted = Counter(
             "evalution_requests_aborted",
             "Requests whose client went away.",
@@ -45,6 +50,7 @@ class Metrics:
         tokens = Counter(
             "evalution_tokens", "Tokens of generation requests.", ["kind"], registry=self._registry
         )
+        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.prompt_tokens = tokens.labels("prompt")
         self.completion_tokens = tokens.labels("completion")
 
@@ -52,8 +58,12 @@ class Metrics:
         return self._waits.labels(kind).observe
 
     def answered(self, route: str, status: int, seconds: float) -> None:
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        if (found := self._answers.get((route, status))) is None:
+            found = self._requests.labels(route, str(status)), self._seconds.labels(route)
+            self._answers[route, status] = found
+        answers, durations = found
+        answers.inc()
+        durations.observe(seconds)
 
     def page(self) -> bytes:
         return generate_latest(self._registry)

@@ -19,7 +19,7 @@ from evalution_openai.server.bodies import (
 )
 from evalution_openai.server.chat import chat
 from evalution_openai.server.completions import complete
-from evalution_openai.server.endpoint import JsonEndpoint, send_bytes, send_json
+from evalution_openai.server.endpoint import JsonEndpoint
 from evalution_openai.server.metrics import Metrics
 from evalution_openai.server.openapi import Operation, document
 from evalution_openai.server.scoring import (
@@ -30,6 +30,7 @@ from evalution_openai.server.scoring import (
     loglikelihood,
     rolling,
 )
+from evalution_openai.server.sending import send_bytes, send_json
 from evalution_openai.server.served import Served
 from evalution_openai.server.tokens import (
     DetokenizeAnswer,

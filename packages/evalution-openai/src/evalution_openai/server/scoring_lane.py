@@ -40,6 +40,8 @@ class _Waiting(Generic[R, A]):
 class ScoringLane(Generic[R, A]):
     """Requests of all callers, scored together as they come; a bad one fails alone.
 
+    A window takes of each caller one request in turn: whoever asks for many doesn't hold up others.
+
     Args:
         score: answers a window of requests, by their indices.
         waited: told how many seconds each request waited for its turn.
@@ -52,7 +54,7 @@ class ScoringLane(Generic[R, A]):
     ):
         self._score = score
         self._waited = waited
-        self._waiting: deque[_Waiting[R, A]] = deque()
+        self._callers: deque[deque[_Waiting[R, A]]] = deque()
         self._threads = ThreadPoolExecutor(_WORKERS, thread_name_prefix="scoring")
         self._idle = _WORKERS
         self._running: set[asyncio.Task[None]] = set()
@@ -64,30 +66,33 @@ class ScoringLane(Generic[R, A]):
             EvalutionError: the session failed.
         """
         loop = asyncio.get_running_loop()
-        asked = [
-            _Waiting[R, A](request, loop.create_future(), time.perf_counter())
-            for request in requests
-        ]
-        self._waiting.extend(asked)
-        self._start()
+        now = time.perf_counter()
+        asked = [_Waiting[R, A](request, loop.create_future(), now) for request in requests]
+        if asked:
+            self._callers.append(deque(asked))
+            self._start()
         return await asyncio.gather(*(one.result for one in asked))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)
 
     def _start(self) -> None:
-        while self._idle and self._waiting:
-            window: list[_Waiting[R, A]] = []
-            while self._waiting and len(window) < _WINDOW:
-                one = self._waiting.popleft()
-                if not one.result.done():  # whoever asked may be gone
-                    window.append(one)
-            if not window:
-                return
+        while self._idle and (window := self._next_window()):
             self._idle -= 1
             task = asyncio.get_running_loop().create_task(self._run(window))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
+
+    def _next_window(self) -> list[_Waiting[R, A]]:
+        window: list[_Waiting[R, A]] = []
+        while self._callers and len(window) < _WINDOW:
+            caller = self._callers.popleft()
+            one = caller.popleft()
+            if not one.result.done():  # whoever asked may be gone
+                window.append(one)
+            if caller:
+                self._callers.append(caller)
+        return window
 
     async def _run(self, window: list[_Waiting[R, A]]) -> None:
         now = time.perf_counter()

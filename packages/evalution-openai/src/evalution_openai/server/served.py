@@ -24,6 +24,7 @@ from evalution_core import (
 )
 from evalution_enginekit.admission import Admission
 from evalution_openai.server.generation_lane import GenerationLane
+from evalution_openai.server.held_bytes import HeldBytes
 from evalution_openai.server.metrics import Metrics
 from evalution_openai.server.problems import Problem, queue_full, unsupported
 from evalution_openai.server.scoring_lane import ScoringLane, loglikelihoods, rolling
@@ -86,6 +87,7 @@ class Served:
         concurrent = settings.max_concurrent or 2 * preferred
         self.limit = concurrent + settings.max_queue
         self.inside = 0
+        self.bodies = HeldBytes(settings.most_held_bytes, metrics.body_bytes.set)
         self.generation = GenerationLane(
             session,
             limit=concurrent,

@@ -8,6 +8,8 @@ from typing import TypedDict
 from evalution_core import ConfigurationError, hide, secret
 
 _LEAST_KEY = 8
+_BODIES_HELD = 8
+"""Of the longest, where nobody says how much of all bodies together may be held."""
 
 
 class ServerOptions(TypedDict, total=False):
@@ -18,6 +20,7 @@ class ServerOptions(TypedDict, total=False):
     max_concurrent: int | None
     max_queue: int
     max_body_bytes: int
+    max_held_bytes: int | None
     max_prompts: int
     body_timeout_s: float
     any_host: bool
@@ -36,6 +39,8 @@ class ServerSettings:
             the session prefers, so that a slot which gets free finds the next request waiting.
         max_queue: requests that may wait beyond those; one more is told to come back (429).
         max_body_bytes: the longest body of a request.
+        max_held_bytes: all bodies that come, run or wait at once; a client that sends more is told
+            to come back (429). None: eight of the longest.
         max_prompts: prompts, or requests to score, in one body.
         body_timeout_s: how long a client may take to send its body.
         any_host: without a key, requests that come over the loopback device are answered whatever
@@ -50,6 +55,7 @@ class ServerSettings:
     max_concurrent: int | None = None
     max_queue: int = 512
     max_body_bytes: int = 16 * 1024 * 1024
+    max_held_bytes: int | None = None
     max_prompts: int = 1024
     body_timeout_s: float = 30.0
     any_host: bool = False
@@ -58,12 +64,29 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         hide(self)
-        least = {"max_concurrent": 1, "max_queue": 0, "max_body_bytes": 1, "max_prompts": 1}
+        least = {
+            "max_concurrent": 1,
+            "max_queue": 0,
+            "max_body_bytes": 1,
+            "max_held_bytes": 1,
+            "max_prompts": 1,
+        }
         for name, bound in least.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < bound):
                 raise ConfigurationError(f"{name} must be an int >= {bound}, got {value!r}")
+        if self.most_held_bytes < self.max_body_bytes:
+            raise ConfigurationError(
+                f"max_held_bytes={self.max_held_bytes} leaves no room for one body of "
+                f"max_body_bytes={self.max_body_bytes}; raise it, or lower the other"
+            )
         if not self.body_timeout_s > 0:
             raise ConfigurationError(f"body_timeout_s must be above 0, got {self.body_timeout_s!r}")
         if self.api_key is not None and len(self.api_key) < _LEAST_KEY:
             raise ConfigurationError(f"an API key needs at least {_LEAST_KEY} characters")
+
+    @property
+    def most_held_bytes(self) -> int:
+        if self.max_held_bytes is not None:
+            return self.max_held_bytes
+        return _BODIES_HELD * self.max_body_bytes
