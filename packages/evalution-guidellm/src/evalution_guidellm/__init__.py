@@ -1,1 +1,4 @@
-"""GuideLLM on any Evalution engine, and `evalution bench`."""
+"""GuideLLM on any Evalution engine: the backend of kind `evalution`, and `evalution bench`.
+
+`evalution_guidellm.backend` registers the backend; nothing here imports GuideLLM before it is used.
+"""

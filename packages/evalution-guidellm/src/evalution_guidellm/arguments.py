@@ -1,0 +1,104 @@
+"""What stands after `--backend kind=evalution,…`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Literal
+
+from guidellm.schemas import GenerationRequestArguments  # noqa: TC002 - pydantic reads it
+from guidellm.schemas.backends import BackendArgs
+from pydantic import Field, PositiveInt, field_serializer, model_validator
+
+from evalution_core import BaseEngine, ConfigurationError, Model, did_you_mean, load_engine, redact
+from evalution_guidellm.prompts import BODY_FIELDS
+
+RequestFormat = Literal["/v1/chat/completions", "/v1/completions"]
+
+
+@BackendArgs.register("evalution")
+class EvalutionBackendArgs(BackendArgs):
+    """An engine and a model, by name. Both are checked here, before anything is loaded."""
+
+    kind: Literal["evalution"] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default="evalution", description="Any Evalution engine."
+    )
+    engine: str = Field(
+        description="The engine's name, as `evalution engines` lists it, or module:Class.",
+        examples=["Transformers"],
+    )
+    model: str | None = Field(
+        default=None,
+        description="builtin:tiny, a path, or a name; left out: what the engine serves.",
+        examples=["Qwen/Qwen3-0.6B"],
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of the engine, as options.dtype=bfloat16.",
+        examples=[{"dtype": "bfloat16"}],
+        repr=False,
+    )
+    model_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further fields of the model, as model_options.revision=main.",
+        examples=[{"tokenizer_path": "./tokenizer"}],
+        repr=False,
+    )
+    request_format: RequestFormat = Field(
+        default="/v1/chat/completions",
+        description="Chat through the model's template, or plain text.",
+    )
+    stream: bool = Field(
+        default=True, description="Time every token, where the engine tells text as it grows."
+    )
+    max_tokens: PositiveInt | None = Field(
+        default=None, description="The limit where the data sets none; left out: 256."
+    )
+    batch_size: PositiveInt | None = Field(
+        default=None, description="Requests that run at once; left out: the session decides."
+    )
+    extras: GenerationRequestArguments | None = Field(
+        default=None,
+        description=f"Of every request, as extras.body.top_p=0.9: {', '.join(BODY_FIELDS)}.",
+    )
+    processes: PositiveInt = Field(
+        default=1, description="Worker processes at most; each of them loads the model."
+    )
+    check_first: bool = Field(
+        default=True,
+        description=(
+            "Load the model once before the workers do, so that what is wrong is told at once; "
+            "false where loading takes long."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> EvalutionBackendArgs:
+        self.made_engine()
+        self.made_model()
+        for name in (self.extras and self.extras.body) or {}:
+            if name not in BODY_FIELDS:
+                raise ConfigurationError(
+                    f"extras.body.{name} is no field that an engine knows"
+                    f"{did_you_mean(name, BODY_FIELDS)} (fields: {', '.join(BODY_FIELDS)})"
+                )
+        return self
+
+    @field_serializer("options", "model_options", when_used="json")
+    def _redacted(self, values: dict[str, Any]) -> Any:
+        """Reports and what is printed hold no credentials."""
+        return redact(values)
+
+    def made_engine(self) -> BaseEngine:
+        """The engine; raises `ConfigurationError` or `EngineUnavailableError`."""
+        return load_engine(self.engine).from_options(self.options)
+
+    def made_model(self) -> Model:
+        """The model; a path of its own, where one is given, wins over the engine's default."""
+        known = [each.name for each in fields(Model) if each.name not in ("path", "tokenizer")]
+        for name in self.model_options:
+            if name not in known:
+                raise ConfigurationError(
+                    f"model_options.{name} is no field of a model{did_you_mean(name, known)} "
+                    f"(fields: {', '.join(known)})"
+                )
+        return Model(path=self.model, **self.model_options)

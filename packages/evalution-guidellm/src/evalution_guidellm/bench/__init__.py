@@ -1,0 +1,1 @@
+"""`evalution bench`: GuideLLM's load on an engine or a server, the figures, and their page."""

@@ -1,0 +1,56 @@
+"""A file of prompts: which of GuideLLM's kinds it is, and how many rows it has."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from evalution_core import ConfigurationError
+
+_LOADERS = {
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".text": "text",
+    ".txt": "text",
+}
+"""The loaders of `datasets` by the ending of the file; GuideLLM's kinds are named after them."""
+
+
+def data_kind(file: Path) -> str:
+    """GuideLLM's kind of data.
+
+    Raises:
+        ConfigurationError: there is no such file, or its ending says nothing.
+    """
+    loader = _LOADERS.get(file.suffix.lower())
+    if loader is None:
+        raise ConfigurationError(
+            f"--data {file}: a file must end in one of {', '.join(sorted(_LOADERS))}"
+        )
+    if not file.is_file():
+        raise ConfigurationError(f"--data {file}: there is no such file")
+    return f"{loader}_file"
+
+
+def row_count(file: Path) -> int:
+    """How many prompts the file has, as GuideLLM will read it.
+
+    Raises:
+        ConfigurationError: it can't be read, or is empty.
+    """
+    loader = data_kind(file).removesuffix("_file")
+    if not file.stat().st_size:
+        raise ConfigurationError(f"--data {file} is empty")
+    datasets: Any = import_module("datasets")
+    try:
+        rows: int = datasets.load_dataset(loader, data_files=str(file), split="train").num_rows
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        cause = error.__cause__ or error
+        reason = str(cause).strip().partition("\n")[0]
+        raise ConfigurationError(f"--data {file} can't be read as {loader}: {reason}") from error
+    if not rows:
+        raise ConfigurationError(f"--data {file} has no rows")
+    return rows

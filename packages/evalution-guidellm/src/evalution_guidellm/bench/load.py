@@ -1,0 +1,159 @@
+"""The load of a benchmark: who asks when, for how long, with which prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from evalution_core import ConfigurationError
+from evalution_guidellm.bench.data_file import data_kind
+
+_REQUESTS, _CONCURRENCY, _PROMPT_TOKENS = 100, 8, 256
+
+
+class Profile(StrEnum):
+    """When requests are sent."""
+
+    SYNCHRONOUS = "synchronous"
+    CONCURRENT = "concurrent"
+    THROUGHPUT = "throughput"
+    RATE = "rate"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One or several levels of load, measured one after the other.
+
+    Args:
+        profile: one request after the other, so many at once, all at once, or so many a second.
+        concurrency: how many at once, a level each; of `throughput` one, the most.
+        rate: requests a second, a level each.
+        requests, seconds: a level ends at the first of them; with neither, after 100 requests, or
+            after the last row of `data`.
+        prompt_tokens: the length of made-up prompts, 256 where None.
+        output_tokens: how many are generated of each request; with `data`, how many at most.
+        data: a file of prompts in place of made-up ones.
+        seed: of the made-up prompts.
+
+    Raises:
+        ConfigurationError: options that don't go together, or a file that isn't there.
+    """
+
+    profile: Profile = Profile.CONCURRENT
+    concurrency: Sequence[int] = ()
+    rate: Sequence[float] = ()
+    requests: int | None = None
+    seconds: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int = 128
+    data: Path | None = None
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        profile = self.profile
+        if self.rate and profile != Profile.RATE:
+            raise ConfigurationError(f"--rate is for --profile rate; this is --profile {profile}")
+        if profile == Profile.RATE and not self.rate:
+            raise ConfigurationError("--profile rate needs --rate, as --rate 2,5 requests a second")
+        if self.concurrency and profile in (Profile.SYNCHRONOUS, Profile.RATE):
+            raise ConfigurationError(
+                f"--concurrency is for the profiles concurrent and throughput; this is {profile}"
+            )
+        if profile == Profile.THROUGHPUT and len(self.concurrency) > 1:
+            raise ConfigurationError("--profile throughput takes one --concurrency, the most")
+        if self.data is not None:
+            self._check_data(self.data)
+
+    def _check_data(self, data: Path) -> None:
+        if self.prompt_tokens is not None:
+            raise ConfigurationError("--prompt-tokens is for made-up prompts; --data has its own")
+        data_kind(data)
+
+    def within(self, rows: int) -> Load:
+        """The same load on a file of so many rows, each of which is asked once at most."""
+        # GuideLLM 0.8.1 waits for ever where the rows end before the requests that it is to make.
+        return replace(self, requests=min(self.requests or rows, rows))
+
+    @property
+    def is_made_up(self) -> bool:
+        """Whether prompts are made up, which needs a tokenizer."""
+        return self.data is None
+
+    def spec(self) -> dict[str, Any]:
+        """GuideLLM's `profile`, `constraints`, `data` and `seed`, of the first level."""
+        return {
+            "profile": self._profile(),
+            "constraints": self._constraints(),
+            "data": [self._data()],
+            "seed": {"kind": "static", "value": self.seed},
+        }
+
+    def levels(self) -> list[dict[str, Any] | None]:
+        """What changes from level to level in GuideLLM's specification."""
+        if self.profile == Profile.CONCURRENT:
+            return [{"profile.streams": streams} for streams in self._streams]
+        if self.profile == Profile.RATE:
+            return [{"profile.rate": rate} for rate in self.rate]
+        return [None]
+
+    def to_dict(self) -> Mapping[str, Any]:
+        """The options that were in force, for results."""
+        return {
+            "profile": str(self.profile),
+            "concurrency": list(self._streams) if self._counts_streams else None,
+            "rate": list(self.rate) or None,
+            "requests": self._requests,
+            "seconds": self.seconds,
+            "prompt_tokens": self._prompt_tokens if self.is_made_up else None,
+            "output_tokens": self.output_tokens,
+            "data": self.data.name if self.data else None,
+            "seed": self.seed,
+        }
+
+    @property
+    def _counts_streams(self) -> bool:
+        return self.profile == Profile.CONCURRENT or bool(self.concurrency)
+
+    @property
+    def _streams(self) -> Sequence[int]:
+        return self.concurrency or (_CONCURRENCY,)
+
+    @property
+    def _requests(self) -> int | None:
+        return self.requests or (None if self.seconds else _REQUESTS)
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return self.prompt_tokens or _PROMPT_TOKENS
+
+    def _profile(self) -> dict[str, Any]:
+        match self.profile:
+            case Profile.SYNCHRONOUS:
+                return {"kind": "synchronous"}
+            case Profile.CONCURRENT:
+                return {"kind": "concurrent", "streams": self._streams[0]}
+            case Profile.THROUGHPUT:
+                most = self.concurrency[0] if self.concurrency else None
+                return {"kind": "throughput", "max_concurrency": most}
+            case Profile.RATE:
+                return {"kind": "constant", "rate": self.rate[0]}
+
+    def _constraints(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        if self._requests:
+            found.append({"kind": "max_requests", "count": self._requests})
+        if self.seconds:
+            found.append({"kind": "max_duration", "seconds": self.seconds})
+        return found
+
+    def _data(self) -> dict[str, Any]:
+        if self.data is not None:
+            return {"kind": data_kind(self.data), "path": str(self.data)}
+        return {
+            "kind": "synthetic_text",
+            "prompt_tokens": self._prompt_tokens,
+            "output_tokens": self.output_tokens,
+        }

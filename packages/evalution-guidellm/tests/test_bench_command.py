@@ -1,0 +1,129 @@
+"""`evalution bench` from its words to its folder, and what it refuses before any work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("guidellm", reason="guidellm isn't installed; see tools/envs")
+pytest.importorskip("plotly", reason="plotly isn't installed; the extra `report` has it")
+pytestmark = pytest.mark.wide
+
+Program = Callable[..., subprocess.CompletedProcess[str]]
+TINY = ("builtin:tiny", "--engine", "Reference")
+SMALL = ("--prompt-tokens", "16", "--output-tokens", "8")
+
+
+def test_an_engine_is_measured_at_each_level(program: Program, tmp_path: Path) -> None:
+    words = ("bench", *TINY, *SMALL, "--concurrency", "1,3", "--requests", "12", "--output", "b")
+    done = program("evalution", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 at once" in done.stdout
+    assert "report: b/report.html" in done.stdout
+    folder = tmp_path / "b"
+    found = json.loads((folder / "bench.json").read_text())
+    assert [level["name"] for level in found["levels"]] == ["1 at once", "3 at once"]
+    for level in found["levels"]:
+        assert (level["successful"], level["errored"]) == (12, 0)
+        assert (level["prompt_tokens"], level["output_tokens"]) == (12 * 16, 12 * 8)
+        assert 0 < level["first_token_ms"]["p50"] <= level["latency_ms"]["p50"]
+    theirs = json.loads((folder / "guidellm.json").read_text())
+    assert len(theirs["benchmarks"]) == 2
+    assert "builtin:tiny on Reference under load" in (folder / "report.html").read_text()
+
+
+def test_failed_requests_are_an_exit_code_of_their_own(program: Program, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "one"}\n' + json.dumps({"prompt": "word " * 3000}) + "\n")
+    words = ("bench", *TINY, "--profile", "synchronous", "--data", str(rows), "--output", "b")
+    done = program("evalution", *words, "--output-tokens", "4", cwd=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "one at a time: 1 failed, the first with ContextLengthError" in done.stderr
+    (level,) = json.loads((tmp_path / "b" / "bench.json").read_text())["levels"]
+    assert (level["successful"], level["errored"]) == (1, 1)
+
+
+def test_a_server_is_measured_with_its_key(
+    program: Program,
+    served: str,
+    key: str,
+    tokenizer_folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TINY_KEY", key)
+    words = ("bench", "--target", served, "--api-key-env", "TINY_KEY", *SMALL)
+    more = ("--tokenizer", tokenizer_folder, "--requests", "10", "--chat", "--output", "b")
+    done = program("evalution", *words, *more, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"tiny at {served};" in done.stdout
+    (level,) = json.loads((tmp_path / "b" / "bench.json").read_text())["levels"]
+    assert (level["successful"], level["errored"], level["output_tokens"]) == (10, 0, 80)
+    written = "".join(file.read_text() for file in (tmp_path / "b").iterdir())
+    assert key not in written + done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "nothing to measure"),
+        (("m", "--engine", "Referenc"), "no engine 'Referenc' is installed"),
+        ((*TINY, "-o", "dtyp=1"), "has no option 'dtyp'; did you mean 'dtype'"),
+        (("/no/model", "--engine", "Reference"), "has none that Transformers can load"),
+        ((*TINY, "--target", "http://127.0.0.1:9"), "give those of one"),
+        (("m", "--target", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9"),
+        ((*TINY, "--rate", "2"), "--rate is for --profile rate"),
+        ((*TINY, "--data", "no.jsonl"), "there is no such file"),
+        ((*TINY, "--data", "empty.jsonl"), "empty.jsonl is empty"),
+        ((*TINY, "--data", "broken.jsonl"), "broken.jsonl can't be read as json"),
+    ],
+)
+def test_what_is_wrong_is_told_before_any_work(
+    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "broken.jsonl").write_text('{"prompt": ')
+    found = in_process(words, tmp_path, monkeypatch)
+    assert found.exit_code == 2, found.output
+    assert message in found.stderr
+    assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "message"),
+    [
+        ("tiny", "WRONG_KEY", "refuses the key (401); --api-key-env names the variable"),
+        ("tiny", "NO_SUCH_KEY", "that environment variable is not set"),
+        ("tyny", "TINY_KEY", "has no model 'tyny'; did you mean 'tiny'"),
+    ],
+)
+def test_a_wrong_key_or_name_is_told_before_any_work(
+    name: str,
+    variable: str,
+    message: str,
+    served: str,
+    key: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TINY_KEY", key)
+    monkeypatch.setenv("WRONG_KEY", "another-key-of-the-test")
+    words = (name, "--target", served, "--api-key-env", variable)
+    found = in_process(words, tmp_path, monkeypatch)
+    assert found.exit_code == 2, found.output
+    assert message in found.stderr
+    assert "another-key" not in found.output
+
+
+def in_process(words: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    from typer.testing import CliRunner
+
+    from evalution.cli.program import app
+
+    monkeypatch.chdir(folder)
+    return CliRunner().invoke(app, ["bench", *words])

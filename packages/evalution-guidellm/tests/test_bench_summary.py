@@ -1,0 +1,137 @@
+"""GuideLLM's report as figures and as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from evalution_core import ConfigurationError
+from evalution_guidellm.bench.result import SUMMARY, BenchResult, made_folder, write_json
+from evalution_guidellm.bench.summary import Spread, level_results
+from evalution_guidellm.bench.table import bench_table, number_text
+
+Report = Callable[..., dict[str, Any]]
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def result_of(report: dict[str, Any]) -> BenchResult:
+    subject = {"engine": {"name": "Reference"}}
+    return BenchResult("tiny on Reference", NOW, subject, {"seed": 1}, level_results(report))
+
+
+def test_counts_rates_and_times_are_guidellms(report: Report) -> None:
+    first, second = level_results(report(2, errored=3))
+    assert (first.name, second.name) == ("1 at once", "2 at once")
+    assert (first.successful, first.errored, first.incomplete) == (10, 3, 1)
+    assert (first.prompt_tokens, first.output_tokens) == (160, 80)
+    assert (first.requests_per_second, first.output_tokens_per_second) == (5, 40)
+    assert first.first_token_ms == Spread(55, 50, 90, 100, 100)
+    assert first.latency_ms is not None
+    assert first.latency_ms.p50 == pytest.approx(100), "GuideLLM has seconds"
+    assert first.first_error == "ContextLengthError('too long')"
+    assert second.warnings == ("late. Slow data.",)
+    assert list(first.samples["latency_ms"]) == sorted(first.samples["latency_ms"])
+
+
+def test_times_that_nobody_told_are_none(report: Report) -> None:
+    (level,) = level_results(report(streams=False))
+    assert level.first_token_ms is None
+    assert level.inter_token_ms is None
+    assert level.samples["first_token_ms"] == []
+    assert level.latency_ms is not None
+
+
+def test_a_level_that_answered_nothing_is_a_complaint(report: Report) -> None:
+    made = report()
+    made["benchmarks"][0]["metrics"]["request_totals"] |= {"successful": 0, "incomplete": 8}
+    assert result_of(report()).complaints == []
+    (complaint,) = result_of(made).complaints
+    assert complaint == "1 at once: no request was answered; give it more --seconds"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name"),
+    [
+        ({"type_": "synchronous"}, "one at a time"),
+        ({"type_": "constant", "rate": 2.5}, "2.5 a second"),
+        ({"type_": "throughput"}, "throughput"),
+    ],
+)
+def test_a_level_is_named_by_its_load(report: Report, strategy: dict[str, Any], name: str) -> None:
+    made = report()
+    made["benchmarks"][0]["config"]["strategy"] = strategy
+    assert level_results(made)[0].name == name
+
+
+def test_the_table_has_a_row_a_level(report: Report) -> None:
+    console = Console(width=140, record=True)
+    with console.capture() as captured:
+        console.print(bench_table(result_of(report(2, errored=3)), width=140))
+    text = captured.get()
+    row = next(line for line in text.splitlines() if "1 at once" in line)
+    assert row.split() == ["1", "at", "once", "10", "3", "5.00", "40.0", "50.0", "/", "100", "/", "100", "5.00", "/", "10.0", "/", "10.0", "100", "/", "200", "/", "200"]  # fmt: skip # noqa: E501
+    with console.capture() as captured:
+        console.print(bench_table(result_of(report(streams=False)), width=140))
+    assert captured.get().split().count("–") == 2
+
+
+def test_a_narrow_terminal_shows_medians(report: Report) -> None:
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(bench_table(result_of(report(2)), width=80))
+    text = captured.get()
+    assert "latency ms" in text
+    row = next(line for line in text.splitlines() if "1 at once" in line)
+    assert row.split() == ["1", "at", "once", "10", "0", "5.00", "40.0", "50.0", "5.00", "100"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.5, "0.50"), (9.999, "10.00"), (12.34, "12.3"), (1234.5, "1,234")]
+)
+def test_numbers_have_three_digits(value: float, text: str) -> None:
+    assert number_text(value) == text
+
+
+def test_results_are_strict_json_without_single_requests(report: Report, tmp_path: Any) -> None:
+    result = result_of(report(2, errored=1))
+    assert result.complaints == [
+        f"{count} at once: 1 failed, the first with ContextLengthError('too long')"
+        for count in (1, 2)
+    ]
+    write_json(tmp_path / SUMMARY, result.to_dict())
+    read = json.loads((tmp_path / SUMMARY).read_text())
+    assert read["levels"][1]["first_token_ms"]["p50"] == 100
+    assert "samples" not in read["levels"][0]
+    assert read["started"] == "2026-01-02T03:04:05+00:00"
+    assert [file.name for file in tmp_path.iterdir()] == [SUMMARY]
+
+
+def test_a_folder_is_named_by_time_and_subject(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with made_folder(None, "a/b on C", NOW) as path:
+        assert str(path) == "runs/20260102-030405-bench-a-b-on-C"
+        (path / SUMMARY).touch()
+    with (
+        pytest.raises(ConfigurationError, match="holds a benchmark; name another --output"),
+        made_folder(path, "x", NOW),
+    ):
+        pass
+
+
+def test_a_folder_that_stays_empty_is_removed(tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="nothing"), made_folder(tmp_path / "b", "x", NOW):
+        raise ValueError("nothing")
+    assert not (tmp_path / "b").exists()
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigurationError, match="can't be made"),
+        made_folder(tmp_path / "file", "x", NOW),
+    ):
+        pass
