@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +14,6 @@ import pytest
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_vllm import VLLM
 from evalution_vllm import installation as installed
-from evalution_vllm.environment import environment
 
 TINY = Model("builtin:tiny")
 WITHOUT_VLLM = """
@@ -141,18 +139,6 @@ def test_the_install_line_fits_the_machine(
     if system != "linux":
         with pytest.raises(EngineUnavailableError, match="vLLM runs on Linux alone"):
             VLLM().describe_runtime()
-
-
-def test_the_environment_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EVALUTION_KEPT", "mine")
-    before = dict(os.environ)
-    with environment({"EVALUTION_NEW": "1"}, defaults={"EVALUTION_KEPT": "theirs"}):
-        assert os.environ["EVALUTION_KEPT"] == "mine"
-        assert os.environ["EVALUTION_NEW"] == "1"
-        os.environ["EVALUTION_KEPT"] = "changed"
-        os.environ["EVALUTION_STRAY"] = "1"
-        del os.environ["PATH"]
-    assert dict(os.environ) == before
 
 
 def test_the_runtime_is_told_without_a_model(runtime: Any) -> None:

@@ -1,1 +1,5 @@
-"""SGLang engine for Evalution. Holds the packaging only: there is no engine here yet."""
+"""SGLang for Evalution: `SGLang`."""
+
+from evalution_sglang.engine import SGLang
+
+__all__ = ["SGLang"]

@@ -2,36 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-
 QUIET = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     # Upstream logs to standard output, which belongs to whoever prints results.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
 }
 PRIVATE = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
-
-
-@contextmanager
-def environment(
-    variables: Mapping[str, str], *, defaults: Mapping[str, str] | None = None
-) -> Generator[None]:
-    """The process environment with `variables`, and with those of `defaults` that nobody has set.
-
-    Afterwards it is what it was before, whatever the runtime wrote there meanwhile; processes that
-    were started inside keep what they were given.
-    """
-    before = dict(os.environ)
-    for name, value in (defaults or {}).items():
-        os.environ.setdefault(name, value)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
-        for name, value in before.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value

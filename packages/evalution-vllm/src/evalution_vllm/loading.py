@@ -20,11 +20,12 @@ from evalution_core.redaction import redact, scrub
 from evalution_enginekit import Tokenizer, load_tokenizer, model_identity
 from evalution_enginekit.hf_tokenizer import HFTokenizer, load_hf_tokenizer
 from evalution_enginekit.model_folder import model_folder
+from evalution_enginekit.process_environment import process_environment
 from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_vllm.arguments import PROMPT_PART, arguments, model_arguments
 from evalution_vllm.core_apart import CoreApart
 from evalution_vllm.core_here import CoreHere
-from evalution_vllm.environment import PRIVATE, QUIET, environment
+from evalution_vllm.environment import PRIVATE, QUIET
 from evalution_vllm.installation import runtime
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def load(engine: VLLM, model: Model) -> Loaded:
     given = arguments(engine, model, str(folder or model.path), vllm)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
     tokenizer = _tokenizer(model, folder)
-    with environment(_switches(engine, vllm), defaults=QUIET):
+    with process_environment(_switches(engine, vllm), defaults=QUIET):
         # An engine core in this process has frozen what vLLM reads of the environment.
         vllm.envs.disable_envs_cache()
         config = _attempt(

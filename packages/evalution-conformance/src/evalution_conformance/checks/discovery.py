@@ -246,7 +246,8 @@ def _runtimes(subject: Subject) -> set[str]:
     """What the engine's distribution requires beyond the light packages an adapter may import."""
     required = (subject.distribution.requires or []) if subject.distribution else []
     names = {_canonical(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) for line in required}
-    return {name for name in names if not name.startswith("evalution-")} - _LIGHT
+    ours = {name for name in names if name == "evalution" or name.startswith("evalution-")}
+    return names - ours - _LIGHT
 
 
 def _canonical(name: str) -> str:

@@ -1,0 +1,126 @@
+"""The arguments of SGLang's engine, from options and model, checked against its version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from evalution_core import ConfigurationError, Model
+from evalution_core.spelling import did_you_mean
+from evalution_sglang.installation import Runtime, described_version, device_found
+
+if TYPE_CHECKING:
+    from evalution_sglang.engine import SGLang
+
+_NAMED = (
+    "tp_size",
+    "dp_size",
+    "pp_size",
+    "dtype",
+    "quantization",
+    "load_format",
+    "kv_cache_dtype",
+    "mem_fraction_static",
+    "max_running_requests",
+    "max_total_tokens",
+    "max_prefill_tokens",
+    "chunked_prefill_size",
+    "page_size",
+    "schedule_policy",
+    "disable_radix_cache",
+    "attention_backend",
+    "sampling_backend",
+    "enable_deterministic_inference",
+    "random_seed",
+)
+_ELSEWHERE = {
+    "model_path": "model.path",
+    "revision": "model.revision",
+    "trust_remote_code": "model.trust_remote_code",
+    "tokenizer_path": "model.tokenizer_path",
+    "context_length": "the engine's max_model_len",
+    "device": "the engine's device",
+}
+_FIXED = ("incremental_streaming_output", "log_level", "server_args", "skip_tokenizer_init")
+"""What the session relies on, or, with `log_level`, has another way for: environment.QUIET."""
+_CANNOT = {
+    "custom_sigquit_handler": "the engine lets no process of SGLang end this one",
+    "enable_lora": "adapters are chosen by a request, and requests can't name one",
+    "is_embedding": "the engine is for models that generate",
+    "node_rank": "an engine runs on one machine",
+    "nnodes": "an engine runs on one machine",
+    "tokenizer_worker_num": "nothing is tokenized in SGLang",
+}
+_ABOUT_THE_MODEL = (
+    "trust_remote_code",
+    "revision",
+    "dtype",
+    "quantization",
+    "model_impl",
+    "model_config_parser",
+)
+
+
+def arguments(engine: SGLang, model: Model, path: str, runtime: Runtime) -> dict[str, Any]:
+    """What SGLang's engine is called with, but for `context_length`.
+
+    Raises:
+        ConfigurationError: an argument is set twice, has another place, or doesn't exist.
+    """
+    default = type(engine)()
+    named = {
+        name: value
+        for name in _NAMED
+        if (value := getattr(engine, name)) is not None and value != getattr(default, name)
+    }
+    given = named | _further(engine, model, set(named))
+    _refuse_unknown(given, set(runtime.arguments.__struct_fields__))
+    if "schedule_policy" not in given and not given.get("disable_radix_cache"):
+        # What is in the cache is used before it is evicted.
+        given["schedule_policy"] = "lpm"
+    return {
+        **given,
+        "device": engine.device or device_found(),
+        "model_path": path,
+        "revision": model.revision,
+        "trust_remote_code": model.trust_remote_code,
+        "skip_tokenizer_init": True,
+        "incremental_streaming_output": True,
+    }
+
+
+def model_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """Those of `arguments` that decide how long the model's own window is, by their names there."""
+    found = {name: given[name] for name in _ABOUT_THE_MODEL if name in given}
+    if "json_model_override_args" in given:
+        found["model_override_args"] = given["json_model_override_args"]
+    return found
+
+
+def _further(engine: SGLang, model: Model, named: set[str]) -> dict[str, Any]:
+    sources = {
+        "sglang_kwargs": engine.sglang_kwargs or {},
+        "model.model_kwargs": model.model_kwargs,
+    }
+    further: dict[str, Any] = {}
+    for source, values in sources.items():
+        for name, value in values.items():
+            if name in _ELSEWHERE:
+                raise ConfigurationError(f"{source} may not hold {name}: set {_ELSEWHERE[name]}")
+            if name in _FIXED:
+                raise ConfigurationError(f"{source} may not hold {name}: the engine sets it")
+            if name in _CANNOT:
+                raise ConfigurationError(f"{source} may not hold {name}: {_CANNOT[name]}")
+            if name in named or name in further:
+                raise ConfigurationError(f"{name} is set twice, the second time in {source}")
+            further[name] = value
+    return further
+
+
+def _refuse_unknown(names: Iterable[str], known: set[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(
+                f"{described_version()} has no argument {name!r}{did_you_mean(name, known)}; leave "
+                f"it out, or install a version that has it"
+            )

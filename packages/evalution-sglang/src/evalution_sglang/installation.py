@@ -1,0 +1,126 @@
+"""Which SGLang is installed, and what to install where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from evalution_core import EngineUnavailableError
+from evalution_enginekit import import_runtime
+from evalution_enginekit.process_environment import process_environment
+from evalution_sglang.environment import CPU, QUIET
+from evalution_sglang.upstream import Engine, MakesModelConfig
+
+VERSIONS = ">=0.5.22,<0.5.24"
+DISTRIBUTIONS = ("sglang",)
+
+_ENGINE = "sglang.srt.entrypoints.engine"
+_ARGUMENTS = "sglang.srt.server_args"
+_MODEL_CONFIG = "sglang.srt.configs.model_config"
+_PYTHONS = ((3, 11), (3, 13))
+_GPUS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The classes of SGLang that are called, and the one that holds the engine's arguments."""
+
+    engine: type[Engine]
+    arguments: type[Any]
+    model_config: MakesModelConfig
+
+
+def runtime() -> Runtime:
+    """SGLang, imported without a trace in this process.
+
+    Raises:
+        EngineUnavailableError: it is missing, out of range or broken, or this is no Linux.
+    """
+    if not sys.platform.startswith("linux"):
+        raise EngineUnavailableError(f"SGLang runs on Linux alone; {install_hint()}")
+    if installed_version() is None:
+        raise EngineUnavailableError(f"{DISTRIBUTIONS[0]} is not installed; {install_hint()}")
+    switches = CPU if device_found() == "cpu" else {}
+    logger = logging.getLogger("sglang")
+    if logger.level == logging.NOTSET:
+        # Each start tells half a thousand arguments.
+        logger.setLevel(logging.ERROR)
+    with process_environment(switches, defaults=QUIET), _event_loop_policy():
+        module: Any = import_runtime(
+            _ENGINE, VERSIONS, distributions=DISTRIBUTIONS, install=install_hint()
+        )
+        arguments: Any = import_module(_ARGUMENTS)
+        config: Any = import_module(_MODEL_CONFIG)
+    return Runtime(module.Engine, arguments.ServerArgs, config.ModelConfig)
+
+
+def device_found() -> str:
+    """The kind of device that torch finds: `cuda`, `xpu`, …, or `cpu`.
+
+    Raises:
+        EngineUnavailableError: torch is missing.
+    """
+    torch: Any = import_runtime("torch", ">=2.9", install=install_hint())
+    if not torch.accelerator.is_available():
+        return "cpu"
+    return str(torch.accelerator.current_accelerator().type)
+
+
+def installed_version() -> str | None:
+    """The version of the installed distribution, None where there is none."""
+    for name in DISTRIBUTIONS:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def described_version() -> str:
+    """As in `sglang 0.5.23`."""
+    return f"sglang {installed_version() or ''}".rstrip()
+
+
+def install_hint() -> str:
+    """The command that brings an SGLang for this machine and Python, or another engine."""
+    if not sys.platform.startswith("linux"):
+        return (
+            f"on {sys.platform} take the engine Transformers (pip install evalution-transformers) "
+            f"or LlamaCpp (pip install evalution-llama-cpp)"
+        )
+    python = sys.version_info[:2]
+    if not _PYTHONS[0] <= python <= _PYTHONS[1]:
+        lowest, highest = (".".join(map(str, bound)) for bound in _PYTHONS)
+        return (
+            f"SGLang has no release for Python {python[0]}.{python[1]}; make an environment with "
+            f"Python {lowest} to {highest}, and there {_command()}"
+        )
+    return _command()
+
+
+def _command() -> str:
+    if any(Path(device).exists() for device in _GPUS):
+        return f'pip install "sglang{VERSIONS}"'
+    return (
+        f'pip install "sglang{VERSIONS}", whose kernels need a GPU; none is here, where VLLM '
+        f"(pip install evalution-vllm), Transformers and LlamaCpp run on the CPU"
+    )
+
+
+@contextmanager
+def _event_loop_policy() -> Generator[None]:
+    """Upstream sets its own for the whole process when it is imported."""
+    # Python 3.14, which deprecates policies, has no SGLang.
+    before = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop_policy(before)  # pyright: ignore[reportDeprecated]

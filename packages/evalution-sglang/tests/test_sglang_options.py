@@ -1,0 +1,165 @@
+"""What the engine refuses, in words, with SGLang and without it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalution_core import ConfigurationError, EngineUnavailableError, Model
+from evalution_sglang import SGLang
+from evalution_sglang import installation as installed
+
+TINY = Model("builtin:tiny")
+WITHOUT_SGLANG = """
+import sys
+from evalution_core import EngineUnavailableError, Model
+from evalution_sglang import SGLang, installation
+assert "max_running_requests" in SGLang.options_schema()["properties"]
+assert SGLang(max_running_requests=4).to_dict()["max_running_requests"] == 4
+installation.DISTRIBUTIONS = ("sglang-that-nobody-has",)
+for ask in (SGLang().describe_runtime, lambda: SGLang().build(Model("builtin:tiny"))):
+    try:
+        ask()
+    except EngineUnavailableError as error:
+        print(error)
+assert not {"torch", "sglang"} & set(sys.modules)
+"""
+
+
+@pytest.fixture
+def runtime() -> Any:
+    pytest.importorskip("sglang", reason="sglang is not installed")
+    return installed.runtime()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SGLang(batch_size=0), "batch_size=0 must be at least 1"),
+        (
+            lambda: SGLang(max_model_len=64, context_length=32),
+            "max_model_len=64 and context_length=32 of engine SGLang mean the same: give one",
+        ),
+        (lambda: SGLang(tp_size=0), "tp_size=0 must be at least 1"),
+        (lambda: SGLang(scored_tokens=-1), "scored_tokens=-1 must be at least 1"),
+        (lambda: SGLang(mem_fraction_static=1.0), "mem_fraction_static=1.0 must be above 0"),
+        (lambda: SGLang(dtype="float64"), "dtype"),  # pyright: ignore[reportArgumentType]
+        (lambda: SGLang.from_options({"max_runing_requests": 3}), "mean 'max_running_requests'"),
+    ],
+)
+def test_an_option_that_is_wrong_by_itself_is_refused(
+    make: Callable[[], SGLang], message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        make()
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "message"),
+    [
+        (SGLang(), Model(), "needs model.path: a folder, a Hub id, or builtin:tiny"),
+        (SGLang(), Model("./nowhere"), "'./nowhere' does not exist; give a folder with config"),
+        (SGLang(max_model_len=1), TINY, "max_model_len=1 must be between 2 and the model's own"),
+        (SGLang(context_length=513), TINY, "context_length=513 must be between 2 and the model's"),
+        (
+            SGLang(sglang_kwargs={"max_runing_requests": 2}),
+            TINY,
+            "has no argument 'max_runing_requests'; did you mean 'max_running_requests'?",
+        ),
+        (SGLang(sglang_kwargs={"revision": "x"}), TINY, "may not hold revision: set model.revis"),
+        (
+            SGLang(sglang_kwargs={"skip_tokenizer_init": False}),
+            TINY,
+            "sglang_kwargs may not hold skip_tokenizer_init: the engine sets it",
+        ),
+        (
+            SGLang(sglang_kwargs={"nnodes": 2}),
+            TINY,
+            "sglang_kwargs may not hold nnodes: an engine runs on one machine",
+        ),
+        (
+            SGLang(page_size=4, sglang_kwargs={"page_size": 8}),
+            TINY,
+            "page_size is set twice, the second time in sglang_kwargs",
+        ),
+        (
+            SGLang(sglang_kwargs={"stream_interval": 2}),
+            Model("builtin:tiny", model_kwargs={"stream_interval": 4}),
+            "stream_interval is set twice, the second time in model.model_kwargs",
+        ),
+        (SGLang(quantization="no-such"), TINY, "SGLang can't read the model 'builtin:tiny'"),
+        (
+            SGLang(device="cpu", enable_deterministic_inference=True),
+            TINY,
+            "SGLang couldn't load 'builtin:tiny': ValueError",
+        ),
+    ],
+)
+def test_an_option_that_cannot_be_met_is_named(
+    runtime: Any, engine: SGLang, model: Model, message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        engine.build(model)
+    assert message in str(refused.value)
+
+
+def test_options_are_listed_and_refused_with_words_where_sglang_is_missing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SGLANG], capture_output=True, text=True, check=True
+    )
+    told = done.stdout.splitlines()
+    assert len(told) == 2
+    for line in told:
+        assert line.startswith("sglang-that-nobody-has is not installed; ")
+        assert line.endswith(installed.install_hint())
+
+
+@pytest.mark.parametrize(
+    ("system", "python", "devices", "hint"),
+    [
+        ("linux", (3, 11), ["/dev/nvidiactl"], 'pip install "sglang>=0.5.22,<0.5.24"'),
+        ("linux", (3, 13), ["/dev/kfd"], 'pip install "sglang>=0.5.22,<0.5.24"'),
+        ("linux", (3, 11), [], "whose kernels need a GPU; none is here, where VLLM"),
+        ("linux", (3, 14), [], "no release for Python 3.14; make an environment with Python 3.11"),
+        ("darwin", (3, 11), [], "on darwin take the engine Transformers"),
+        ("win32", (3, 11), [], "on win32 take the engine Transformers"),
+    ],
+)
+def test_the_install_line_fits_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+    system: str,
+    python: tuple[int, int],
+    devices: list[str],
+    hint: str,
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(sys, "version_info", (*python, 0, "final", 0))
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) in devices)
+    assert hint in installed.install_hint()
+    if system != "linux":
+        with pytest.raises(EngineUnavailableError, match="SGLang runs on Linux alone"):
+            SGLang().describe_runtime()
+
+
+def test_the_runtime_is_told_without_a_model_and_leaves_the_process_alone() -> None:
+    pytest.importorskip("sglang", reason="sglang is not installed")
+    environ, policy = dict(os.environ), asyncio.get_event_loop_policy()
+    start, handlers = multiprocessing.get_start_method(allow_none=True), logging.root.handlers[:]
+    told = SGLang().describe_runtime()
+    assert told["version"].startswith("sglang 0.5.")
+    assert told["device"] in ("cpu", "cuda", "xpu")
+    assert SGLang(device="npu").describe_runtime()["device"] == "npu"
+    assert dict(os.environ) == environ
+    assert asyncio.get_event_loop_policy() is policy
+    assert multiprocessing.get_start_method(allow_none=True) == start
+    assert logging.root.handlers == handlers

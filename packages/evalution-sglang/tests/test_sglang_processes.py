@@ -1,0 +1,110 @@
+"""SGLang's processes: their end, expected and not, and who else is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalution_core import (
+    EngineRuntimeError,
+    GenerationRequest,
+    LoglikelihoodRequest,
+    Model,
+)
+from evalution_sglang import SGLang
+from evalution_sglang.quit_signal import is_alone, quit_told
+
+psutil = pytest.importorskip("psutil", reason="psutil is not installed")
+
+CPU = SGLang(
+    device="cpu",
+    dtype="float32",
+    max_running_requests=4,
+    max_total_tokens=4096,
+    mem_fraction_static=0.1,
+)
+
+
+def runners() -> list[Any]:
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE and child.name().startswith("sglang::")
+    ]
+
+
+def sockets() -> set[Path]:
+    return {file for file in Path(tempfile.gettempdir()).iterdir() if file.is_socket()}
+
+
+@pytest.fixture
+def bystander() -> Iterator[Any]:
+    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield sleeper
+    sleeper.communicate(b"\n")
+
+
+@pytest.mark.slow
+def test_a_killed_scheduler_is_told_with_what_was_in_flight_and_nothing_is_left(
+    bystander: Any,
+) -> None:
+    pytest.importorskip("sglang", reason="sglang is not installed")
+    environ, policy = dict(os.environ), asyncio.get_event_loop_policy()
+    start, handlers = multiprocessing.get_start_method(allow_none=True), logging.root.handlers[:]
+    quits, there = signal.getsignal(signal.SIGQUIT), {one.pid for one in runners()}
+    files = sockets()
+    with ThreadPoolExecutor(1) as pool:  # whose thread ends long before the session does
+        session = pool.submit(lambda: CPU.build(Model("builtin:tiny"))).result()
+    assert dict(os.environ) == environ
+    assert asyncio.get_event_loop_policy() is policy
+    assert multiprocessing.get_start_method(allow_none=True) == start
+    assert logging.root.handlers == handlers
+    assert signal.getsignal(signal.SIGQUIT) == quits
+    mine = [one for one in runners() if one.pid not in there]
+    with session:
+        (score,) = session.loglikelihood([LoglikelihoodRequest("1+1=", "2")])
+        assert score.logprob < 0
+        scheduler = next(one for one in mine if "scheduler" in one.name())
+        long = GenerationRequest("a", max_new_tokens=500, ignore_eos=True)
+        stream = session.stream([(key, long) for key in ("x", "y")])
+        next(stream)
+        threading.Thread(target=scheduler.kill).start()
+        with pytest.raises(EngineRuntimeError, match="ended by itself, exit code -9") as dead:
+            list(stream)
+        assert dead.value.in_flight
+        assert set(dead.value.in_flight) <= {"x", "y"}
+        with pytest.raises(EngineRuntimeError, match="ended by itself"):
+            session.generate([GenerationRequest("a", max_new_tokens=2)])
+    assert {one.pid for one in runners()} == there
+    assert sockets() <= files
+    assert bystander.poll() is None
+
+
+def test_a_signal_of_a_failed_process_ends_nothing_and_can_be_read() -> None:
+    before = signal.getsignal(signal.SIGQUIT)
+    with quit_told() as first:
+        assert is_alone()
+        with quit_told() as second:
+            assert not is_alone()
+            os.kill(os.getpid(), signal.SIGQUIT)
+            assert connection.wait([first, second]) == [second]
+        assert connection.wait([first], timeout=0) == []
+        os.kill(os.getpid(), signal.SIGQUIT)
+        assert connection.wait([first]) == [first]
+        for _ in range(1000):  # more than the pipe holds
+            os.kill(os.getpid(), signal.SIGQUIT)
+    assert signal.getsignal(signal.SIGQUIT) == before
