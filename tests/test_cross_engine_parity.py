@@ -28,8 +28,11 @@ EXACT: dict[str, dict[str, Any]] = {
 NOT_COMPARABLE = {
     "GPTQModel": "it takes quantised weights, whose numbers are their own",
     "OpenAICompatible": "it needs a server: packages/evalution-openai compares through one",
+    "RayReplicas": "it runs other engines",
     "Replicas": "it runs other engines",
+    "SGLang": "on a CPU it takes stand-ins for its kernels: its own tests compare with them",
     "TensorRTLLM": "its runtime can't be had on a CPU",
+    "Tinker": "it needs a server: packages/evalution-tinker compares through one",
 }
 
 ENGINES = sorted({entry.name for entry in available()} - set(NOT_COMPARABLE))

@@ -1,1 +1,5 @@
 """Replicas of any Evalution engine on a Ray cluster."""
+
+from evalution_ray.engine import RayReplicas
+
+__all__ = ["RayReplicas"]

@@ -62,7 +62,7 @@ def build_supervised(
     )
 
 
-def check_workers(engine: BaseEngine, workers: int, devices: Sequence[str] | None) -> None:
+def check_workers(engine: BaseEngine, workers: int, devices: Sequence[str] | None = None) -> None:
     """Raise `ConfigurationError` unless so many workers may build the engine."""
     name = type(engine).__name__
     if type(workers) is not int or workers < 1:

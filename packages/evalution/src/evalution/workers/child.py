@@ -9,25 +9,18 @@ all that it has started.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 import threading
 from multiprocessing import spawn
 
+from evalution.workers.construction import constructed
 from evalution.workers.lanes import Service
 from evalution.workers.parcel import pack_error
 from evalution.workers.process_tree import kill_tree
 from evalution.workers.stack import StackDumps
 from evalution.workers.wire import BuildFailed, Channel, Close, Closed, Outbox, Ready, Start
-from evalution_core import (
-    BaseEngine,
-    BaseInferenceSession,
-    Capability,
-    EngineRuntimeError,
-    Model,
-    hide,
-)
+from evalution_core import BaseInferenceSession, Capability
 
 _FLUSH_S = 10.0
 
@@ -74,15 +67,7 @@ def _own_channel() -> Channel:
 def _build(start: Start) -> tuple[BaseInferenceSession, frozenset[Capability]]:
     if start.main:
         spawn.prepare(start.main)
-    engine, model = pickle.loads(start.engine), pickle.loads(start.model)
-    assert isinstance(engine, BaseEngine)
-    hide(engine)  # unpickled, they were not made here: a message may hold their keys
-    hide(model)
-    assert isinstance(model, Model)
-    session = engine.build(model)
-    if not isinstance(session, BaseInferenceSession):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise EngineRuntimeError(f"build() must return a BaseInferenceSession, got {session!r}")
-    return session, engine.capabilities
+    return constructed(start.engine, start.model)
 
 
 def _live(outbox: Outbox, dumps: StackDumps, start: Start) -> None:

@@ -11,7 +11,7 @@ import pickle
 import struct
 import threading
 from collections.abc import Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from evalution_core import Capability
 
@@ -146,6 +146,22 @@ Message = (
 )
 
 
+def pack_messages(messages: Sequence[Message]) -> bytes:
+    return pickle.dumps(list(messages), PROTOCOL)
+
+
+def unpack_messages(payload: bytes) -> list[Message]:
+    return pickle.loads(payload)
+
+
+class Carrier(Protocol):
+    """Takes batches of messages to the other end, whatever the way."""
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Raises `OSError` or `ValueError` if the other end or this one is closed."""
+        ...
+
+
 class Channel:
     """Batches of messages over two pipes; one thread may send while another receives."""
 
@@ -155,14 +171,14 @@ class Channel:
 
     def send(self, messages: Sequence[Message]) -> None:
         """Raises `OSError` or `ValueError` if the other end or this one is closed."""
-        payload = pickle.dumps(list(messages), PROTOCOL)
+        payload = pack_messages(messages)
         self._outgoing.write(_LENGTH.pack(len(payload)) + payload)
         self._outgoing.flush()
 
     def receive(self) -> list[Message]:
         """The next batch; an empty one is a sign of life. Raises `EOFError` at the end."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        return pickle.loads(self._read(length))
+        return unpack_messages(self._read(length))
 
     def _read(self, size: int) -> bytes:
         found = self._incoming.read(size)
@@ -172,13 +188,13 @@ class Channel:
 
 
 class Outbox:
-    """Sends from a thread of its own, so that nobody who has a message waits for the pipe.
+    """Sends from a thread of its own, so that nobody who has a message waits for the carrier.
 
     Messages that come while a batch is being written make the next batch.
     """
 
-    def __init__(self, channel: Channel, name: str):
-        self._channel = channel
+    def __init__(self, carrier: Carrier, name: str):
+        self._carrier = carrier
         self._changed = threading.Condition()
         self._waiting: list[Message] = []
         self._pulled: dict[int, int] = {}
@@ -239,7 +255,7 @@ class Outbox:
                     self._progressed.clear()
                 self._is_writing = True
             try:
-                self._channel.send(_latest(batch))
+                self._carrier.send(_latest(batch))
             except (OSError, ValueError):  # the reading side of this process learns why
                 self.close()
                 return

@@ -1,0 +1,96 @@
+"""On a node: an actor that builds the session once, and serves it to its driver."""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+from typing import NamedTuple, cast
+
+from evalution.workers.construction import constructed
+from evalution.workers.lanes import Service
+from evalution.workers.parcel import pack_error
+from evalution.workers.wire import (
+    BuildFailed,
+    Close,
+    Closed,
+    Outbox,
+    Ready,
+    pack_messages,
+    unpack_messages,
+)
+from evalution_core import EngineUnavailableError
+from evalution_ray.line import Line
+from evalution_ray.thread_stacks import thread_stacks
+from evalution_ray.upstream import Notes, Ray
+
+
+class Plan(NamedTuple):
+    """What every actor of a session is given: pickles, and the seconds between signs of life."""
+
+    engine: bytes
+    model: bytes
+    beat: float
+
+
+class SessionActor:
+    """Builds on the main thread, where a runtime may install signal handlers.
+
+    Args:
+        plan: a list of one reference to a `Plan`. It holds credentials, and an object goes from
+            process to process; an argument would be kept with the cluster's records.
+        note: the key under which the actor says that it runs.
+    """
+
+    def __init__(self, plan: list[object], note: bytes):
+        ray = cast(Ray, import_module("ray"))
+        notes = cast(Notes, import_module("ray.experimental.internal_kv"))
+        notes._internal_kv_put(note, b"")  # pyright: ignore[reportPrivateUsage]
+        what: Plan = ray.get(plan[0])
+        self._line = Line()
+        self._outbox = Outbox(self._line, "evalution actor sender")
+        self._beat = what.beat
+        self._service: Service | None = None
+        try:
+            session, declared = constructed(what.engine, what.model)
+        except ImportError as error:
+            failure = EngineUnavailableError(
+                f"a node of the cluster can't import what the engine needs: {error}; install it "
+                "on every node, or name it in the option 'runtime_env'"
+            )
+            failure.__cause__ = error
+            self._outbox.put(BuildFailed(pack_error(failure, "building the session")))
+            return
+        except BaseException as error:  # noqa: BLE001 - the driver raises it
+            self._outbox.put(BuildFailed(pack_error(error, "building the session")))
+            return
+        self._service = Service(session, declared, self._outbox)
+        self._outbox.put(Ready(self._service.traits()))
+        threading.Thread(target=self._live, name="evalution actor life", daemon=True).start()
+
+    def exchange(self, number: int, messages: bytes) -> bytes:
+        """Take messages, and wait for some to give; calls are numbered by the driver from 0.
+
+        A call that is followed by another one returns at once, so two calls on their way are
+        enough: one that waits here, and one that brings something.
+        """
+        with self._line.turn(number):
+            for message in unpack_messages(messages):
+                assert self._service is not None
+                if isinstance(message, Close):
+                    threading.Thread(target=self._close, name="evalution actor close").start()
+                else:
+                    self._service.handle(message)
+        return pack_messages(self._line.next_batch(number))
+
+    def stacks(self) -> str:
+        """Where the session's threads stand."""
+        return thread_stacks()
+
+    def _close(self) -> None:
+        assert self._service is not None
+        self._outbox.put(Closed(self._service.close()))
+
+    def _live(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(self._beat):
+            self._outbox.beat()

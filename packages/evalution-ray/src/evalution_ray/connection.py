@@ -1,0 +1,205 @@
+"""This process's connection to a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, cast
+
+from evalution_core import ConfigurationError, EngineUnavailableError, scrub
+from evalution_ray.upstream import Ray
+
+_CLIENT = "ray://"
+_REACH_S = 5.0
+"""Ray itself tries for four minutes to reach an address where nothing listens."""
+_ADDRESS = "RAY_ADDRESS"
+_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+_lock = threading.Lock()
+
+
+@dataclass(slots=True)
+class _Own:
+    """A connection that was made here; it ends with the last of its users."""
+
+    address: str | None
+    users: int = 0
+
+
+_own: _Own | None = None
+
+
+@dataclass(slots=True)
+class Connection:
+    """One user's part of the process's connection, which is shared."""
+
+    ray: Ray
+    is_own: bool
+    """Whether it was made here. One that was found is never ended."""
+    _is_closed: bool = field(default=False, init=False)
+
+    def close(self) -> None:
+        """Give it up; the last user of one that was made here ends it. Idempotent."""
+        global _own
+        with _lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if not self.is_own or _own is None:
+                return
+            _own.users -= 1
+            if _own.users == 0:
+                _own = None
+                self.ray.shutdown()
+
+
+def load_ray() -> Ray:
+    """The module `ray`.
+
+    Raises:
+        EngineUnavailableError: it can't be imported.
+    """
+    try:
+        return cast(Ray, import_module("ray"))
+    except ImportError as error:
+        raise EngineUnavailableError(
+            f"engine RayReplicas needs Ray, which can't be imported: {error}; "
+            "pip install evalution-ray"
+        ) from error
+
+
+def connect(address: str | None, *, log_to_driver: bool) -> Connection:
+    """Connect this process, unless it is connected.
+
+    Args:
+        address: `auto`, `host:port` or `ray://host:port` of a cluster that runs. None for the one
+            that this process is connected to or that RAY_ADDRESS names, else for a new one of this
+            machine alone. A connection that is there already is used.
+        log_to_driver: whether what actors print comes to this process's output.
+
+    Raises:
+        ConfigurationError: the process is connected to another cluster.
+        EngineUnavailableError: no cluster answers there, or it refuses this process.
+    """
+    global _own
+    ray = load_ray()
+    address = address or os.environ.get(_ADDRESS)
+    with _lock:
+        if ray.is_initialized():
+            _check_same(ray, address)
+            if _own is None:
+                return Connection(ray, is_own=False)
+        else:
+            _init(ray, address, log_to_driver=log_to_driver)
+            _own = _Own(address)
+        _own.users += 1
+        return Connection(ray, is_own=True)
+
+
+def _check_same(ray: Ray, address: str | None) -> None:
+    if address in (None, "auto") or (_own is not None and _own.address == address):
+        return
+    here = "a cluster of its own" if _own is not None and _own.address is None else None
+    if here is None:
+        here = _own.address if _own is not None else _found_address(ray)
+        if here == address:
+            return
+    raise ConfigurationError(
+        f"option 'address' of engine RayReplicas is {address!r}, but this process is connected to "
+        f"{here} already; a process can be in one cluster: leave the address out to use that one, "
+        "or disconnect first (ray.shutdown())"
+    )
+
+
+def _found_address(ray: Ray) -> str:
+    try:
+        return ray.get_runtime_context().gcs_address
+    except AttributeError:  # a client, whose context has no address
+        return "a cluster by ray.init()"
+
+
+def _init(ray: Ray, address: str | None, *, log_to_driver: bool) -> None:
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": log_to_driver}
+    if address is None:
+        with _on_loopback(), _signals_kept():
+            ray.init("local", include_dashboard=False, **options)
+        return
+    _check_reachable(address)
+    if address.startswith(_CLIENT):
+        options = {}
+    try:
+        with _signals_kept():
+            ray.init(address, **options)
+    except (ConnectionError, TimeoutError, ImportError, RuntimeError, ValueError) as error:
+        raise _unavailable(address, error) from error
+    except ray.exceptions.AuthenticationError as error:
+        raise _unavailable(address, error) from error
+
+
+def _check_reachable(address: str) -> None:
+    host, _, port = address.removeprefix(_CLIENT).rpartition(":")
+    if address == "auto":
+        return
+    if not host or not port.isdecimal():
+        raise ConfigurationError(
+            f"option 'address' of engine RayReplicas must be 'auto', 'host:port' or "
+            f"'ray://host:port', got {scrub(address)!r}; leave it out for a cluster of this machine"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+    except OSError as error:
+        raise _unavailable(address, error) from error
+
+
+def _unavailable(address: str, error: Exception) -> EngineUnavailableError:
+    first = str(error).strip().partition("\n")[0]
+    hint = "start one with `ray start --head`, or leave the address out"
+    if isinstance(error, ImportError):
+        hint = "an address with ray:// needs pip install 'ray[client]'"
+    elif type(error).__name__ == "AuthenticationError":
+        hint = "put the cluster's token into ~/.ray/auth_token or RAY_AUTH_TOKEN"
+    return EngineUnavailableError(
+        f"no Ray cluster can be used at {scrub(address)!r}: {type(error).__name__}: "
+        f"{scrub(first)}; {hint}"
+    )
+
+
+@contextmanager
+def _on_loopback() -> Generator[None]:
+    """Have the cluster that is started here listen on 127.0.0.1 alone.
+
+    Ray does so where it is told that this machine can't be part of a larger cluster; otherwise its
+    ports are open on all interfaces, guarded by a token. It reads the variable when it is imported.
+    """
+    constants: Any = import_module("ray._private.ray_constants")
+    before, known = os.environ.get(_CLUSTERS), constants.ENABLE_RAY_CLUSTER
+    os.environ[_CLUSTERS] = "0"
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = known
+        if before is None:
+            del os.environ[_CLUSTERS]
+        else:
+            os.environ[_CLUSTERS] = before
+
+
+@contextmanager
+def _signals_kept() -> Generator[None]:
+    """`ray.init` replaces the handler of SIGTERM; a caller keeps its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)

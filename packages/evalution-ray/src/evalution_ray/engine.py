@@ -1,0 +1,200 @@
+"""RayReplicas: several sessions of one engine on a Ray cluster, as an engine like any other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, Literal, cast
+
+from evalution.replication import ReplicatedEngine
+from evalution.workers import WorkerOptions
+from evalution.workers.parcel import pack_configuration
+from evalution.workers.supervision import Supervision
+from evalution_core import ConfigurationError, EngineUnavailableError, Model, neutral, secret
+from evalution_ray.actor import Plan, SessionActor
+from evalution_ray.capacity import described, described_nodes, rooms
+from evalution_ray.connection import Connection, connect, load_ray
+from evalution_ray.dispatcher import Dispatcher
+from evalution_ray.session import RaySession
+from evalution_ray.upstream import Actor, MakesRemote, Notes, Ray
+from evalution_ray.worker import ActorWorker, Cluster
+
+_CALLS = 4
+"""Threads of an actor for calls: two on their way, one that asks for stacks, one to spare."""
+_LONGEST_BEAT_S = 15.0
+_BEATS = 8
+"""Signs of life within the shortest deadline."""
+
+
+@dataclass(slots=True)
+class RayReplicas(ReplicatedEngine):
+    """Runs an engine in actors of a Ray cluster, which answer together.
+
+    Each actor builds the session once. One that ends, with its node or alone, is started again
+    where there is room; what it had in flight is run again, and a request that ends its actor
+    becomes a failure of its own. `batch_size` of a call caps what runs in all of them.
+
+    Options:
+        engine: the engine to run; in a spec its name, or `type` with the options beside it.
+        replicas: how many actors.
+        address: `auto`, `host:port` or `ray://host:port` of a cluster that runs. None: the one that
+            this process is connected to or that RAY_ADDRESS names, else one of this machine alone,
+            which is started and ended with the session.
+        num_cpus, num_gpus, memory, resources: what an actor takes of its node; memory in bytes.
+        placement: `SPREAD` over the nodes, or Ray's `DEFAULT`, which fills one after the other.
+        runtime_env: Ray's, for the actors: environment variables, packages, a working directory.
+            It is taken for secret.
+        autoscales: the cluster adds nodes when actors wait, so don't refuse what it can't hold yet.
+        start_timeout: seconds an actor may wait for room and for its process.
+        request_timeout, build_timeout: seconds until an actor counts as hung, see
+            `evalution.workers.WorkerOptions`; without one, never.
+        restarts: how often in a row an actor may end without having answered anything.
+        log_to_driver: show what actors print, where this process is connected by the engine.
+    """
+
+    address: str | None = neutral(default=None)
+    num_cpus: float = neutral(default=1.0)
+    num_gpus: float = neutral(default=0.0)
+    memory: int | None = neutral(default=None)
+    resources: dict[str, float] | None = neutral(default=None)  # noqa: RUF009 - it holds None
+    placement: Literal["SPREAD", "DEFAULT"] = neutral(default="SPREAD")
+    runtime_env: dict[str, Any] | None = secret()  # noqa: RUF009 - it holds None
+    autoscales: bool = neutral(default=False)
+    start_timeout: float = neutral(default=120.0)
+    log_to_driver: bool = neutral(default=False)
+
+    def check(self) -> None:
+        ReplicatedEngine.check(self)
+        for name in ("num_cpus", "num_gpus", "memory"):
+            if (amount := getattr(self, name)) is not None and amount < 0:
+                raise ConfigurationError(
+                    f"option {name!r} of engine RayReplicas must be at least 0, got {amount!r}"
+                )
+        for name, amount in (self.resources or {}).items():
+            if name in ("CPU", "GPU", "memory") or not amount > 0:
+                raise ConfigurationError(
+                    f"option 'resources' of engine RayReplicas holds a cluster's own resources and "
+                    f"amounts above 0, got {name!r}: {amount!r}; processors, accelerators and "
+                    "memory have the options num_cpus, num_gpus and memory"
+                )
+        if not self.need:
+            raise ConfigurationError(
+                "engine RayReplicas needs one of num_cpus, num_gpus, memory or resources above 0: "
+                "of actors that take nothing, Ray puts any number on a node"
+            )
+        if not self.start_timeout > 0:
+            raise ConfigurationError(
+                "option 'start_timeout' of engine RayReplicas must be a number of seconds above "
+                f"0, got {self.start_timeout!r}"
+            )
+
+    @property
+    def need(self) -> dict[str, float]:
+        """What an actor takes, by Ray's names."""
+        taken = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory or 0)}
+        return {name: n for name, n in {**taken, **(self.resources or {})}.items() if n}
+
+    def describe_runtime(self) -> dict[str, Any]:
+        """The version of Ray; no cluster is started or reached."""
+        return {"version": load_ray().__version__}
+
+    def build(self, model: Model) -> RaySession:
+        """Load `model` in all actors at the same time.
+
+        Raises:
+            ConfigurationError: the engine or model can't be pickled, or this process is connected
+                to another cluster.
+            EngineUnavailableError: no cluster answers, it has no room for so many actors, or a node
+                lacks what the engine needs.
+            EvalutionError: what the build raised in an actor.
+            EngineRuntimeError: an actor ended, or missed its deadline, while it loaded the model.
+        """
+        self.check()
+        # Names what can't be sent; classes of a notebook go along by value, though.
+        pack_configuration(self.inner)
+        pack_configuration(model)
+        connection = connect(self.address, log_to_driver=self.log_to_driver)
+        dispatcher = Dispatcher()
+        try:
+            self._check_room(connection.ray)
+            supervision = self._supervision(connection, dispatcher, model)
+            supervision.start()
+        except BaseException:
+            dispatcher.close()
+            connection.close()
+            raise
+        return RaySession(
+            supervision,
+            dispatcher,
+            connection,
+            requests_limit=self.requests_limit,
+            description={
+                "isolated": True,
+                "replicas": self.count,
+                "ray": connection.ray.__version__,
+                "replica_resources": self.need,
+            },
+        )
+
+    def _supervision(
+        self, connection: Connection, dispatcher: Dispatcher, model: Model
+    ) -> Supervision:
+        ray = connection.ray
+        options = self.worker_options()
+        dumps = ray.cloudpickle.dumps
+        plan = ray.put(Plan(dumps(self.inner), dumps(model), _beat(options)))
+        cluster = Cluster(
+            ray,
+            cast(Notes, import_module("ray.experimental.internal_kv")),
+            dispatcher,
+            partial(self._create, ray, plan),
+            self.start_timeout,
+            partial(self._no_room, ray),
+        )
+        return Supervision(self.count, lambda _: ActorWorker(cluster), options)
+
+    def _create(self, ray: Ray, plan: Any, note: bytes) -> Actor:
+        make = cast(MakesRemote, import_module("ray").remote)
+        options: dict[str, Any] = {
+            "num_cpus": self.num_cpus,
+            "num_gpus": self.num_gpus,
+            "resources": self.resources or {},
+            "scheduling_strategy": self.placement,
+            "max_concurrency": _CALLS,
+            # The scheduler restarts actors and repeats requests: Ray can't tell a request that
+            # kills its actor from the others that ran beside it.
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
+        if self.memory is not None:
+            options["memory"] = self.memory
+        if self.runtime_env is not None:
+            options["runtime_env"] = self.runtime_env
+        return make(SessionActor).options(**options).remote([plan], note)
+
+    def _check_room(self, ray: Ray) -> None:
+        nodes = ray.nodes()
+        found = rooms(nodes, self.need)
+        if found >= self.count or self.autoscales:
+            return
+        raise EngineUnavailableError(
+            f"the Ray cluster has room for {found} of {self.count} replicas, each of which takes "
+            f"{described(self.need)} ({described_nodes(nodes)}); ask for fewer, let each take less "
+            "(num_cpus, num_gpus, memory, resources), add nodes, or set autoscales if the cluster "
+            "adds them by itself"
+        )
+
+    def _no_room(self, ray: Ray) -> str:
+        has = ray.available_resources()
+        free = {name: has.get(name, 0.0) for name in self.need}
+        return (
+            f"it takes {described(self.need)}, and free in all are {described(free)}; wait for "
+            "others to end, let each replica take less, or raise start_timeout"
+        )
+
+
+def _beat(options: WorkerOptions) -> float:
+    """Seconds between an actor's signs of life, which tell of progress too."""
+    deadlines = [options.request_timeout, options.heartbeat_timeout]
+    return min([_LONGEST_BEAT_S, *(limit / _BEATS for limit in deadlines if limit is not None)])

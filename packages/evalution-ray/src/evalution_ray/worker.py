@@ -1,0 +1,206 @@
+"""An actor as a worker of the runner's scheduler."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from evalution.workers.parcel import pack_error
+from evalution.workers.wire import (
+    BuildFailed,
+    Closed,
+    Message,
+    Ready,
+    pack_messages,
+    unpack_messages,
+)
+from evalution.workers.worker import Ending, Listener
+from evalution_core import EngineUnavailableError, EvalutionError
+from evalution_ray.dispatcher import Dispatcher
+from evalution_ray.endings import build_failure, reason_of
+from evalution_ray.upstream import Actor, Notes, Ray
+
+_WINDOW = 2
+"""Calls on their way to an actor: one waits there for answers, one brings work."""
+_GATHER_S = 0.005
+"""From the first thing to say until it is said: a call costs the driver as much as many messages,
+and the actor has work in hand meanwhile."""
+_STACK_S = 2.0
+_GONE_S = 10.0
+"""Until an actor that was killed is taken for gone, even if the cluster doesn't confirm it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What all workers of a session have in common."""
+
+    ray: Ray
+    notes: Notes
+    dispatcher: Dispatcher
+    create: Callable[[bytes], Actor]
+    """A new actor, which leaves a note under this key once it runs."""
+    start_timeout: float
+    no_room: Callable[[], str]
+    """Why an actor has not been started, as a clause."""
+
+
+class ActorWorker:
+    """Talks to one actor by numbered calls, which are handled in their order.
+
+    All but `send` and the entry of each method happens on the dispatcher's thread.
+    """
+
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+        self._note = f"evalution-ray/{uuid.uuid4().hex}".encode()
+        self._lock = threading.Lock()
+        self._waiting: list[Message] = []
+        self._calls: deque[Future[Any]] = deque()
+        self._number = 0
+        self._listener: Listener | None = None
+        self._actor: Actor | None = None
+        self._is_flush_due = False
+        self._verdict: str | None = None
+        self._stack: str | None = None
+        self._is_ready = False
+        self._has_ended = False
+
+    def start(self, listener: Listener) -> None:
+        self._listener = listener
+        self._put(self._begin)
+
+    def send(self, *messages: Message) -> None:
+        with self._lock:
+            is_due = not self._waiting
+            self._waiting.extend(messages)
+        if is_due:
+            self._put(self._flush_soon)
+
+    def kill(self, reason: str, *, with_stack: bool) -> None:
+        self._put(lambda: self._condemn(reason, with_stack=with_stack))
+
+    def _put(self, errand: Callable[[], None]) -> None:
+        self._cluster.dispatcher.put(partial(self._run, errand))
+
+    # on the dispatcher's thread
+
+    def _run(self, errand: Callable[[], None]) -> None:
+        try:
+            errand()
+        except Exception as error:  # noqa: BLE001 - whoever waits for an answer must learn of it
+            self._lose(error)
+
+    def _after(self, seconds: float, errand: Callable[[], None]) -> None:
+        self._cluster.dispatcher.after(seconds, partial(self._run, errand))
+
+    def _begin(self) -> None:
+        if self._verdict is not None:
+            self._end(self._verdict)
+            return
+        self._actor = self._cluster.create(self._note)
+        self._call(())
+        self._after(self._cluster.start_timeout, self._look_for_actor)
+
+    def _look_for_actor(self) -> None:
+        if self._is_ready or self._has_ended:
+            return
+        if self._cluster.notes._internal_kv_exists(self._note):  # pyright: ignore[reportPrivateUsage]
+            return  # it loads its model
+        limit = self._cluster.start_timeout
+        text = f"an actor was not started within {limit:g} s: {self._cluster.no_room()}"
+        self._tell_build_failure(EngineUnavailableError(text))
+        self._condemn(f"was not started within {limit:g} s", with_stack=False)
+
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._after(_GATHER_S, self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        if self._has_ended or self._actor is None or len(self._calls) >= _WINDOW:
+            return
+        with self._lock:
+            messages, self._waiting = self._waiting, []
+        if messages or not self._calls:
+            self._call(messages)
+
+    def _call(self, messages: Sequence[Message]) -> None:
+        assert self._actor is not None
+        call = self._actor.exchange.remote(self._number, pack_messages(messages)).future()
+        self._number += 1
+        self._calls.append(call)
+        call.add_done_callback(lambda _: self._put(self._hear))
+
+    def _hear(self) -> None:
+        while self._calls and self._calls[0].done() and not self._has_ended:
+            call = self._calls.popleft()
+            if (error := call.exception()) is not None:
+                self._lose(error)
+                return
+            self._receive(unpack_messages(call.result()))
+        self._flush_soon()
+
+    def _receive(self, messages: Sequence[Message]) -> None:
+        assert self._listener is not None
+        self._listener.received(messages)
+        for message in messages:
+            if isinstance(message, Ready):
+                self._is_ready = True
+            elif isinstance(message, BuildFailed):
+                self._condemn("could not load the model", with_stack=False)
+            elif isinstance(message, Closed):
+                self._condemn("was closed", with_stack=False)
+
+    def _condemn(self, reason: str, *, with_stack: bool) -> None:
+        if self._verdict is not None or self._has_ended:
+            return
+        self._verdict = reason
+        if self._actor is None:
+            return
+        if with_stack and self._is_ready:
+            stacks = self._actor.stacks.remote().future()
+            stacks.add_done_callback(lambda _: self._put(partial(self._kill, stacks)))
+            self._after(_STACK_S, self._kill)
+        else:
+            self._kill()
+
+    def _kill(self, stacks: Future[str] | None = None) -> None:
+        if self._has_ended:
+            return
+        if stacks is not None and stacks.exception() is None:
+            self._stack = stacks.result() or None
+        self._cluster.ray.kill(self._actor)
+        self._after(_GONE_S, lambda: self._end("was killed"))
+
+    def _lose(self, error: BaseException) -> None:
+        if self._has_ended:
+            return
+        try:
+            if not self._is_ready and (failure := build_failure(error, self._cluster.ray)):
+                self._tell_build_failure(failure)
+            if self._actor is not None:
+                self._cluster.ray.kill(self._actor)  # it may live, where only the way to it is lost
+        finally:
+            self._end(reason_of(error, self._cluster.ray))
+
+    def _tell_build_failure(self, failure: EvalutionError) -> None:
+        assert self._listener is not None
+        self._listener.received([BuildFailed(pack_error(failure, "starting an actor"))])
+
+    def _end(self, reason: str) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._actor = None
+        try:
+            self._cluster.notes._internal_kv_del(self._note)  # pyright: ignore[reportPrivateUsage]
+        finally:
+            assert self._listener is not None
+            self._listener.ended(Ending(self._verdict or reason, self._stack))

@@ -1,0 +1,124 @@
+"""A cluster of this machine alone, one that `ray start` made, and addresses where none is."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from evalution_core import (
+    ConfigurationError,
+    EngineUnavailableError,
+    GenerationRequest,
+    Model,
+)
+from evalution_enginekit.mock import Mock
+from evalution_ray import RayReplicas
+
+MODEL = Model("mock")
+WAIT_S = 120
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_cluster")
+def test_a_cluster_is_started_shared_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+    monkeypatch.setattr(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", True)
+    before = signal.getsignal(signal.SIGTERM)
+    engine = RayReplicas(Mock(), 1, num_cpus=0.1)
+
+    with engine.build(MODEL) as first:
+        with engine.build(MODEL):
+            pass
+        assert first.generate([GenerationRequest("a")])[0].text
+        assert signal.getsignal(signal.SIGTERM) is before
+        heard = {
+            connection.laddr.ip
+            for process in (psutil.Process(), *psutil.Process().children(recursive=True))
+            for connection in process.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert heard
+        assert heard <= LOOPBACK
+        with pytest.raises(ConfigurationError, match="is connected to a cluster of its own"):
+            RayReplicas(Mock(), 1, "127.0.0.1:6379").build(MODEL)
+        with pytest.raises(EngineUnavailableError, match="has room for 0 of 1 replicas"):
+            RayReplicas(Mock(), 1, num_cpus=4096).build(MODEL)
+        assert ray.is_initialized()
+
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_cluster")
+def test_a_client_drives_actors_too(tmp_path: Path) -> None:
+    gcs, client = _free_port(), _free_port()
+    start = ["start", "--head", "--block", "--num-cpus=1", "--include-dashboard=false"]
+    start += [f"--port={gcs}", f"--ray-client-server-port={client}", "--disable-usage-stats"]
+    script = Path(__file__).with_name("client_of_ray.py")
+    with (tmp_path / "log").open("w") as log:
+        ray = Path(sys.executable).with_name("ray")
+        head = subprocess.Popen([ray, *start], stdout=log, stderr=log)
+        try:
+            _wait_for(client)
+            done = subprocess.run(
+                [sys.executable, script, f"ray://127.0.0.1:{client}"],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=WAIT_S,
+            )
+        finally:
+            head.terminate()
+            head.wait(WAIT_S)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "1000 answers, 1000 keys, 2 replicas"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait_for(port: int) -> None:
+    patience = threading.Event()
+    for _ in range(WAIT_S * 5):
+        try:
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
+        except OSError:
+            patience.wait(0.2)
+        else:
+            return
+    raise AssertionError("the head node did not come up")
+
+
+@pytest.mark.usefixtures("no_cluster")
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_an_address_where_nothing_listens_is_told(address: str) -> None:
+    text = rf"no Ray cluster can be used at '{address}': ConnectionRefusedError.*ray start --head"
+    with pytest.raises(EngineUnavailableError, match=text):
+        RayReplicas(Mock(), 1, address).build(MODEL)
+
+
+@pytest.mark.usefixtures("no_cluster")
+def test_an_address_of_another_form_is_told() -> None:
+    with pytest.raises(ConfigurationError, match=r"must be 'auto', 'host:port' or 'ray://host"):
+        RayReplicas(Mock(), 1, "my-cluster").build(MODEL)
+
+
+def test_the_version_of_ray_is_told_without_a_cluster() -> None:
+    from importlib.metadata import version
+
+    described: dict[str, Any] = RayReplicas(Mock(), 1).describe_runtime()
+    assert described == {"version": version("ray")}
