@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from evalution.execution.tally import Tally
 from evalution.scoring.classification import answered
 from evalution.scoring.metrics import Measure
+from evalution.scoring.tally import MeasureTally
 from evalution.suites import load_suite
 from evalution_core import ConfigurationError, LoglikelihoodOutput
 
@@ -119,16 +119,16 @@ def test_a_failed_row_is_classified_wrongly(label: int) -> None:
     rows = [{**PAIR, "label": gold} for gold in (0, 1, 1, label)]
     suite = named("mrpc", *rows)
     right, wrong = answers(-1.0, -2.0), answers(-2.0, -1.0)
-    failed, answered_wrongly = Tally(suite.metrics), Tally(suite.metrics)
+    failed, answered_wrongly = MeasureTally(suite.metrics), MeasureTally(suite.metrics)
     for sample in suite.samples():
         if sample.index < 3:
             given = wrong if sample.gold else right
             for tally in (failed, answered_wrongly):
-                tally.record(sample.index, suite.score(sample, given).measures)
+                tally.record(sample.index, suite.score(sample, given))
         else:
             given = right if sample.gold else wrong
             failed.fail(sample.index, suite.failure(sample))
-            answered_wrongly.record(sample.index, suite.score(sample, given).measures)
+            answered_wrongly.record(sample.index, suite.score(sample, given))
     assert failed.results() == answered_wrongly.results()
     assert failed.results()["f1"].n == 4
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.execution.tally import Tally
 from evalution.scoring.filters import apply_filters
 from evalution.suites import load_suite
 from evalution.suites.tasks.wikitext import UNTOKENISED
@@ -57,13 +56,13 @@ def test_a_chat_keeps_the_blank_of_the_word() -> None:
 
 def test_the_perplexity_is_of_words_and_a_failed_row_is_left_out_of_it() -> None:
     suite = named("lambada_openai", {"text": "a b"}, {"text": "c d"}, {"text": "e f"})
-    tally = Tally(suite.metrics)
+    tally = suite.tally()
     for sample, answer in zip(suite.samples(), [(-1.0, True), (-3.0, False), None], strict=True):
         if answer is None:
             tally.fail(sample.index, suite.failure(sample))
         else:
             found = suite.score(sample, [LoglikelihoodOutput(*answer, 4)])
-            tally.record(sample.index, found.measures)
+            tally.record(sample.index, found)
     results = tally.results()
     assert results["perplexity"].value == pytest.approx(math.exp(2))
     assert (results["acc"].value, results["acc"].n) == (pytest.approx(1 / 3), 3)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.execution.tally import Tally
-from evalution.scoring.metrics import BitsPerWeight, Mean, Measure, WeightedPerplexity
+from evalution.scoring.metrics import BitsPerWeight, Mean, Measure, Score, WeightedPerplexity
+from evalution.scoring.tally import MeasureTally
 
 values = st.floats(-1e6, 1e6)
 texts = st.tuples(st.floats(-1e4, 0), st.integers(1, 1000)).map(lambda pair: Measure(*pair))
@@ -85,17 +85,17 @@ def test_an_impossible_text_has_an_infinite_perplexity() -> None:
     assert WeightedPerplexity().of_sample(Measure(-1e6, 1)) == math.inf
 
 
-def tally() -> Tally:
-    return Tally({"acc": Mean(), "ppl": WeightedPerplexity()})
+def tally() -> MeasureTally:
+    return MeasureTally({"acc": Mean(), "ppl": WeightedPerplexity()})
 
 
-def measures(right: float, logprob: float = -2.0) -> dict[str, Measure]:
-    return {"acc": Measure(right), "ppl": Measure(logprob, 2)}
+def score(right: float, logprob: float = -2.0) -> Score:
+    return Score({"acc": Measure(right), "ppl": Measure(logprob, 2)})
 
 
 def test_a_failed_sample_is_wrong_where_zero_means_wrong_and_left_out_elsewhere() -> None:
     found = tally()
-    found.record(0, measures(1.0))
+    found.record(0, score(1.0))
     assert found.fail(1) == {"acc": 0.0}
     results = found.results()
     assert (results["acc"].value, results["acc"].n) == (0.5, 2)
@@ -104,8 +104,8 @@ def test_a_failed_sample_is_wrong_where_zero_means_wrong_and_left_out_elsewhere(
 
 def test_a_row_counts_once_and_its_last_word_holds() -> None:
     found = tally()
-    found.record(0, measures(1.0))
-    found.record(2, measures(1.0))
+    found.record(0, score(1.0))
+    found.record(2, score(1.0))
     found.fail(2)
     assert found.results()["acc"].value == 0.5
     assert found.results()["ppl"].n == 1
@@ -120,7 +120,7 @@ def test_the_order_of_answers_changes_no_digit(
         found = tally()
         for index in order:
             right, text = rows[index]
-            found.record(index, {"acc": Measure(float(right)), "ppl": text})
+            found.record(index, Score({"acc": Measure(float(right)), "ppl": text}))
         return found.results()
 
     order = list(range(len(rows)))
@@ -128,6 +128,6 @@ def test_the_order_of_answers_changes_no_digit(
 
 
 def test_only_a_mean_is_shown_while_it_runs() -> None:
-    found = Tally({"ppl": WeightedPerplexity()})
-    found.record(0, {"ppl": Measure(-1, 1)})
+    found = MeasureTally({"ppl": WeightedPerplexity()})
+    found.record(0, Score({"ppl": Measure(-1, 1)}))
     assert found.running is None

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import evalution.suites
+from evalution.runs.preflight import check_suites
 from evalution.scoring.metrics import Measure
 from evalution.spec.run_spec import parse_test
 from evalution.suites import RequestKind, available_suites, load_suite
@@ -199,7 +200,7 @@ def test_one_suite_is_imported_and_no_other() -> None:
 def test_a_spec_names_a_suite_and_its_options(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(PIQA) + "\n", encoding="utf-8")
     declared = {"type": "piqa", "data": "rows.jsonl", "order": "Shuffle | 3", "row_indices": [0]}
-    suite = parse_test(declared, tmp_path)
+    (suite,) = check_suites([parse_test(declared, tmp_path)])
     assert (suite.title, suite.check_samples()) == ("piqa", 1)
     assert suite.to_dict()["order"] == "shuffle|3"
     with pytest.raises(ConfigurationError, match="suite PIQA has no option 'dat'; did you mean"):
@@ -210,7 +211,8 @@ def test_a_spec_names_a_suite_and_its_options(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", [name for name in CATALOGUE if name == name.lower()])
 def test_the_hub_has_the_rows_that_the_suite_expects(name: str) -> None:
-    shots = {} if load_suite(name).request_kind is RequestKind.ROLLING else {"num_fewshot": 2}
+    kind: Any = load_suite(name)
+    shots = {} if kind.request_kind is RequestKind.ROLLING else {"num_fewshot": 2}
     suite = named(name, max_rows=3, **shots)
     assert suite.check_samples() == 3
 

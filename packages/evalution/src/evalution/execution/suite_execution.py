@@ -12,7 +12,6 @@ from evalution.execution.answer_store import AnswerStore
 from evalution.execution.intake import Intake
 from evalution.execution.ledger import Ledger, OpenSample, UnexpectedAnswerError
 from evalution.execution.rolling import rolling_continuous
-from evalution.execution.tally import Tally
 from evalution.foreign_code import foreign_errors
 from evalution.progress.reports import Progress
 from evalution.results import SampleResult, SuiteResult
@@ -66,7 +65,8 @@ class SuiteExecution:
         self._told_failed = failed
         self._ledger = Ledger(suite.request_kind)
         self._intake = Intake(suite, name, limit, self._ledger, store, stop)
-        self._tally = Tally(suite.metrics)
+        with foreign_errors(f"suite {name!r}: tally"):
+            self._tally = suite.tally()
         self._failed: set[int] = set()
         self._first_failure: tuple[int, str] | None = None
         self._errors = list(store.faults)
@@ -197,7 +197,7 @@ class SuiteExecution:
         try:
             with foreign_errors(f"suite {self._name!r}, row {result.index}", ScoringError):
                 score = self._suite.score(opened.sample, opened.in_order)
-                result.metrics = self._tally.record(result.index, score.measures)
+                result.metrics = self._tally.record(result.index, score)
                 result.prediction = score.prediction
                 result.extracted = score.extracted
         except EvalutionError as error:

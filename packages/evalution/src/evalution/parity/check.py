@@ -23,6 +23,7 @@ from evalution.runs.preflight import (
     check_suites,
 )
 from evalution.spec.run_spec import Lane
+from evalution.suites.declaration import SuiteDeclaration
 from evalution.suites.suite import AnySuite, Request
 from evalution_core import (
     Capability,
@@ -37,7 +38,7 @@ _TOP = 2
 def check_parity(
     left: Lane,
     right: Lane,
-    tests: Sequence[AnySuite],
+    tests: Sequence[SuiteDeclaration],
     *,
     tolerance: Tolerance | None = None,
     limit: int | None = None,
@@ -226,7 +227,11 @@ class _Counter:
 
 
 def _checked(
-    sides: Mapping[str, Lane], tests: Sequence[AnySuite], limit: int | None, *, by_text: bool
+    sides: Mapping[str, Lane],
+    tests: Sequence[SuiteDeclaration],
+    limit: int | None,
+    *,
+    by_text: bool,
 ) -> list[_Asked]:
     """The suites with the names they get; raises what can be known before a model is loaded."""
     suites = check_suites(tests)

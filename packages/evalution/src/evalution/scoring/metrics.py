@@ -6,9 +6,9 @@ The same values give the same digits in whatever order they came: sums are round
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 
 class Measure(NamedTuple):
@@ -16,6 +16,19 @@ class Measure(NamedTuple):
 
     value: float
     weight: float = 1.0
+
+
+@dataclass(slots=True)
+class Score:
+    """What the answers of a sample are worth: a measure for each of the suite's metrics.
+
+    None is for a metric that the sample says nothing of, such as another subset's. `extracted` is
+    what was compared with the target, by metric or by filter.
+    """
+
+    measures: Mapping[str, Measure | None]
+    prediction: str | None = None
+    extracted: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Estimate(NamedTuple):

@@ -5,6 +5,7 @@ The named ones are attributes too: `suites.HellaSwag` imports that suite and no 
 
 from __future__ import annotations
 
+from evalution.scoring.metrics import Score
 from evalution.suites.choice_suite import ChoiceSuite
 from evalution.suites.context_choice_suite import ContextChoiceSuite
 from evalution.suites.continuation_suite import ContinuationSuite
@@ -17,9 +18,11 @@ from evalution.suites.perplexity import Perplexity
 from evalution.suites.perplexity_suite import PerplexitySuite
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.row_suite import RowSuite
-from evalution.suites.suite import AnySuite, RequestKind, Sample, Score, Suite
+from evalution.suites.suite import AnySuite, RequestKind, Sample, Suite
+from evalution.suites.suite_set import SuiteSet
 
 __all__ = [
+    "AnySuite",
     "ChoiceSuite",
     "ContextChoiceSuite",
     "ContinuationSuite",
@@ -36,6 +39,7 @@ __all__ = [
     "Sample",
     "Score",
     "Suite",
+    "SuiteSet",
     "available_suites",
     "load_suite",
 ]

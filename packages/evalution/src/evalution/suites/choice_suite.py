@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from evalution.rows.local import Row
-from evalution.scoring.metrics import Mean, Measure, Metric
+from evalution.scoring.metrics import Mean, Measure, Metric, Score
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.selection import Case
-from evalution.suites.suite import RequestKind, Sample, Score
+from evalution.suites.suite import RequestKind, Sample
 from evalution_core import ConfigurationError, LoglikelihoodOutput, LoglikelihoodRequest, Message
 
 LEAST_CHOICES = 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evalution.scoring.metrics import Mean, Measure, Metric, WeightedPerplexity
+from evalution.scoring.metrics import Mean, Measure, Metric, Score, WeightedPerplexity
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.selection import Case
-from evalution.suites.suite import RequestKind, Sample, Score
+from evalution.suites.suite import RequestKind, Sample
 from evalution_core import LoglikelihoodOutput, LoglikelihoodRequest
 
 _METRICS: dict[str, Metric] = {"acc": Mean(), "perplexity": WeightedPerplexity()}

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from evalution.suites.catalogue import CATALOGUE
+from evalution.suites.declaration import SuiteDeclaration
 from evalution.suites.suite import AnySuite, Suite
+from evalution.suites.suite_set import SuiteSet
 from evalution_core import (
     ConfigurationError,
     EvalutionError,
@@ -41,11 +43,11 @@ _BUILT_IN = [
 ]
 
 
-def load_suite(name: str) -> type[AnySuite]:
-    """The suite class of this name (case, `-` and `_` don't count), or `package.module:Class`.
+def load_suite(name: str) -> type[SuiteDeclaration]:
+    """The class of this name (case, `-` and `_` don't count), or `package.module:Class`.
 
-    A name that is spelt exactly goes before one that is only alike; `distribution/Name` picks one
-    where two packages clash.
+    It is a suite's, or that of a set of them. A name that is spelt exactly goes before one that is
+    only alike; `distribution/Name` picks one where two packages clash.
 
     Raises:
         ConfigurationError: there is none; lists what is installed. Or two packages bring it, or its
@@ -85,7 +87,8 @@ def built_in_suite(class_name: str) -> type[AnySuite] | None:
     """The built-in suite whose class has this name, if there is one."""
     for entry in _BUILT_IN:
         if entry.class_name == class_name:
-            return _loaded(entry.name, entry.value)
+            found = _loaded(entry.name, entry.value)
+            return found if issubclass(found, Suite) else None  # pyright: ignore[reportUnknownVariableType]
     return None
 
 
@@ -108,7 +111,7 @@ def _matches(name: str, known: Sequence[SuiteEntry]) -> list[SuiteEntry]:
     return [entry for entry in alike if entry.name == wanted] or alike
 
 
-def _loaded(name: str, value: str) -> type[AnySuite]:
+def _loaded(name: str, value: str) -> type[SuiteDeclaration]:
     module_name, _, qualified = value.partition(":")
     try:
         found: Any = import_module(module_name)
@@ -121,7 +124,7 @@ def _loaded(name: str, value: str) -> type[AnySuite]:
             f"suite {name!r} ({value}) can't be loaded: {type(error).__name__}: {error}"
             f"{_beside(module_name)}"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Suite)):
+    if not (isinstance(found, type) and issubclass(found, (Suite, SuiteSet))):
         raise ConfigurationError(f"suite {name!r} ({value}) is no Suite, but {found!r}")
     return found  # pyright: ignore[reportUnknownVariableType]
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 from evalution.counts import count_problem
 from evalution.rows.local import Row
 from evalution.scoring.filters import Filter, apply_filters
-from evalution.scoring.metrics import Mean, Measure, Metric
+from evalution.scoring.metrics import Mean, Measure, Metric, Score
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.selection import Case
-from evalution.suites.suite import RequestKind, Sample, Score
+from evalution.suites.suite import RequestKind, Sample
 from evalution_core import GenerationOutput, GenerationRequest, Message
 
 EXACT_MATCH = "exact_match"

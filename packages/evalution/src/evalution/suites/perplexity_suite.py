@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evalution.rows.local import Row
-from evalution.scoring.metrics import BitsPerWeight, Measure, Metric, WeightedPerplexity
+from evalution.scoring.metrics import BitsPerWeight, Measure, Metric, Score, WeightedPerplexity
 from evalution.suites.row_suite import RowSuite
 from evalution.suites.selection import Case
-from evalution.suites.suite import RequestKind, Sample, Score
+from evalution.suites.suite import RequestKind, Sample
 from evalution_core import (
     ConfigurationError,
     RollingLoglikelihoodOutput,

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from evalution.counts import count_problem, shown_value
 from evalution.foreign_code import foreign_errors
-from evalution.scoring.metrics import Measure, Metric
-from evalution.suites.declaration import (
-    parse_options,
-    shown_options,
-    validate_suite,
-)
+from evalution.scoring.metrics import Measure, Metric, Score
+from evalution.scoring.tally import MeasureTally, Tally
+from evalution.suites.declaration import SuiteDeclaration
 from evalution_core import (
     Capability,
     ConfigurationError,
@@ -29,7 +23,6 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
-from evalution_core.options import check_option_names
 
 Request = GenerationRequest | LoglikelihoodRequest | RollingLoglikelihoodRequest
 Answer = GenerationOutput | LoglikelihoodOutput | RollingLoglikelihoodOutput
@@ -69,63 +62,23 @@ class Sample:
     requests: Sequence[Request]
 
 
-@dataclass(slots=True)
-class Score:
-    """What the answers of a sample are worth: a measure for each of the suite's metrics.
-
-    None is for a metric that the sample says nothing of, such as another subset's. `extracted` is
-    what was compared with the target, by metric or by filter.
-    """
-
-    measures: Mapping[str, Measure | None]
-    prediction: str | None = None
-    extracted: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
 S = TypeVar("S", bound=Sample)
 A = TypeVar("A", GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput)
 
 
 @dataclass(kw_only=True)
-class Suite(ABC, Generic[S, A]):
-    """Base of every suite. A subclass is a dataclass whose fields are its options.
+class Suite(SuiteDeclaration, Generic[S, A]):
+    """Base of every suite: rows become requests, and their answers scores.
 
-    Names and types of the options are checked when it is constructed; a subclass puts further
-    checks into `check_options`. A suite holds no state: it can run any number of times.
+    A suite holds no state: it can run any number of times.
     """
 
-    declared_as: ClassVar[str] = "suite"
     request_kind: ClassVar[RequestKind]
-
-    name: str | None = None
-    batch_size: int | None = None
-
-    def __new__(cls, *args: Any, **options: Any) -> Self:
-        check_option_names(cls, options)
-        return super().__new__(cls)
-
-    def __post_init__(self) -> None:
-        self.validate()
-
-    def validate(self) -> None:
-        """Check all options as they stand now, and forget what was derived from earlier ones.
-
-        Raises:
-            ConfigurationError: an option is of a wrong type, or out of range.
-        """
-        for name in [name for name in vars(self) if _is_cached(type(self), name)]:
-            delattr(self, name)
-        validate_suite(self)
-        if self.name is not None and not self.name.isprintable():
-            raise self.wrong("name", "must be one line of text that can be shown")
-        if self.batch_size is not None and (problem := count_problem(self.batch_size, least=1)):
-            raise self.wrong("batch_size", problem)
-        self.check_options()
 
     @property
     @abstractmethod
     def metrics(self) -> Mapping[str, Metric]:
-        """The metrics by name, the main one first."""
+        """The metrics by name, the main one first; none where a tally of its own knows better."""
         ...
 
     @abstractmethod
@@ -150,13 +103,12 @@ class Suite(ABC, Generic[S, A]):
             if metric.failed is not None
         }
 
-    def check_options(self) -> None:
-        """Raise `ConfigurationError` for values that fit their types and still make no sense."""
+    def tally(self) -> Tally:
+        """What collects the scores of one run, made anew: one that sums up `metrics`.
 
-    @property
-    def title(self) -> str:
-        """The name in results."""
-        return self.name or type(self).__name__
+        A suite whose scores are no function of two numbers a sample gives one of its own.
+        """
+        return MeasureTally(self.metrics)
 
     @property
     def provenance(self) -> Mapping[str, Any]:
@@ -189,31 +141,6 @@ class Suite(ABC, Generic[S, A]):
             error.args = (f"suite {self.title!r}: {error}",)
             raise
         return count
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any], *, base: Path | None = None) -> Self:
-        """A suite from a spec's mapping; relative paths in it start from `base`.
-
-        Raises:
-            ConfigurationError: an unknown option, with the nearest name, or a value of a wrong
-                type.
-        """
-        return cls(**parse_options(cls, options, base))
-
-    def to_dict(self) -> dict[str, Any]:
-        """All options as JSON-safe values."""
-        return shown_options(self)
-
-    def wrong(self, option: str, problem: str) -> ConfigurationError:
-        """The error for an option whose value is out of range, to be raised."""
-        return ConfigurationError(
-            f"option {option!r} of suite {type(self).__name__} {problem}, "
-            f"got {shown_value(getattr(self, option))}"
-        )
-
-
-def _is_cached(kind: type, name: str) -> bool:
-    return isinstance(getattr(kind, name, None), cached_property)
 
 
 AnySuite = Suite[Any, Any]

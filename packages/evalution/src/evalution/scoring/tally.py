@@ -5,32 +5,60 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping
+from typing import Protocol
 
 from evalution.results import MetricResult
-from evalution.scoring.metrics import Mean, Measure, Metric
+from evalution.scoring.metrics import Mean, Measure, Metric, Score
 
 
-class Tally:
-    """Measures by row: two numbers a row and metric, and nothing else of a sample is kept.
+class Tally(Protocol):
+    """What becomes of a suite's samples one by one, and of all of them in the end.
 
     A row may be recorded again, or withdrawn: the last word counts.
     """
+
+    def record(self, index: int, score: Score) -> Mapping[str, float]:
+        """Take the score of a row; returns each metric of that row alone.
+
+        Anything it raises makes a failed sample of the row.
+        """
+        ...
+
+    def fail(
+        self, index: int, measures: Mapping[str, Measure] | None = None
+    ) -> Mapping[str, float]:
+        """Count a row as failed; returns what it counts as, where it counts at all.
+
+        `measures` are what `Suite.failure` gave; None where the row can't be made any more.
+        """
+        ...
+
+    @property
+    def running(self) -> tuple[str, float] | None:
+        """The main metric so far, for a progress line."""
+        ...
+
+    def results(self) -> dict[str, MetricResult]:
+        """The scores, the main one first; independent of the order in which the answers came."""
+        ...
+
+
+class MeasureTally:
+    """Measures by row: two numbers a row and metric, and nothing else of a sample is kept."""
 
     def __init__(self, metrics: Mapping[str, Metric]):
         self._metrics = metrics
         self._columns = {name: _Column() for name in metrics}
         self._slots: dict[int, int] = {}
 
-    def record(self, index: int, measures: Mapping[str, Measure | None]) -> dict[str, float]:
-        """Take the measures of a row; returns each metric of that row alone.
-
-        None is for a metric that the row says nothing of.
+    def record(self, index: int, score: Score) -> dict[str, float]:
+        """As `Tally.record`.
 
         Raises:
             ValueError: a measure is NaN.
             LookupError: a metric has no measure.
         """
-        taken = {name: _as_floats(name, measures[name]) for name in self._metrics}
+        taken = {name: _as_floats(name, score.measures[name]) for name in self._metrics}
         shown = {
             name: float(self._metrics[name].of_sample(measure))
             for name, measure in taken.items()
@@ -42,10 +70,7 @@ class Tally:
         return shown
 
     def fail(self, index: int, measures: Mapping[str, Measure] | None = None) -> dict[str, float]:
-        """Count a row as failed; returns what it counts as, where it counts at all.
-
-        `measures` are the suite's own for such a row; without them each metric has its constant.
-        """
+        """As `Tally.fail`; without measures each metric has its constant."""
         if measures is None:
             measures = failure_measures(self._metrics)
         counted: dict[str, float] = {}
@@ -59,7 +84,7 @@ class Tally:
 
     @property
     def running(self) -> tuple[str, float] | None:
-        """The main metric so far, if it is a mean."""
+        """As `Tally.running`, if the main metric is a mean."""
         name, metric = next(iter(self._metrics.items()))
         column = self._columns[name]
         if not isinstance(metric, Mean) or not column.count:
@@ -67,7 +92,6 @@ class Tally:
         return name, column.sum / column.count
 
     def results(self) -> dict[str, MetricResult]:
-        """The scores; the digits don't depend on the order in which the answers came."""
         found: dict[str, MetricResult] = {}
         for name, metric in self._metrics.items():
             measures = self._columns[name].measures()

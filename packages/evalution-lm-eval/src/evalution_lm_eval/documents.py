@@ -1,0 +1,214 @@
+"""Documents of tasks as samples, and their answers as the values that lm-eval sums up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from evalution.scoring.metrics import Score
+from evalution.suites.suite import Answer, Request, Sample
+from evalution_core import (
+    ConfigurationError,
+    GenerationOutput,
+    LoglikelihoodOutput,
+    Message,
+    RollingLoglikelihoodOutput,
+    RollingLoglikelihoodRequest,
+    UnsupportedRequestError,
+)
+from evalution_lm_eval.asking import completion_request, scoring_request
+from evalution_lm_eval.chat import ChatPrompt
+from evalution_lm_eval.loading import KINDS, LoadedTask, LoadedTasks, settings_of
+from evalution_lm_eval.options import LmEvalOptions
+from evalution_lm_eval.upstream import Instance
+
+ItemKey = tuple[str, str]
+"""A metric's name and its filter's."""
+
+
+@dataclass(slots=True)
+class Document(Sample):
+    """A document of a task with lm-eval's requests for it, and the document itself."""
+
+    loaded: LoadedTask
+    doc: Any
+    instances: Sequence[Instance]
+
+    def scored(self, answers: Sequence[Answer]) -> Items:
+        """What the task's own filters and metrics make of the answers.
+
+        Raises:
+            UnsupportedRequestError: a metric needs what is greedy, which the engine can't tell.
+        """
+        left = iter(answers)
+        needs_greedy = self._needs_greedy
+        for instance in self.instances:
+            responses = [_response(next(left), needs_greedy) for _ in range(_repeats(instance))]
+            instance.resps = responses
+            instance.filtered_resps = {}
+        filters = self.loaded.task._filters  # pyright: ignore[reportPrivateUsage]
+        for ensemble in filters:
+            ensemble.apply(list(self.instances))
+        items: dict[ItemKey, Any] = {}
+        for ensemble in filters:
+            results = [instance.filtered_resps[ensemble.name] for instance in self.instances]
+            values = self.loaded.task.process_results(self.doc, results)
+            items |= {(metric, ensemble.name): value for metric, value in values.items()}
+        return Items({}, *self._shown(), task=self.loaded.name, values=items)
+
+    @property
+    def _needs_greedy(self) -> bool:
+        """Whether a score depends on it: of lm-eval's own tasks, choices that match need it."""
+        task = self.loaded.task
+        return task.OUTPUT_TYPE != "multiple_choice" or "exact_match" in task.aggregation()
+
+    def _shown(self) -> tuple[str | None, Mapping[str, Any]]:
+        """Prediction and what was extracted, for the sample's line in results."""
+        first = self.instances[0]
+        if first.request_type == "generate_until":
+            filtered = {name: _plain(found) for name, found in first.filtered_resps.items()}
+            return str(first.resps[0]), filtered
+        if first.request_type == "loglikelihood_rolling":
+            return None, {"logprob": first.resps[0]}
+        sums = [instance.resps[0][0] for instance in self.instances]
+        best = self.instances[sums.index(max(sums))].args[1].strip() if len(sums) > 1 else None
+        return best, {"logprobs": sums}
+
+
+@dataclass(slots=True)
+class Items(Score):
+    """What a document adds to each metric of its task, as lm-eval's aggregations take it."""
+
+    task: str = ""
+    values: Mapping[ItemKey, Any] = field(default_factory=dict[ItemKey, Any])
+
+
+class Documents:
+    """The documents of a suite's tasks as samples; a row's number runs on from task to task."""
+
+    def __init__(self, tasks: LoadedTasks, options: LmEvalOptions):
+        self._tasks = tasks
+        self._options = options
+
+    def asked(self) -> Iterator[Document]:
+        """A sample for each document within the limit, its solved rows drawn anew.
+
+        Raises:
+            ConfigurationError: while iterating, for a document that asks for another kind of
+                request, or a prompt that no request can carry.
+        """
+        offset = 0
+        for loaded in self._tasks.tasks:
+            yield from self._of_task(loaded, offset)
+            offset += loaded.size
+
+    def _of_task(self, loaded: LoadedTask, offset: int) -> Iterator[Document]:
+        task = loaded.task
+        settings = settings_of(loaded) if task.OUTPUT_TYPE == "generate_until" else {}
+        task.set_fewshot_seed(seed=self._options.fewshot_seed)
+        for doc_id, doc in task.doc_iterator(limit=self._limit(loaded)):
+            instances = self._instances(loaded, doc_id, doc)
+            requests = [
+                request
+                for instance in instances
+                for request in [self._request(loaded, instance, settings)] * _repeats(instance)
+            ]
+            prompt, target = _prompt(instances[0]), _target(loaded, doc, instances)
+            yield Document(offset + doc_id, prompt, target, requests, loaded, doc, instances)
+
+    def _limit(self, loaded: LoadedTask) -> int | None:
+        limit = self._options.limit
+        if limit is None:
+            return None
+        return math.ceil(loaded.size * limit) if limit < 1.0 else int(limit)
+
+    def _instances(self, loaded: LoadedTask, doc_id: int, doc: Any) -> list[Instance]:
+        """As `Task.build_all_requests` (0.4.13) makes them, one document at a time."""
+        task, options = loaded.task, self._options
+        template = _conversation if options.apply_chat_template else None
+        context = task.fewshot_context(
+            doc,
+            num_fewshot=task.get_config("num_fewshot") or 0,
+            system_instruction=options.system_instruction,
+            apply_chat_template=options.apply_chat_template,
+            fewshot_as_multiturn=options.is_multiturn,
+            chat_template=template,
+            gen_prefix=task.doc_to_prefix(doc),
+        )
+        made = task.construct_requests(
+            doc=doc,
+            ctx=context,
+            metadata=(loaded.name, doc_id, task.get_config("repeats")),
+            apply_chat_template=options.apply_chat_template,
+            chat_template=template,
+        )
+        instances = made if isinstance(made, list) else [made]
+        return sorted(instances, key=lambda instance: instance.idx)
+
+    def _request(
+        self, loaded: LoadedTask, instance: Instance, settings: Mapping[str, Any]
+    ) -> Request:
+        kind = KINDS.get(instance.request_type)
+        if kind is not self._tasks.kind:
+            raise ConfigurationError(
+                f"lm-eval's task {loaded.name!r} asks for {self._tasks.kind} and for "
+                f"{kind or instance.request_type} in one document; run it with evalution-lm-eval"
+            )
+        match instance.request_type:
+            case "generate_until":
+                return completion_request(instance.args[0], settings)
+            case "loglikelihood_rolling":
+                return RollingLoglikelihoodRequest(*instance.args)
+            case _:
+                return scoring_request(*instance.args)
+
+
+def _conversation(messages: Sequence[Message], add_generation_prompt: bool = True) -> ChatPrompt:
+    """In place of a chat template: the session has one once the model is loaded."""
+    if not add_generation_prompt:
+        raise ConfigurationError(
+            "the task begins the answer (gen_prefix), which can't be asked with "
+            "apply_chat_template here; run it with evalution-lm-eval"
+        )
+    return ChatPrompt(messages)
+
+
+def _repeats(instance: Instance) -> int:
+    return instance.repeats or 1
+
+
+def _prompt(instance: Instance) -> str | Sequence[Message]:
+    if instance.request_type == "loglikelihood_rolling":
+        return ""
+    context: Any = instance.args[0]
+    return context.messages if isinstance(context, ChatPrompt) else context
+
+
+def _target(loaded: LoadedTask, doc: Any, instances: Sequence[Instance]) -> str:
+    target = loaded.task.doc_to_target(doc)
+    if isinstance(target, int) and len(instances) > target >= 0 and len(instances) > 1:
+        return instances[target].args[1].strip()
+    return str(target)
+
+
+def _response(answer: Answer, needs_greedy: bool) -> Any:
+    """An answer as lm-eval's models give it."""
+    match answer:
+        case GenerationOutput():
+            return answer.text
+        case RollingLoglikelihoodOutput():
+            return answer.logprob
+        case LoglikelihoodOutput():
+            if answer.is_greedy is None and needs_greedy:
+                raise UnsupportedRequestError(
+                    "a metric of the task needs to know whether the continuation is what the model "
+                    "would write itself, and the engine can't tell"
+                )
+            return answer.logprob, bool(answer.is_greedy)
+
+
+def _plain(found: Any) -> Any:
+    """A filter's result: one text, or a list where it keeps all repeats."""
+    return list(cast("list[Any]", found)) if isinstance(found, list | tuple) else found

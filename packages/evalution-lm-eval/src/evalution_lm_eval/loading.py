@@ -1,0 +1,211 @@
+"""Tasks of lm-eval by name: found, loaded, and set up as its own evaluation does it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from evalution.foreign_code import foreign_errors
+from evalution.suites.suite import RequestKind
+from evalution_core import Capability, ConfigurationError, UnsupportedRequestError, did_you_mean
+from evalution_lm_eval.asking import generation_fields
+from evalution_lm_eval.options import LmEvalOptions
+from evalution_lm_eval.upstream import Group, Task, TaskManager
+
+KINDS = {
+    "loglikelihood": RequestKind.LOGLIKELIHOOD,
+    "multiple_choice": RequestKind.LOGLIKELIHOOD,
+    "loglikelihood_rolling": RequestKind.ROLLING,
+    "generate_until": RequestKind.GENERATION,
+}
+"""What a task's output type, or an instance's request type, asks of a session."""
+
+_RANDOM_SEED, _NUMPY_SEED = 0, 1234
+"""lm-eval's own, which tasks may draw from while they are loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTask:
+    """A task, and how many documents it has before any limit."""
+
+    name: str
+    task: Task
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTasks:
+    """What becomes one suite: a task, or all tasks of a group whose scores lm-eval sums up.
+
+    `groups` are those with scores of their own, the outermost first.
+    """
+
+    name: str
+    kind: RequestKind
+    tasks: Sequence[LoadedTask]
+    groups: Sequence[Group] = ()
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        """What their generation settings need besides the kind of request.
+
+        Raises:
+            ConfigurationError: a setting that no engine can be asked.
+        """
+        found: set[Capability] = set()
+        if self.kind is RequestKind.GENERATION:
+            for loaded in self.tasks:
+                found |= _needs(settings_of(loaded))
+        return frozenset(found)
+
+
+def settings_of(loaded: LoadedTask) -> dict[str, Any]:
+    """The fields of a task's generation requests.
+
+    Raises:
+        ConfigurationError: a setting that no engine can be asked.
+    """
+    with foreign_errors(f"task {loaded.name!r}", ConfigurationError):
+        return generation_fields(loaded.task.get_config("generation_kwargs") or {})
+
+
+def load_tasks(options: LmEvalOptions) -> list[LoadedTasks]:
+    """What the named tasks, groups and tags stand for, in their order.
+
+    A group without scores of its own stands for its members.
+
+    Raises:
+        ConfigurationError: a name is unknown (with the nearest one), a task can't be loaded, runs
+            foreign code without consent, or asks for several kinds of request at once.
+        UnsupportedRequestError: a task needs images or audio.
+    """
+    manager = _manager(
+        options.include_path, options.include_defaults, json.dumps(dict(options.metadata))
+    )
+    found: list[LoadedTasks] = []
+    for name in _names(manager, options.task_names):
+        with foreign_errors(f"lm-eval can't load task {name!r}", ConfigurationError), _seeded():
+            loaded = manager.load(name)
+        groups: Mapping[str, Group] = loaded["groups"]
+        members = [groups[name]] if name in groups else list(loaded["tasks"].values())
+        for member in members:
+            found += _loaded(member, options)
+    return found
+
+
+def _names(manager: TaskManager, named: Sequence[str]) -> list[str]:
+    known = manager.all_tasks
+    found: list[str] = []
+    for name in named:
+        matching = sorted(manager.match_tasks([name])) if "*" in name else [name]
+        is_file = name.endswith((".yaml", ".yml"))
+        if not matching or (not is_file and not set(matching) <= set(known)):
+            raise ConfigurationError(
+                f"lm-eval has no task, group or tag {name!r}{did_you_mean(name, known)} (`lm_eval "
+                "ls tasks` lists its own; include_path names a folder with more)"
+            )
+        found += matching
+    return list(dict.fromkeys(found))
+
+
+def _loaded(member: Any, options: LmEvalOptions) -> list[LoadedTasks]:
+    if not isinstance(member, import_module("lm_eval.api.group").Group):
+        loaded = _checked(member, options)
+        return [LoadedTasks(loaded.name, _kind(loaded), [loaded])]
+    group: Any = member
+    if not group.has_aggregation:
+        return [found for child in group for found in _loaded(child, options)]
+    return [_summed_up(group, options)]
+
+
+def _summed_up(group: Group, options: LmEvalOptions) -> LoadedTasks:
+    tasks = [_checked(task, options) for task in group.get_all_tasks()]
+    kinds = {_kind(loaded): loaded.name for loaded in tasks}
+    if len(kinds) > 1:
+        told = ", ".join(f"{name} for {kind}" for kind, name in kinds.items())
+        raise ConfigurationError(
+            f"group {group.name!r} sums up tasks that ask for different kinds of request ({told}); "
+            "name its tasks in place of it, or run it with evalution-lm-eval"
+        )
+    inner = [one for one in group.get_all_groups() if one.has_aggregation]
+    return LoadedTasks(group.name, next(iter(kinds)), tasks, [group, *inner])
+
+
+def _checked(task: Task, options: LmEvalOptions) -> LoadedTask:
+    """A task that is set up, if it can run at all."""
+    name = task.task_name
+    # lm-eval marks such tasks by an attribute that others don't have.
+    if getattr(task, "MULTIMODAL", False):
+        raise UnsupportedRequestError(
+            f"lm-eval's task {name!r} asks with images or audio, which no request here carries"
+        )
+    if getattr(task, "UNSAFE_CODE", False) and not options.confirm_run_unsafe_code:
+        raise ConfigurationError(
+            f"lm-eval's task {name!r} runs code that the model wrote, on this machine; say "
+            "confirm_run_unsafe_code: true to allow it"
+        )
+    with foreign_errors(f"lm-eval's task {name!r}", ConfigurationError):
+        _set_up(task, options)
+        return LoadedTask(name, task, len(task.eval_docs))
+
+
+def _set_up(task: Task, options: LmEvalOptions) -> None:
+    """As `lm_eval.simple_evaluate` (0.4.13) does it with its arguments."""
+    if options.gen_kwargs and task.get_config("output_type") == "generate_until":
+        task.set_config("generation_kwargs", dict(options.gen_kwargs), update=True)
+    declared = task.get_config("num_fewshot")
+    if options.num_fewshot is not None and declared != 0:
+        task.set_config("num_fewshot", options.num_fewshot)
+    elif declared is None:
+        task.set_config("num_fewshot", 0)
+    task.set_fewshot_seed(seed=options.fewshot_seed)
+
+
+def _kind(loaded: LoadedTask) -> RequestKind:
+    asked = loaded.task.OUTPUT_TYPE
+    if asked not in KINDS:
+        raise ConfigurationError(
+            f"lm-eval's task {loaded.name!r} has the output type {asked!r}, which says nothing of "
+            f"its requests (known: {', '.join(KINDS)}); run it with evalution-lm-eval"
+        )
+    return KINDS[asked]
+
+
+def _needs(fields: Mapping[str, Any]) -> set[Capability]:
+    wanted = {
+        Capability.SAMPLING: fields["do_sample"],
+        Capability.SEED: fields.get("seed") is not None,
+        Capability.BEAMS: fields.get("num_beams", 1) > 1,
+    }
+    return {capability for capability, is_wanted in wanted.items() if is_wanted}
+
+
+@lru_cache(maxsize=4)
+def _manager(include_path: str | None, include_defaults: bool, metadata: str) -> TaskManager:
+    """The index of all tasks, which takes seconds to make for lm-eval's 14,000 files."""
+    return import_module("lm_eval.tasks").TaskManager(
+        include_path=include_path,
+        include_defaults=include_defaults,
+        metadata=json.loads(metadata),
+    )
+
+
+@contextmanager
+def _seeded() -> Generator[None]:
+    """lm-eval's seeds for what a task draws while it is loaded; the caller's state comes back."""
+    import numpy as np  # noqa: PLC0415 - lm-eval's own
+
+    before, before_numpy = random.getstate(), np.random.get_state()
+    random.seed(_RANDOM_SEED)
+    np.random.seed(_NUMPY_SEED)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(before_numpy)

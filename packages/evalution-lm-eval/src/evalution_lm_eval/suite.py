@@ -1,0 +1,135 @@
+"""lm-eval's tasks as suites: `tests: [{type: lm_eval, tasks: [mmlu, arc_challenge]}]`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.metadata import version
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from evalution.scoring.metrics import Metric, Score
+from evalution.scoring.tally import Tally
+from evalution.suites.suite import AnySuite, RequestKind, Suite
+from evalution.suites.suite_set import SuiteSet
+from evalution_core import (
+    Capability,
+    ConfigurationError,
+    GenerationOutput,
+    LoglikelihoodOutput,
+    RollingLoglikelihoodOutput,
+)
+from evalution_lm_eval.documents import Document, Documents
+from evalution_lm_eval.loading import LoadedTasks, load_tasks
+from evalution_lm_eval.options import LmEvalOptions
+from evalution_lm_eval.task_tally import TaskTally
+
+A = TypeVar("A", GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput)
+
+
+@dataclass(kw_only=True)
+class LmEval(LmEvalOptions, SuiteSet):
+    """Any tasks of lm-evaluation-harness, asked and scored by its own code.
+
+    Each task is a suite of the run, and so is a group that has scores of its own, with those of its
+    tasks beside them. Prompts, filters, metrics and standard errors are lm-eval's; requests,
+    samples and the journal are the runner's. A sample without an answer counts as zero in metrics
+    that lm-eval averages and of which more is better, and is left out of all others.
+    """
+
+    def suites(self) -> Sequence[AnySuite]:
+        found = load_tasks(self)
+        options = {f.name: getattr(self, f.name) for f in fields(LmEvalOptions)}
+        made: list[AnySuite] = []
+        for loaded in found:
+            own: dict[str, Any] = {**options, "tasks": loaded.name}
+            if self.name is not None and len(found) > 1:
+                own["name"] = f"{self.name} {loaded.name}"
+            suite = _SUITES[loaded.kind](**own)
+            suite.loaded = loaded
+            suite.check_loaded()
+            made.append(suite)
+        return made
+
+
+@dataclass(kw_only=True)
+class TaskSuite(LmEvalOptions, Suite[Document, A], Generic[A]):
+    """A task of lm-eval, or the tasks of a group; `LmEval` makes them, with what it loaded."""
+
+    loaded: LoadedTasks | None = field(default=None, init=False, repr=False, compare=False)
+
+    def check_loaded(self) -> None:
+        """Raise `ConfigurationError` for a generation setting that no engine can be asked."""
+        _ = self.needs
+
+    @property
+    def title(self) -> str:
+        return self.name or self._loaded.name
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        # Known by the answers alone: a task's own code names them.
+        return {}
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        chat = {Capability.CHAT} if self.apply_chat_template else set[Capability]()
+        return super().needs | self._loaded.needs | chat
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        return {
+            "harness": f"lm-eval {version('lm-eval')}",
+            "tasks": {
+                found.name: {
+                    "version": found.task.VERSION,
+                    "dataset": [found.task.DATASET_PATH, found.task.DATASET_NAME],
+                    "rows": found.size,
+                    "num_fewshot": found.task.get_config("num_fewshot"),
+                }
+                for found in self._loaded.tasks
+            },
+        }
+
+    def samples(self, limit: int | None = None) -> Iterator[Document]:
+        return islice(Documents(self._loaded, self).asked(), limit)
+
+    def score(self, sample: Document, answers: Sequence[A]) -> Score:
+        return sample.scored(answers)
+
+    def tally(self) -> Tally:
+        return TaskTally(self._loaded, self.bootstrap_iters)
+
+    @property
+    def _loaded(self) -> LoadedTasks:
+        if self.loaded is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} is what LmEval makes of its tasks; declare LmEval"
+            )
+        return self.loaded
+
+
+@dataclass(kw_only=True)
+class ScoringTasks(TaskSuite[LoglikelihoodOutput]):
+    """Tasks that compare continuations."""
+
+    request_kind = RequestKind.LOGLIKELIHOOD
+
+
+@dataclass(kw_only=True)
+class GenerationTasks(TaskSuite[GenerationOutput]):
+    """Tasks that read what the model writes."""
+
+    request_kind = RequestKind.GENERATION
+
+
+@dataclass(kw_only=True)
+class RollingTasks(TaskSuite[RollingLoglikelihoodOutput]):
+    """Tasks that score whole texts."""
+
+    request_kind = RequestKind.ROLLING
+
+
+_SUITES: Mapping[RequestKind, type[TaskSuite[Any]]] = {
+    kind.request_kind: kind for kind in (ScoringTasks, GenerationTasks, RollingTasks)
+}

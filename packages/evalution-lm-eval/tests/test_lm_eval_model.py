@@ -1,0 +1,281 @@
+"""An engine's session as a model of lm-eval."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
+
+from evalution_core import (
+    BaseInferenceSession,
+    Capability,
+    ConfigurationError,
+    InvalidRequestError,
+    LoglikelihoodOutput,
+    Model,
+    RequestFailure,
+    UnsupportedRequestError,
+)
+from evalution_lm_eval import EvalutionLM
+from evalution_lm_eval.chat import ChatPrompt
+from evalution_lm_eval.collection import FailedRequestError
+from evalution_reference import Reference
+
+PROMPT = "Question: What is 2 + 3?\nAnswer:"
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[BaseInferenceSession]:
+    with Reference(dtype="float64").build(Model("builtin:tiny")) as session:
+        yield session
+
+
+@pytest.fixture
+def model(session: BaseInferenceSession) -> EvalutionLM:
+    return EvalutionLM(session=session)
+
+
+def instances(kind: Any, *arguments: tuple[Any, ...]) -> list[Any]:
+    return [
+        Instance(kind, {}, given, number, metadata=("a_task", number, 1))
+        for number, given in enumerate(arguments)
+    ]
+
+
+class Altered:
+    """A session some of whose attributes are others."""
+
+    def __init__(self, inner: Any, **attributes: Any):
+        self._inner = inner
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def altered(session: Any, **attributes: Any) -> EvalutionLM:
+    found: Any = Altered(session, **attributes)
+    return EvalutionLM(session=found)
+
+
+def test_pairs_go_down_as_the_ids_that_lm_eval_makes(session: Any, model: EvalutionLM) -> None:
+    seen: list[Any] = []
+
+    def noting(requests: Any, **options: Any) -> Any:
+        return session.loglikelihood_continuous(
+            ((key, seen.append(request) or request) for key, request in requests), **options
+        )
+
+    pairs = [(PROMPT + "  ", "five"), ("", "Question"), (PROMPT, " 2 + 3")]
+    found = altered(session, loglikelihood_continuous=noting).loglikelihood(
+        instances("loglikelihood", *pairs), disable_tqdm=True
+    )
+    by_text = sorted(seen, key=lambda request: pairs.index((request.context, request.continuation)))
+    for (context, continuation), request in zip(pairs, by_text, strict=True):
+        ids = (request.context_input_ids, request.continuation_input_ids)
+        if context:
+            assert ids == model._encode_pair(context, continuation)
+        else:
+            prefix = [model.prefix_token_id]
+            assert ids == (prefix, model.tok_encode(continuation, add_special_tokens=False))
+    assert all(logprob < 0 and isinstance(is_greedy, bool) for logprob, is_greedy in found)
+
+
+def test_ids_that_somebody_else_made_are_scored_the_same(model: EvalutionLM) -> None:
+    pair = (PROMPT, " 2 + 3")
+    made = model._loglikelihood_tokens([(pair, *model._encode_pair(*pair))], disable_tqdm=True)
+    assert made == model.loglikelihood(instances("loglikelihood", pair), disable_tqdm=True)
+
+
+def test_each_completion_has_its_own_stops_and_limit(model: EvalutionLM) -> None:
+    whole, stopped, short = model.generate_until(
+        instances(
+            "generate_until",
+            (PROMPT, {"until": [], "max_gen_toks": 12}),
+            (PROMPT, {"until": ["=", ""], "max_gen_toks": 12}),
+            (PROMPT, {"until": "\n\n", "max_new_tokens": 2}),
+        ),
+        disable_tqdm=True,
+    )
+    assert "=" in whole
+    assert stopped == whole.partition("=")[0]
+    assert whole.startswith(short)
+    assert len(model.tok_encode(short, add_special_tokens=False)) <= 2
+
+
+def test_every_answer_is_in_lm_evals_cache_while_others_are_awaited(
+    session: Any, tmp_path: Path
+) -> None:
+    cached = threading.Event()
+
+    def slow(requests: Any, **options: Any) -> Iterator[Any]:
+        for number, (key, answer) in enumerate(session.generate_continuous(requests, **options)):
+            assert number == 0 or cached.is_set()
+            yield key, answer
+
+    model = altered(session, generate_continuous=slow)
+    caching = CachingLM(model, str(tmp_path / "answers.db"))
+    told = model.cache_hook.add_partial
+
+    def add_partial(*given: Any) -> None:
+        told(*given)
+        cached.set()
+
+    model.cache_hook.add_partial = add_partial  # pyright: ignore[reportAttributeAccessIssue]
+    asked = instances("generate_until", *[(PROMPT, {"max_gen_toks": n}) for n in (2, 3, 4)])
+    first = caching.generate_until(asked)
+    assert len(caching.dbdict) == 3
+    model._session = None  # pyright: ignore[reportAttributeAccessIssue]
+    assert caching.generate_until(asked) == first
+
+
+def failing(session: Any, call: str) -> Callable[..., Iterator[Any]]:
+    def stream(requests: Any, **options: Any) -> Iterator[Any]:
+        failures: list[Any] = []
+
+        def left() -> Iterator[Any]:
+            for key, request in requests:
+                if key == 1:
+                    failures.append((key, RequestFailure(InvalidRequestError("poisoned"))))
+                else:
+                    yield key, request
+
+        yield from getattr(session, call)(left(), **options)
+        yield from failures
+
+    return stream
+
+
+def test_a_failed_request_ends_the_call_and_names_its_task_and_document(session: Any) -> None:
+    model = altered(session, generate_continuous=failing(session, "generate_continuous"))
+    with pytest.raises(
+        FailedRequestError,
+        match=r"generate_until request 1 \(task a_task, document 1\): InvalidRequestError: poisone",
+    ):
+        model.generate_until(
+            instances("generate_until", (PROMPT, {}), ("b", {})), disable_tqdm=True
+        )
+
+
+def test_a_failed_request_counts_as_the_worst_answer_on_request(session: Any) -> None:
+    model = altered(session, loglikelihood_continuous=failing(session, "loglikelihood_continuous"))
+    model._on_failure = "worst"
+    asked = instances("loglikelihood", (PROMPT, " 5"), (PROMPT, " 6"), (PROMPT, " 7"))
+    scores = model.loglikelihood(asked, disable_tqdm=True)
+    assert scores[1] == (float("-inf"), False)
+    assert min(scores[0][0], scores[2][0]) > float("-inf")
+    assert model.get_model_info()["evalution"]["failed_requests"] == 1
+
+
+def test_a_failed_request_may_not_become_a_cached_answer(session: Any, tmp_path: Path) -> None:
+    model = altered(session, generate_continuous=failing(session, "generate_continuous"))
+    model._on_failure = "worst"
+    caching = CachingLM(model, str(tmp_path / "answers.db"))
+    with pytest.raises(FailedRequestError, match="poisoned"):
+        caching.generate_until(instances("generate_until", (PROMPT, {}), ("b", {})))
+
+
+def test_a_request_that_was_left_unanswered_is_named(session: Any) -> None:
+    model = altered(session, generate_continuous=lambda requests, **options: iter(()))
+    with pytest.raises(FailedRequestError, match=r"request 0 .*: the session left it unanswered"):
+        model.generate_until(instances("generate_until", (PROMPT, {})), disable_tqdm=True)
+
+
+def test_an_engine_that_can_not_tell_what_is_greedy_is_refused(session: Any) -> None:
+    def unsure(requests: Any, **options: Any) -> Iterator[Any]:
+        return ((key, LoglikelihoodOutput(-1.0, None, 1)) for key, _ in requests)
+
+    model = altered(session, loglikelihood_continuous=unsure)
+    with pytest.raises(FailedRequestError, match="can't tell whether the continuation is what it"):
+        model.loglikelihood(instances("loglikelihood", (PROMPT, " 5")), disable_tqdm=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "missing"),
+    [
+        ("loglikelihood", (PROMPT, " 5"), "loglikelihood"),
+        ("loglikelihood_rolling", (PROMPT,), "rolling"),
+        ("generate_until", (PROMPT, {}), "generate"),
+    ],
+)
+def test_what_the_engine_lacks_is_told_with_the_task(
+    session: Any, call: str, arguments: tuple[Any, ...], missing: str
+) -> None:
+    model = altered(session, capabilities=frozenset({Capability.CHAT}))
+    with pytest.raises(
+        UnsupportedRequestError, match=f"task a_task needs {missing}; the capabilities .* chat"
+    ):
+        getattr(model, call)(instances(call, arguments), disable_tqdm=True)
+
+
+def test_an_unknown_generation_setting_costs_no_work(session: Any) -> None:
+    model = altered(session, generate_continuous=None)
+    asked = instances("generate_until", (PROMPT, {}), (PROMPT, {"top_q": 0.1}))
+    with pytest.raises(ConfigurationError, match=r"'top_q' can't be asked .*did you mean 'top_p'"):
+        model.generate_until(asked, disable_tqdm=True)
+
+
+def test_a_session_without_a_tokenizer_is_asked_by_text(session: Any, model: EvalutionLM) -> None:
+    blind = altered(session, capabilities=session.capabilities - {Capability.TOKEN_IDS})
+    asked = instances("loglikelihood", (PROMPT, " 5"), ("", "Question"))
+    assert blind.loglikelihood(asked, disable_tqdm=True) == model.loglikelihood(
+        asked, disable_tqdm=True
+    )
+    hidden = altered(session, tokenizer=None)
+    with pytest.raises(UnsupportedRequestError, match="keeps its tokenizer to itself"):
+        hidden.tok_encode("a")
+
+
+def test_a_template_that_only_the_engine_knows_gets_the_conversation(
+    session: Any, model: EvalutionLM
+) -> None:
+    hidden = altered(session, tokenizer=None)
+    chat = [{"role": "user", "content": "What is 2 + 3?"}]
+    prompt = hidden.apply_chat_template(chat)
+    assert isinstance(prompt, ChatPrompt)
+    settings = {"max_gen_toks": 6}
+    ours = hidden.generate_until(instances("generate_until", (prompt, settings)), True)
+    rendered = model.apply_chat_template(chat)
+    assert ours == model.generate_until(instances("generate_until", (rendered, settings)), True)
+    scored = hidden.loglikelihood(instances("loglikelihood", (prompt, "5")), True)
+    right = model.loglikelihood(instances("loglikelihood", (rendered, "5")), True)
+    assert scored == [(pytest.approx(right[0][0]), right[0][1])]
+    with pytest.raises(UnsupportedRequestError, match="begins the answer"):
+        hidden.apply_chat_template(chat, add_generation_prompt=False)
+
+
+def test_the_template_is_told_and_none_by_another_name(model: EvalutionLM) -> None:
+    source = model.chat_template(True)
+    assert source
+    assert "messages" in source
+    assert model.chat_template() is None
+    assert "/" not in model.tokenizer_name
+    with pytest.raises(ConfigurationError, match="no chat template named 'rag'"):
+        model.chat_template("rag")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cap"),
+    [((1, None), None), (("auto:4", None), None), (("8", None), 8), ((1, 2), 2), ((None, 3), 3)],
+)
+def test_batch_sizes_of_lm_eval_cap_what_is_in_flight(
+    session: Any, sizes: tuple[Any, Any], cap: int | None
+) -> None:
+    model = EvalutionLM(session=session, batch_size=sizes[0], max_batch_size=sizes[1])
+    assert model._cap == cap
+
+
+@pytest.mark.parametrize("size", ["many", 0])
+def test_a_batch_size_that_is_none_is_refused(session: Any, size: Any) -> None:
+    with pytest.raises(ConfigurationError, match="batch_size must be 'auto' or an int of at least"):
+        EvalutionLM(session=session, batch_size=size)
+
+
+def test_a_live_session_takes_no_options(session: Any) -> None:
+    with pytest.raises(ConfigurationError, match="takes no further arguments, got dtype"):
+        EvalutionLM(session=session, dtype="float32")

@@ -1,0 +1,285 @@
+"""lm-eval's tasks as suites of the runner: its scores, our samples and journal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evalution
+from evalution.spec.run_spec import load_spec
+from evalution.suites import load_suite
+from evalution_core import (
+    BaseInferenceSession,
+    Capability,
+    ConfigurationError,
+    InvalidRequestError,
+    Model,
+    RequestFailure,
+    UnsupportedRequestError,
+)
+from evalution_lm_eval import EvalutionLM, LmEval
+from evalution_reference import Reference
+
+ALL = ("tiny_choices", "tiny_sums", "tiny_prose", "tiny_last_word", "tiny_classes", "tiny_group")
+DRAWS = 200
+Evaluate = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[BaseInferenceSession]:
+    with Reference(dtype="float64").build(Model("builtin:tiny")) as session:
+        yield session
+
+
+def declared(folder: Path, *tasks: str, **options: Any) -> LmEval:
+    return LmEval(
+        tasks=tasks,
+        include_path=str(folder),
+        include_defaults=False,
+        bootstrap_iters=DRAWS,
+        **options,
+    )
+
+
+def scores(suite: Any, part: str = "") -> dict[str, float]:
+    """Scores of one task or group under lm-eval's keys, NaN for a standard error that isn't."""
+    found: dict[str, float] = {}
+    for name, metric in suite.metrics.items():
+        words = name.split(",")
+        if part and words[-1] != part:
+            continue
+        words = [word for word in words if word != part]
+        if words[1:] and words[1].startswith("tiny_"):
+            continue
+        filtered = words[1] if words[1:] else "none"
+        found[f"{words[0]},{filtered}"] = metric.value
+        error = metric.stderr
+        found[f"{words[0]}_stderr,{filtered}"] = math.nan if error is None else error
+    return found
+
+
+def theirs(results: dict[str, Any], name: str) -> dict[str, float]:
+    found = results["results"][name]
+    kept = {key: value for key, value in found.items() if "," in key}
+    return {key: math.nan if value == "N/A" else float(value) for key, value in kept.items()}
+
+
+def close_to(right: dict[str, float]) -> Any:
+    return pytest.approx(right, rel=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize("shots", [None, 2])
+def test_scores_and_standard_errors_are_those_of_lm_eval(
+    session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate, shots: int | None
+) -> None:
+    found = evalution.run(
+        session=session, tests=[declared(task_folder, *ALL, num_fewshot=shots, limit=9)]
+    )
+    model = EvalutionLM(session=session)
+    right = evaluate(model, *ALL[:-1], num_fewshot=shots, limit=9)
+    # lm-eval refuses a task that stands alone and in a group.
+    grouped = evaluate(model, "tiny_group", num_fewshot=shots, limit=9)
+    right["results"] |= grouped["results"]
+    assert [suite.name for suite in found.suites] == list(ALL)
+    for name in ALL:
+        assert scores(found[name]) == close_to(theirs(right, name)), name
+    for task in ("tiny_choices", "tiny_others"):
+        of_task = scores(found["tiny_group"], task)
+        assert of_task == close_to(theirs(right, task))
+    assert found.failed == 0
+
+
+def test_a_group_in_a_group_has_its_own_scores_beside_the_outer_ones(
+    session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate
+) -> None:
+    suite = evalution.run(session=session, tests=[declared(task_folder, "tiny_outer")])
+    right = evaluate(EvalutionLM(session=session), "tiny_outer")
+    found = suite["tiny_outer"]
+    assert scores(found) == close_to(theirs(right, "tiny_outer"))
+    for part in ("tiny_group", "tiny_choices", "tiny_others", "tiny_last_word"):
+        assert scores(found, part) == close_to(theirs(right, part)), part
+    assert [next(iter(found.metrics)), found.metrics["acc"].n] == ["acc", 48]
+    assert set(found.samples[-1].metrics) == {
+        *("acc", "acc,tiny_last_word", "perplexity,tiny_last_word"),
+    }
+
+
+def test_samples_show_what_was_asked_and_what_each_filter_found(
+    session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate
+) -> None:
+    found = evalution.run(session=session, tests=[declared(task_folder, "tiny_sums")])
+    right = evaluate(EvalutionLM(session=session), "tiny_sums")["samples"]["tiny_sums"]
+    samples = found["tiny_sums"].samples
+    for filtered in ("strict-match", "flexible"):
+        by_row = {one["doc_id"]: one for one in right if one["filter"] == filtered}
+        for sample in samples:
+            other = by_row[sample.index]
+            assert (sample.prompt, sample.target) == (other["arguments"][0][0], other["target"])
+            assert sample.prediction == other["resps"][0][0]
+            assert sample.extracted[filtered] == other["filtered_resps"][0]
+            assert sample.metrics[f"exact_match,{filtered}"] == other["exact_match"]
+
+
+def test_each_task_of_one_declaration_asks_in_its_own_way(task_folder: Path) -> None:
+    suites = declared(task_folder, "tiny_bundle", "tiny_choices", name="mine").suites()
+    assert [(suite.title, str(suite.request_kind)) for suite in suites] == [
+        ("mine tiny_sums", "generation"),
+        ("mine tiny_prose", "rolling"),
+        ("mine tiny_choices", "loglikelihood"),
+    ]
+
+
+def test_a_spec_declares_tasks_by_the_name_lm_eval(task_folder: Path, tmp_path: Path) -> None:
+    assert load_suite("lm_eval") is LmEval
+    spec = tmp_path / "run.yaml"
+    spec.write_text(
+        "engine: Reference\nmodel: builtin:tiny\ntests:\n"
+        f"  - {{type: lm_eval, tasks: tiny_prose, include_path: {task_folder}, "
+        "include_defaults: false, limit: 0.25}\n"
+    )
+    loaded = load_spec(str(spec))
+    found = evalution.run(engine=loaded.engine, model=loaded.model, tests=loaded.tests)
+    assert found["tiny_prose"].n == 2
+
+
+def test_a_sampled_task_asks_as_often_as_it_repeats(
+    session: BaseInferenceSession, task_folder: Path
+) -> None:
+    found = evalution.run(session=session, tests=[declared(task_folder, "tiny_sampled")])
+    assert found["tiny_sampled"].requests == 12
+    (suite,) = declared(task_folder, "tiny_sampled").suites()
+    assert {Capability.SAMPLING, Capability.SEED} <= suite.needs
+
+
+def test_a_chat_is_rendered_by_the_session_as_lm_eval_renders_it(
+    session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate
+) -> None:
+    options: dict[str, Any] = {"apply_chat_template": True, "num_fewshot": 1}
+    test = declared(task_folder, "tiny_chat", system_instruction="Be brief.", **options)
+    found = evalution.run(session=session, tests=[test])
+    right = evaluate(
+        EvalutionLM(session=session), "tiny_chat", system_instruction="Be brief.", **options
+    )
+    assert scores(found["tiny_chat"]) == close_to(theirs(right, "tiny_chat"))
+    texts = {one["doc_id"]: one["resps"][0][0] for one in right["samples"]["tiny_chat"]}
+    assert {s.index: s.prediction for s in found["tiny_chat"].samples} == texts
+
+
+class Failing(BaseInferenceSession):
+    """Another session that fails some requests."""
+
+    def __init__(self, inner: BaseInferenceSession, fails: Callable[[Any], bool]):
+        self.inner = inner
+        self.fails = fails
+
+    def _some(self, stream: Any, requests: Any, **options: Any) -> Iterator[Any]:
+        failed: list[tuple[Any, Any]] = []
+
+        def passed() -> Iterator[Any]:
+            for key, request in requests:
+                if self.fails(request):
+                    failed.append((key, RequestFailure(InvalidRequestError("poisoned"))))
+                else:
+                    yield key, request
+
+        yield from stream(passed(), **options)
+        yield from failed
+
+    def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        return self._some(self.inner.generate_continuous, requests, batch_size=batch_size)
+
+    def loglikelihood_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        return self._some(self.inner.loglikelihood_continuous, requests, batch_size=batch_size)
+
+    def generate(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        raise NotImplementedError
+
+    def loglikelihood(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        raise NotImplementedError
+
+    def loglikelihood_rolling(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        raise NotImplementedError
+
+    def gc(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_a_failed_sample_is_wrong_in_a_mean_and_left_out_of_a_perplexity(
+    session: BaseInferenceSession, task_folder: Path
+) -> None:
+    whole = evalution.run(session=session, tests=[declared(task_folder, "tiny_last_word")])
+    lost = {sample.index for sample in whole["tiny_last_word"].samples[:3]}
+    contexts = {s.prompt for s in whole["tiny_last_word"].samples if s.index in lost}
+    failing = Failing(session, lambda request: request.context in contexts)
+    found = evalution.run(session=failing, tests=[declared(task_folder, "tiny_last_word")])
+    suite = found["tiny_last_word"]
+    assert (suite.failed, suite.n) == (3, 12)
+    right = sum(s.metrics["acc"] for s in whole["tiny_last_word"].samples if s.index not in lost)
+    assert (suite.metrics["acc"].value, suite.metrics["acc"].n) == (pytest.approx(right / 12), 12)
+    assert suite.metrics["perplexity"].n == 9
+
+
+def test_a_run_without_a_single_answer_still_has_scores(
+    session: BaseInferenceSession, task_folder: Path
+) -> None:
+    failing = Failing(session, lambda request: True)
+    found = evalution.run(session=failing, tests=[declared(task_folder, "tiny_group")])
+    suite = found["tiny_group"]
+    assert suite.failed == suite.n == 36
+    assert (suite.metrics["acc"].value, suite.metrics["acc"].n) == (0.0, 36)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "message"),
+    [
+        ("tiny_sum", ConfigurationError, "no task, group or tag 'tiny_sum'; did you mean 'tiny_"),
+        ("tiny_none_*", ConfigurationError, r"no task, group or tag 'tiny_none_\*'"),
+        ("tiny_unsafe", ConfigurationError, "'tiny_unsafe' runs code that the model wrote"),
+        ("tiny_seen", UnsupportedRequestError, "'tiny_seen' asks with images or audio"),
+        ("tiny_odd", ConfigurationError, "generation setting 'repetition_penalty' can't be asked"),
+        ("tiny_mixed", ConfigurationError, "'tiny_mixed' sums up tasks that ask for different"),
+    ],
+)
+def test_what_can_not_run_is_told_before_a_model_is_loaded(
+    task_folder: Path, task: str, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        evalution.run(engine=Reference(), model="nowhere", tests=[declared(task_folder, task)])
+
+
+def test_an_answer_that_is_begun_can_not_be_asked_in_a_chat(task_folder: Path) -> None:
+    (suite,) = declared(task_folder, "tiny_begun", apply_chat_template=True).suites()
+    with pytest.raises(ConfigurationError, match=r"begins the answer \(gen_prefix\)"):
+        suite.check_samples()
+
+
+def test_an_engine_that_only_writes_is_told_before_its_model_is_loaded(task_folder: Path) -> None:
+    class Writing(Reference):
+        capabilities = frozenset({Capability.GENERATE})
+
+    with pytest.raises(
+        UnsupportedRequestError, match="suite 'tiny_choices' needs loglikelihood; the capabilities"
+    ):
+        evalution.run(
+            engine=Writing(),
+            model="builtin:tiny",
+            tests=[declared(task_folder, "tiny_sums", "tiny_choices")],
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": []}, "option 'tasks' of suite LmEval must name at least one task"),
+        ({"tasks": "a", "limit": 0}, "option 'limit' of suite LmEval must be above 0"),
+        ({"tasks": "a", "num_fewshot": -1}, "option 'num_fewshot' of suite LmEval must not be"),
+        ({"tasks": "a", "num_shots": 1}, "no option 'num_shots'; did you mean 'num_fewshot'"),
+    ],
+)
+def test_options_are_strict(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        LmEval(**options)
