@@ -89,8 +89,14 @@ def borrowed(options: Options, handles: Mapping[str, Any]) -> Runnable:
     names = ("model", "tokenizer")
     missing = [name for name in names if not isinstance(found, Mapping) or name not in handles]
     if missing:
+        came = (
+            f"it has: {', '.join(map(str, found)) or 'nothing'}"
+            if isinstance(found, Mapping)
+            else f"got a {type(found).__name__}"
+        )
         raise ConfigurationError(
-            f"attach needs a mapping with model and tokenizer; {' and '.join(missing)} missing"
+            f"attach needs a mapping with model and tokenizer; {' and '.join(missing)} missing; "
+            f"{came}"
         )
     model = _unwrapped(handles["model"])
     lent = lending(model)

@@ -12,9 +12,11 @@ INSTALL_HINTS = {
     "LlamaCpp": "evalution-llama-cpp",
     "OpenAICompatible": "evalution-openai",
     "OpenVINO": "evalution-openvino",
+    "RayReplicas": "evalution-ray",
     "Reference": "evalution-reference",
     "SGLang": "evalution-sglang",
     "TensorRTLLM": "evalution-tensorrt-llm",
+    "Tinker": "evalution-tinker",
     "Tinygrad": "evalution-tinygrad",
     "Transformers": "evalution-transformers",
     "TransformersCompat": "evalution-transformers",
@@ -26,6 +28,10 @@ SERVER_HINTS = {"build_openai_compatible_server": "evalution-openai[server]"}
 """Builder of a server, as `evalution.engines` has it, to the requirement that brings it."""
 
 
+BACKEND_HINT = "evalution-training"
+"""The distribution that reads the section `backend` of a spec."""
+
+
 class CommandHint(NamedTuple):
     """What a command of another package does, and the requirement that brings it."""
 
@@ -34,6 +40,8 @@ class CommandHint(NamedTuple):
 
 
 COMMAND_HINTS = {
+    "bench": CommandHint("Measure how fast an engine or a server answers.", "evalution-guidellm"),
+    "inspect-log": CommandHint("Write a run as logs of Inspect, one a suite.", "evalution-inspect"),
     "serve": CommandHint(
         "Serve a model over HTTP, to clients of OpenAI and others.", "evalution-openai[server]"
     ),

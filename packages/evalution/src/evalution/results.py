@@ -126,7 +126,8 @@ class SuiteResult:
 class RunResult:
     """One model on one engine, and the suites that were run so far.
 
-    `limit` bounds the rows of every suite besides the suite's own `max_rows`. `notices` are what a
+    `limit` bounds the rows of every suite besides the suite's own `max_rows`. `step` is the step of
+    training at which the model was evaluated, where it was one in the making. `notices` are what a
     person should know of the run as a whole, such as answers that a damaged journal lost. All that
     differs between two runs of the same thing stands under `timings`.
     """
@@ -136,6 +137,7 @@ class RunResult:
     scoring_policy: dict[str, Any]
     versions: dict[str, Any]
     limit: int | None = None
+    step: int | None = None
     status: Status = "running"
     started: str = ""
     finished: str | None = None
@@ -167,6 +169,7 @@ class RunResult:
             "engine": self.engine,
             "scoring_policy": self.scoring_policy,
             "limit": self.limit,
+            "step": self.step,
             "suites": [suite.to_dict() for suite in self.suites],
             "versions": self.versions,
             "timings": {"started": self.started, "finished": self.finished, **self.timings},

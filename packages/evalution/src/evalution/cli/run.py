@@ -15,6 +15,7 @@ from evalution.cli.terminal_progress import terminal_progress
 from evalution.results import RunResult
 from evalution.runs.folder import DefaultFolder
 from evalution.runs.handle import Run
+from evalution.runs.preflight import check_suites
 from evalution.spec.run_spec import Spec, load_spec
 from evalution.table import complaints, console, result_table
 from evalution_core import ConfigurationError, EvalutionError, UnsupportedRequestError
@@ -45,11 +46,7 @@ def run(
     """Run a spec: progress, a table of scores, and a run folder."""
     with told_errors(debug=debug):
         loaded = load_spec(spec)
-        if loaded.against is not None:
-            raise ConfigurationError(
-                f"{spec} has the section 'against', which is for `evalution parity {spec}`; a run "
-                "has one engine"
-            )
+        _check_one_engine(loaded, spec)
         handle = Run(
             loaded.engine,
             loaded.model,
@@ -61,6 +58,7 @@ def run(
             isolate=loaded.isolate,
             on_error=loaded.failures.on_error,
             max_failures=loaded.failures.max_failures,
+            backend=loaded.backend,
             progress=terminal_progress(),
         )
         try:
@@ -72,11 +70,20 @@ def run(
             raise typer.Exit(EXIT_WITH_FAILURES)
 
 
+def _check_one_engine(loaded: Spec, spec: str) -> None:
+    if loaded.against is not None:
+        raise ConfigurationError(
+            f"{spec} has the section 'against', which is for `evalution parity {spec}`; a run has "
+            "one engine"
+        )
+
+
 def _run_all(handle: Run, spec: Spec) -> None:
     try:
         with finishing_first(handle), handle:
-            handle.prepare(spec.tests)
-            for suite in spec.tests:
+            suites = check_suites(spec.tests)
+            handle.prepare(suites)
+            for suite in suites:
                 handle.run(suite)
     except (ConfigurationError, UnsupportedRequestError) as error:
         if not handle.has_begun:

@@ -17,7 +17,9 @@ from evalution.cli.option_table import options_table
 from evalution.cli.options import DebugOption
 from evalution.spec.declaration_schema import summary_of, written_doc
 from evalution.spec.option_schema import filter_definitions, suite_options_schema
+from evalution.suites.declaration import SuiteDeclaration
 from evalution.suites.discovery import available_suites, load_suite
+from evalution.suites.suite import Suite
 from evalution.table import console
 
 _OURS = "evalution."
@@ -65,7 +67,7 @@ def _listed() -> Iterator[_Listed]:
     for name, value in available_suites().items():
         if value.startswith(_OURS):
             kind = load_suite(name)
-            yield _Listed(name, kind.request_kind.value, summary_of(written_doc(kind)), value)
+            yield _Listed(name, _asked_for(kind), summary_of(written_doc(kind)), value)
         else:
             # A module of somebody else's may import anything, and may be broken.
             yield _Listed(name, None, None, value)
@@ -78,7 +80,7 @@ def _show_suite(name: str, *, as_json: bool) -> None:
         schema["$defs"] = {**schema.get("$defs", {}), **filter_definitions()}
         shown = {
             "name": kind.__name__,
-            "requests": kind.request_kind.value,
+            "requests": _asked_for(kind),
             "measures": summary_of(written_doc(kind)),
             "options_schema": schema,
         }
@@ -86,4 +88,9 @@ def _show_suite(name: str, *, as_json: bool) -> None:
         return
     print(summary_of(written_doc(kind)))
     console().print(options_table(kind.__name__, schema))
-    print(f"asks for: {kind.request_kind.value}")
+    print(f"asks for: {_asked_for(kind) or 'what its suites ask for'}")
+
+
+def _asked_for(kind: type[SuiteDeclaration]) -> str | None:
+    """The kind of request; a set's suites may each have another."""
+    return kind.request_kind.value if issubclass(kind, Suite) else None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from evalution.cli.errors import told_errors
 from evalution.cli.options import DebugOption, SpecArgument
-from evalution.runs.preflight import check_capabilities, check_model
-from evalution.spec.run_spec import Lane, Spec, load_spec
+from evalution.runs.preflight import check_capabilities, check_model, check_suites
+from evalution.spec.run_spec import Lane, load_spec
+from evalution.suites.suite import AnySuite
 
 
 def validate(spec: SpecArgument, debug: DebugOption = False) -> None:
@@ -15,16 +18,17 @@ def validate(spec: SpecArgument, debug: DebugOption = False) -> None:
     """
     with told_errors(debug=debug):
         loaded = load_spec(spec)
-        _check_lane("engine", Lane(loaded.engine, loaded.model), loaded)
+        suites = check_suites(loaded.tests)
+        _check_lane("engine", Lane(loaded.engine, loaded.model), suites)
         if loaded.against is not None:
-            _check_lane("against", loaded.against, loaded)
-        for suite in loaded.tests:
+            _check_lane("against", loaded.against, suites)
+        for suite in suites:
             print(f"test {suite.title}: {type(suite).__name__}, {suite.check_samples()} rows")
         print(f"{spec} is valid")
 
 
-def _check_lane(section: str, lane: Lane, spec: Spec) -> None:
+def _check_lane(section: str, lane: Lane, suites: Sequence[AnySuite]) -> None:
     engine = type(lane.engine)
     check_model(lane.model, lane.engine)
-    check_capabilities(spec.tests, engine.capabilities, f"of engine {engine.__name__}")
+    check_capabilities(suites, engine.capabilities, f"of engine {engine.__name__}")
     print(f"{section} {engine.__name__}, model {lane.model.name}")

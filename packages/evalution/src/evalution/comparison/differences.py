@@ -27,8 +27,8 @@ class Difference:
 
 def run_differences(left: RunResult, right: RunResult) -> list[Difference]:
     """Differences of model, engine, scoring policy, versions and row limit, in that order."""
-    before = {name: getattr(left, name) for name in (*_SECTIONS, "limit")}
-    after = {name: getattr(right, name) for name in (*_SECTIONS, "limit")}
+    before = {name: getattr(left, name) for name in (*_SECTIONS, "limit", "step")}
+    after = {name: getattr(right, name) for name in (*_SECTIONS, "limit", "step")}
     return [*_between(before, after, "")]
 
 

@@ -19,7 +19,7 @@ _DISTINCTIONS_SHOWN = 4
 class RunLabel:
     """A run's name: the letter it bears throughout, and what sets it apart from the others.
 
-    `distinctions` holds `option=value` of the model, the engine and the limit, where they differ.
+    `distinctions` holds `option=value` of model, engine, limit and step, where they differ.
     `legend` is the letter with what a reader needs to tell this run from its neighbours.
     """
 
@@ -101,7 +101,7 @@ def ordered_union(groups: Iterable[Iterable[str]]) -> list[str]:
 def _settings(run: RunResult) -> dict[str, str]:
     engine: dict[str, Any] = run.engine.get("options") or {}
     model = {name: value for name, value in run.model.items() if name != "label"}
-    return flattened(model) | flattened(engine) | flattened({"limit": run.limit})
+    return flattened(model) | flattened(engine) | flattened({"limit": run.limit, "step": run.step})
 
 
 def _letter(position: int) -> str:

@@ -13,6 +13,7 @@ from evalution.counts import count_problem, shown_value
 from evalution.parity import ParityResult
 from evalution.paths import typed_path
 from evalution.report.conditions import run_conditions, suite_conditions
+from evalution.report.curves import curve_figures
 from evalution.report.difference_figures import difference_figures
 from evalution.report.differences import differences_to_first
 from evalution.report.embedded_json import embedded_json
@@ -93,13 +94,15 @@ def _page(
     gaps = difference_figures(differences, labels)
     payload = sample_payload(suites, letters, samples_per_suite) if samples_per_suite else None
     parity = [parity_view(check, position) for position, check in enumerate(checks)]
-    figures = [*scores, *gaps, *(figure for view in parity for figure in view.figures)]
+    curves = curve_figures(suites, [run.step for run in runs])
+    figures = [*curves, *scores, *gaps, *(figure for view in parity for figure in view.figures)]
     values: Mapping[str, Any] = {
         "title": _title(labels, parity),
         "made_by": f"evalution {version('evalution')}",
         "labels": labels,
         "runs": [run_overview(run, label) for run, label in zip(runs, labels, strict=True)],
         "suites": suites,
+        "curves": curves,
         "figures": scores,
         "differences": differences,
         "difference_figures": gaps,

@@ -13,6 +13,7 @@ from typing import Any
 from evalution.report.number_texts import chance_text, score_text, signed_text
 from evalution_core import ConfigurationError
 
+_PACKAGE = "evalution.report"
 _STYLES = ("report.css", "browser.css", "print.css")
 _SCRIPTS = ("figures.js", "sample_rows.js", "sample_view.js", "sample_browser.js")
 
@@ -43,7 +44,7 @@ def load_assets(*, with_figures: bool) -> Assets:
     Raises:
         ConfigurationError: Plotly isn't installed.
     """
-    folder = files("evalution.report") / "assets"
+    folder = files(_PACKAGE) / "assets"
     own = [(folder / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     plotly = [_library("plotly.offline").get_plotlyjs()] if with_figures else []
     scripts = tuple(_as_html_reads_it(script) for script in [*plotly, *own])
@@ -51,15 +52,22 @@ def load_assets(*, with_figures: bool) -> Assets:
     return Assets("\n".join(styles), scripts)
 
 
-def render(template: str, values: Mapping[str, Any]) -> str:
-    """A template of this package filled in; every value is escaped unless it is `Markup`.
+def render(template: str, values: Mapping[str, Any], *, package: str = _PACKAGE) -> str:
+    """A template filled in; every value is escaped unless it is `Markup`.
+
+    Args:
+        template: its name in the folder `templates` of `package`, or of this one: another package's
+            page extends `frame.html.j2`.
+        values: what it shows.
+        package: whose template it is.
 
     Raises:
         ConfigurationError: Jinja isn't installed.
     """
     jinja = _library("jinja2")
+    folders = [jinja.PackageLoader(name) for name in dict.fromkeys((package, _PACKAGE))]
     environment = jinja.Environment(
-        loader=jinja.PackageLoader("evalution.report"),
+        loader=jinja.ChoiceLoader(folders),
         autoescape=True,
         undefined=jinja.StrictUndefined,
         trim_blocks=True,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from evalution.results import to_json
+from evalution.runs.backend import ModelBackend
 from evalution.suites.declaration import path_options
 from evalution.suites.suite import AnySuite
 from evalution_core import BaseEngine, Model
@@ -24,9 +25,16 @@ _SHOWN_LENGTH = 60
 
 
 def run_declaration(
-    engine: BaseEngine | None, model: Model, limit: int | None, record: Mapping[str, Any]
+    engine: BaseEngine | None,
+    model: Model,
+    limit: int | None,
+    record: Mapping[str, Any],
+    backend: ModelBackend | None = None,
 ) -> dict[str, Any]:
-    """Engine with the options that change numbers, model without its label, limit; JSON-safe."""
+    """Engine with the options that change numbers, model without its label, limit; JSON-safe.
+
+    A run with a backend has that besides.
+    """
     declared = model.to_dict()
     del declared["label"]
     if declared["path"] is not None and Path(declared["path"]).exists():
@@ -40,6 +48,7 @@ def run_declaration(
             },
             "model": declared,
             "limit": limit,
+            **({} if backend is None else {"backend": backend.to_dict()}),
         }
     )
 

@@ -97,7 +97,7 @@ class RunFolder:
         if self.is_resumed:
             return
         Journal.delete(self.path / JOURNAL)
-        if self.is_new:
+        if self.is_new and not any(self.path.iterdir()):  # a backend may have left something
             self.path.rmdir()
 
     @contextmanager

@@ -8,17 +8,10 @@ from threading import Event
 from types import TracebackType
 from typing import Any, Self
 
-from evalution.conditions.engine_record import (
-    SCORING_POLICY,
-    answering_engine,
-    answering_software,
-    engine_record,
-)
 from evalution.execution.suite_execution import SuiteExecution
 from evalution.foreign_code import clean_up
-from evalution.journal import AnswerBase, answer_base
 from evalution.progress.reports import Progress, Silence
-from evalution.results import RunResult
+from evalution.runs.backend import ModelBackend, run_model
 from evalution.runs.declared import (
     free_name,
     run_declaration,
@@ -29,16 +22,17 @@ from evalution.runs.failure_policy import FailurePolicy, OnError
 from evalution.runs.folder import DefaultFolder
 from evalution.runs.lease import SessionLease
 from evalution.runs.preflight import (
-    as_model,
     check_capabilities,
     check_engine,
     check_limit,
     check_model,
     check_session,
+    check_step,
     check_suites,
 )
-from evalution.runs.record import RunRecord
-from evalution.runs.store import RunStore, Storage
+from evalution.runs.record import RunRecord, new_result
+from evalution.runs.store import RunStore, Storage, run_answer_base
+from evalution.suites.declaration import SuiteDeclaration
 from evalution.suites.suite import AnySuite
 from evalution_core import (
     BaseEngine,
@@ -77,6 +71,8 @@ class Run:
         on_error: `raise` ends the run at the first failed sample.
         max_failures: more failed samples than that, over all suites, end it.
         progress: told how the run goes on; None is silent.
+        backend: prepares the model that `engine` attaches to, in place of `model`.
+        step: the step of training that the model is at; a report plots scores over it.
     """
 
     def __init__(
@@ -94,12 +90,16 @@ class Run:
         on_error: OnError = "record",
         max_failures: int | None = None,
         progress: Progress | None = None,
+        backend: ModelBackend | None = None,
+        step: int | None = None,
     ):
         check_session(session, engine, isolate=isolate)
         check_limit(limit)
+        check_step(step)
         storage = Storage(output, fresh, retry_failed, cache)
         self._engine = None if engine is None else check_engine(engine)
-        self._model = Model() if model is None else as_model(model)
+        self._model = run_model(model, backend, self._engine, isolate=isolate)
+        self._backend = backend
         self._limit = limit
         self._failures = FailurePolicy(on_error, max_failures)
         self._progress: Progress = progress or Silence()
@@ -108,18 +108,18 @@ class Run:
         self._stop = Event()
         self._is_running = False
         self._closed = False
-        self.result = RunResult(
-            model=self._model.to_dict(),
-            engine=engine_record(self._engine, session),
-            scoring_policy=dict(SCORING_POLICY),
-            versions={},
-            limit=limit,
-            folder=storage.folder,
-        )
+        self.result = new_result(self._engine, self._model, session, backend)
+        self.result.limit, self.result.step = limit, step
+        self.result.folder = storage.folder
         self._record = RunRecord(self.result)
         self._store = RunStore(storage, self.result.notices)
         self._lease = SessionLease(
-            self._engine, self._model, session, self.result.engine, isolate=isolate
+            self._engine,
+            self._model,
+            session,
+            self.result.engine,
+            isolate=isolate,
+            backend=backend,
         )
 
     @property
@@ -154,8 +154,8 @@ class Run:
                 count = suite.check_samples(self._limit)
                 self._checked[id(suite)] = (suite, options, count)
 
-    def run(self, suite: AnySuite) -> Self:
-        """Run one suite and add its scores to `result`.
+    def run(self, suite: SuiteDeclaration) -> Self:
+        """Run one suite, or those of a set, and add the scores to `result`.
 
         Raises:
             SessionClosedError: the handle is closed.
@@ -164,16 +164,10 @@ class Run:
         """
         if self._closed:
             raise SessionClosedError("this run is closed; start another one")
-        check_suites([suite])
-        self._check([suite])
-        try:
-            if self._stop.is_set():
-                raise KeyboardInterrupt
-            self._begin(suite)
-            self._run(suite)
-        except BaseException as error:
-            self._note_failure(error, suite)
-            raise
+        suites = check_suites([suite])
+        self._check(suites)
+        for one in suites:
+            self._run_checked(one)
         return self
 
     def stop(self) -> bool:
@@ -218,34 +212,37 @@ class Run:
             self._record.fail(error)
         clean_up(error, self.close)
 
+    def _run_checked(self, suite: AnySuite) -> None:
+        try:
+            if self._stop.is_set():
+                raise KeyboardInterrupt
+            self._begin(suite)
+            self._run(suite)
+        except BaseException as error:
+            self._note_failure(error, suite)
+            raise
+
     def _begin(self, suite: AnySuite) -> None:
         if self._lease.is_open:
             return
         # Before the weights: a folder that can't be written must not cost their loading.
         self._store.open(
-            run_declaration(self._engine, self._model, self._limit, self.result.engine),
+            run_declaration(
+                self._engine, self._model, self._limit, self.result.engine, self._backend
+            ),
             suite_declarations(self._planned or [suite]),
             is_whole=bool(self._planned),
         )
         try:
-            self._lease.open(self._progress)
-            self._store.bind(self._base(), self.result.engine["identity"])
+            self._lease.open(self._progress, self._store.path)
+            base = run_answer_base(self._engine, self._model, self.result.engine)
+            self._store.bind(base, self.result.engine["identity"])
         except BaseException as error:
             clean_up(error, self._lease.close, self._store.discard)
             raise
         self.result.folder = self._store.path
         self._record.begin(self._lease.build_seconds)
         self._store.write_results(self.result)
-
-    def _base(self) -> AnswerBase:
-        return answer_base(
-            engine=self._engine and answering_engine(self._engine),
-            model=self._model,
-            identity=self.result.engine["identity"],
-            execution=self.result.engine["execution"],
-            scoring_policy=SCORING_POLICY,
-            software=answering_software(self._engine),
-        )
 
     def _run(self, suite: AnySuite) -> None:
         session = self._lease.for_suite(suite)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import weakref
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Self
 
 from evalution.conditions.engine_record import record_execution, record_identity
-from evalution.foreign_code import foreign_errors
+from evalution.foreign_code import clean_up, foreign_errors
 from evalution.progress.reports import Progress
+from evalution.runs.backend import ModelBackend
 from evalution.runs.preflight import check_capabilities
 from evalution.suites.suite import AnySuite, RequestKind
 from evalution_core import (
@@ -23,7 +28,8 @@ from evalution_core import (
 class SessionLease:
     """One session, used by suites in turn; closed at the end unless it was lent.
 
-    A build that fails leaves the lease as it was, so it can be tried again. What the session says
+    With a backend, the engine attaches to what it prepares, and the end tears that down too. A
+    build that fails leaves the lease as it was, so it can be tried again. What the session says
     about itself goes into `record`, the engine's part of the results.
     """
 
@@ -35,13 +41,16 @@ class SessionLease:
         record: dict[str, Any],
         *,
         isolate: bool,
+        backend: ModelBackend | None = None,
     ):
         self._engine = engine
         self._model = model
         self._lent = lent
         self._record = record
         self._isolate = isolate
+        self._backend = backend
         self._session: BaseInferenceSession | None = None
+        self._release = ExitStack()
         self._finalizer: weakref.finalize[..., Self] | None = None
         self._is_used = False
         self.build_seconds: float | None = None
@@ -50,15 +59,18 @@ class SessionLease:
     def is_open(self) -> bool:
         return self._session is not None
 
-    def open(self, progress: Progress) -> None:
+    def open(self, progress: Progress, folder: Path | None = None) -> None:
         """Build the session, or take the lent one, and note what it is.
+
+        A backend gets `folder`/backend to write to; without a folder, one that is removed.
 
         Raises:
             ConfigurationError: the engine refuses the model.
             EngineUnavailableError: the engine's runtime is missing.
             EngineRuntimeError: the build failed in a way the engine doesn't know.
         """
-        self._session = session = self._built(progress) if self._lent is None else self._lent
+        session = self._built(progress, folder) if self._lent is None else self._lent
+        self._session = session
         record_identity(self._record, session)
         record_execution(self._record, session)
 
@@ -89,41 +101,56 @@ class SessionLease:
             record_execution(self._record, self._session)
 
     def close(self) -> None:
-        """Close the session if it was built here. Idempotent."""
-        session, self._session = self._session, None
+        """Close the session if it was made here, and tear down what it attached to. Idempotent."""
+        self._session = None
         if self._finalizer is not None:
             self._finalizer.detach()
-        if session is not None and session is not self._lent:
-            with foreign_errors("close"):
-                session.close()
+        with foreign_errors("close"):
+            self._release.close()
 
-    def _built(self, progress: Progress) -> BaseInferenceSession:
+    def _built(self, progress: Progress, folder: Path | None) -> BaseInferenceSession:
         assert self._engine is not None
         name = type(self._engine).__name__
         progress.model_loading(self._model.name, name)
         before = time.perf_counter()
         try:
             with foreign_errors(f"engine {name} could not load {self._model.name}"):
-                session = self._build(self._engine)
-        except BaseException:
+                session = self._build(self._engine, folder)
+        except BaseException as error:
             progress.model_failed()
+            clean_up(error, self._release.close)
             raise
         self.build_seconds = time.perf_counter() - before
         progress.model_ready(self.build_seconds)
         if not isinstance(session, BaseInferenceSession):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise EngineRuntimeError(
-                f"engine {name}: build() must return a BaseInferenceSession, got {session!r}"
+            call = "build" if self._backend is None else "attach"
+            error = EngineRuntimeError(
+                f"engine {name}: {call}() must return a BaseInferenceSession, got {session!r}"
             )
+            clean_up(error, self._release.close)
+            raise error
+        self._release.callback(session.close)
         # A run that is dropped without `close` must not leave a model in memory.
-        self._finalizer = weakref.finalize(self, session.close)
+        self._finalizer = weakref.finalize(self, self._release.close)
         return session
 
-    def _build(self, engine: BaseEngine) -> BaseInferenceSession:
+    def _build(self, engine: BaseEngine, folder: Path | None) -> BaseInferenceSession:
+        if self._backend is not None:
+            return engine.attach(self._handles(self._backend, folder), self._model)
         if not self._isolate:
             return engine.build(self._model)
         from evalution.workers import build_supervised  # noqa: PLC0415 - most runs need no process
 
         return build_supervised(engine, self._model)
+
+    def _handles(self, backend: ModelBackend, folder: Path | None) -> Mapping[str, Any]:
+        if folder is None:
+            made = tempfile.TemporaryDirectory(prefix="evalution-")
+            folder = Path(self._release.enter_context(made))
+        run_dir = folder / "backend"
+        run_dir.mkdir(exist_ok=True)
+        self._release.callback(_remove_empty, run_dir)
+        return self._release.enter_context(backend.prepared(run_dir))
 
     def _check(self, session: BaseInferenceSession) -> None:
         with foreign_errors("self check"):
@@ -139,3 +166,8 @@ class SessionLease:
             raise EngineRuntimeError(
                 f"the session failed its self check, so its scores would be wrong: {check.detail}"
             )
+
+
+def _remove_empty(folder: Path) -> None:
+    if not any(folder.iterdir()):
+        folder.rmdir()

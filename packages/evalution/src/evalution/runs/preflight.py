@@ -9,7 +9,8 @@ from typing import Any
 from evalution.counts import count_problem, shown_value
 from evalution.foreign_code import foreign_errors
 from evalution.paths import path_errors, typed_path
-from evalution.suites.suite import AnySuite, Suite
+from evalution.suites.suite import AnySuite
+from evalution.suites.suite_set import expanded
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -59,6 +60,12 @@ def check_limit(limit: int | None) -> None:
         raise ConfigurationError(f"limit must be an int of at least 1, got {shown_value(limit)}")
     if problem := count_problem(limit, least=1):
         raise ConfigurationError(f"limit {problem}, got {shown_value(limit)}")
+
+
+def check_step(step: int | None) -> None:
+    """Raise `ConfigurationError` unless it is no step of training, or a count from 0."""
+    if step is not None and (type(step) is not int or count_problem(step, least=0)):
+        raise ConfigurationError(f"step must be an int of at least 0, got {shown_value(step)}")
 
 
 def as_model(model: object) -> Model:
@@ -119,13 +126,11 @@ def check_capabilities(
 
 
 def check_suites(tests: object) -> Sequence[AnySuite]:
-    """Raise `ConfigurationError` unless it is a list of suites, and not an empty one."""
+    """The suites of a run's tests, those that a test stands for in its place.
+
+    Raises:
+        ConfigurationError: it is no list of suites, an empty one, or a test can't be made suites.
+    """
     if not isinstance(tests, list | tuple) or not tests:
         raise ConfigurationError(f"tests must be a list with at least one suite, got {tests!r}")
-    members: list[Any] = list(tests)  # pyright: ignore[reportUnknownArgumentType]
-    for suite in members:
-        if not isinstance(suite, Suite):
-            raise ConfigurationError(
-                f"a test must be a suite such as suites.Generation(…), got {suite!r}"
-            )
-    return members
+    return expanded(tests)  # pyright: ignore[reportUnknownArgumentType]

@@ -135,6 +135,7 @@ class _Document(_Part):
     engine: dict[str, Any]
     scoring_policy: dict[str, Any]
     limit: int | None
+    step: int | None = None
     suites: list[_Suite]
     versions: dict[str, Any]
     timings: _RunTimings
@@ -146,6 +147,7 @@ class _Document(_Part):
             scoring_policy=self.scoring_policy,
             versions=self.versions,
             limit=self.limit,
+            step=self.step,
             status=self.status,
             started=self.timings.started,
             finished=self.timings.finished,

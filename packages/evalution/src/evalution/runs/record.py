@@ -5,9 +5,27 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
+from evalution.conditions.engine_record import SCORING_POLICY, engine_record
 from evalution.conditions.versions import software_versions
 from evalution.results import RunResult
-from evalution_core import scrub
+from evalution.runs.backend import ModelBackend
+from evalution_core import BaseEngine, BaseInferenceSession, Model, redact, scrub
+
+
+def new_result(
+    engine: BaseEngine | None,
+    model: Model,
+    session: BaseInferenceSession | None,
+    backend: ModelBackend | None,
+) -> RunResult:
+    """The result of a run in which nothing has happened yet."""
+    prepared = {} if backend is None else {"backend": redact(backend.to_dict())}
+    return RunResult(
+        model=model.to_dict() | prepared,
+        engine=engine_record(engine, session),
+        scoring_policy=dict(SCORING_POLICY),
+        versions={},
+    )
 
 
 class RunRecord:

@@ -8,16 +8,17 @@ from typing import Any
 
 from evalution.progress.reports import Progress
 from evalution.results import RunResult
+from evalution.runs.backend import ModelBackend
 from evalution.runs.failure_policy import OnError
 from evalution.runs.handle import Run
 from evalution.runs.preflight import check_suites
-from evalution.suites.suite import AnySuite
+from evalution.suites.declaration import SuiteDeclaration
 from evalution_core import BaseEngine, BaseInferenceSession, Model
 
 
 def run(
     *,
-    tests: Sequence[AnySuite],
+    tests: Sequence[SuiteDeclaration],
     engine: BaseEngine | None = None,
     model: Model | Mapping[str, Any] | str | None = None,
     session: BaseInferenceSession | None = None,
@@ -30,6 +31,8 @@ def run(
     on_error: OnError = "record",
     max_failures: int | None = None,
     progress: Progress | None = None,
+    backend: ModelBackend | None = None,
+    step: int | None = None,
 ) -> RunResult:
     """Run the suites `tests` in their order on a model, and close it; the rest as for `Run`.
 
@@ -54,6 +57,8 @@ def run(
         on_error=on_error,
         max_failures=max_failures,
         progress=progress,
+        backend=backend,
+        step=step,
     ) as handle:
         handle.prepare(suites)
         for suite in suites:

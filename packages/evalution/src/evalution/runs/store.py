@@ -9,14 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evalution.conditions.engine_record import (
+    SCORING_POLICY,
+    answering_engine,
+    answering_software,
+)
 from evalution.execution.answer_store import AnswerStore, NoAnswers
 from evalution.execution.recall import SuiteAnswers
-from evalution.journal import AnswerBase, Journal
+from evalution.journal import AnswerBase, Journal, answer_base
 from evalution.paths import typed_path
 from evalution.results import RunResult, SampleResult, SuiteResult
 from evalution.runs.declared import RUN, differences, is_asked, listed, section_of
 from evalution.runs.folder import DefaultFolder, RunFolder, as_output, opened_folder
-from evalution_core import ConfigurationError
+from evalution_core import BaseEngine, ConfigurationError, Model
 
 CACHE = "answers.sqlite"
 _IDENTITY = "identity"
@@ -51,6 +56,20 @@ class Storage:
         """The run folder, where it is known before the run begins."""
         found = as_output(self.output)
         return found if isinstance(found, Path) else None
+
+
+def run_answer_base(
+    engine: BaseEngine | None, model: Model, record: Mapping[str, Any]
+) -> AnswerBase:
+    """What every key of a run's answers begins with; `record` is the engine's part of results."""
+    return answer_base(
+        engine=engine and answering_engine(engine),
+        model=model,
+        identity=record["identity"],
+        execution=record["execution"],
+        scoring_policy=SCORING_POLICY,
+        software=answering_software(engine),
+    )
 
 
 class RunStore:

@@ -9,7 +9,7 @@ import pydantic
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from evalution.scoring.filters import FILTERS, Filter
-from evalution.suites.suite import AnySuite
+from evalution.suites.declaration import SuiteDeclaration
 from evalution_core import BaseEngine, scrub
 from evalution_core.options import option_fields
 
@@ -22,7 +22,7 @@ _UNRESOLVED = {"x-evalution": "filter"}
 """In place of the reference while pydantic works, which resolves each one that it meets."""
 
 
-def suite_options_schema(kind: type[AnySuite]) -> dict[str, Any]:
+def suite_options_schema(kind: type[SuiteDeclaration]) -> dict[str, Any]:
     """An object with the type and default of each option; filters are steps as a spec writes them.
 
     An option of a class without a plain form may be anything: the suite itself judges it.

@@ -41,12 +41,17 @@ def spec_program(spec: Spec, name: str) -> str:
     name that the program's docstring tells; its value is not in the program.
 
     Raises:
-        ConfigurationError: the spec is for a parity check, or an option holds an object.
+        ConfigurationError: the spec is for a parity check or has a backend, or an option holds an
+            object.
     """
     if spec.against is not None:
         raise ConfigurationError(
             f"{name} has the section 'against', which is for `evalution parity`; a program of a "
             "run has one engine"
+        )
+    if spec.backend is not None:
+        raise ConfigurationError(
+            f"{name} has the section 'backend'; write its program with evalution_training.prepared"
         )
     writer = _Writer()
     arguments: dict[str, Any] = {

@@ -18,11 +18,14 @@ from evalution.foreign_code import foreign_errors
 from evalution.hints import INSTALL_HINTS
 from evalution.paths import path_errors, typed_path
 from evalution.rows.local import BUILTIN
+from evalution.runs.backend import ModelBackend, check_backend
 from evalution.runs.failure_policy import FailurePolicy
 from evalution.runs.preflight import as_model
+from evalution.spec.backend_section import read_backend
+from evalution.spec.sections import EXAMPLES, as_mapping, declaration
 from evalution.spec.yaml_file import read_yaml
+from evalution.suites.declaration import SuiteDeclaration
 from evalution.suites.discovery import load_suite
-from evalution.suites.suite import AnySuite
 from evalution_core import (
     BaseEngine,
     ConfigurationError,
@@ -34,7 +37,7 @@ from evalution_core import (
 )
 from evalution_core.options import option_fields
 
-SECTIONS = ("engine", "model", "tests", "against", "isolate", "on_error", "max_failures")
+SECTIONS = ("engine", "model", "tests", "backend", "against", "isolate", "on_error", "max_failures")
 """What a spec may hold at its top."""
 
 
@@ -50,16 +53,18 @@ class Lane:
 class Spec:
     """A run that is declared in full; nothing of it is loaded.
 
-    `against` is what a parity check holds the engine to; a run has none.
+    `against` is what a parity check holds the engine to; a run has none. With a `backend`, the
+    engine attaches to the model that it prepares.
     """
 
     path: Path
     engine: BaseEngine
     model: Model
-    tests: Sequence[AnySuite]
+    tests: Sequence[SuiteDeclaration]
     against: Lane | None = None
     isolate: bool = False
     failures: FailurePolicy = field(default_factory=FailurePolicy)
+    backend: ModelBackend | None = None
 
 
 def load_spec(source: str) -> Spec:
@@ -100,7 +105,7 @@ def spec_path(source: str) -> Path:
 
 def parse_spec(found: object, path: Path) -> Spec:
     """The spec in a YAML document's value; errors as `load_spec`."""
-    document = _mapping(found, "a spec")
+    document = as_mapping(found, "a spec")
     for section in document:
         if section not in SECTIONS:
             raise ConfigurationError(
@@ -109,17 +114,22 @@ def parse_spec(found: object, path: Path) -> Spec:
             )
     for section in ("engine", "tests"):
         if document.get(section) is None:
-            raise ConfigurationError(f"the section {section!r} is missing{_EXAMPLES[section]}")
+            raise ConfigurationError(f"the section {section!r} is missing{EXAMPLES[section]}")
     folder = path.resolve().parent if path.is_symlink() else path.parent
-    model = _model(document.get("model"), folder)
+    engine = parse_engine(document["engine"])
+    backend = _backend(document, folder)
+    model = _model(document.get("model"), folder) if backend is None else backend.model
+    if backend is not None:
+        check_backend(backend, engine)
     return Spec(
         path,
-        parse_engine(document["engine"]),
+        engine,
         model,
         _tests(document["tests"], folder),
         _against(document.get("against"), model, folder),
         _isolate(document.get("isolate", False)),
         FailurePolicy(document.get("on_error", "record"), document.get("max_failures")),
+        backend,
     )
 
 
@@ -130,7 +140,7 @@ def parse_engine(declared: object) -> BaseEngine:
         ConfigurationError: no engine has the name, or an option is wrong.
         EngineUnavailableError: the engine's package can't be imported.
     """
-    name, options = _declaration(declared, "engine")
+    name, options = declaration(declared, "engine")
     with _module_beside(name):
         engine = load_engine(name, hints=INSTALL_HINTS)
     _check_place(options, engine)
@@ -139,9 +149,9 @@ def parse_engine(declared: object) -> BaseEngine:
         return engine.from_options(options)
 
 
-def parse_test(declared: object, base: Path | None) -> AnySuite:
+def parse_test(declared: object, base: Path | None) -> SuiteDeclaration:
     """A suite from either form of a spec; errors as `parse_engine`."""
-    name, options = _declaration(declared, "test")
+    name, options = declaration(declared, "test")
     suite = load_suite(name)
     _check_place(options, suite)
     _check_plain(options, "test")
@@ -149,12 +159,12 @@ def parse_test(declared: object, base: Path | None) -> AnySuite:
         return suite.from_options(options, base=base)
 
 
-def _tests(declared: object, base: Path) -> list[AnySuite]:
+def _tests(declared: object, base: Path) -> list[SuiteDeclaration]:
     if not isinstance(declared, list) or not declared:
         raise ConfigurationError(
-            f"tests must be a list with at least one suite, got {declared!r}{_EXAMPLES['tests']}"
+            f"tests must be a list with at least one suite, got {declared!r}{EXAMPLES['tests']}"
         )
-    tests: list[AnySuite] = []
+    tests: list[SuiteDeclaration] = []
     for number, test in enumerate(cast(list[object], declared), start=1):
         try:
             tests.append(parse_test(test, base))
@@ -169,7 +179,7 @@ def _model(declared: object, base: Path) -> Model:
         return Model()
     if isinstance(declared, str):
         declared = {"path": declared}
-    model = as_model(dict(_mapping(declared, "the section 'model'")))
+    model = as_model(dict(as_mapping(declared, "the section 'model'")))
     if model.path is None or model.path.startswith(BUILTIN):
         return model
     # A Hub id looks like a relative path: only a file that is there, or `./`, settles it.
@@ -182,10 +192,23 @@ def _model(declared: object, base: Path) -> Model:
     return model
 
 
+def _backend(document: Mapping[str, Any], folder: Path) -> ModelBackend | None:
+    if document.get("backend") is None:
+        return None
+    for section in ("against", "isolate"):
+        if document.get(section):
+            raise ConfigurationError(
+                f"the section {section!r} needs models that engines load; take out 'backend'"
+            )
+    name, options = declaration(document["backend"], "backend")
+    _check_plain(options, "backend")
+    return read_backend(name, options, document.get("model"), folder)
+
+
 def _against(declared: object, model: Model, base: Path) -> Lane | None:
     if declared is None:
         return None
-    fields = dict(_mapping(declared, "the section 'against'"))
+    fields = dict(as_mapping(declared, "the section 'against'"))
     for name in fields:
         if name not in ("engine", "model"):
             raise ConfigurationError(
@@ -193,7 +216,7 @@ def _against(declared: object, model: Model, base: Path) -> Lane | None:
                 "(it holds an engine, and a model where that is another)"
             )
     if fields.get("engine") is None:
-        raise ConfigurationError(f"the section 'against' names no engine{_EXAMPLES['engine']}")
+        raise ConfigurationError(f"the section 'against' names no engine{EXAMPLES['engine']}")
     other = _model(fields["model"], base) if fields.get("model") is not None else model
     return Lane(parse_engine(fields["engine"]), other)
 
@@ -202,37 +225,6 @@ def _isolate(declared: object) -> bool:
     if not isinstance(declared, bool):
         raise ConfigurationError(f"isolate must be true or false, got {declared!r}")
     return declared
-
-
-def _declaration(declared: object, what: str) -> tuple[str, Mapping[str, Any]]:
-    if isinstance(declared, str):
-        return declared, {}
-    fields = dict(_mapping(declared, f"the {what}"))
-    for key in ("type", "kind"):
-        if key not in fields:
-            continue
-        name = fields.pop(key)
-        if not isinstance(name, str):
-            raise ConfigurationError(f"the {what}'s {key} must be a name, got {name!r}")
-        return name, _options(fields, key, what)
-    raise ConfigurationError(
-        f"the {what} names no type (it has: {', '.join(fields) or 'nothing'}){_EXAMPLES[what]}"
-    )
-
-
-def _options(fields: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any]:
-    if "params" not in fields:
-        if key == "kind" and fields:
-            raise ConfigurationError(
-                f"the {what} has kind and {', '.join(fields)} side by side; put options under "
-                "params, or write type in place of kind"
-            )
-        return fields
-    if beside := [name for name in fields if name != "params"]:
-        raise ConfigurationError(
-            f"the {what} has options both under params and beside it: {', '.join(beside)}"
-        )
-    return _mapping(fields["params"] or {}, f"the {what}'s params")
 
 
 @contextmanager
@@ -250,7 +242,9 @@ def _module_beside(name: str) -> Generator[None]:
         raise
 
 
-def _check_place(options: Mapping[str, Any], kind: type[BaseEngine] | type[AnySuite]) -> None:
+def _check_place(
+    options: Mapping[str, Any], kind: type[BaseEngine] | type[SuiteDeclaration]
+) -> None:
     known = {option.name for option in option_fields(kind)}
     for name in options:
         if name in SECTIONS and name not in known:
@@ -267,29 +261,3 @@ def _check_plain(options: Mapping[str, Any], what: str) -> None:
             raise ConfigurationError(
                 f"option {name!r} of the {what} is {kind} to YAML ({value!s}); put it in quotes"
             )
-
-
-_KINDS: dict[type, str] = {
-    int: "a number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-}
-
-
-def _mapping(found: object, what: str) -> Mapping[str, Any]:
-    if not isinstance(found, Mapping):
-        shown = "empty" if found is None else _KINDS.get(type(found), f"a {type(found).__name__}")
-        raise ConfigurationError(f"{what} must be a mapping of names to values, but it is {shown}")
-    mapping = cast(Mapping[Any, Any], found)
-    for key in mapping:
-        if not isinstance(key, str):
-            raise ConfigurationError(f"{what} has the key {key!r}, which is no text; quote it")
-    return mapping
-
-
-_EXAMPLES = {
-    "engine": "; for instance `engine: {type: Reference}`",
-    "test": "; for instance `{type: generation, data: rows.jsonl, …}`",
-    "tests": "; for instance `tests: [{type: generation, data: rows.jsonl, …}]`",
-}

@@ -31,8 +31,15 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ENGINE, _MODEL, _TEST = ({"$ref": f"#/$defs/{name}"} for name in ("engine", "model", "test"))
 _SECTIONS: dict[str, Any] = {
     "engine": _ENGINE,
-    "model": _MODEL,
+    "model": {"description": "With a `backend`, what that takes; else the fields below."},
     "tests": {"type": "array", "items": _TEST, "minItems": 1},
+    "backend": {
+        "description": "What prepares the model that the engine attaches to, such as "
+        "`{kind: local, params: {dtype: float32}}`; needs evalution-training.",
+        "type": ["object", "string", "null"],
+        "anyOf": [{"required": ["kind"]}, {"required": ["type"]}, {"type": ["string", "null"]}],
+        "properties": {"kind": {"type": "string"}, "type": {"type": "string"}},
+    },
     "against": {
         "description": "What `evalution parity` holds the engine to; the model is the same unless "
         "another is named.",
@@ -67,6 +74,14 @@ class SpecSchema:
     complaints: Sequence[str]
 
 
+_OF_MODEL: dict[str, Any] = {
+    "if": {"required": ["backend"], "properties": {"backend": {"not": {"type": "null"}}}},
+    "then": {"required": ["model"], "properties": {"model": {"type": ["string", "object"]}}},
+    "else": {"properties": {"model": _MODEL}},
+}
+"""The backend of a package decides what its models are called by."""
+
+
 def spec_schema() -> SpecSchema:
     """The schema of a spec (JSON Schema 2020-12) over all installed engines and suites.
 
@@ -91,6 +106,7 @@ def spec_schema() -> SpecSchema:
         "properties": _SECTIONS,
         "required": ["engine", "tests"],
         "additionalProperties": False,
+        **_OF_MODEL,
         "$defs": definitions,
     }
     return SpecSchema(schema, complaints)

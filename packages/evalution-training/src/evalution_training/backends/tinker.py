@@ -1,0 +1,114 @@
+"""The backend `tinker`: a client of a Tinker-compatible training server."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.request
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from evalution_core import ConfigurationError, EngineUnavailableError, hide, scrub
+from evalution_training.backends.libraries import library
+from evalution_training.models import NAME
+
+HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+"""Where the client goes when it is told nothing."""
+_REFUSED = (401, 403)
+
+
+class TinkerConfig(BaseModel):
+    """Which server, and how to reach it.
+
+    `api_key_env`: name of the environment variable that holds the key, read when the model is
+    prepared. `base_url`: the server; None is `TINKER_BASE_URL`, else the hosted service. `timeout`:
+    seconds in which it must answer.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    api_key_env: str = Field("TINKER_API_KEY", min_length=1)
+    base_url: str | None = None
+    timeout: float = Field(90.0, gt=0)
+
+
+class TinkerBackend:
+    """Connects to a server; `Tinker(…).attach(handles)` of evalution-tinker evaluates its model.
+
+    Handles: `service_client`, `model_name`, `renderer_name`, `load_checkpoint_path`,
+    `init_from_checkpoint`, `run_dir`. What trains the model puts its own `training_client` into
+    them. The key is in none of them.
+    """
+
+    name: ClassVar[str] = "tinker"
+    Config: ClassVar[type[BaseModel]] = TinkerConfig
+
+    def __init__(
+        self,
+        *,
+        api_key_env: str = "TINKER_API_KEY",
+        base_url: str | None = None,
+        timeout: float = 90.0,
+    ) -> None:
+        self.api_key_env = api_key_env
+        self.base_url = base_url
+        self.timeout = timeout
+
+    def prepare(self, *, model: dict[str, Any], run_dir: str) -> dict[str, Any]:
+        """Ask the server for a sign of life, and make a client of it.
+
+        Raises:
+            ConfigurationError: the key's variable isn't set, or the server refuses the key.
+            EngineUnavailableError: tinker isn't installed, or nothing answers in time.
+        """
+        tinker = library("tinker", "tinker")
+        key = os.environ.get(self.api_key_env)
+        if not key:
+            raise ConfigurationError(
+                f"backend 'tinker' reads its key from the environment variable {self.api_key_env}, "
+                "which isn't set; set it (for a server that asks for none, to any text that begins "
+                "with tml-), or name another with api_key_env"
+            )
+        hide(key, is_secret=True)
+        url = (self.base_url or os.environ.get("TINKER_BASE_URL") or HOSTED).rstrip("/")
+        self._check_alive(url, key)
+        return {
+            "backend": "tinker",
+            "service_client": tinker.ServiceClient(base_url=url, api_key=key),
+            "model_name": model[NAME],
+            "renderer_name": model.get("renderer_name"),
+            "load_checkpoint_path": model.get("load_checkpoint_path"),
+            "init_from_checkpoint": model.get("init_from_checkpoint"),
+            "run_dir": run_dir,
+        }
+
+    def teardown(self, handles: dict[str, Any]) -> None:
+        """Let go of the client; the server ends a session that sends no sign of life."""
+        handles.pop("service_client", None)
+
+    def _check_alive(self, url: str, key: str) -> None:
+        """Raise unless a server is there: with none, the client would try again for ever."""
+        if not url.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"base_url of backend 'tinker' must begin with http:// or https://, got "
+                f"{scrub(url)!r}"
+            )
+        request = urllib.request.Request(
+            f"{url}/api/v1/get_server_capabilities", headers={"X-API-Key": key}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout):
+                return
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code in _REFUSED:
+                raise ConfigurationError(
+                    f"the server at {scrub(url)} refuses the key in {self.api_key_env} (HTTP "
+                    f"{error.code})"
+                ) from None
+        except OSError as error:
+            raise EngineUnavailableError(
+                f"no Tinker-compatible server answers at {scrub(url)} within {self.timeout:g} s "
+                f"({scrub(str(error))}); start it, or name another with base_url"
+            ) from None

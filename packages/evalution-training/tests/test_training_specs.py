@@ -1,0 +1,165 @@
+"""A spec with `backend:` runs through the runner's own command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+cli: Any = pytest.importorskip("evalution.cli", reason="the runner isn't installed")
+testing: Any = pytest.importorskip("typer.testing", reason="the runner isn't installed")
+
+ENGINE = '''
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evalution_core import BaseEngine, Capability, ConfigurationError, GUIDE_CAPABILITIES, Model
+from evalution_enginekit.mock import Mock
+
+
+@dataclass(slots=True)
+class Attaching(BaseEngine):
+    """Takes the handles of the backend `mock`."""
+
+    fails: bool = False
+
+    capabilities = GUIDE_CAPABILITIES | {Capability.ATTACH}
+
+    def build(self, model: Model) -> Any:
+        raise AssertionError("nothing is loaded")
+
+    def attach(self, handles: Mapping[str, Any], model: Model | None = None) -> Any:
+        print("attached to", handles["model"]["name"], "for", model.path)
+        if self.fails:
+            raise ConfigurationError("attach needs other handles")
+        return Mock().build(Model("m"))
+'''
+BACKEND = """
+from evalution_training.backends.mock import MockBackend
+
+
+class Loud(MockBackend):
+    def teardown(self, handles):
+        print("torn down", sorted(handles))
+"""
+SPEC = """
+engine: {engine}
+backend: {backend}
+model: {model}
+tests:
+  - {{type: generation, data: rows.jsonl, prompt: question, target: answer}}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs a command of the runner on a spec of these sections."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a_plugin_engine.py").write_text(ENGINE)
+    (tmp_path / "a_plugin_backend.py").write_text(BACKEND)
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+
+    def call(
+        *command: str,
+        engine: str = "{type: 'a_plugin_engine:Attaching'}",
+        backend: str = "{kind: 'a_plugin_backend:Loud'}",
+        model: str = "{name: org/m, renderer_name: chatml}",
+    ) -> Any:
+        text = SPEC.format(engine=engine, backend=backend, model=model)
+        (tmp_path / "spec.yaml").write_text(text)
+        first, *rest = command or ("run",)
+        extra = ["--output", "out"] if first == "run" else []
+        return testing.CliRunner().invoke(cli.app, [first, "spec.yaml", *rest, *extra])
+
+    return call
+
+
+def test_a_spec_is_prepared_attached_to_and_torn_down(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    done = run()
+    assert done.exit_code == 0, done.output
+    assert "attached to org/m for org/m" in done.stdout
+    assert "torn down ['backend', 'model', 'run_dir']" in done.stdout
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert found["model"]["path"] == "org/m"
+    assert found["model"]["backend"] == {
+        "kind": "a_plugin_backend:Loud",
+        "params": {},
+        "model": {"name": "org/m", "renderer_name": "chatml"},
+    }
+
+
+def test_a_model_by_its_name_alone_will_do(run: Callable[..., Any]) -> None:
+    done = run(model="org/m")
+    assert "attached to org/m for org/m" in done.stdout, done.output
+
+
+def test_handles_of_another_kind_are_torn_down_after(run: Callable[..., Any]) -> None:
+    done = run(engine="{type: 'a_plugin_engine:Attaching', fails: true}")
+    assert (done.exit_code, "attach needs other handles" in done.stderr) == (2, True)
+    assert done.stdout.count("torn down") == 1
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"backend": "{kind: mokc}"}, "there is no backend 'mokc'; did you mean 'mock'?"),
+        (
+            {"backend": "{kind: mock, params: {fail_on_prepar: true}}"},
+            "backend 'mock' has no param 'fail_on_prepar'; did you mean 'fail_on_prepare'?",
+        ),
+        ({"backend": "{kind: local, params: {dtype: int4}}"}, "param 'dtype' of backend 'local'"),
+        ({"backend": "{params: {}}"}, "the backend names no type (it has: params)"),
+        ({"model": "{nmae: org/m}"}, "model has no field 'nmae'; did you mean 'name'?"),
+        ({"model": "null"}, "a backend needs the model's name"),
+        (
+            {"engine": "Reference"},
+            "engine Reference can't attach to a live model, which a run with a backend needs",
+        ),
+        (
+            {"backend": "{kind: mock}\nagainst: {engine: Reference}"},
+            "the section 'against' needs models that engines load; take out 'backend'",
+        ),
+        ({"backend": "{kind: mock}\nisolate: true"}, "the section 'isolate' needs models"),
+    ],
+)
+@pytest.mark.parametrize("command", ["validate", "run"])
+def test_what_is_wrong_is_told_before_anything_is_prepared(
+    run: Callable[..., Any], command: str, sections: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    done = run(command, **sections)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failing_prepare_ends_the_run_before_it_begins(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    done = run(backend="{kind: mock, params: {fail_on_prepare: true}}")
+    assert done.exit_code == 1
+    assert "backend 'mock' was asked to fail (fail_on_prepare)" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_program_of_it_is_refused_with_the_way_to_write_one(run: Callable[..., Any]) -> None:
+    done = run("emit-python")
+    assert "write its program with evalution_training.prepared" in done.stderr
+
+
+def test_the_schema_for_editors_takes_a_spec_with_a_backend() -> None:
+    jsonschema: Any = pytest.importorskip("jsonschema", reason="jsonschema isn't installed")
+    schema: Any = pytest.importorskip("evalution.spec.schema")
+    test = {"type": "generation", "data": "r", "prompt": "q", "target": "a"}
+    spec: dict[str, Any] = {"engine": "Reference", "tests": [test]}
+    spec |= {
+        "backend": {"kind": "mock", "params": {}},
+        "model": {"name": "m", "renderer_name": "x"},
+    }
+    jsonschema.Draft202012Validator(schema.spec_schema().schema).validate(spec)

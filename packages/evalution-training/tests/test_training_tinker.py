@@ -1,0 +1,147 @@
+"""The backend `tinker` against servers that answer, refuse, and aren't there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalution_core import ConfigurationError, EngineUnavailableError, scrub
+from evalution_training import prepared
+from evalution_training.backends import libraries
+
+Install = Callable[..., Path]
+STUB = """
+class ServiceClient:
+    def __init__(self, *, base_url, api_key):
+        self.base_url, self.api_key = base_url, api_key
+"""
+KEY = "tml-a-very-secret-key"
+
+
+class Server(HTTPServer):
+    """Answers every request with `status`; notes path and key of each."""
+
+    status = 200
+    asked: list[tuple[str, str | None]]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers["X-API-Key"]))
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def server() -> Generator[Server]:
+    with Server(("127.0.0.1", 0), Handler) as found:
+        found.asked = []
+        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def stub(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("tinker", {"tinker.py": STUB}, {})
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    monkeypatch.delenv("TINKER_BASE_URL", raising=False)
+
+
+def url_of(server: Server) -> str:
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def handles_of(tmp_path: Path, **params: Any) -> dict[str, Any]:
+    model = {"name": "org/m", "load_checkpoint_path": "tinker://x", "renderer_name": "qwen3"}
+    with prepared("tinker", model=model, run_dir=tmp_path, params=params) as handles:
+        return dict(handles)
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+def test_any_answer_is_a_sign_of_life(server: Server, status: int, tmp_path: Path) -> None:
+    server.status = status
+    handles = handles_of(tmp_path, base_url=url_of(server) + "/")
+    assert server.asked == [("/api/v1/get_server_capabilities", KEY)]
+    client = handles.pop("service_client")
+    assert (client.base_url, client.api_key) == (url_of(server), KEY)
+    assert handles == {
+        "backend": "tinker",
+        "model_name": "org/m",
+        "renderer_name": "qwen3",
+        "load_checkpoint_path": "tinker://x",
+        "init_from_checkpoint": None,
+        "run_dir": str(tmp_path),
+    }
+
+
+def test_the_key_is_read_when_the_model_is_prepared_and_shown_nowhere(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", url_of(server))
+    monkeypatch.setenv("OTHER_KEY", "another-secret-key")
+    assert handles_of(tmp_path, api_key_env="OTHER_KEY")["service_client"].base_url
+    assert server.asked[0][1] == "another-secret-key"
+    assert scrub("told: another-secret-key") == "told: ***"
+
+
+def test_a_key_that_is_not_set_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="environment variable NO_SUCH_KEY, which isn't"):
+        handles_of(tmp_path, api_key_env="NO_SUCH_KEY", base_url="http://127.0.0.1:9")
+
+
+def test_a_key_that_is_refused_is_told(server: Server, tmp_path: Path) -> None:
+    server.status = 401
+    with pytest.raises(ConfigurationError, match=r"refuses the key in TINKER_API_KEY \(HTTP 401\)"):
+        handles_of(tmp_path, base_url=url_of(server))
+
+
+def test_a_server_that_is_away_is_told_at_once(server: Server, tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:  # bound and not listening: connections are refused
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(EngineUnavailableError, match=f"answers at {url} within 90 s"):
+            handles_of(tmp_path, base_url=url)
+
+
+def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(EngineUnavailableError, match=r"within 0\.2 s .*timed out"):
+            handles_of(tmp_path, base_url=url, timeout=0.2)
+
+
+def test_what_is_no_url_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"must begin with http:// or https://, got 'file:"
+    ):
+        handles_of(tmp_path, base_url="file:///etc/passwd")
+
+
+def test_without_tinker_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(libraries, "import_module", missing)
+    expected = r'needs tinker, which isn.t installed; pip install "evalution-training\[tinker\]"'
+    with pytest.raises(EngineUnavailableError, match=expected):
+        handles_of(tmp_path)

@@ -1,0 +1,79 @@
+"""A model that isn't loaded by the engine: somebody prepares it, and the engine attaches to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from evalution.runs.preflight import as_model
+from evalution_core import (
+    BaseEngine,
+    Capability,
+    ConfigurationError,
+    Model,
+    UnsupportedRequestError,
+)
+
+
+@runtime_checkable
+class ModelBackend(Protocol):
+    """What `backend:` in a spec, and `backend=` of a run, stand for."""
+
+    @property
+    def model(self) -> Model:
+        """What the results call it."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """How it was declared, JSON-safe and without secrets."""
+        ...
+
+    def prepared(self, run_dir: Path) -> AbstractContextManager[Mapping[str, Any]]:
+        """The handles for `engine.attach`; they are torn down when the context ends.
+
+        Args:
+            run_dir: a folder that it may fill.
+        """
+        ...
+
+
+BackendReader = Callable[[str, Mapping[str, Any], Any, Path], ModelBackend]
+"""Reads a spec: the backend's name, its options, the section `model` as it stands, and the folder
+from which relative paths start. Raises `ConfigurationError` for what is wrong in them."""
+
+
+def run_model(
+    model: object, backend: ModelBackend | None, engine: BaseEngine | None, *, isolate: bool
+) -> Model:
+    """The model of a run: the backend's, else `model`; errors as `check_backend`, `as_model`."""
+    if backend is None:
+        return Model() if model is None else as_model(model)
+    check_backend(backend, engine)
+    if isolate:
+        raise ConfigurationError("isolate needs a model that the engine loads, and no backend")
+    if model is not None and as_model(model) != backend.model:
+        raise ConfigurationError("a backend brings the model; name none beside it")
+    return backend.model
+
+
+def check_backend(backend: object, engine: BaseEngine | None) -> None:
+    """Raise unless it is a backend whose model the engine can be given.
+
+    Raises:
+        ConfigurationError: it is none, or there is no engine.
+        UnsupportedRequestError: the engine loads models itself and nothing else.
+    """
+    if not isinstance(backend, ModelBackend):
+        raise ConfigurationError(
+            "backend must have model, to_dict and prepared, as evalution_training.TrainingModel "
+            f"has, got {backend!r}"
+        )
+    if engine is None:
+        raise ConfigurationError("a backend's model is run by an engine; name one beside it")
+    if Capability.ATTACH not in engine.capabilities:
+        raise UnsupportedRequestError(
+            f"engine {type(engine).__name__} can't attach to a live model, which a run with a "
+            "backend needs; `evalution engines` lists what each can do"
+        )
