@@ -1,0 +1,120 @@
+"""A model on a Tinker-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from evalution_core import EngineRuntimeError, FinishReason
+from evalution_enginekit import (
+    CompletionPiece,
+    RequestPrompt,
+    RequestSession,
+    TokenScore,
+    TokenSpan,
+)
+from evalution_tinker.clients import OwnClient
+from evalution_tinker.prompt_scores import aligned_logprobs, are_greedy
+from evalution_tinker.sampling import Sampling
+from evalution_tinker.survey import Findings
+
+_FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+
+
+class TinkerSession(RequestSession):
+    """Requests by token ids, as `findings` say; `described` is what is asked of whom.
+
+    `own` is the client that the session closes; None where the caller has it.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        findings: Findings,
+        described: dict[str, Any],
+        own: OwnClient | None,
+        **base: Any,
+    ) -> None:
+        super().__init__(
+            engine="Tinker",
+            capabilities=findings.capabilities,
+            lacking=findings.lacking,
+            **base,
+        )
+        self._sampling = sampling
+        self._findings = findings
+        self._described = described
+        self._own = own
+
+    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionPiece]:
+        request = prompt.request
+        wanted = {} if not request.logprobs else {"topk_sample_logprobs": request.logprobs}
+        answer = await self._sampling.sample(prompt.token_ids or (), _params(prompt), **wanted)
+        sequence = answer.sequences[0]
+        finish = _FINISHES.get(sequence.stop_reason)
+        if finish is None:
+            raise EngineRuntimeError(
+                f"the server gave the completion up: stop_reason {sequence.stop_reason!r}"
+            )
+        yield CompletionPiece(
+            token_ids=sequence.tokens,
+            logprobs=sequence.logprobs,
+            top_logprobs=_listed(sequence) if wanted else None,
+            finish=finish,
+            completion_tokens=len(sequence.tokens),
+        )
+
+    async def _score(self, span: TokenSpan) -> TokenScore:
+        ids, length = list(span.token_ids), len(span.token_ids)
+        wanted: dict[str, Any] = {"include_prompt_logprobs": True}
+        if self._findings.suffixes:
+            wanted["prompt_logprobs_last_n"] = length - span.start
+        if self._findings.greedy == "top-k":
+            wanted["topk_prompt_logprobs"] = 1
+        # The protocol has no scoring without sampling: the one token isn't used.
+        answer = await self._sampling.sample(ids, {"max_tokens": 1, "temperature": 0.0}, **wanted)
+        logprobs = aligned_logprobs(answer.prompt_logprobs, length, span.start)
+        if self._findings.greedy == "top-k":
+            return TokenScore(logprobs, are_greedy(logprobs, answer.topk_prompt_logprobs, length))
+        return TokenScore(logprobs, await self._is_sampled(ids[: span.start], ids[span.start :]))
+
+    async def _is_sampled(self, context: list[int], wanted: list[int]) -> bool:
+        """Whether decoding greedily from `context` gives the `wanted` tokens."""
+        params: dict[str, Any] = {"max_tokens": len(wanted), "temperature": 0.0, "stop": []}
+        answer = await self._sampling.sample(context, params)
+        return answer.sequences[0].tokens == wanted
+
+    async def _release(self) -> None:
+        if self._own is not None:
+            await asyncio.to_thread(self._own.close)
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            **self._described,
+            "is_greedy_by": self._findings.greedy,
+            "scores_suffixes_alone": self._findings.suffixes,
+        }
+
+
+def _params(prompt: RequestPrompt) -> dict[str, Any]:
+    """Sampling parameters; the kit cuts at stops, which come back inside of `tokens`.
+
+    `stop` holds texts or ids, never both. Text alone would leave the end of a sequence to the
+    server, which is no harm: the kit ends there too. Where it must not end, no text is sent.
+    """
+    request = prompt.request
+    stop: list[Any] = list(request.stop) if prompt.stop_ids else []
+    return {
+        "max_tokens": request.max_new_tokens,
+        "temperature": request.temperature if request.do_sample else 0.0,
+        "top_p": request.top_p if request.do_sample else 1.0,
+        "top_k": request.top_k if request.do_sample and request.top_k else -1,
+        "seed": request.seed,
+        "stop": stop or sorted(prompt.stop_ids),
+    }
+
+
+def _listed(sequence: Any) -> list[dict[int, float]] | None:
+    rows: Any = sequence.topk_logprobs
+    return None if rows is None else [dict(row or ()) for row in rows]

@@ -1,0 +1,309 @@
+"""What servers were seen to do, and what is told of it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalution_core import (
+    Capability,
+    ConfigurationError,
+    EngineRuntimeError,
+    EngineUnavailableError,
+    GenerationRequest,
+    LoglikelihoodRequest,
+    Model,
+    RollingLoglikelihoodRequest,
+    UnsupportedRequestError,
+    scrub,
+)
+from evalution_tinker import Tinker
+from evalution_tinker.prompt_scores import aligned_logprobs, are_greedy
+
+tinker: Any = pytest.importorskip("tinker", reason="tinker is not installed")
+
+# tinker 0.24 and 0.38 leave a connection open however they are closed.
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:Exception ignored in. <(function _SelectorTransport|socket\.socket)"
+    ":pytest.PytestUnraisableExceptionWarning"
+)
+
+TINY = Model("builtin:tiny")
+QUESTION = "Question: What is 8 - 5?\nAnswer:"
+RIGHT = LoglikelihoodRequest(QUESTION, " 8 - 5 = 3")
+WRONG = LoglikelihoodRequest(QUESTION, " 8 - 5 = 4")
+
+
+@given(st.lists(st.floats(-30, 0), min_size=1, max_size=20), st.integers(1, 20), st.booleans())
+def test_both_forms_of_prompt_logprobs_are_aligned(
+    values: list[float], start: int, is_short: bool
+) -> None:
+    length = len(values) + 1
+    listed = values if is_short else [None, *values]
+    assert aligned_logprobs(listed, length, start) == values[start - 1 :]
+
+
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        (None, "told no prompt log-probabilities"),
+        ([-1.0], "told 1 log-probabilities of a prompt of 3 tokens, which are neither 3 nor 2"),
+        ([None, -1.0, None], "told None as log-probability of prompt token 2 of 3"),
+        ([-1.0, float("nan")], "told nan as log-probability"),
+        ([0.5, -1.0], r"told 0\.5 as log-probability of prompt token 1"),
+    ],
+)
+def test_other_prompt_logprobs_are_refused(listed: Any, message: str) -> None:
+    with pytest.raises(EngineRuntimeError, match=message):
+        aligned_logprobs(listed, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (None, None),
+        ([None, [(1, -0.5)], [(2, -1.0)]], True),
+        ([[(1, -0.5)], [(2, -1.0)]], True),
+        ([None, [(1, -0.5)], [(9, -0.9)]], False),
+        ([None, None, [(2, -1.0)]], None),
+        ([[(1, -0.5)]], None),
+    ],
+)
+def test_is_greedy_is_decided_by_value(rows: Any, expected: bool | None) -> None:
+    assert are_greedy([-0.5, -1.0], rows, 3) is expected
+
+
+@pytest.mark.parametrize("quirk", ["short", "no-topk", "no-suffix"])
+def test_a_server_with_a_quirk_scores_as_one_without(server: Any, quirk: str) -> None:
+    with Tinker(base_url=server.url).build(TINY) as session:
+        expected = session.loglikelihood([RIGHT, WRONG])
+    server.quirks.add(quirk)
+    with Tinker(base_url=server.url).build(TINY) as session:
+        found = session.loglikelihood([RIGHT, WRONG])
+        told = session.describe_execution()
+    assert [output.logprob for output in found] == [output.logprob for output in expected]
+    assert [output.is_greedy for output in found] == [True, False]
+    assert told["is_greedy_by"] == ("greedy sample" if quirk == "no-topk" else "top-k")
+    assert told["scores_suffixes_alone"] is (quirk != "no-suffix")
+
+
+@pytest.mark.parametrize("quirk", ["silent", "odd"])
+def test_a_server_that_can_not_score_is_refused_with_what_it_told(server: Any, quirk: str) -> None:
+    server.quirks.add(quirk)
+    reason = {"silent": "told no prompt log-probabilities", "odd": r"neither \d+ nor \d+"}[quirk]
+    with Tinker(base_url=server.url).build(TINY) as session:
+        assert Capability.LOGLIKELIHOOD not in session.capabilities
+        with pytest.raises(UnsupportedRequestError, match=reason):
+            session.loglikelihood([RIGHT])
+        with pytest.raises(UnsupportedRequestError, match=reason):
+            session.loglikelihood_rolling([RollingLoglikelihoodRequest("a text")])
+        (output,) = session.generate([GenerationRequest(QUESTION, max_new_tokens=8)])
+        assert output.text == " 8 - 5 = 3"
+
+
+@pytest.mark.parametrize("quirk", ["json-only", "no-ids"])
+def test_the_version_wall_is_told_in_a_sentence(server: Any, quirk: str) -> None:
+    server.quirks.add(quirk)
+    expected = (
+        rf"tinker {tinker.__version__} can't read the answers of the server at {server.url} "
+        r"\(Protocol server 0\.1\), which speaks an older form of the protocol; upgrade the server"
+    )
+    with pytest.raises(EngineUnavailableError, match=expected):
+        Tinker(base_url=server.url).build(TINY)
+
+
+def test_a_stop_that_comes_with_the_tokens_is_cut(server: Any) -> None:
+    with Tinker(base_url=server.url).build(TINY) as session:
+        (output,) = session.generate([GenerationRequest(QUESTION, stop=[" ="], max_new_tokens=40)])
+        (ended,) = session.generate([GenerationRequest(QUESTION, max_new_tokens=40)])
+    assert (output.text, output.finish_reason) == (" 8 - 5", "stop")
+    assert (ended.text, ended.finish_reason) == (" 8 - 5 = 3\n#### 3", "stop")
+    assert ended.token_ids is not None
+    assert ended.completion_tokens == len(ended.token_ids) + 1, "the end of sequence counts"
+
+
+def test_what_is_sent_for_stops(server: Any) -> None:
+    both = GenerationRequest(QUESTION, stop=["\n"], max_new_tokens=2, ignore_eos=True)
+    with Tinker(base_url=server.url).build(TINY) as session:
+        server.asked.clear()
+        session.generate([GenerationRequest(QUESTION, stop=["\n"], max_new_tokens=2)])
+        session.generate([both])
+        session.generate([GenerationRequest(QUESTION, max_new_tokens=2)])
+    stops = [request["sampling_params"]["stop"] for request in server.asked]
+    assert stops == [["\n"], [], [563]], "text; nothing at all; the end of sequence"
+
+
+def test_an_empty_prompt_and_a_prompt_of_one_token_are_answered(server: Any) -> None:
+    with Tinker(base_url=server.url).build(TINY) as session:
+        one = GenerationRequest(input_ids=[5], max_new_tokens=1)
+        outputs = session.generate([GenerationRequest("", max_new_tokens=1), one])
+        assert [output.completion_tokens for output in outputs] == [1, 1]
+        (score,) = session.loglikelihood([LoglikelihoodRequest("", "The")])
+        assert score.token_count == len(score.token_ids or ())
+
+
+def test_the_window_leaves_room_for_the_sampled_token(server: Any) -> None:
+    server.window = 64
+    try:
+        with Tinker(base_url=server.url).build(TINY) as session:
+            assert session.max_model_len == 63
+        with pytest.raises(ConfigurationError, match="max_model_len=64 is more than the server's"):
+            Tinker(base_url=server.url, max_model_len=64).build(TINY)
+        server.window = None
+        with (
+            Tinker(base_url=server.url).build(TINY) as session,
+            pytest.raises(UnsupportedRequestError, match="the server tells no window"),
+        ):
+            session.generate([GenerationRequest(QUESTION, truncation="error")])
+    finally:
+        server.window = 513
+
+
+def test_the_first_model_of_the_server_is_the_default(server: Any) -> None:
+    engine = Tinker(base_url=server.url, tokenizer_path="builtin:tiny")
+    assert engine.default_model() == "builtin:tiny"
+    with engine.build(Model()) as session:
+        assert session.describe_execution()["model"] == "builtin:tiny"
+
+
+def test_a_model_that_the_server_has_not_is_told_at_once(server: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"no model 'builtin:tinny'; did you mean 'builtin"
+    ):
+        Tinker(base_url=server.url, tokenizer_path="builtin:tiny").build(Model("builtin:tinny"))
+
+
+def test_weights_need_a_tokenizer_that_is_named(server: Any) -> None:
+    with pytest.raises(ConfigurationError, match="set tokenizer_path to a folder or a Hub id"):
+        Tinker(base_url=server.url).build(Model("tinker://run/weights/last"))
+
+
+def test_a_key_that_is_missing_or_refused_is_told(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigurationError, match="environment variable NO_KEY, which isn't set"):
+        Tinker(base_url=server.url, api_key_env="NO_KEY").build(TINY)
+    server.quirks.add("forbidden")
+    with pytest.raises(ConfigurationError, match=r"refuses the key in TINKER_API_KEY \(HTTP 401\)"):
+        Tinker(base_url=server.url).build(TINY)
+    assert scrub("told: tml-a-key-of-the-tests") == "told: ***"
+
+
+def test_a_key_that_the_client_does_not_take_is_told(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ODD_KEY", "no-prefix")
+    with pytest.raises(EngineRuntimeError, match=r"a sampling client failed: .*'tml-' prefix"):
+        Tinker(base_url=server.url, api_key_env="ODD_KEY").build(TINY)
+
+
+def test_a_server_that_is_away_is_told_at_once() -> None:
+    with socket.socket() as taken:  # bound and not listening: connections are refused
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(EngineUnavailableError, match=f"answers at {url} within 90 s"):
+            Tinker(base_url=url).build(TINY)
+
+
+def test_a_server_that_says_nothing_is_given_up() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(EngineUnavailableError, match=r"within 0\.2 s .*timed out"):
+            Tinker(base_url=url, timeout_s=0.2).build(TINY)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"base_url": "file:///etc/passwd"}, "must begin with http:// or https://"),
+        ({"batch_size": 0}, "'batch_size' of engine Tinker must be at least 1, got 0"),
+        ({"max_model_len": 1}, "'max_model_len' of engine Tinker must be at least 2"),
+        ({"timeout_s": 0.0}, r"'timeout_s' of engine Tinker must be above 0, got 0\.0"),
+        ({"base_uri": "x"}, "no option 'base_uri'; did you mean 'base_url'"),
+    ],
+)
+def test_wrong_options_are_told(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Tinker(**options).build(TINY)
+
+
+def test_a_session_attaches_to_the_callers_client_and_leaves_it_open(server: Any) -> None:
+    service = tinker.ServiceClient(base_url=server.url, api_key="tml-x")
+    made = service.create_sampling_client(base_model="builtin:tiny")
+    sampling = made.result() if hasattr(made, "result") else made
+    for handles in (
+        {"sampling_client": sampling, "model_name": "builtin:tiny"},
+        {"service_client": service, "model_name": "builtin:tiny", "backend": "tinker"},
+    ):
+        with Tinker().attach(handles) as session:
+            assert session.loglikelihood([RIGHT])[0].is_greedy
+            assert session.describe_execution()["attached"] is True
+    with Tinker(tokenizer_path="builtin:tiny").attach({"sampling_client": sampling}) as session:
+        assert session.loglikelihood([RIGHT])[0].is_greedy
+    if hasattr(service, "close"):
+        service.close("success").result()
+
+
+def test_a_spec_with_the_training_backend_runs_on_the_same_server(
+    server: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("evalution_training", reason="evalution-training is not installed")
+    runner: Any = pytest.importorskip("evalution", reason="the runner is not installed")
+    specs: Any = pytest.importorskip("evalution.spec.run_spec")
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        "engine: Tinker\n"
+        f"backend: {{kind: tinker, params: {{base_url: '{server.url}'}}}}\n"
+        "model: {name: 'builtin:tiny', renderer_name: chatml}\n"
+        "tests: [{type: perplexity, data: 'builtin:tiny/prose', text: text, max_rows: 3}]\n"
+    )
+    loaded = specs.load_spec(str(spec))
+    result = runner.run(
+        engine=loaded.engine,
+        backend=loaded.backend,
+        tests=loaded.tests,
+        output=tmp_path / "run",
+    )
+    engine = {"type": "Tinker", "base_url": server.url}
+    right = runner.run(engine=specs.parse_engine(engine), model=TINY, tests=loaded.tests)
+    values = [run.suites[0].metrics["word_perplexity"].value for run in (result, right)]
+    assert values[0] == pytest.approx(values[1])
+    assert result.engine["execution"]["attached"] is True
+    written = (tmp_path / "run" / "results.json").read_text(encoding="utf-8")
+    assert "tml-a-key-of-the-tests" not in written
+
+
+@pytest.mark.parametrize(
+    ("handles", "message"),
+    [
+        ({"model": 1, "tokenizer": 2}, r"it got a mapping with model, tokenizer$"),
+        ({}, r"it got a mapping with nothing$"),
+        ([1], r"it got a list$"),
+        ({"service_client": 1}, r"it got a mapping with service_client$"),
+        (
+            {"service_client": 1, "model_name": "m"},
+            r"its service_client must have create_sampling_client\(\), got a int",
+        ),
+        ({"sampling_client": "x"}, r"its sampling_client must have sample\(\), got a str"),
+    ],
+)
+def test_handles_of_another_kind_are_refused(handles: Any, message: str) -> None:
+    wanted = "sampling_client, or training_client, or service_client and model_name"
+    with pytest.raises(ConfigurationError, match=wanted) as told:
+        Tinker(tokenizer_path="builtin:tiny").attach(handles)
+    told.match(message)
+
+
+def test_a_client_without_a_model_name_needs_a_tokenizer(server: Any) -> None:
+    class Client:
+        def sample(self) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="set tokenizer_path"):
+        Tinker().attach({"sampling_client": Client()})
