@@ -177,7 +177,8 @@ def test_the_readme_and_the_pipeline_run_the_same_commands() -> None:
 
 def test_the_readme_tells_the_state_of_every_package() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    told = dict(re.findall(r"^\| `(evalution[a-z-]*)` \|.*\| ([a-z ]+) \|$", readme, re.MULTILINE))
+    rows = re.findall(r"^\| `(evalution[a-z-]*)` \|.*\| ([^|]+) \|$", readme, re.MULTILINE)
+    told = {name: "works" if state.startswith("works") else state for name, state in rows}
     found: dict[str, str] = {}
     for file in (ROOT / "packages").glob("*/pyproject.toml"):
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
@@ -189,7 +190,7 @@ def test_the_readme_tells_the_state_of_every_package() -> None:
 def test_the_guide_to_engines_shows_the_examples_as_they_are() -> None:
     guide = (ROOT / "docs" / "engine-authors.md").read_text(encoding="utf-8")
     shown = [block.body for block in blocks_of(guide)]
-    for example in sorted((ROOT / "docs" / "examples").glob("*.py")):
+    for example in sorted((ROOT / "docs" / "examples").glob("*_engine.py")):
         assert example.read_text(encoding="utf-8") in shown, example.name
 
 

@@ -71,15 +71,17 @@ def test_a_model_without_quantised_layers_is_for_another_engine(tiny: Path, toke
 
 
 @pytest.mark.parametrize(
-    ("handles", "missing"),
-    [({}, "model and tokenizer"), ({"tokenizer": 1}, "model"), (None, "model and tokenizer")],
+    ("handles", "told"),
+    [
+        ({}, "model and tokenizer missing; it has: nothing"),
+        ({"tokenizer": 1}, "model missing; it has: tokenizer"),
+        (None, "model and tokenizer missing; got a NoneType"),
+    ],
 )
-def test_both_handles_are_needed(handles: Any, missing: str) -> None:
+def test_both_handles_are_needed(handles: Any, told: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         GPTQModel().attach(handles)
-    assert str(caught.value) == (
-        f"attach needs a mapping with model and tokenizer; {missing} missing"
-    )
+    assert str(caught.value) == f"attach needs a mapping with model and tokenizer; {told}"
 
 
 def test_options_of_loading_come_too_late(loaded: Any, tokenizer: Any) -> None:
