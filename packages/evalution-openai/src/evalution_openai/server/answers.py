@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-import uuid
 from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -14,6 +15,10 @@ from evalution_core import GenerationOutput
 from evalution_openai.server.served import Served
 
 Finish = Literal["stop", "length"] | None
+
+_PROCESS = secrets.token_hex(8)
+_NUMBERS = count()
+"""Together the id of an answer."""
 
 
 class Usage(TypedDict):
@@ -94,7 +99,7 @@ class ChatAnswer(TypedDict):
 def head(prefix: str, kind: str, served: Served) -> dict[str, Any]:
     """The fields that begin an answer, and every chunk of a stream."""
     return {
-        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "id": f"{prefix}-{_PROCESS}{next(_NUMBERS):08x}",
         "object": kind,
         "created": int(time.time()),
         "model": served.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -111,6 +112,9 @@ def _serve(
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{bound.getsockname()[1]}"
         print(f"serving {app.served().name} on {url}/v1 ({type(engine).__name__})", flush=True)
+        # Modules and model stay for good: the collector need not go through them again and again.
+        gc.collect()
+        gc.freeze()
         listen(app, bound)
 
 
