@@ -88,11 +88,11 @@ def test_shifted_missing_and_unlisted_values_are_errors() -> None:
         group_scores(meta([1, 7, 3], 0, [(4, -1.0)]), group)
     with pytest.raises(EngineRuntimeError, match="one that is empty were asked for, and 2 came"):
         group_scores(meta([1, 2, 3], 1, [(4, -1.0)]), group)
-    empty = meta([1, 2, 3], 0, [(4, -1.0)])
+    empty: Any = meta([1, 2, 3], 0, [(4, -1.0)])
     empty["input_token_logprobs"][1] = (None, 2, None)
     with pytest.raises(EngineRuntimeError, match="no log-probability of prompt token 2"):
         group_scores(empty, group)
-    blind = meta([1, 2, 3], 0, [(4, -1.0)])
+    blind: Any = meta([1, 2, 3], 0, [(4, -1.0)])
     blind["input_top_logprobs"][2] = None  # the last one
     with pytest.raises(EngineRuntimeError, match="left out the likeliest token of a position"):
         group_scores(blind, group)

@@ -87,12 +87,13 @@ def borrowed(options: Options, handles: Mapping[str, Any]) -> Runnable:
     """
     found: Any = handles
     names = ("model", "tokenizer")
-    missing = [name for name in names if not isinstance(found, Mapping) or name not in handles]
+    is_mapping = isinstance(found, Mapping)
+    missing = [name for name in names if not is_mapping or name not in handles]
     if missing:
         came = (
-            f"it has: {', '.join(map(str, found)) or 'nothing'}"
-            if isinstance(found, Mapping)
-            else f"got a {type(found).__name__}"
+            f"it has: {', '.join(map(str, handles)) or 'nothing'}"
+            if is_mapping
+            else (f"got a {type(handles).__name__}")
         )
         raise ConfigurationError(
             f"attach needs a mapping with model and tokenizer; {' and '.join(missing)} missing; "
