@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any
 
-from evalution_core import ConfigurationError, Model, did_you_mean
+from evalution_core import ConfigurationError
+from evalution_enginekit import command_options
 from evalution_guidellm.bench.subject import EngineSubject, ServedSubject
+
+_MOST = 65_536
+"""Requests at once; far more than one machine can ask, and what GuideLLM's queues still hold."""
 
 
 def counts(option: str, text: str | None) -> list[int]:
     """`1,8` as numbers.
 
     Raises:
-        ConfigurationError: it holds something else than numbers from 1 on.
+        ConfigurationError: it holds something else than numbers from 1 to 65536.
     """
     found = [part.strip() for part in text.split(",")] if text is not None else []
     if any(not part.isdecimal() or int(part) < 1 for part in found):
         raise ConfigurationError(f"{option} {text!r} is no list of counts; as {option} 1,8")
+    if any(int(part) > _MOST for part in found):
+        raise ConfigurationError(f"{option} {text!r}: at most {_MOST}")
     return [int(part) for part in found]
 
 
@@ -57,12 +60,11 @@ def engine_subject(
         raise ConfigurationError(
             "nothing to measure: --engine NAME and a MODEL, or --target URL of a server"
         )
-    given = _pairs("--model-field", model_fields)
-    _check_fields(given)
+    fields = command_options.model_fields("--model-field", model_fields)
     return EngineSubject(
         engine,
-        _pairs("--option", options),
-        {**given, **({"path": model} if model else {})},
+        command_options.option_pairs("--option", options),
+        {**fields, **({"path": model} if model else {})},
         check_first,
     )
 
@@ -81,27 +83,3 @@ def served_subject(target: str, model: str | None, key_variable: str | None) -> 
             f"--api-key-env {key_variable}: that environment variable is not set"
         )
     return ServedSubject(target, model, key)
-
-
-def _pairs(option: str, pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Values are JSON where they can be read as such, else text."""
-    found: dict[str, Any] = {}
-    for pair in pairs or ():
-        name, separator, text = pair.partition("=")
-        if not name or not separator:
-            raise ConfigurationError(f"{option} {pair!r} is not KEY=VALUE")
-        try:
-            found[name] = json.loads(text)
-        except ValueError:
-            found[name] = text
-    return found
-
-
-def _check_fields(given: dict[str, Any]) -> None:
-    known = [field.name for field in fields(Model) if field.name not in ("path", "tokenizer")]
-    for name in given:
-        if name not in known:
-            raise ConfigurationError(
-                f"--model-field {name!r} is not a field of a model{did_you_mean(name, known)} "
-                f"(fields: {', '.join(known)})"
-            )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
-from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from evalution_core import BaseEngine, ConfigurationError, Model, did_you_mean, load_engine
+from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
+from evalution_enginekit.command_options import model_fields, option_pairs
 from evalution_openai.server import ServerSettings, needing_extra
 from evalution_openai.server.arenas import limit_malloc_arenas
 
@@ -91,10 +90,10 @@ def serve(
         log_requests=not no_request_log,
         log_prompts=log_prompts,
     )
-    made = load_engine(engine).from_options(_pairs("--option", option))
+    made = load_engine(engine).from_options(option_pairs("--option", option))
     path = model or made.default_model()
     _serve(
-        made, Model(path=path, **_known(_pairs("--model-field", model_field))), settings, host, port
+        made, Model(path=path, **model_fields("--model-field", model_field)), settings, host, port
     )
 
 
@@ -127,28 +126,3 @@ def _key(key: str | None, variable: str | None) -> str | None:
     if not found:
         raise ConfigurationError(f"--api-key-env {variable}: that environment variable is not set")
     return found
-
-
-def _pairs(option: str, pairs: list[str] | None) -> dict[str, Any]:
-    """Values are JSON where they can be read as such, else text."""
-    found: dict[str, Any] = {}
-    for pair in pairs or ():
-        name, separator, text = pair.partition("=")
-        if not name or not separator:
-            raise ConfigurationError(f"{option} {pair!r} is not KEY=VALUE")
-        try:
-            found[name] = json.loads(text)
-        except ValueError:
-            found[name] = text
-    return found
-
-
-def _known(given: dict[str, Any]) -> dict[str, Any]:
-    known = [field.name for field in fields(Model) if field.name not in ("path", "tokenizer")]
-    for name in given:
-        if name not in known:
-            raise ConfigurationError(
-                f"--model-field {name!r} is not a field of a model{did_you_mean(name, known)} "
-                f"(fields: {', '.join(known)})"
-            )
-    return given
