@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from random import Random
 from threading import Semaphore
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evalution_core import (
     Capability,
@@ -20,6 +24,7 @@ from evalution_core import (
     SessionClosedError,
     TextDelta,
 )
+from evalution_enginekit import async_session
 from evalution_enginekit.async_session import AsyncSession
 from evalution_enginekit.mock import MOCK_CAPABILITIES, MockSession
 
@@ -225,3 +230,106 @@ def test_a_stream_that_ends_without_an_answer_is_an_error() -> None:
         with pytest.raises(EngineRuntimeError, match="ended too early"):
             run(front.generate(asked(1)))
         front.close()
+
+
+class DeafSession(MockSession):
+    """Its stream ends without a look at the input."""
+
+    def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        yield from ()
+
+
+def test_a_stream_that_never_asks_for_a_request_is_an_error() -> None:
+    with DeafSession("a", 512, 8) as session:
+        front = AsyncSession(session, MOCK_CAPABILITIES)
+        with pytest.raises(EngineRuntimeError, match="ended too early"):
+            run(front.generate(asked(1)))
+        front.close()
+
+
+def test_requests_that_come_steadily_keep_no_round_from_starting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(async_session, "_GATHERING_S", 100.0)
+
+    class Popular(MockSession):
+        """Starts when its input has ended; for every request that it takes comes another."""
+
+        comes: Callable[[], object] = staticmethod(lambda: None)
+
+        def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+            taken = []
+            for pair in requests:
+                taken.append(pair)
+                self.comes()
+            for key, request in taken:
+                yield key, self.generate([request])[0]
+
+    with Popular("a", 512, 8) as session:
+        front = AsyncSession(session, frozenset({Capability.GENERATE}))
+
+        async def work() -> GenerationOutput:
+            loop = asyncio.get_running_loop()
+            others: list[asyncio.Future[GenerationOutput]] = []
+
+            def one_more() -> None:
+                others.append(asyncio.ensure_future(front.generate(asked(2, 1))))
+
+            session.comes = lambda: loop.call_soon_threadsafe(one_more)
+            output = await front.generate(asked(1))
+            session.comes = lambda: None
+            for other in others:
+                other.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            return output
+
+        assert run(work()) == session.generate([asked(1)])[0]
+        front.close()
+
+
+def test_closing_from_the_thread_of_the_stream_waits_for_nothing() -> None:
+    """As a garbage collection there does, which finalizes whoever owned the session."""
+
+    class Closing(MockSession):
+        front: AsyncSession
+        is_over = threading.Event()
+
+        def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+            key, request = next(iter(requests))
+            self.front.close()
+            self.is_over.set()
+            yield key, self.generate([request])[0]
+
+    with Closing("a", 512, 8) as session:
+        session.front = AsyncSession(session, MOCK_CAPABILITIES)
+        with pytest.raises(SessionClosedError, match="closed meanwhile"):
+            run(session.front.generate(asked(1)))
+        assert session.is_over.wait(60), "it raised"
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=15, deadline=None)
+def test_whoever_stays_gets_the_answer_and_whoever_leaves_frees_the_place(chance: Random) -> None:
+    requests = [asked(number, chance.choice([1, 2, 30, 300])) for number in range(60)]
+    leaving = {number: chance.randrange(40) for number in chance.sample(range(60), 25)}
+
+    with MockSession("a", 512, 4) as session:
+        front = AsyncSession(session, MOCK_CAPABILITIES, deltas=chance.random() < 0.5)
+
+        async def work() -> list[Any]:
+            tasks = [asyncio.ensure_future(front.generate(request)) for request in requests]
+            for turn in range(40):
+                await asyncio.sleep(0)
+                for number, when in leaving.items():
+                    if when == turn:
+                        tasks[number].cancel()
+            return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+        found = run(work())
+        expected = session.generate(requests)
+        front.close()
+        for number, output in enumerate(found):
+            if number in leaving and isinstance(output, asyncio.CancelledError):
+                continue
+            assert output == expected[number]
+        assert session.requests_in_flight == 0

@@ -81,6 +81,8 @@ def test_a_server_is_measured_with_its_key(
         ((*TINY, "--data", "no.jsonl"), "there is no such file"),
         ((*TINY, "--data", "empty.jsonl"), "empty.jsonl is empty"),
         ((*TINY, "--data", "broken.jsonl"), "broken.jsonl can't be read as json"),
+        ((*TINY, "--data", "head.csv"), "head.csv has no rows"),
+        ((*TINY, "--data", "other.jsonl"), "other.jsonl has no column of prompts (it has: x, y)"),
     ],
 )
 def test_what_is_wrong_is_told_before_any_work(
@@ -88,6 +90,8 @@ def test_what_is_wrong_is_told_before_any_work(
 ) -> None:
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "broken.jsonl").write_text('{"prompt": ')
+    (tmp_path / "head.csv").write_text("prompt\n")
+    (tmp_path / "other.jsonl").write_text('{"x": "a", "y": "b"}\n')
     found = in_process(words, tmp_path, monkeypatch)
     assert found.exit_code == 2, found.output
     assert message in found.stderr

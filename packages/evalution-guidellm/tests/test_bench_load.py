@@ -95,6 +95,11 @@ def test_a_list_of_counts_holds_counts(text: str) -> None:
     assert counts("--concurrency", "1, 8") == [1, 8]
 
 
+def test_a_count_is_one_that_a_machine_can_ask_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="--concurrency '1,99999999999': at most 65536"):
+        counts("--concurrency", "1,99999999999")
+
+
 @pytest.mark.parametrize("text", ["", "0", "1,", "x", "-1", "nan", "inf"])
 def test_a_list_of_rates_holds_rates(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"no list of rates; as --rate 0\.5,2"):

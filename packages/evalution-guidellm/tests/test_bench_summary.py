@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from evalution_core import ConfigurationError
+from evalution_guidellm.bench import result
 from evalution_guidellm.bench.result import SUMMARY, BenchResult, made_folder, write_json
 from evalution_guidellm.bench.summary import Spread, level_results
 from evalution_guidellm.bench.table import bench_table, number_text
@@ -135,3 +136,18 @@ def test_a_folder_that_stays_empty_is_removed(tmp_path: Any) -> None:
         made_folder(tmp_path / "file", "x", NOW),
     ):
         pass
+
+
+def test_a_folder_that_takes_no_file_is_told_before_work(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(result, "TemporaryFile", refused)  # root may write anywhere
+    with (
+        pytest.raises(ConfigurationError, match="can't be written to: Permission denied; name"),
+        made_folder(tmp_path / "b", "x", NOW),
+    ):
+        pass
+    assert not (tmp_path / "b").exists()

@@ -37,6 +37,7 @@ from evalution_enginekit.scheduling import refill
 from evalution_enginekit.tokens import TokenPrompt, TokenSpan
 from evalution_inspect.errors import ModelSetupError
 from evalution_inspect.loaded import SHELF
+from evalution_inspect.prompt_scoring import PromptScorer
 
 pytestmark = [
     pytest.mark.wide,
@@ -310,6 +311,33 @@ def test_prompts_of_many_tasks_are_scored_each_for_itself() -> None:
     expected = [[value_of(i) for i in f"user:{text};".encode()] for text in texts]
     assert asyncio.run(ask()) == expected
     model.api.close()
+
+
+def test_prompts_that_wait_for_their_scores_are_told_when_the_model_closes() -> None:
+    scoring, go_on = threading.Event(), threading.Event()
+
+    class Slow(ScriptedSession):
+        def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+            if len(spans[0].token_ids) == 9:  # not those of the self check
+                scoring.set()
+                assert go_on.wait(60)
+            yield from super()._score_tokens(spans)
+
+    async def ask(scorer: PromptScorer) -> None:
+        first = asyncio.ensure_future(scorer.logprobs([256, *b"abcdefgh"]))
+        assert await asyncio.to_thread(scoring.wait, 60)
+        waiting = asyncio.ensure_future(scorer.logprobs([256, *b"ab"]))
+        await asyncio.sleep(0)
+        scorer.close()
+        with pytest.raises(SessionClosedError, match="closed meanwhile"):
+            await waiting
+        with pytest.raises(SessionClosedError, match="make a new one"):
+            await scorer.logprobs([256, *b"ab"])
+        go_on.set()
+        assert len(await first) == 8, "what was in the session is the session's to end"
+
+    with Slow(Scripted()) as session:
+        asyncio.run(asyncio.wait_for(ask(PromptScorer(session)), 60))
 
 
 def test_only_a_lost_connection_is_tried_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import (
     AsyncGenerator,
@@ -31,6 +32,8 @@ from evalution_core import (
 
 _GATHERING_S = 0.02
 """How long a round of a session without refill stays open after the last request came."""
+_ROUND_S = 0.2
+"""How long it stays open at most, or requests that come steadily would keep it from starting."""
 _CLOSE_WAIT_S = 10.0
 """How long `close` waits for the session to let go; it normally takes one step."""
 
@@ -72,6 +75,7 @@ class AsyncSession:
         self._stream: _Events | None = None
         self._numbers = count()
         self._round = 0
+        self._was_asked = False
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="session stream", daemon=True)
         self._thread.start()
@@ -127,7 +131,10 @@ class AsyncSession:
             _answer(self._waiting, error)
             self._changed.notify_all()
         self._cancel(keys)
-        self._thread.join(_CLOSE_WAIT_S)
+        if (
+            threading.current_thread() is not self._thread
+        ):  # a garbage collection may close it there
+            self._thread.join(_CLOSE_WAIT_S)
 
     def _give_up(self, key: int) -> None:
         with self._changed:
@@ -150,10 +157,11 @@ class AsyncSession:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
+            self._was_asked = False
             try:
                 self._run_stream()
                 error: BaseException = EngineRuntimeError("the session's stream ended too early")
-                refused = False
+                refused = not self._was_asked
             except BaseException as failure:  # noqa: BLE001 - the tasks that wait raise it
                 error, refused = failure, not self._running
             with self._changed:
@@ -178,11 +186,16 @@ class AsyncSession:
 
     def _requests(self, number: int) -> Iterator[tuple[int, GenerationRequest]]:
         """What waits, for as long as stream `number` is the one that is read."""
+        self._was_asked = True
+        closes = time.monotonic() + _ROUND_S
         while True:
+            patience = self._patience
+            if patience is not None and time.monotonic() > closes:
+                patience = 0.0  # what waits may still come along
             with self._changed:
                 self._changed.wait_for(
                     lambda: self._waiting or self._closed or self._round != number,
-                    timeout=self._patience,
+                    timeout=patience,
                 )
                 if not self._waiting or self._closed or self._round != number:
                     return

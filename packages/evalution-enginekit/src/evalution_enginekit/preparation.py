@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from evalution_core import (
     ContextLengthError,
+    EngineRuntimeError,
     GenerationRequest,
     InvalidRequestError,
     LoglikelihoodOutput,
@@ -20,6 +21,7 @@ from evalution_enginekit.admission import Admission, check_unicode
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.generation import GenerationJob
 from evalution_enginekit.pairs import ContextIds, EncodedPair, fit_pair, pair_of
+from evalution_enginekit.runtime import runtime_errors
 from evalution_enginekit.scoring import ScoringJob, complete_logprobs
 from evalution_enginekit.tokenizer import (
     Tokenizer,
@@ -30,6 +32,9 @@ from evalution_enginekit.tokens import TokenPrompt, TokenScore, TokenSpan
 from evalution_enginekit.windows import rolling_ids, rolling_windows, without_leading
 
 _UNKEYED = -1
+PREPARING = "preparing a request"
+OWN_ERRORS = (InvalidRequestError, UnsupportedRequestError, EngineRuntimeError)
+"""What the preparation of a request may raise that is no other request's business."""
 
 
 class Preparation:
@@ -75,8 +80,9 @@ class Preparation:
 
     def generation_or_failure(self, request: GenerationRequest) -> GenerationJob | RequestFailure:
         try:
-            return self.generation(request)
-        except (InvalidRequestError, UnsupportedRequestError) as error:
+            with runtime_errors(PREPARING):
+                return self.generation(request)
+        except OWN_ERRORS as error:
             return RequestFailure(error, _metadata_of(request))
 
     def loglikelihood(self, request: LoglikelihoodRequest) -> ScoringJob:
@@ -102,8 +108,9 @@ class Preparation:
         self, request: LoglikelihoodRequest
     ) -> ScoringJob | RequestFailure:
         try:
-            return self.loglikelihood(request)
-        except (InvalidRequestError, UnsupportedRequestError) as error:
+            with runtime_errors(PREPARING):
+                return self.loglikelihood(request)
+        except OWN_ERRORS as error:
             return RequestFailure(error, _metadata_of(request))
 
     def rolling(self, request: RollingLoglikelihoodRequest) -> list[TokenSpan]:

@@ -15,7 +15,6 @@ from evalution_core import (
     EngineRuntimeError,
     GenerationOutput,
     GenerationRequest,
-    InvalidRequestError,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
     RequestFailure,
@@ -26,10 +25,11 @@ from evalution_core import (
 )
 from evalution_enginekit.admission import Admission, check_batch_size
 from evalution_enginekit.pieces import CompletionPiece, RequestPrompt
-from evalution_enginekit.preparation import Preparation
+from evalution_enginekit.preparation import OWN_ERRORS, PREPARING, Preparation
 from evalution_enginekit.pulled_stream import PulledStream
 from evalution_enginekit.request_jobs import answer_job, completion_job, results_in_order, score_job
 from evalution_enginekit.request_loop import RequestJob, RequestLoop, RequestStream
+from evalution_enginekit.runtime import runtime_errors
 from evalution_enginekit.scoring import ScoringJob, rolling_output
 from evalution_enginekit.self_check import self_check
 from evalution_enginekit.streams import StreamLimits
@@ -327,8 +327,9 @@ class RequestSession(BaseInferenceSession):
     ) -> Iterator[tuple[K, Any]]:
         def prepared(request: Any) -> RequestJob | RequestFailure:
             try:
-                return job(request)
-            except (InvalidRequestError, UnsupportedRequestError) as error:
+                with runtime_errors(PREPARING):
+                    return job(request)
+            except OWN_ERRORS as error:
                 return RequestFailure(error, getattr(request, "metadata", {}))
 
         return PulledStream(requests, opening, prepared, self._engine)

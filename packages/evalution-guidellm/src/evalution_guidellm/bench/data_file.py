@@ -18,6 +18,9 @@ _LOADERS = {
 }
 """The loaders of `datasets` by the ending of the file; GuideLLM's kinds are named after them."""
 
+_NO_ROWS = "corresponds to no data"
+"""In what `datasets` says of a file that has a head and no rows."""
+
 
 def data_kind(file: Path) -> str:
     """GuideLLM's kind of data.
@@ -39,18 +42,32 @@ def row_count(file: Path) -> int:
     """How many prompts the file has, as GuideLLM will read it.
 
     Raises:
-        ConfigurationError: it can't be read, or is empty.
+        ConfigurationError: it can't be read, is empty, or has no column that GuideLLM knows.
     """
     loader = data_kind(file).removesuffix("_file")
     if not file.stat().st_size:
         raise ConfigurationError(f"--data {file} is empty")
     datasets: Any = import_module("datasets")
+    datasets.disable_progress_bars()  # they would stand in the way of GuideLLM's own
     try:
-        rows: int = datasets.load_dataset(loader, data_files=str(file), split="train").num_rows
+        found = datasets.load_dataset(loader, data_files=str(file), split="train")
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         cause = error.__cause__ or error
         reason = str(cause).strip().partition("\n")[0]
-        raise ConfigurationError(f"--data {file} can't be read as {loader}: {reason}") from error
+        told = "has no rows" if _NO_ROWS in reason else f"can't be read as {loader}: {reason}"
+        raise ConfigurationError(f"--data {file} {told}") from error
+    rows: int = found.num_rows
     if not rows:
         raise ConfigurationError(f"--data {file} has no rows")
+    _check_columns(file, found)
     return rows
+
+
+def _check_columns(file: Path, rows: Any) -> None:
+    """Raise where GuideLLM would find nothing in any row; itself, it tells once the model loads."""
+    mapper: Any = import_module("guidellm.data.preprocessors.mappers").GenerativeColumnMapper
+    if not mapper.datasets_mappings([rows]):
+        raise ConfigurationError(
+            f"--data {file} has no column of prompts (it has: {', '.join(rows.column_names)}); "
+            f"call it one of {', '.join(mapper.defaults['text_column'])}"
+        )

@@ -61,9 +61,10 @@ def _report(scenario: Mapping[str, Any], *, progress: bool) -> dict[str, Any]:
         # Its own text would repeat the input, keys among it.
         problems = "; ".join(problem["msg"] for problem in error.errors(include_input=False))
         raise ConfigurationError(scrub(problems).removeprefix("Value error, ")) from None
-    except (OSError, RuntimeError, ValueError) as error:
+    except (EOFError, OSError, RuntimeError, ValueError) as error:
+        reason = scrub(str(error)) or "a process of its ended as it started"
         raise EngineRuntimeError(
-            f"GuideLLM ended without a result: {scrub(str(error))}; what its worker processes "
+            f"GuideLLM ended without a result: {reason}; what its worker processes "
             "printed stands above"
         ) from error
     return report.model_dump(mode="json")

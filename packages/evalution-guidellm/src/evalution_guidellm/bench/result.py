@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from evalution.results import to_json
@@ -68,7 +69,7 @@ def made_folder(output: Path | None, label: str, now: datetime) -> Generator[Pat
     One that was made here and is still empty when an error leaves is removed.
 
     Raises:
-        ConfigurationError: it can't be made, or holds a benchmark.
+        ConfigurationError: it can't be made or written to, or holds a benchmark.
     """
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.")
     path = output or Path("runs") / f"{now:%Y%m%d-%H%M%S}-bench-{safe[-60:]}"
@@ -82,10 +83,22 @@ def made_folder(output: Path | None, label: str, now: datetime) -> Generator[Pat
             f"{path} can't be made: {error.strerror}; name another --output"
         ) from error
     try:
+        _check_writable(path)
         yield path
     finally:
         if is_new and not any(path.iterdir()):
             path.rmdir()
+
+
+def _check_writable(folder: Path) -> None:
+    """Raise now, rather than when the figures are there and have no place to go."""
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder} can't be written to: {error.strerror}; name another --output"
+        ) from error
 
 
 def write_json(file: Path, value: Any) -> None:

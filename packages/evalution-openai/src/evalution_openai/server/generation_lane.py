@@ -68,6 +68,8 @@ class GenerationLane:
 
         Closing the iterator early aborts what still runs.
         """
+        if not requests:
+            return
         began = time.perf_counter()
         await self._turns.acquire()
         self._waited(time.perf_counter() - began)
@@ -116,8 +118,6 @@ class GenerationLane:
         self, requests: Sequence[GenerationRequest]
     ) -> AsyncGenerator[tuple[int, GenerationOutput]]:
         """The outputs as they come; raises as `outputs`. Requests are taken when there is room."""
-        if not requests:
-            return
         async with aclosing(self.events(requests, deltas=False)) as events:
             async for index, event in events:
                 yield index, _output(event)
