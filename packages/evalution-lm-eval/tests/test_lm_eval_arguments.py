@@ -44,6 +44,10 @@ def test_engine_model_and_bridge_are_told_apart() -> None:
         ({"engine": "Reference", "dtyp": 1}, "'dtyp', which is unknown; did you mean 'dtype'"),
         ({"engine": "Reference", "dtype": "int3"}, "option 'dtype' of engine Reference"),
         ({"engine": "Reference", "model": "a", "path": "b"}, "more than once: model, path"),
+        (
+            {"engine": "Reference", "tokenizer": "a", "tokenizer_path": "b"},
+            "more than once: tokenizer, tokenizer_path",
+        ),
         ({"engine": "Reference", "max_gen_toks": 0}, "max_gen_toks must be an int of at least 1"),
         ({"engine": "Reference", "on_failure": "raze"}, "must be raise or worst.*mean 'raise'"),
     ],
@@ -125,3 +129,16 @@ def test_a_template_without_a_system_role_gets_the_rest(caplog: Any) -> None:
         rendered(refusing, chat[1:], add_generation_prompt=True)
     with pytest.raises(InvalidRequestError, match="doesn't print the last message as it is"):
         rendered(ChatTemplate("x"), chat[1:], add_generation_prompt=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"do_sample": True, "top_p": "much"}, "top_p must be above 0 and at most 1, got 'much'"),
+        ({"max_gen_toks": -3}, "max_new_tokens must be"),
+        ({"until": [3]}, "stop"),
+    ],
+)
+def test_a_value_that_no_engine_takes_is_told(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        generation_fields(settings)

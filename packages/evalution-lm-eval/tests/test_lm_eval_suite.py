@@ -240,7 +240,12 @@ def test_a_run_without_a_single_answer_still_has_scores(
         ("tiny_none_*", ConfigurationError, r"no task, group or tag 'tiny_none_\*'"),
         ("tiny_unsafe", ConfigurationError, "'tiny_unsafe' runs code that the model wrote"),
         ("tiny_seen", UnsupportedRequestError, "'tiny_seen' asks with images or audio"),
-        ("tiny_odd", ConfigurationError, "generation setting 'repetition_penalty' can't be asked"),
+        (
+            "tiny_odd",
+            ConfigurationError,
+            "task 'tiny_odd': generation setting 'repetition_penalty'",
+        ),
+        ("nowhere.yaml", ConfigurationError, "there is no task file nowhere.yaml"),
         ("tiny_mixed", ConfigurationError, "'tiny_mixed' sums up tasks that ask for different"),
     ],
 )
@@ -275,7 +280,14 @@ def test_an_engine_that_only_writes_is_told_before_its_model_is_loaded(task_fold
     ("options", "message"),
     [
         ({"tasks": []}, "option 'tasks' of suite LmEval must name at least one task"),
-        ({"tasks": "a", "limit": 0}, "option 'limit' of suite LmEval must be above 0"),
+        ({"tasks": "a", "limit": 0}, "option 'limit' of suite LmEval must be a count"),
+        ({"tasks": "a", "limit": 1.5}, "'limit' of suite LmEval must be a count of rows above 0"),
+        ({"tasks": "a", "limit": float("inf")}, "'limit' of suite LmEval must be a count of rows"),
+        (
+            {"tasks": "a", "include_path": "no-such-folder"},
+            "'include_path' .* a folder that is",
+        ),
+        ({"tasks": "a", "metadata": {"at": object()}}, "'metadata' .* must be plain values"),
         ({"tasks": "a", "num_fewshot": -1}, "option 'num_fewshot' of suite LmEval must not be"),
         ({"tasks": "a", "num_shots": 1}, "no option 'num_shots'; did you mean 'num_fewshot'"),
     ],

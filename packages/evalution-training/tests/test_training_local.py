@@ -127,7 +127,7 @@ def test_evaluation_is_due_every_so_many_steps(tmp_path: Path) -> None:
 
 
 def test_steps_between_evaluations_are_counted() -> None:
-    with pytest.raises(ConfigurationError, match="every must be at least 1, got 0"):
+    with pytest.raises(ConfigurationError, match="every must be an int of at least 1, got 0"):
         PeriodicEvaluation(attaching.Transformers(), {}, every=0, evaluate=lambda s, n: None)
 
 

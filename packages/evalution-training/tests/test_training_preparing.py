@@ -182,3 +182,58 @@ def test_files_beside_a_spec_are_found(tmp_path: Path) -> None:
 def test_a_wrong_model_is_told(declared: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         training_model(declared)
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        (None, "must be a name, or a backend with prepare and teardown that is made already, got"),
+        (Noting, "is made already, got <class"),
+        (object(), "is made already, got <object"),
+    ],
+)
+def test_what_is_no_backend_is_told_before_it_is_asked(
+    backend: Any, message: str, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(ConfigurationError, match=message),
+        prepared(backend, model="m", run_dir=tmp_path),
+    ):
+        pass
+
+
+def test_params_beside_a_backend_that_is_made_are_refused(tmp_path: Path) -> None:
+    backend = Noting()
+    with (
+        pytest.raises(ConfigurationError, match="Noting is made already"),
+        prepared(backend, model="m", run_dir=tmp_path, params={"width": 2}),
+    ):
+        pass
+    assert backend.log == []
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (["width"], "params of backend 'mock' must be a mapping of names to values, got a list"),
+        ([], "must be a mapping of names to values, got a list"),
+        ({3: 1}, "backend 'mock' has no param 3"),
+    ],
+)
+def test_params_are_names_with_values(params: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make_backend("mock", params)
+
+
+def test_a_folder_is_a_path() -> None:
+    with (
+        pytest.raises(ConfigurationError, match="run_dir must be a folder's path, got None"),
+        prepared("mock", model="m", run_dir=None),  # pyright: ignore[reportArgumentType]
+    ):
+        pass
+
+
+@pytest.mark.parametrize("key", ["load_checkpoint_path", "init_from_checkpoint", "renderer_name"])
+def test_what_the_model_holds_is_text(key: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"model\.{key} must be a non-empty text, got 3"):
+        training_model({"name": "m", key: 3})

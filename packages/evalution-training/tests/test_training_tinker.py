@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, scrub
-from evalution_training import prepared
+from evalution_training import make_backend, prepared
 from evalution_training.backends import libraries
 
 Install = Callable[..., Path]
@@ -133,6 +133,26 @@ def test_what_is_no_url_is_refused(tmp_path: Path) -> None:
         ConfigurationError, match=r"must begin with http:// or https://, got 'file:"
     ):
         handles_of(tmp_path, base_url="file:///etc/passwd")
+
+
+def test_a_port_that_is_none_is_told(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigurationError, match=r"is no URL: 'http://host:port' \(nonnumeric port"),
+        prepared("tinker", model="m", run_dir=tmp_path, params={"base_url": "http://host:port"}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("timeout", [0, float("nan"), float("inf")])
+def test_a_timeout_is_a_time(timeout: float) -> None:
+    with pytest.raises(ConfigurationError, match="param 'timeout' of backend 'tinker'"):
+        make_backend("tinker", {"timeout": timeout})
+
+
+def test_a_key_in_place_of_its_variable_is_not_repeated() -> None:
+    with pytest.raises(ConfigurationError, match="name of an environment variable") as told:
+        make_backend("tinker", {"api_key_env": "tml-the-key-itself"})
+    assert "tml-the-key-itself" not in str(told.value)
 
 
 def test_without_tinker_it_says_what_to_install(

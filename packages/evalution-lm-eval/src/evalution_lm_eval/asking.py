@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from evalution_core import (
+    Capability,
     ConfigurationError,
     GenerationRequest,
+    InvalidRequestError,
     LoglikelihoodRequest,
     did_you_mean,
 )
+from evalution_enginekit.admission import Admission
 from evalution_lm_eval.chat import ChatPrompt
 
 DEFAULT_MAX_GEN_TOKS = 256
@@ -18,6 +21,8 @@ DEFAULT_MAX_GEN_TOKS = 256
 
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _SETTINGS = ("do_sample", "temperature", "top_p", "top_k", "num_beams", "seed")
+_ANY_ENGINE = Admission("any", frozenset(Capability))
+"""Refuses what every engine refuses, before there is one."""
 
 
 def generation_fields(
@@ -29,7 +34,7 @@ def generation_fields(
     `max_completion_tokens`, a temperature alone means sampling, and an empty stop is none.
 
     Raises:
-        ConfigurationError: a setting that no request has.
+        ConfigurationError: a setting that no request has, or a value that no engine takes.
     """
     known = ("until", *_LIMITS, *_SETTINGS)
     for name in gen_kwargs:
@@ -42,13 +47,17 @@ def generation_fields(
     limits = [int(given[name]) for name in _LIMITS if name in given]
     until = given.get("until", [])
     stops: list[str] = [until] if isinstance(until, str) else list(until)
-    fields = {name: given[name] for name in _SETTINGS if name in given}
-    return {
-        **fields,
+    fields: dict[str, Any] = {
+        **{name: given[name] for name in _SETTINGS if name in given},
         **_sampling(given),
         "stop": [stop for stop in stops if stop],
         "max_new_tokens": limits[0] if limits else default_limit,
     }
+    try:
+        _ANY_ENGINE.generation(GenerationRequest("", **fields))
+    except InvalidRequestError as error:
+        raise ConfigurationError(f"generation settings {dict(gen_kwargs)}: {error}") from error
+    return fields
 
 
 def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:

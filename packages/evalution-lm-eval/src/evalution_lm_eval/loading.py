@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from evalution.foreign_code import foreign_errors
@@ -71,8 +72,12 @@ def settings_of(loaded: LoadedTask) -> dict[str, Any]:
     Raises:
         ConfigurationError: a setting that no engine can be asked.
     """
-    with foreign_errors(f"task {loaded.name!r}", ConfigurationError):
-        return generation_fields(loaded.task.get_config("generation_kwargs") or {})
+    try:
+        with foreign_errors("generation_kwargs", ConfigurationError):
+            return generation_fields(loaded.task.get_config("generation_kwargs") or {})
+    except ConfigurationError as error:
+        error.args = (f"lm-eval's task {loaded.name!r}: {error}",)
+        raise
 
 
 def load_tasks(options: LmEvalOptions) -> list[LoadedTasks]:
@@ -105,6 +110,8 @@ def _names(manager: TaskManager, named: Sequence[str]) -> list[str]:
     for name in named:
         matching = sorted(manager.match_tasks([name])) if "*" in name else [name]
         is_file = name.endswith((".yaml", ".yml"))
+        if is_file and not Path(name).is_file():
+            raise ConfigurationError(f"there is no task file {name}")
         if not matching or (not is_file and not set(matching) <= set(known)):
             raise ConfigurationError(
                 f"lm-eval has no task, group or tag {name!r}{did_you_mean(name, known)} (`lm_eval "

@@ -221,14 +221,15 @@ def _cap(batch_size: int | str | None, max_batch_size: int | None) -> int | None
     """Requests in flight at most, from the two sizes that lm-eval passes."""
     try:
         named = 1 if batch_size is None or str(batch_size).startswith("auto") else int(batch_size)
-    except ValueError:
-        named = 0
-    if named < 1 or (max_batch_size is not None and max_batch_size < 1):
+        most = 1 if max_batch_size is None else int(max_batch_size)
+    except (ValueError, TypeError):
+        named = most = 0
+    if named < 1 or most < 1:
         raise ConfigurationError(
             f"batch_size must be 'auto' or an int of at least 1, got {batch_size!r}"
             f" (max_batch_size {max_batch_size!r})"
         )
-    return max_batch_size if named == 1 else named
+    return named if named > 1 else None if max_batch_size is None else most
 
 
 def _by_ids(

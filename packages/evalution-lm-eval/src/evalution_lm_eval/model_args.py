@@ -97,6 +97,10 @@ def _model(given: Mapping[str, Any]) -> Model:
         raise ConfigurationError(
             f"model_args name the model more than once: {', '.join(named)} mean the same"
         )
+    if given.get("tokenizer") is not None and given.get("tokenizer_path") is not None:
+        raise ConfigurationError(
+            "model_args name the tokenizer more than once: tokenizer, tokenizer_path mean the same"
+        )
     fields: dict[str, Any] = {
         _MODEL[name]: value for name, value in given.items() if name in _MODEL
     }

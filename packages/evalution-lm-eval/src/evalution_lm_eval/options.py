@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,10 @@ from evalution.counts import count_problem
 from evalution.suites.declaration import PATH, SuiteDeclaration
 
 _YAML = (".yaml", ".yml")
+
+
+def _is_count(value: float) -> bool:
+    return value >= 1 and math.isfinite(value) and int(value) == value
 
 
 @dataclass(kw_only=True)
@@ -48,8 +54,18 @@ class LmEvalOptions(SuiteDeclaration):
             value = getattr(self, option)
             if value is not None and (problem := count_problem(value, least=least)):
                 raise self.wrong(option, problem)
-        if self.limit is not None and not self.limit > 0:
-            raise self.wrong("limit", "must be above 0: a count of rows, or a part of them")
+        if self.limit is not None and not (0 < self.limit < 1 or _is_count(self.limit)):
+            raise self.wrong(
+                "limit", "must be a count of rows above 0, or a part of them below 1.0"
+            )
+        if self.include_path is not None and not Path(self.include_path).is_dir():
+            raise self.wrong("include_path", "must be a folder that is there")
+        try:
+            json.dumps(dict(self.metadata))
+        except (TypeError, ValueError) as error:
+            raise self.wrong(
+                "metadata", f"must be plain values, as JSON has them ({error})"
+            ) from None
 
     @property
     def task_names(self) -> list[str]:

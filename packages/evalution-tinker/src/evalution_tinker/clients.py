@@ -14,7 +14,9 @@ from evalution_enginekit import runtime_errors
 WEIGHTS = "tinker://"
 """How the path of saved weights begins."""
 
-_CLOSING_S = 10.0
+CLOSING_S = 10.0
+"""For telling the server of the end."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -26,17 +28,27 @@ class OwnClient:
         self._service = service
 
     def close(self) -> None:
-        """End its session at the server and let go of its connections.
+        """End its session at the server and let go of its connections, within ten seconds.
 
         A server that can't be told any more forgets the session by itself.
         """
-        if not hasattr(self._service, "close"):  # tinker 0.24 closes what is inside
-            self._service.holder.close()
-            return
+        # On a thread: while the client still tries to connect, it holds the lock that its `close`
+        # takes (tinker 0.38), and it tries for ever.
+        results = _begun(self._close)
         try:
-            self._service.close("success").result(timeout=_CLOSING_S)
-        except (self._tinker.TinkerError, TimeoutError) as error:
+            _, error = results.get(timeout=CLOSING_S)
+        except Empty:
+            error = TimeoutError(f"nothing within {CLOSING_S:g} s")
+        if isinstance(error, self._tinker.TinkerError | TimeoutError):
             _log.info("the server was not told of the end: %s", scrub(str(error)))
+        elif error is not None:
+            raise error
+
+    def _close(self) -> None:
+        if hasattr(self._service, "close"):
+            self._service.close("success").result(timeout=CLOSING_S)
+        else:  # tinker 0.24 closes what is inside
+            self._service.holder.close()
 
 
 def sampling_client(service: Any, name: str) -> Any:
@@ -57,15 +69,7 @@ def connected(make: Callable[[], Any], timeout_s: float, url: str | None) -> Any
         EngineUnavailableError: it took longer; the thread that waits is left behind.
         EngineRuntimeError: the client failed.
     """
-    results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            results.put((make(), None))
-        except BaseException as error:  # noqa: BLE001 - told on the thread that asked
-            results.put((None, error))
-
-    threading.Thread(target=run, name="evalution-tinker connect", daemon=True).start()
+    results = _begun(make)
     try:
         made, error = results.get(timeout=timeout_s)
     except Empty:
@@ -77,3 +81,17 @@ def connected(make: Callable[[], Any], timeout_s: float, url: str | None) -> Any
         if error is not None:
             raise error
     return made
+
+
+def _begun(call: Callable[[], Any]) -> SimpleQueue[tuple[Any, BaseException | None]]:
+    """Where the result of `call`, or what it raises, will stand: it runs on a thread of its own."""
+    results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            results.put((call(), None))
+        except BaseException as error:  # noqa: BLE001 - told on the thread that asked
+            results.put((None, error))
+
+    threading.Thread(target=run, name="evalution-tinker call", daemon=True).start()
+    return results

@@ -11,6 +11,7 @@ from evalution_core import (
     Capability,
     ConfigurationError,
     Model,
+    hide,
     neutral,
     validate_options,
 )
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from evalution_tinker.session import TinkerSession
 
 TINKER = ">=0.24.1"
+LONGEST_S = 86_400
+"""A day: no clock of a socket or a thread overflows."""
 
 TINKER_CAPABILITIES = frozenset(Capability) - {
     Capability.BEAMS,
@@ -68,10 +71,18 @@ class Tinker(BaseEngine):
                     f"option {name!r} of engine Tinker must be at least {least}, got {value!r}"
                 )
         for name in ("timeout_s", "request_timeout_s"):
-            if getattr(self, name) <= 0:
+            value = getattr(self, name)
+            if not 0 < value <= LONGEST_S:
                 raise ConfigurationError(
-                    f"option {name!r} of engine Tinker must be above 0, got {getattr(self, name)!r}"
+                    f"option {name!r} of engine Tinker must be above 0 and at most {LONGEST_S} "
+                    f"seconds, got {value!r}"
                 )
+        if not self.api_key_env.isidentifier():
+            hide(self.api_key_env, is_secret=True)
+            raise ConfigurationError(
+                "option 'api_key_env' of engine Tinker is the name of an environment variable, "
+                "which what was given can't be; put the key into TINKER_API_KEY and leave it out"
+            )
 
     def default_model(self) -> str | None:
         """The first model that the server lists.

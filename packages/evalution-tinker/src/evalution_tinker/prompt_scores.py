@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from evalution_core import EngineRuntimeError
+from evalution_enginekit import WrongScoresError
 
 _ABOVE_ZERO = 1e-6
 """Rounding may lift the log-probability of a sure token this far."""
@@ -20,12 +20,12 @@ def aligned_logprobs(listed: Sequence[float | None] | None, length: int, start: 
     The protocol lists one for each token, the first being None; SkyRL 0.3.0 leaves that one out.
 
     Raises:
-        EngineRuntimeError: there are others than these, or one is missing or no log-probability.
+        WrongScoresError: there are others than these, or one is missing or no log-probability.
     """
     if listed is None:
-        raise EngineRuntimeError("the server told no prompt log-probabilities")
+        raise WrongScoresError("the server told no prompt log-probabilities")
     if len(listed) not in (length, length - 1):
-        raise EngineRuntimeError(
+        raise WrongScoresError(
             f"the server told {len(listed)} log-probabilities of a prompt of {length} tokens, "
             f"which are neither {length} nor {length - 1}: which is whose can't be known"
         )
@@ -33,7 +33,7 @@ def aligned_logprobs(listed: Sequence[float | None] | None, length: int, start: 
     found: list[float] = []
     for place, value in enumerate(listed[start - first :], start=start):
         if value is None or not math.isfinite(value) or value > _ABOVE_ZERO:
-            raise EngineRuntimeError(
+            raise WrongScoresError(
                 f"the server told {value!r} as log-probability of prompt token {place} of {length}"
             )
         found.append(float(value))

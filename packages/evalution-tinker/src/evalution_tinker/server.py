@@ -7,6 +7,7 @@ import os
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
+from http.client import HTTPException, InvalidURL
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
@@ -68,7 +69,11 @@ def found_server(options: Tinker) -> Server:
                 f"{error.code})"
             ) from None
         return Server(url, key, timeout_s=options.timeout_s)
-    except (OSError, ValueError) as error:
+    except InvalidURL as error:
+        raise ConfigurationError(
+            f"base_url of engine Tinker is no URL: {scrub(url)!r} ({scrub(str(error))})"
+        ) from None
+    except (OSError, ValueError, HTTPException) as error:
         raise EngineUnavailableError(
             f"no Tinker-compatible server answers at {scrub(url)} within {options.timeout_s:g} s "
             f"({scrub(str(error))}); start it, or name another with base_url"
@@ -81,12 +86,12 @@ def server_name(url: str, timeout_s: float = 5.0) -> str:
     try:
         about: Any = get_json(f"{url}/openapi.json", None, timeout_s).get("info")
         return f"{about['title']} {about['version']}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
         return "which tells no version"
 
 
 def get_json(url: str, key: str | None, timeout_s: float) -> dict[str, Any]:
-    """The JSON object at `url`; raises `OSError` or `ValueError`."""
+    """The JSON object at `url`; raises `OSError`, `ValueError` or `HTTPException`."""
     headers = {} if key is None else {"X-API-Key": key}
     with urllib.request.urlopen(
         urllib.request.Request(url, headers=headers), timeout=timeout_s
@@ -101,8 +106,8 @@ def _models(answer: dict[str, Any]) -> dict[str, int | None]:
     listed: Any = answer.get("supported_models")
     found: dict[str, int | None] = {}
     for entry in cast("list[Any]", listed) if isinstance(listed, list) else []:
-        name = entry.get("model_name")
-        window = entry.get("max_context_length")
+        told = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+        name, window = told.get("model_name"), told.get("max_context_length")
         if isinstance(name, str):
             found[name] = window if isinstance(window, int) else None
     return found

@@ -24,7 +24,7 @@ class PeriodicEvaluation(Generic[T]):
         model: for an engine that asks for more than the handles tell, such as a tokenizer.
 
     Raises:
-        ConfigurationError: `every` is below 1.
+        ConfigurationError: `every` is no int, or below 1.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class PeriodicEvaluation(Generic[T]):
         evaluate: Callable[[BaseInferenceSession, int], T],
         model: Model | None = None,
     ):
-        if every < 1:
-            raise ConfigurationError(f"every must be at least 1, got {every}")
+        if type(every) is not int or every < 1:
+            raise ConfigurationError(f"every must be an int of at least 1, got {every!r}")
         self._engine = engine
         self._handles = handles
         self._every = every

@@ -46,6 +46,9 @@ def training_model(declared: object, folder: Path | None = None) -> dict[str, An
         raise ConfigurationError(
             f"a backend needs the model's name, got {name!r}; for instance `model: builtin:tiny`"
         )
+    for key in (*CHECKPOINTS, "renderer_name"):
+        if key in given and not (isinstance(given[key], str) and given[key]):
+            raise ConfigurationError(f"model.{key} must be a non-empty text, got {given[key]!r}")
     found = {NAME: name, **given}
     for key in (NAME, *CHECKPOINTS, "tokenizer_path"):
         if folder is not None and key in found:

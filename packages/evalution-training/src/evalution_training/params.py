@@ -20,12 +20,17 @@ def validated_params(config: type[BaseModel], params: Mapping[str, Any], what: s
     Raises:
         ConfigurationError: a name is unknown, with the nearest one, or a value doesn't fit.
     """
+    if not isinstance(params, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            f"params of backend {what!r} must be a mapping of names to values, got a "
+            f"{type(params).__name__}"
+        )
     hide(dict(params))
     known = [field.alias or name for name, field in config.model_fields.items()]
     for name in params:
         if name not in known and name not in config.model_fields:
             raise ConfigurationError(
-                f"backend {what!r} has no param {name!r}{did_you_mean(name, known)} "
+                f"backend {what!r} has no param {name!r}{did_you_mean(str(name), known)} "
                 f"(params: {', '.join(known) or 'none'})"
             )
     try:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from evalution_core import (
     ConfigurationError,
@@ -30,7 +30,7 @@ def make_backend(name: str, params: Mapping[str, Any] | None = None) -> Training
         EngineUnavailableError: its module can't be imported.
     """
     kind: Any = load_backend(name)
-    config = validated_params(kind.Config, params or {}, name)
+    config = validated_params(kind.Config, {} if params is None else params, name)
     try:
         return kind(**config.model_dump())
     except EvalutionError:
@@ -64,10 +64,10 @@ def prepared(
         EngineUnavailableError: something that it needs isn't installed.
         EngineRuntimeError: it could not be prepared or torn down; with the failure as cause.
     """
-    found = make_backend(backend, params) if isinstance(backend, str) else backend
+    found = make_backend(backend, params) if isinstance(backend, str) else _made(backend, params)
     what = training_model(model)
     name = getattr(found, "name", type(found).__name__)
-    _make_folder(Path(run_dir))
+    _make_folder(run_dir)
     with _foreign(f"backend {name!r} could not prepare {what[NAME]}"):
         handles = found.prepare(model=what, run_dir=os.fspath(run_dir))
     if not isinstance(handles, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -87,9 +87,26 @@ def prepared(
         found.teardown(handles)
 
 
-def _make_folder(run_dir: Path) -> None:
+def _made(backend: object, params: Mapping[str, Any] | None) -> TrainingBackend:
+    """A backend that somebody made, as it is."""
+    is_one = all(callable(getattr(backend, name, None)) for name in ("prepare", "teardown"))
+    if isinstance(backend, type) or not is_one:
+        raise ConfigurationError(
+            "backend must be a name, or a backend with prepare and teardown that is made already, "
+            f"got {backend!r}"
+        )
+    if params is not None:
+        raise ConfigurationError(
+            f"params go to a backend that is named; {type(backend).__name__} is made already"
+        )
+    return cast("TrainingBackend", backend)
+
+
+def _make_folder(run_dir: object) -> None:
+    if not isinstance(run_dir, str | os.PathLike):
+        raise ConfigurationError(f"run_dir must be a folder's path, got {run_dir!r}")
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        Path(os.fspath(cast("str", run_dir))).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
             f"run_dir {run_dir} can't be made: {error.strerror}; name another folder"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
+from http.client import HTTPException, InvalidURL
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from evalution_core import ConfigurationError, EngineUnavailableError, hide, scrub
 from evalution_training.backends.libraries import library
@@ -16,6 +17,7 @@ from evalution_training.models import NAME
 HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 """Where the client goes when it is told nothing."""
 _REFUSED = (401, 403)
+_LONGEST_S = 86_400
 
 
 class TinkerConfig(BaseModel):
@@ -28,9 +30,20 @@ class TinkerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    api_key_env: str = Field("TINKER_API_KEY", min_length=1)
+    api_key_env: str = "TINKER_API_KEY"
     base_url: str | None = None
-    timeout: float = Field(90.0, gt=0)
+    timeout: float = Field(90.0, gt=0, le=_LONGEST_S)
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if not value.isidentifier():
+            hide(value, is_secret=True)
+            raise ValueError(
+                "must be the name of an environment variable; put the key into TINKER_API_KEY and "
+                "leave this out"
+            )
+        return value
 
 
 class TinkerBackend:
@@ -107,7 +120,11 @@ class TinkerBackend:
                     f"the server at {scrub(url)} refuses the key in {self.api_key_env} (HTTP "
                     f"{error.code})"
                 ) from None
-        except OSError as error:
+        except InvalidURL as error:
+            raise ConfigurationError(
+                f"base_url of backend 'tinker' is no URL: {scrub(url)!r} ({scrub(str(error))})"
+            ) from None
+        except (OSError, HTTPException) as error:
             raise EngineUnavailableError(
                 f"no Tinker-compatible server answers at {scrub(url)} within {self.timeout:g} s "
                 f"({scrub(str(error))}); start it, or name another with base_url"

@@ -1,0 +1,113 @@
+"""Servers that answer the first question and then fail, or answer it in no known way."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from evalution_core import ConfigurationError, EngineUnavailableError, Model, scrub
+from evalution_tinker import Tinker, clients
+
+pytest.importorskip("tinker", reason="tinker is not installed")
+
+# tinker 0.24 and 0.38 leave a connection open however they are closed.
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:Exception ignored in. <(function _SelectorTransport|socket\.socket)"
+    ":pytest.PytestUnraisableExceptionWarning"
+)
+
+Write = Callable[[Any], None]
+
+
+@contextmanager
+def serving(answer: Write) -> Generator[str]:
+    """The URL of a server that answers everything in one way."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        do_POST = do_GET
+
+        def log_message(self, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_server_that_fails_after_its_sign_of_life_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(request: Any) -> None:
+        request.send_response(500)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    monkeypatch.setattr(clients, "CLOSING_S", 0.2)
+    engine = Tinker(tokenizer_path="builtin:tiny", timeout_s=0.5)
+    with (
+        serving(failing) as engine.base_url,
+        pytest.raises(EngineUnavailableError, match=r"made no sampling client within 0\.5 s"),
+    ):
+        engine.build(Model("a-model"))
+
+
+def test_a_server_of_another_protocol_is_told() -> None:
+    engine = Tinker(timeout_s=5)
+    with (
+        serving(lambda request: request.wfile.write(b"SSH-2.0-a-shell\r\n\r\n")) as engine.base_url,
+        pytest.raises(EngineUnavailableError, match="no Tinker-compatible server answers"),
+    ):
+        engine.build(Model("a-model"))
+
+
+def test_models_of_an_unknown_form_are_no_models() -> None:
+    def odd(request: Any) -> None:
+        body = b'{"supported_models": ["a-model", {"model_name": 3}]}'
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    engine = Tinker()
+    with (
+        serving(odd) as engine.base_url,
+        pytest.raises(ConfigurationError, match=r"lists no model; set model\.path"),
+    ):
+        engine.build(Model())
+
+
+def test_a_key_in_place_of_its_variable_is_not_repeated() -> None:
+    with pytest.raises(ConfigurationError, match="is the name of an environment variable") as told:
+        Tinker(api_key_env="tml-the-key-itself")
+    assert "tml-the-key-itself" not in str(told.value)
+    assert scrub("tml-the-key-itself") == "***"
+
+
+def test_a_server_that_is_away_is_told_at_once() -> None:
+    with socket.socket() as taken:  # bound and not listening: connections are refused
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(EngineUnavailableError, match=f"answers at {url} within 90 s"):
+            Tinker(base_url=url).build(Model("builtin:tiny"))
+
+
+def test_a_server_that_says_nothing_is_given_up() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(EngineUnavailableError, match=r"within 0\.2 s .*timed out"):
+            Tinker(base_url=url, timeout_s=0.2).build(Model("builtin:tiny"))
