@@ -11,7 +11,7 @@ import pytest
 
 from evalution_core import Model
 from evalution_enginekit import ByteTokenizer, files_identity, identity
-from evalution_enginekit.identity import model_identity
+from evalution_enginekit.identity import checkpoint_identity, model_identity
 
 
 @pytest.fixture
@@ -189,3 +189,24 @@ def test_tokenizer_options_count_but_no_secret_is_shown(checkpoint: Path) -> Non
 def test_a_tokenizer_without_files_here_leaves_it_unknown(checkpoint: Path) -> None:
     assert told(checkpoint, tokenizer=ByteTokenizer()) is None
     assert told(checkpoint, tokenizer_path="vendor/on-the-hub") is None
+
+
+def test_a_model_on_the_hub_is_its_repository_and_commit(checkpoint: Path) -> None:
+    hub = {"repository": "owner/name", "revision": "abc"}
+    options: dict[str, Any] = {
+        "tokenizer_kwargs": {"use_fast": False},
+        "model_kwargs": {"token": "hf_private"},
+    }
+    shown = {"tokenizer_kwargs": {"use_fast": False}, "model_kwargs": {"token": "***"}}
+    assert checkpoint_identity(Model("owner/name"), None, (), "abc") == hub
+    assert checkpoint_identity(Model("owner/name", **options), None, (), "abc") == {**hub, **shown}
+    assert checkpoint_identity(Model("owner/name"), None, (), None) is None
+    for elsewhere in (
+        Model("owner/name", tokenizer_path="owner/other"),
+        Model("owner/name", tokenizer=ByteTokenizer()),
+    ):
+        assert checkpoint_identity(elsewhere, None, (), "abc") is None
+    here = checkpoint_identity(Model(str(checkpoint), **options), checkpoint, (), None)
+    assert here is not None
+    assert "repository" not in here
+    assert shown.items() <= here.items()

@@ -10,7 +10,7 @@ import pytest
 
 from evalution_core import EngineRuntimeError, EngineUnavailableError, InvalidRequestError
 from evalution_enginekit import import_runtime, runtime_errors
-from evalution_enginekit.runtime import in_range
+from evalution_enginekit.runtime import brief, in_range
 
 INSTALL = "pip install evalution-toyrun"
 
@@ -111,3 +111,11 @@ def test_our_own_errors_and_interrupts_pass_the_border() -> None:
     assert raised.value is own
     with pytest.raises(KeyboardInterrupt), runtime_errors("decoding"):
         raise KeyboardInterrupt
+
+
+def test_a_long_message_keeps_both_ends() -> None:
+    assert brief(ValueError("no such architecture")) == "no such architecture"
+    told = brief(ValueError(f"begins {'x' * 5000} ends"))
+    assert told.startswith("begins x")
+    assert told.endswith("x ends")
+    assert len(told) < 700

@@ -15,7 +15,7 @@ from evalution_core import (
     Model,
     RollingLoglikelihoodRequest,
 )
-from evalution_enginekit import ByteTokenizer, TokenScore, TokenSpan
+from evalution_enginekit import ByteTokenizer, TokenScore, TokenSpan, WrongScoresError
 from evalution_enginekit.mock import Mock, MockSession, table
 from evalution_enginekit.self_check import self_check
 
@@ -170,6 +170,37 @@ def test_a_session_that_fails_refuses_to_score_and_still_generates() -> None:
                 call()
         assert session.describe_execution()["self_check"] == "failed"
         assert session.check() is session.check()
+
+
+class Failing(MockSession):
+    """Has an error in place of each score, or raises it."""
+
+    def __init__(self, error: EngineRuntimeError, *, raises: bool):
+        super().__init__("toy", 512, 4)
+        self._error, self._raises = error, raises
+
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[Any]:
+        if self._raises:
+            raise self._error
+        yield [self._error] * len(spans)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_scores_that_are_missing_are_a_failure(raises: bool) -> None:
+    with Failing(WrongScoresError("planted: 2 rows came"), raises=raises) as session:
+        result = session.check()
+        assert result.outcome == "failed"
+        assert "planted: 2 rows came" in result.detail
+        with pytest.raises(EngineRuntimeError, match="refuses to score: planted: 2 rows came"):
+            session.loglikelihood([LoglikelihoodRequest("a", "b")])
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_runtime_that_breaks_down_is_no_finding_of_the_check(raises: bool) -> None:
+    with Failing(EngineRuntimeError("planted: out of memory"), raises=raises) as session:
+        with pytest.raises(EngineRuntimeError, match="planted: out of memory"):
+            session.check()
+        assert session.describe_execution()["self_check"] == "not run"
 
 
 def test_the_mock_engine_passes_through_its_session() -> None:

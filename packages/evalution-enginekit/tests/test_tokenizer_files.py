@@ -12,7 +12,7 @@ import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_enginekit import ByteTokenizer, TokenizerFile, load_tokenizer
-from evalution_enginekit.tokenizer_files import declared_eos
+from evalution_enginekit.tokenizer_files import checkpoint_tokenizer, declared_eos
 
 pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")
 
@@ -212,3 +212,26 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
         ConfigurationError, match=r"no tokenizer in .*: expected tokenizer\.json; set tokenizer_pa"
     ):
         load_tokenizer(Model("m"), tmp_path)
+
+
+def test_a_checkpoint_has_the_tokenizer_of_its_folder_or_the_callers(folder: Path) -> None:
+    found = checkpoint_tokenizer(Model(str(folder)), folder, {7})
+    assert isinstance(found, TokenizerFile)
+    assert found.eos_ids == {1}, "a folder declares its own"
+    own = ByteTokenizer()
+    assert checkpoint_tokenizer(Model("owner/name", tokenizer=own), None) is own
+
+
+def test_without_a_folder_the_tokenizer_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evalution_enginekit import hf_tokenizer
+
+    asked: list[tuple[str, set[int]]] = []
+
+    def load(model: Model, path: str, declared: Any) -> str:
+        asked.append((path, set(declared)))
+        return "loaded"
+
+    monkeypatch.setattr(hf_tokenizer, "load_hf_tokenizer", load)
+    for model in (Model("owner/name"), Model("owner/name", tokenizer_path="owner/other")):
+        assert checkpoint_tokenizer(model, None, {7}) == "loaded"
+    assert asked == [("owner/name", {7}), ("owner/other", {7})]

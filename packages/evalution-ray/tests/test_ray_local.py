@@ -112,9 +112,28 @@ def test_an_address_where_nothing_listens_is_told(address: str) -> None:
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_an_address_of_another_form_is_told() -> None:
+@pytest.mark.parametrize("address", ["", "my-cluster", ":6379", "http://127.0.0.1:8265"])
+def test_an_address_of_another_form_is_told(address: str) -> None:
     with pytest.raises(ConfigurationError, match=r"must be 'auto', 'host:port' or 'ray://host"):
-        RayReplicas(Mock(), 1, "my-cluster").build(MODEL)
+        RayReplicas(Mock(), 1, address).build(MODEL)
+
+
+@pytest.mark.usefixtures("no_cluster")
+def test_an_address_of_the_environment_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(EngineUnavailableError, match=r"at '127.0.0.1:1'.* or unset RAY_ADDRESS"):
+        RayReplicas(Mock(), 1).build(MODEL)
+
+
+@pytest.mark.usefixtures("no_cluster")
+def test_a_field_that_ray_would_leave_out_is_refused_before_anything_is_started() -> None:
+    import ray
+
+    text = "has a field 'env_var' that Ray doesn't know; did you mean 'env_vars'"
+    with pytest.raises(ConfigurationError, match=text) as refused:
+        RayReplicas(Mock(), 1, runtime_env={"env_var": {"KEY": "kept-secret"}}).build(MODEL)
+    assert "kept-secret" not in str(refused.value)
+    assert not ray.is_initialized()
 
 
 def test_the_version_of_ray_is_told_without_a_cluster() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from typing import Any
 
@@ -51,6 +52,18 @@ def test_a_runtime_environment_is_taken_for_secret() -> None:
         ({"engine": Mock(), "replicas": 0}, "workers must be an int of at least 1, got 0"),
         ({"engine": Mock(), "replicas": 1, "num_cpu": 1}, "did you mean 'num_cpus'"),
         ({"engine": Mock(), "replicas": 1, "num_cpus": -1}, "'num_cpus'.* at least 0, got -1"),
+        (
+            {"engine": Mock(), "replicas": 1, "num_cpus": math.nan},
+            "'num_cpus'.* at least 0, got nan",
+        ),
+        (
+            {"engine": Mock(), "replicas": 1, "num_gpus": math.inf},
+            "'num_gpus'.* at least 0, got inf",
+        ),
+        ({"engine": Mock(), "replicas": 1, "num_gpus": 1.5}, "'num_gpus'.*share of one or a whole"),
+        ({"engine": Mock(), "replicas": 1, "resources": {"big": math.inf}}, "got 'big': inf"),
+        ({"engine": "Mock", "replicas": 1}, r"must be an engine, as in RayReplicas\(engine=VLLM"),
+        ({"engine": Mock, "replicas": 1}, r"must be an engine, .*, got the class Mock"),
         ({"engine": Mock(), "replicas": 1, "num_cpus": True}, "'num_cpus'.*number, got True"),
         ({"engine": Mock(), "replicas": 1, "num_cpus": 0}, "needs one of num_cpus, num_gpus"),
         ({"engine": Mock(), "replicas": 1, "placement": "PACK"}, "'SPREAD' or 'DEFAULT'"),

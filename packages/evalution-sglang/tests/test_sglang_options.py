@@ -113,6 +113,17 @@ def test_an_option_that_cannot_be_met_is_named(
     assert message in str(refused.value)
 
 
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize("device", ["cuda", "xpu"])
+def test_a_device_that_is_not_there_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr("evalution_sglang.arguments.device_found", lambda: "cpu")
+    with pytest.raises(ConfigurationError) as refused:
+        SGLang(device=device).build(TINY)
+    assert str(refused.value).startswith(f"device={device!r}: torch finds only a CPU here; leave")
+
+
 def test_options_are_listed_and_refused_with_words_where_sglang_is_missing() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_SGLANG], capture_output=True, text=True, check=True

@@ -234,8 +234,8 @@ def test_options_are_listed_and_refused_with_words_where_the_runtime_is_missing(
     ("system", "python", "hint"),
     [
         ("linux", (3, 12), 'pip install "tensorrt-llm>=1.2,<1.4", on a machine with an NVIDIA GPU'),
-        ("linux", (3, 11), "no wheel for Python 3.11; make an environment with Python 3.12, and"),
-        ("linux", (3, 13), "no wheel for Python 3.13; make an environment with Python 3.12, and"),
+        ("linux", (3, 11), "no release for Python 3.11; make an environment with Python 3.12, and"),
+        ("linux", (3, 13), "no release for Python 3.13; make an environment with Python 3.12, and"),
         ("darwin", (3, 12), "on darwin take the engine Transformers (pip install evalution-trans"),
         ("win32", (3, 13), "on win32 take the engine Transformers (pip install evalution-transf"),
     ],

@@ -36,7 +36,7 @@ def missing(output: Any) -> None:
     [
         (shifted, "failed its self check and refuses to score"),
         (zero, "failed its self check and refuses to score"),
-        (missing, "prompt log-probabilities were asked for and 0 came"),
+        (missing, "refuses to score: 25 prompt log-probabilities were asked for and 0 came"),
     ],
 )
 def test_a_runtime_that_tells_something_else_never_scores(
@@ -58,6 +58,7 @@ def test_a_runtime_that_tells_something_else_never_scores(
     session._check_result = None
     with monkeypatch.context() as patched:
         patched.setattr(runtime._engine, "step", lying)
+        assert session.check().outcome == "failed"
         for _ in range(2):
             with pytest.raises(EngineRuntimeError) as refused:
                 session.loglikelihood([PAIR])

@@ -16,7 +16,13 @@ from evalution_enginekit.scheduling import refill
 from evalution_enginekit.session import TokenSession
 from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokenizer_files import TokenizerFile, load_tokenizer
-from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore, TokenSpan
+from evalution_enginekit.tokens import (
+    TokenEvent,
+    TokenPrompt,
+    TokenScore,
+    TokenSpan,
+    WrongScoresError,
+)
 from evalution_enginekit.windows import rolling_windows
 
 __all__ = [
@@ -39,6 +45,7 @@ __all__ = [
     "TokenSpan",
     "Tokenizer",
     "TokenizerFile",
+    "WrongScoresError",
     "batches",
     "encode_pair",
     "files_identity",

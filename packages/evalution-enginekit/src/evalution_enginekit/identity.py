@@ -56,6 +56,26 @@ def model_identity(model: Model, folder: Path, weights: Sequence[str]) -> dict[s
     return identity
 
 
+def checkpoint_identity(
+    model: Model, folder: Path | None, weights: Sequence[str], revision: str | None
+) -> dict[str, Any] | None:
+    """As `model_identity`; of a model without a folder, the repository and its commit `revision`.
+
+    None also where that isn't known, or where its tokenizer comes from elsewhere.
+    """
+    if folder is not None:
+        identified = model_identity(model, folder, weights)
+    elif revision is None or model.tokenizer is not None or model.tokenizer_path is not None:
+        return None
+    else:
+        identified = {"repository": model.path, "revision": revision}
+        if model.tokenizer_kwargs:
+            identified["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
+    if identified is not None and model.model_kwargs:
+        identified["model_kwargs"] = redact(model.model_kwargs)
+    return identified
+
+
 def files_identity(files: Iterable[Path]) -> dict[str, str]:
     """The SHA-256 of each file of one folder, by name.
 

@@ -11,6 +11,8 @@ from types import ModuleType
 
 from evalution_core import EngineRuntimeError, EngineUnavailableError, EvalutionError, scrub
 
+_LONGEST = 600
+"""Characters of a message of a runtime's."""
 _CLAUSE = re.compile(r"^(>=|<=|==|!=|<|>)\s*(\d+(?:\.\d+)*)$")
 
 
@@ -65,6 +67,13 @@ def in_range(found: str, versions: str) -> bool:
         if not holds[operator]:
             return False
     return True
+
+
+def brief(error: BaseException) -> str:
+    """Its message without secrets, and without the middle of one that lists all there is."""
+    text = scrub(str(error))
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
 @contextmanager

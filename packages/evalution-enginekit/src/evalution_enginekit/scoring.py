@@ -21,7 +21,7 @@ from evalution_enginekit.planning import grouped_order
 from evalution_enginekit.runtime import runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
 from evalution_enginekit.streams import ResultStream, StreamLimits
-from evalution_enginekit.tokens import TokenScore, TokenSpan
+from evalution_enginekit.tokens import TokenScore, TokenSpan, WrongScoresError
 
 _DEAD_AFTER = 3
 """Spans that fail one after the other, each by itself, until the runtime is given up."""
@@ -171,7 +171,8 @@ class ScoringLoop:
 
 
 def _with_ids(error: EvalutionError, lost: Sequence[Hashable]) -> EngineRuntimeError:
-    told = EngineRuntimeError(f"{error} ({len(lost)} in flight)", in_flight=lost)
+    kind = WrongScoresError if isinstance(error, WrongScoresError) else EngineRuntimeError
+    told = kind(f"{error} ({len(lost)} in flight)", in_flight=lost)
     told.__cause__ = error.__cause__ or error
     return told
 
@@ -191,11 +192,11 @@ def complete_logprobs(span: TokenSpan, score: TokenScore) -> list[float]:
     """The score's log-probabilities, one for each token that was to be scored.
 
     Raises:
-        EngineRuntimeError: some are missing: a shorter sum must not pass for the score.
+        WrongScoresError: some are missing: a shorter sum must not pass for the score.
     """
     expected, found = len(span.token_ids) - span.start, len(score.logprobs)
     if found != expected:
-        raise EngineRuntimeError(
+        raise WrongScoresError(
             f"{expected} tokens were to be scored and {found} log-probabilities came"
         )
     return list(score.logprobs)
@@ -209,7 +210,7 @@ def rolling_output(
     """The scores of a text's windows as the output of its request.
 
     Raises:
-        EngineRuntimeError: log-probabilities are missing.
+        WrongScoresError: log-probabilities are missing.
     """
     scored = zip(windows, scores, strict=True)
     logprobs = [value for span, score in scored for value in complete_logprobs(span, score)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from evalution_core import CheckResult, GenerationOutput
 from evalution_enginekit.tokenizer import Tokenizer, encode_with_leading
-from evalution_enginekit.tokens import TokenScore, TokenSpan
+from evalution_enginekit.tokens import TokenScore, TokenSpan, WrongScoresError
 
 _TEXT = "The first of 3 apples is red, and the other 2 are green."
 _LENGTH = 4
@@ -34,7 +34,17 @@ def self_check(
     """Compare the scoring path with itself and, where there is one, with the next-token path.
 
     The tolerance is in nats and by `dtype`; an unknown one, such as a quantised format, gets 0.3.
+    What either path raises is raised, but for `WrongScoresError`, which is a failure.
     """
+    try:
+        return _compared(tokenizer, complete, score, max_model_len, dtype)
+    except WrongScoresError as error:
+        return CheckResult("failed", str(error))
+
+
+def _compared(
+    tokenizer: Tokenizer, complete: Complete | None, score: Score, max_model_len: int, dtype: str
+) -> CheckResult:
     room = max_model_len - _LENGTH
     known = encode_with_leading(tokenizer, _TEXT)[:room]
     if len(known) < _LENGTH:

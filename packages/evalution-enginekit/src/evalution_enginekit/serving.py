@@ -13,10 +13,10 @@ from itertools import count
 from operator import attrgetter
 from typing import Any, Protocol
 
-from evalution_core import EngineRuntimeError, EvalutionError, FinishReason
+from evalution_core import EvalutionError, FinishReason
 from evalution_enginekit.generation import TokenFeed
 from evalution_enginekit.span_groups import SpanGroup
-from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore
+from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore, WrongScoresError
 
 
 @dataclass(slots=True)
@@ -244,6 +244,6 @@ def _scores(group: SpanGroup, update: RequestUpdate) -> Sequence[TokenScore | Ev
         return [update.error] * len(group.spans)
     if update.scores is None or len(update.scores) != len(group.spans):
         found = 0 if update.scores is None else len(update.scores)
-        error = EngineRuntimeError(f"{len(group.spans)} spans were asked for and {found} came")
+        error = WrongScoresError(f"{len(group.spans)} spans were asked for and {found} came")
         return [error] * len(group.spans)
     return update.scores

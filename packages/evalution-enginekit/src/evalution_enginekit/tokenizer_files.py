@@ -51,6 +51,32 @@ def load_tokenizer(model: Model, folder: Path) -> Tokenizer:
     return load_hf_tokenizer(model, str(path), declared)
 
 
+def checkpoint_tokenizer(
+    model: Model, folder: Path | None, declared_eos: Iterable[int] = ()
+) -> Tokenizer:
+    """The tokenizer of `model`, whose files are in `folder` or, without one, on the Hub.
+
+    `declared_eos` are the ids that a model of the Hub says end a generation.
+
+    Raises:
+        ConfigurationError: none can be loaded.
+        EngineUnavailableError: the loader's library is not installed.
+    """
+    if folder is not None:
+        return load_tokenizer(model, folder)
+    given = model.tokenizer
+    if hasattr(given, "leading_ids"):
+        return cast("Tokenizer", given)
+    from evalution_enginekit.hf_tokenizer import (  # noqa: PLC0415 - extra [hf]
+        HFTokenizer,
+        load_hf_tokenizer,
+    )
+
+    if not (given is None or isinstance(given, str)):
+        return HFTokenizer(given, declared_eos)
+    return load_hf_tokenizer(model, named_tokenizer(model) or str(model.path), declared_eos)
+
+
 def named_tokenizer(model: Model) -> str | None:
     """The path or Hub name that replaces the tokenizer beside the weights; None: nothing does."""
     name = model.tokenizer if isinstance(model.tokenizer, str) else None

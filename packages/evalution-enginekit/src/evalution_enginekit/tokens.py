@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evalution_core import EvalutionError, FinishReason
+from evalution_core import EngineRuntimeError, EvalutionError, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +74,11 @@ class TokenScore:
     logprobs: Sequence[float]
     is_greedy: bool | None = None
     runtime: dict[str, Any] | None = field(default=None)
+
+
+class WrongScoresError(EngineRuntimeError):
+    """A runtime told other scores than were asked for: fewer, or of other tokens.
+
+    It works, and can't be trusted: in the self check this is a failure, where other errors of a
+    runtime are raised.
+    """

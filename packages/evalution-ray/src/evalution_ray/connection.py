@@ -90,7 +90,8 @@ def connect(address: str | None, *, log_to_driver: bool) -> Connection:
     """
     global _own
     ray = load_ray()
-    address = address or os.environ.get(_ADDRESS)
+    if address is None:
+        address = os.environ.get(_ADDRESS) or None
     with _lock:
         if ray.is_initialized():
             _check_same(ray, address)
@@ -147,7 +148,7 @@ def _check_reachable(address: str) -> None:
     host, _, port = address.removeprefix(_CLIENT).rpartition(":")
     if address == "auto":
         return
-    if not host or not port.isdecimal():
+    if not host or "/" in host or not port.isdecimal():
         raise ConfigurationError(
             f"option 'address' of engine RayReplicas must be 'auto', 'host:port' or "
             f"'ray://host:port', got {scrub(address)!r}; leave it out for a cluster of this machine"
@@ -161,6 +162,8 @@ def _check_reachable(address: str) -> None:
 def _unavailable(address: str, error: Exception) -> EngineUnavailableError:
     first = str(error).strip().partition("\n")[0]
     hint = "start one with `ray start --head`, or leave the address out"
+    if address == os.environ.get(_ADDRESS):
+        hint = f"start one with `ray start --head`, or unset {_ADDRESS}"
     if isinstance(error, ImportError):
         hint = "an address with ray:// needs pip install 'ray[client]'"
     elif type(error).__name__ == "AuthenticationError":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -12,17 +15,19 @@ from evalution.workers import WorkerOptions
 from evalution.workers.parcel import pack_configuration
 from evalution.workers.supervision import Supervision
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, neutral, secret
+from evalution_core.spelling import did_you_mean
 from evalution_ray.actor import Plan, SessionActor
 from evalution_ray.capacity import described, described_nodes, rooms
 from evalution_ray.connection import Connection, connect, load_ray
 from evalution_ray.dispatcher import Dispatcher
 from evalution_ray.session import RaySession
-from evalution_ray.upstream import Actor, MakesRemote, Notes, Ray
+from evalution_ray.upstream import Actor, MakesRemote, Notes, Ray, RuntimeEnv
 from evalution_ray.worker import ActorWorker, Cluster
 
 _CALLS = 4
 """Threads of an actor for calls: two on their way, one that asks for stacks, one to spare."""
 _LONGEST_BEAT_S = 15.0
+_PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
 _BEATS = 8
 """Signs of life within the shortest deadline."""
 
@@ -66,13 +71,9 @@ class RayReplicas(ReplicatedEngine):
 
     def check(self) -> None:
         ReplicatedEngine.check(self)
-        for name in ("num_cpus", "num_gpus", "memory"):
-            if (amount := getattr(self, name)) is not None and amount < 0:
-                raise ConfigurationError(
-                    f"option {name!r} of engine RayReplicas must be at least 0, got {amount!r}"
-                )
+        self._check_taken()
         for name, amount in (self.resources or {}).items():
-            if name in ("CPU", "GPU", "memory") or not amount > 0:
+            if name in ("CPU", "GPU", "memory") or not 0 < amount < math.inf:
                 raise ConfigurationError(
                     f"option 'resources' of engine RayReplicas holds a cluster's own resources and "
                     f"amounts above 0, got {name!r}: {amount!r}; processors, accelerators and "
@@ -87,6 +88,19 @@ class RayReplicas(ReplicatedEngine):
             raise ConfigurationError(
                 "option 'start_timeout' of engine RayReplicas must be a number of seconds above "
                 f"0, got {self.start_timeout!r}"
+            )
+
+    def _check_taken(self) -> None:
+        for name in ("num_cpus", "num_gpus", "memory"):
+            amount: float = getattr(self, name) or 0
+            if not 0 <= amount < math.inf:
+                raise ConfigurationError(
+                    f"option {name!r} of engine RayReplicas must be at least 0, got {amount!r}"
+                )
+        if self.num_gpus > 1 and self.num_gpus % 1:
+            raise ConfigurationError(
+                f"option 'num_gpus' of engine RayReplicas must be a share of one or a whole number "
+                f"of them, got {self.num_gpus!r}"
             )
 
     @property
@@ -114,6 +128,7 @@ class RayReplicas(ReplicatedEngine):
         # Names what can't be sent; classes of a notebook go along by value, though.
         pack_configuration(self.inner)
         pack_configuration(model)
+        _check_environment(self.runtime_env)
         connection = connect(self.address, log_to_driver=self.log_to_driver)
         dispatcher = Dispatcher()
         try:
@@ -192,6 +207,20 @@ class RayReplicas(ReplicatedEngine):
             f"it takes {described(self.need)}, and free in all are {described(free)}; wait for "
             "others to end, let each replica take less, or raise start_timeout"
         )
+
+
+def _check_environment(given: Mapping[str, Any] | None) -> None:
+    """Refuse what Ray 2.60 only warns of, and leaves out."""
+    load_ray()
+    kind = cast(RuntimeEnv, import_module("ray.runtime_env").RuntimeEnv)
+    # Plugins add fields of their own, which their node alone may know.
+    if os.environ.get(_PLUGINS) is None:
+        for name in given or {}:
+            if name not in kind.known_fields:
+                raise ConfigurationError(
+                    f"option 'runtime_env' of engine RayReplicas has a field {name!r} that Ray "
+                    f"doesn't know{did_you_mean(name, kind.known_fields)}; it would be left out"
+                )
 
 
 def _beat(options: WorkerOptions) -> float:

@@ -48,6 +48,12 @@ class Context(Protocol):
     def gcs_address(self) -> str: ...
 
 
+class RuntimeEnv(Protocol):
+    """The class of runtime environments."""
+
+    known_fields: set[str]
+
+
 class Ray(Protocol):
     """The module `ray`."""
 
@@ -83,5 +89,6 @@ class Notes(Protocol):
 UPSTREAM = {
     "Ray": "ray",
     "Exceptions": "ray.exceptions",
+    "RuntimeEnv": "ray.runtime_env.RuntimeEnv",
     "Context": "ray.runtime_context.RuntimeContext",
 }

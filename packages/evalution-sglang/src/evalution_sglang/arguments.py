@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from evalution_core import ConfigurationError, Model
-from evalution_core.spelling import did_you_mean
+from evalution_enginekit.runtime_arguments import (
+    SET_BY_THE_ENGINE,
+    further_arguments,
+    refuse_unknown,
+    set_options,
+)
 from evalution_sglang.installation import Runtime, described_version, device_found
 
 if TYPE_CHECKING:
@@ -51,6 +55,13 @@ _CANNOT = {
     "nnodes": "an engine runs on one machine",
     "tokenizer_worker_num": "nothing is tokenized in SGLang",
 }
+_TORCHS_OWN = ("cuda", "xpu")
+"""Devices that torch knows without a plug-in."""
+_REFUSED = {
+    **{name: f"set {place}" for name, place in _ELSEWHERE.items()},
+    **dict.fromkeys(_FIXED, SET_BY_THE_ENGINE),
+    **_CANNOT,
+}
 _ABOUT_THE_MODEL = (
     "trust_remote_code",
     "revision",
@@ -67,20 +78,19 @@ def arguments(engine: SGLang, model: Model, path: str, runtime: Runtime) -> dict
     Raises:
         ConfigurationError: an argument is set twice, has another place, or doesn't exist.
     """
-    default = type(engine)()
-    named = {
-        name: value
-        for name in _NAMED
-        if (value := getattr(engine, name)) is not None and value != getattr(default, name)
-    }
-    given = named | _further(engine, model, set(named))
-    _refuse_unknown(given, set(runtime.arguments.__struct_fields__))
+    named = set_options(engine, _NAMED)
+    given = named | further_arguments(
+        {"sglang_kwargs": engine.sglang_kwargs or {}, "model.model_kwargs": model.model_kwargs},
+        refused=_REFUSED,
+        taken=named,
+    )
+    refuse_unknown(given, set(runtime.arguments.__struct_fields__), described_version())
     if "schedule_policy" not in given and not given.get("disable_radix_cache"):
         # What is in the cache is used before it is evicted.
         given["schedule_policy"] = "lpm"
     return {
         **given,
-        "device": engine.device or device_found(),
+        "device": _device(engine),
         "model_path": path,
         "revision": model.revision,
         "trust_remote_code": model.trust_remote_code,
@@ -89,38 +99,20 @@ def arguments(engine: SGLang, model: Model, path: str, runtime: Runtime) -> dict
     }
 
 
+def _device(engine: SGLang) -> str:
+    found = device_found()
+    if engine.device in _TORCHS_OWN and found == "cpu":
+        # Upstream starts its processes all the same, which die without saying why.
+        raise ConfigurationError(
+            f"device={engine.device!r}: torch finds only a CPU here; leave device out, or install "
+            f"the device's driver and a torch that is built for it"
+        )
+    return engine.device or found
+
+
 def model_arguments(given: dict[str, Any]) -> dict[str, Any]:
     """Those of `arguments` that decide how long the model's own window is, by their names there."""
     found = {name: given[name] for name in _ABOUT_THE_MODEL if name in given}
     if "json_model_override_args" in given:
         found["model_override_args"] = given["json_model_override_args"]
     return found
-
-
-def _further(engine: SGLang, model: Model, named: set[str]) -> dict[str, Any]:
-    sources = {
-        "sglang_kwargs": engine.sglang_kwargs or {},
-        "model.model_kwargs": model.model_kwargs,
-    }
-    further: dict[str, Any] = {}
-    for source, values in sources.items():
-        for name, value in values.items():
-            if name in _ELSEWHERE:
-                raise ConfigurationError(f"{source} may not hold {name}: set {_ELSEWHERE[name]}")
-            if name in _FIXED:
-                raise ConfigurationError(f"{source} may not hold {name}: the engine sets it")
-            if name in _CANNOT:
-                raise ConfigurationError(f"{source} may not hold {name}: {_CANNOT[name]}")
-            if name in named or name in further:
-                raise ConfigurationError(f"{name} is set twice, the second time in {source}")
-            further[name] = value
-    return further
-
-
-def _refuse_unknown(names: Iterable[str], known: set[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise ConfigurationError(
-                f"{described_version()} has no argument {name!r}{did_you_mean(name, known)}; leave "
-                f"it out, or install a version that has it"
-            )

@@ -13,6 +13,7 @@ from evalution_core import (
     neutral,
     validate_options,
 )
+from evalution_enginekit.runtime_arguments import check_at_least_one
 
 if TYPE_CHECKING:
     from evalution_sglang.session import SGLangSession
@@ -97,10 +98,7 @@ class SGLang(BaseEngine):
 
     def __post_init__(self) -> None:
         validate_options(self)
-        for name in _AT_LEAST_ONE:
-            value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise ConfigurationError(f"{name}={value} must be at least 1")
+        check_at_least_one(self, _AT_LEAST_ONE)
         if self.max_model_len is not None and self.context_length is not None:
             raise ConfigurationError(
                 f"max_model_len={self.max_model_len} and context_length={self.context_length} of "

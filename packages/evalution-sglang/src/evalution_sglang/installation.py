@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from evalution_core import EngineUnavailableError
 from evalution_enginekit import import_runtime
+from evalution_enginekit.installation import (
+    described_distribution,
+    linux_install_hint,
+    require_distribution,
+    require_linux,
+)
 from evalution_enginekit.process_environment import process_environment
 from evalution_sglang.environment import CPU, QUIET
 from evalution_sglang.upstream import Engine, MakesModelConfig
@@ -25,7 +28,7 @@ DISTRIBUTIONS = ("sglang",)
 _ENGINE = "sglang.srt.entrypoints.engine"
 _ARGUMENTS = "sglang.srt.server_args"
 _MODEL_CONFIG = "sglang.srt.configs.model_config"
-_PYTHONS = ((3, 11), (3, 13))
+_LOWEST, _HIGHEST = (3, 11), (3, 13)
 _GPUS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")
 
 
@@ -44,10 +47,8 @@ def runtime() -> Runtime:
     Raises:
         EngineUnavailableError: it is missing, out of range or broken, or this is no Linux.
     """
-    if not sys.platform.startswith("linux"):
-        raise EngineUnavailableError(f"SGLang runs on Linux alone; {install_hint()}")
-    if installed_version() is None:
-        raise EngineUnavailableError(f"{DISTRIBUTIONS[0]} is not installed; {install_hint()}")
+    require_linux("SGLang")
+    require_distribution(*DISTRIBUTIONS, install=install_hint())
     switches = CPU if device_found() == "cpu" else {}
     logger = logging.getLogger("sglang")
     if logger.level == logging.NOTSET:
@@ -74,36 +75,14 @@ def device_found() -> str:
     return str(torch.accelerator.current_accelerator().type)
 
 
-def installed_version() -> str | None:
-    """The version of the installed distribution, None where there is none."""
-    for name in DISTRIBUTIONS:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
-
-
 def described_version() -> str:
     """As in `sglang 0.5.23`."""
-    return f"sglang {installed_version() or ''}".rstrip()
+    return described_distribution(*DISTRIBUTIONS)
 
 
 def install_hint() -> str:
     """The command that brings an SGLang for this machine and Python, or another engine."""
-    if not sys.platform.startswith("linux"):
-        return (
-            f"on {sys.platform} take the engine Transformers (pip install evalution-transformers) "
-            f"or LlamaCpp (pip install evalution-llama-cpp)"
-        )
-    python = sys.version_info[:2]
-    if not _PYTHONS[0] <= python <= _PYTHONS[1]:
-        lowest, highest = (".".join(map(str, bound)) for bound in _PYTHONS)
-        return (
-            f"SGLang has no release for Python {python[0]}.{python[1]}; make an environment with "
-            f"Python {lowest} to {highest}, and there {_command()}"
-        )
-    return _command()
+    return linux_install_hint("SGLang", _command(), lowest=_LOWEST, highest=_HIGHEST)
 
 
 def _command() -> str:

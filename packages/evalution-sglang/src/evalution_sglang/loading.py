@@ -6,16 +6,16 @@ import multiprocessing
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from evalution_core import ConfigurationError, EngineUnavailableError, EvalutionError, Model
-from evalution_core.redaction import redact, scrub
-from evalution_enginekit import Tokenizer, load_tokenizer, model_identity
-from evalution_enginekit.hf_tokenizer import HFTokenizer, load_hf_tokenizer
+from evalution_enginekit import Tokenizer
+from evalution_enginekit.hf_tokenizer import HFTokenizer
+from evalution_enginekit.identity import checkpoint_identity
 from evalution_enginekit.model_folder import model_folder
 from evalution_enginekit.process_environment import process_environment
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.runtime import brief
+from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
 from evalution_sglang.arguments import arguments, model_arguments
 from evalution_sglang.environment import CPU, QUIET, SCORES
 from evalution_sglang.host import EngineHost
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from evalution_sglang.engine import SGLang
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.gguf")
-_LONGEST = 600
 RESERVED = 7
 """Tokens by which SGLang's window has to be longer than what a request feeds: the one that is
 generated, the last of the window, and five that its scheduler keeps free."""
@@ -58,7 +57,7 @@ def load(engine: SGLang, model: Model) -> Loaded:
     sglang = runtime()
     given = arguments(engine, model, str(folder or model.path), sglang)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
-    tokenizer = _tokenizer(model, folder)
+    tokenizer = checkpoint_tokenizer(model, folder)
     switches = SCORES | (CPU if given["device"] == "cpu" else {})
     with process_environment(switches, defaults=_defaults(given)), _start_method():
         config = _config(sglang, given, model.path)
@@ -73,7 +72,7 @@ def load(engine: SGLang, model: Model) -> Loaded:
     if isinstance(tokenizer, HFTokenizer):
         # SGLang stops at these by itself.
         tokenizer.eos_ids |= frozenset(config.hf_eos_token_id or ())
-    identified = _identity(model, folder, config)
+    identified = checkpoint_identity(model, folder, _WEIGHTS, _revision(config))
     return Loaded(host, config, tokenizer, window, identified)
 
 
@@ -89,7 +88,7 @@ def _config(sglang: Runtime, given: dict[str, Any], path: str) -> ModelConfig:
         return sglang.model_config(given["model_path"], **model_arguments(given))
     except Exception as error:
         raise ConfigurationError(
-            f"SGLang can't read the model {path!r}: {type(error).__name__}: {_brief(error)}"
+            f"SGLang can't read the model {path!r}: {type(error).__name__}: {brief(error)}"
         ) from error
 
 
@@ -100,20 +99,14 @@ def _started(sglang: Runtime, given: Mapping[str, Any], path: str) -> EngineHost
         raise
     except (RuntimeError, EOFError) as error:
         raise EngineUnavailableError(
-            f"SGLang's processes didn't come up for {path!r}: {_brief(error)} What they said is on "
+            f"SGLang's processes didn't come up for {path!r}: {brief(error)} What they said is on "
             f"standard error; if memory ran out, set max_model_len, mem_fraction_static, "
             f"max_total_tokens, tp_size or quantization"
         ) from error
     except Exception as error:
         raise ConfigurationError(
-            f"SGLang couldn't load {path!r}: {type(error).__name__}: {_brief(error)}"
+            f"SGLang couldn't load {path!r}: {type(error).__name__}: {brief(error)}"
         ) from error
-
-
-def _brief(error: BaseException) -> str:
-    text = scrub(str(error))
-    half = _LONGEST // 2
-    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
 def _asked(engine: SGLang) -> tuple[str, int | None]:
@@ -154,30 +147,6 @@ def _start_method() -> Generator[None]:
         multiprocessing.set_start_method(before, force=True)
 
 
-def _tokenizer(model: Model, folder: Path | None) -> Tokenizer:
-    if folder is not None:
-        return load_tokenizer(model, folder)
-    if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-        given = model.tokenizer
-        return cast(Tokenizer, given) if hasattr(given, "leading_ids") else HFTokenizer(given)
-    return load_hf_tokenizer(model, named_tokenizer(model) or str(model.path))
-
-
-def _identity(model: Model, folder: Path | None, config: ModelConfig) -> dict[str, Any] | None:
-    if folder is not None:
-        identified = model_identity(model, folder, _WEIGHTS)
-    else:
-        identified = _hub_identity(model, config)
-    if identified is not None and model.model_kwargs:
-        identified["model_kwargs"] = redact(model.model_kwargs)
-    return identified
-
-
-def _hub_identity(model: Model, config: ModelConfig) -> dict[str, Any] | None:
-    revision: Any = getattr(config.hf_config, "_commit_hash", None)
-    if revision is None or model.tokenizer is not None or model.tokenizer_path is not None:
-        return None
-    found: dict[str, Any] = {"repository": model.path, "revision": str(revision)}
-    if model.tokenizer_kwargs:
-        found["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
-    return found
+def _revision(config: ModelConfig) -> str | None:
+    found: Any = getattr(config.hf_config, "_commit_hash", None)
+    return None if found is None else str(found)

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from evalution_core import EngineRuntimeError, EvalutionError, FinishReason, InvalidRequestError
 from evalution_core.redaction import scrub
-from evalution_enginekit import TokenPrompt, TokenScore
+from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
 from evalution_enginekit.serving import RequestUpdate
 from evalution_enginekit.span_groups import SpanGroup
 
@@ -75,7 +75,7 @@ def group_scores(meta: Meta, group: SpanGroup) -> list[TokenScore]:
     """The scores of the spans of `group`.
 
     Raises:
-        EngineRuntimeError: an entry that should be there is missing, or belongs to another token.
+        WrongScoresError: an entry that should be there is missing, or belongs to another token.
     """
     inner, inner_is_greedy = _prompt_scores(meta, group)
     listed, likeliest = _last_row(meta)
@@ -84,7 +84,7 @@ def group_scores(meta: Meta, group: SpanGroup) -> list[TokenScore]:
     for span in group.spans:
         value = listed.get(span.token_ids[-1])
         if value is None:
-            raise EngineRuntimeError(f"SGLang left out listed token {span.token_ids[-1]}")
+            raise WrongScoresError(f"SGLang left out listed token {span.token_ids[-1]}")
         is_greedy = inner_is_greedy and value >= likeliest
         scores.append(TokenScore([*inner, value], is_greedy, runtime))
     return scores
@@ -94,7 +94,7 @@ def _last_row(meta: Meta) -> tuple[dict[int, float], float]:
     """The listed tokens' log-probabilities behind all that was fed, and the largest of all."""
     rows, top = meta.get("output_token_ids_logprobs", []), meta.get("output_top_logprobs", [])
     if len(rows) != 1 or len(top) != 1:
-        raise EngineRuntimeError("SGLang gave no log-probabilities of the listed tokens")
+        raise WrongScoresError("SGLang gave no log-probabilities of the listed tokens")
     listed = {token_id: value for value, token_id, _ in rows[0] if value is not None}
     return listed, _largest(top[0])
 
@@ -105,7 +105,7 @@ def _prompt_scores(meta: Meta, group: SpanGroup) -> tuple[list[float], bool]:
         return [], True
     entries, top = meta.get("input_token_logprobs", []), meta.get("input_top_logprobs", [])
     if len(entries) != group.inner + 1 or len(top) != len(entries):
-        raise EngineRuntimeError(
+        raise WrongScoresError(
             f"{group.inner} prompt log-probabilities and one that is empty were asked for, and "
             f"{len(entries)} came"
         )
@@ -114,12 +114,12 @@ def _prompt_scores(meta: Meta, group: SpanGroup) -> tuple[list[float], bool]:
     fed = group.fed[group.start :]
     for expected, (value, token_id, _), best in zip(fed, entries[1:], top[1:], strict=True):
         if token_id != expected:
-            raise EngineRuntimeError(
+            raise WrongScoresError(
                 f"SGLang's prompt log-probabilities are shifted: token {token_id} where {expected} "
                 f"was fed"
             )
         if value is None:
-            raise EngineRuntimeError(f"SGLang gave no log-probability of prompt token {expected}")
+            raise WrongScoresError(f"SGLang gave no log-probability of prompt token {expected}")
         values.append(value)
         is_greedy = value >= _largest(best) and is_greedy
     return values, is_greedy
@@ -128,7 +128,7 @@ def _prompt_scores(meta: Meta, group: SpanGroup) -> tuple[list[float], bool]:
 def _largest(row: list[Entry] | None) -> float:
     values = [value for value, _, _ in row or () if value is not None]
     if not values:
-        raise EngineRuntimeError("SGLang left out the likeliest token of a position")
+        raise WrongScoresError("SGLang left out the likeliest token of a position")
     return max(values)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from evalution_core import ConfigurationError, Model
-from evalution_core.spelling import did_you_mean
+from evalution_enginekit.runtime_arguments import (
+    SET_BY_THE_ENGINE,
+    further_arguments,
+    refuse_unknown,
+    set_options,
+)
 from evalution_tensorrt_llm.installation import described_version
 
 if TYPE_CHECKING:
@@ -38,6 +43,10 @@ _ELSEWHERE = {
 }
 _FIXED = ("skip_tokenizer_init", "max_input_len", "max_beam_width", "num_postprocess_workers")
 """What the session relies on: ids instead of text, one beam, results as the executor made them."""
+_REFUSED = {
+    **{name: f"set {place}" for name, place in _ELSEWHERE.items()},
+    **dict.fromkeys(_FIXED, SET_BY_THE_ENGINE),
+}
 _STEP_TOKENS = 8192
 """Upstream's `max_num_tokens`, which has to hold a whole prompt."""
 
@@ -56,8 +65,9 @@ def arguments(
     further = _further(engine, model)
     cache = _cache(engine, further.pop(_CACHE, {}))
     given = named | further
-    _refuse_unknown(given, set(declared.TorchLlmArgs.model_fields), "argument")
-    _refuse_unknown(cache, set(declared.KvCacheConfig.model_fields), f"{_CACHE} field")
+    release = described_version()
+    refuse_unknown(given, set(declared.TorchLlmArgs.model_fields), release)
+    refuse_unknown(cache, set(declared.KvCacheConfig.model_fields), release, f"{_CACHE} field")
     if engine.runtime_backend is not None:
         given["backend"] = engine.runtime_backend
     return {
@@ -74,20 +84,11 @@ def arguments(
 
 
 def _further(engine: TensorRTLLM, model: Model) -> dict[str, Any]:
-    sources = {"llm_kwargs": engine.llm_kwargs or {}, "model.model_kwargs": model.model_kwargs}
-    further: dict[str, Any] = {}
-    default = type(engine)()
-    for source, values in sources.items():
-        for name, value in values.items():
-            if name in _ELSEWHERE:
-                raise ConfigurationError(f"{source} may not hold {name}: set {_ELSEWHERE[name]}")
-            if name in _FIXED:
-                raise ConfigurationError(f"{source} may not hold {name}: the engine sets it")
-            taken = name in _NAMED and getattr(engine, name) != getattr(default, name)
-            if taken or name in further:
-                raise ConfigurationError(f"{name} is set twice, the second time in {source}")
-            further[name] = value
-    return further
+    return further_arguments(
+        {"llm_kwargs": engine.llm_kwargs or {}, "model.model_kwargs": model.model_kwargs},
+        refused=_REFUSED,
+        taken=set_options(engine, _NAMED),
+    )
 
 
 def _cache(engine: TensorRTLLM, given: Any) -> dict[str, Any]:
@@ -117,12 +118,3 @@ def _step_tokens(given: Mapping[str, Any], sequence: int) -> int:
             f"enable_chunked_prefill in llm_kwargs"
         )
     return int(asked)
-
-
-def _refuse_unknown(names: Iterable[str], known: set[str], kind: str) -> None:
-    for name in names:
-        if name not in known:
-            raise ConfigurationError(
-                f"{described_version()} has no {kind} {name!r}{did_you_mean(name, known)}; leave "
-                f"it out, or install a release that has it"
-            )

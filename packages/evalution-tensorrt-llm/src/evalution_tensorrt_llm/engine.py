@@ -13,6 +13,7 @@ from evalution_core import (
     neutral,
     validate_options,
 )
+from evalution_enginekit.runtime_arguments import check_at_least_one
 from evalution_tensorrt_llm.installation import described_version, runtime
 
 if TYPE_CHECKING:
@@ -82,10 +83,7 @@ class TensorRTLLM(BaseEngine):
 
     def __post_init__(self) -> None:
         validate_options(self)
-        for name in _AT_LEAST_ONE:
-            value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise ConfigurationError(f"{name}={value} must be at least 1")
+        check_at_least_one(self, _AT_LEAST_ONE)
         share = self.free_gpu_memory_fraction
         if share is not None and not 0 < share <= 1:
             raise ConfigurationError(

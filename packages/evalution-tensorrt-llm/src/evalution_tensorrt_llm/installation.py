@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from types import ModuleType
 
-from evalution_core import EngineUnavailableError
 from evalution_enginekit import import_runtime
+from evalution_enginekit.installation import (
+    described_distribution,
+    linux_install_hint,
+    require_linux,
+)
 from evalution_tensorrt_llm.environment import starting
 
 VERSIONS = ">=1.2,<1.4"
@@ -25,8 +28,7 @@ def runtime() -> ModuleType:
     Raises:
         EngineUnavailableError: it is missing, out of range or broken, or this is no Linux.
     """
-    if not sys.platform.startswith("linux"):
-        raise EngineUnavailableError(f"TensorRT-LLM runs on Linux alone; {install_hint()}")
+    require_linux("TensorRT-LLM")
     with starting():
         found = import_runtime(
             "tensorrt_llm", VERSIONS, distributions=(DISTRIBUTION,), install=install_hint()
@@ -47,24 +49,16 @@ def installed_version() -> str:
 
 def described_version() -> str:
     """The distribution and its version, as in `tensorrt-llm 1.2.1`."""
-    try:
-        return f"{DISTRIBUTION} {installed_version()}"
-    except PackageNotFoundError:
-        return DISTRIBUTION
+    return described_distribution(DISTRIBUTION)
 
 
 def install_hint() -> str:
     """The command that brings a TensorRT-LLM which runs on this machine and Python."""
-    if not sys.platform.startswith("linux"):
-        return (
-            f"on {sys.platform} take the engine Transformers (pip install evalution-transformers) "
-            f"or LlamaCpp (pip install evalution-llama-cpp)"
-        )
-    command = f'pip install "{DISTRIBUTION}{VERSIONS}"'
-    if sys.version_info[:2] != _PYTHON:
-        wanted, found = (".".join(map(str, v)) for v in (_PYTHON, sys.version_info[:2]))
-        return (
-            f"TensorRT-LLM has no wheel for Python {found}; make an environment with Python "
-            f"{wanted}, and there {command}"
-        )
-    return f"{command}, on a machine with an NVIDIA GPU and Open MPI's libraries"
+    return linux_install_hint("TensorRT-LLM", _command(), lowest=_PYTHON, highest=_PYTHON)
+
+
+def _command() -> str:
+    return (
+        f'pip install "{DISTRIBUTION}{VERSIONS}", on a machine with an NVIDIA GPU and Open MPI\'s '
+        f"libraries"
+    )

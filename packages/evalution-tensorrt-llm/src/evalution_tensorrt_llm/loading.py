@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from evalution_core import ConfigurationError, EngineUnavailableError, EvalutionError, Model
-from evalution_core.redaction import redact, scrub
-from evalution_enginekit import Tokenizer, load_tokenizer, model_identity
+from evalution_core.redaction import scrub
+from evalution_enginekit import Tokenizer
+from evalution_enginekit.identity import checkpoint_identity
 from evalution_enginekit.model_folder import model_folder
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.runtime import brief
+from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
 from evalution_tensorrt_llm.arguments import arguments
 from evalution_tensorrt_llm.checkpoint import Checkpoint, checkpoint
 from evalution_tensorrt_llm.environment import starting
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from evalution_tensorrt_llm.engine import TensorRTLLM
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt")
-_LONGEST = 600
 _NO_DEVICE = ("no cuda gpu", "nvidia driver", "no cuda-capable device")
 
 
@@ -64,10 +64,11 @@ def load(engine: TensorRTLLM, model: Model) -> Loaded:
     path = str(folder or model.path)
     given = arguments(engine, model, path, module, sequence=window + how.spare)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
-    tokenizer = _tokenizer(model, folder, told)
+    tokenizer = checkpoint_tokenizer(model, folder, told.eos_ids)
     with starting():
         llm = _started(module.LLM, given, model.path)
-    return Loaded(module, llm, tokenizer, told, how, window, _identity(model, folder, told))
+    identified = checkpoint_identity(model, folder, _WEIGHTS, told.revision)
+    return Loaded(module, llm, tokenizer, told, how, window, identified)
 
 
 def _started(make: MakesEngine, given: dict[str, Any], path: str) -> Engine:
@@ -84,22 +85,16 @@ def _started(make: MakesEngine, given: dict[str, Any], path: str) -> Engine:
         if "out of memory" in text:
             raise EngineUnavailableError(
                 f"{path!r} doesn't fit into memory; set max_model_len, max_batch_size, "
-                f"free_gpu_memory_fraction or tensor_parallel_size: {_brief(error)}"
+                f"free_gpu_memory_fraction or tensor_parallel_size: {brief(error)}"
             ) from error
         if any(sign in text for sign in _NO_DEVICE):
             raise EngineUnavailableError(
                 f"TensorRT-LLM needs an NVIDIA GPU and its driver; on this machine take the engine "
-                f"Transformers or LlamaCpp: {_brief(error)}"
+                f"Transformers or LlamaCpp: {brief(error)}"
             ) from error
         raise ConfigurationError(
-            f"TensorRT-LLM couldn't load {path!r}: {type(error).__name__}: {_brief(error)}"
+            f"TensorRT-LLM couldn't load {path!r}: {type(error).__name__}: {brief(error)}"
         ) from error
-
-
-def _brief(error: BaseException) -> str:
-    text = scrub(str(error))
-    half = _LONGEST // 2
-    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
 def _window(asked: int | None, positions: int | None, how: Reading) -> int:
@@ -120,34 +115,3 @@ def _window(asked: int | None, positions: int | None, how: Reading) -> int:
             f"what TensorRT-LLM needs to tell scores"
         )
     return asked
-
-
-def _tokenizer(model: Model, folder: Path | None, told: Checkpoint) -> Tokenizer:
-    if folder is not None:
-        return load_tokenizer(model, folder)
-    # Only Hub ids need Transformers.
-    from evalution_enginekit.hf_tokenizer import (  # noqa: PLC0415
-        HFTokenizer,
-        load_hf_tokenizer,
-    )
-
-    if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-        given = model.tokenizer
-        if hasattr(given, "leading_ids"):
-            return cast("Tokenizer", given)
-        return HFTokenizer(given, told.eos_ids)
-    return load_hf_tokenizer(model, named_tokenizer(model) or str(model.path), told.eos_ids)
-
-
-def _identity(model: Model, folder: Path | None, told: Checkpoint) -> dict[str, Any] | None:
-    if folder is not None:
-        identified = model_identity(model, folder, _WEIGHTS)
-    elif told.revision is None or model.tokenizer is not None or model.tokenizer_path is not None:
-        return None
-    else:
-        identified = {"repository": model.path, "revision": told.revision}
-        if model.tokenizer_kwargs:
-            identified["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
-    if identified is not None and model.model_kwargs:
-        identified["model_kwargs"] = redact(model.model_kwargs)
-    return identified

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from evalution_core import EngineRuntimeError, FinishReason
-from evalution_enginekit import TokenPrompt, TokenScore
+from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
 from evalution_enginekit.serving import RequestUpdate
 from evalution_enginekit.span_groups import SpanGroup
 from evalution_tensorrt_llm.releases import Reading
@@ -47,7 +47,7 @@ def group_scores(output: Output, group: SpanGroup, reading: Reading) -> list[Tok
     """The scores of the spans of `group`.
 
     Raises:
-        EngineRuntimeError: an entry that should be there is missing, or belongs to another token.
+        WrongScoresError: an entry that should be there is missing, or belongs to another token.
     """
     return _READERS[reading](output, group)
 
@@ -71,7 +71,7 @@ def _from_prompt_logprobs(output: Output, group: SpanGroup) -> list[TokenScore]:
     for position in range(span.start, len(token_ids)):
         entry = rows[position - 1].get(token_ids[position])
         if entry is None:
-            raise EngineRuntimeError(
+            raise WrongScoresError(
                 f"TensorRT-LLM's prompt log-probabilities are shifted: token "
                 f"{token_ids[position]} isn't among those told for its position {position}"
             )
@@ -120,9 +120,9 @@ _READERS: dict[Reading, _Reader] = {
 }
 
 
-def _missing(wanted: int, found: int, output: Output) -> EngineRuntimeError:
+def _missing(wanted: int, found: int, output: Output) -> WrongScoresError:
     cached = output.cached_tokens
-    return EngineRuntimeError(
+    return WrongScoresError(
         f"TensorRT-LLM computed rows for {found} of {wanted} scored tokens"
         + (f"; {cached} came from the cache" if cached else "")
     )
@@ -134,12 +134,12 @@ def _generated_logprobs(
     values: list[float] = []
     top: list[dict[int, float]] = []
     if len(entries) != len(token_ids):
-        raise EngineRuntimeError(
+        raise WrongScoresError(
             f"TensorRT-LLM told {len(entries)} log-probabilities of {len(token_ids)} tokens"
         )
     for token_id, entry in zip(token_ids, entries, strict=True):
         if token_id not in entry:
-            raise EngineRuntimeError(
+            raise WrongScoresError(
                 f"TensorRT-LLM told no log-probability of generated token {token_id}"
             )
         values.append(entry[token_id].logprob)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import fields
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from evalution_core import ConfigurationError, Model
-from evalution_core.spelling import did_you_mean
+from evalution_core import Model
+from evalution_enginekit.runtime_arguments import (
+    SET_BY_THE_ENGINE,
+    further_arguments,
+    refuse_unknown,
+    set_options,
+)
 from evalution_vllm.installation import described_version
 
 if TYPE_CHECKING:
@@ -44,6 +48,10 @@ _ELSEWHERE = {
 }
 _FIXED = ("skip_tokenizer_init", "logprobs_mode", "max_logprobs", "runner", "convert")
 """What the session relies on: raw log-probabilities, no tokenizer of vLLM's own, generation."""
+_REFUSED = {
+    **{name: f"set {place}" for name, place in _ELSEWHERE.items()},
+    **dict.fromkeys(_FIXED, SET_BY_THE_ENGINE),
+}
 _ABOUT_THE_MODEL = (
     "model",
     "revision",
@@ -75,7 +83,8 @@ def arguments(engine: VLLM, model: Model, path: str, vllm: ModuleType) -> dict[s
     """
     named = {name: value for name in _NAMED if (value := getattr(engine, name)) is not None}
     given = named | _further(engine, model)
-    _refuse_unknown(given, {field.name for field in fields(vllm.EngineArgs)})
+    known = {field.name for field in fields(vllm.EngineArgs)}
+    refuse_unknown(given, known, described_version())
     given |= _defaults(given, vllm)
     return {
         **given,
@@ -94,29 +103,11 @@ def model_arguments(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _further(engine: VLLM, model: Model) -> dict[str, Any]:
-    sources = {"vllm_kwargs": engine.vllm_kwargs or {}, "model.model_kwargs": model.model_kwargs}
-    further: dict[str, Any] = {}
-    default = type(engine)()
-    for source, values in sources.items():
-        for name, value in values.items():
-            if name in _ELSEWHERE:
-                raise ConfigurationError(f"{source} may not hold {name}: set {_ELSEWHERE[name]}")
-            if name in _FIXED:
-                raise ConfigurationError(f"{source} may not hold {name}: the engine sets it")
-            taken = name in _NAMED and getattr(engine, name) != getattr(default, name)
-            if taken or name in further:
-                raise ConfigurationError(f"{name} is set twice, the second time in {source}")
-            further[name] = value
-    return further
-
-
-def _refuse_unknown(names: Iterable[str], known: set[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise ConfigurationError(
-                f"{described_version()} has no argument {name!r}{did_you_mean(name, known)}; leave "
-                f"it out, or install a version that has it"
-            )
+    return further_arguments(
+        {"vllm_kwargs": engine.vllm_kwargs or {}, "model.model_kwargs": model.model_kwargs},
+        refused=_REFUSED,
+        taken=set_options(engine, _NAMED),
+    )
 
 
 def _defaults(given: dict[str, Any], vllm: ModuleType) -> dict[str, Any]:

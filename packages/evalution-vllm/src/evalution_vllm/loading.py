@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,12 +15,14 @@ from evalution_core import (
     EvalutionError,
     Model,
 )
-from evalution_core.redaction import redact, scrub
-from evalution_enginekit import Tokenizer, load_tokenizer, model_identity
-from evalution_enginekit.hf_tokenizer import HFTokenizer, load_hf_tokenizer
+from evalution_core.redaction import scrub
+from evalution_enginekit import Tokenizer
+from evalution_enginekit.hf_tokenizer import HFTokenizer
+from evalution_enginekit.identity import checkpoint_identity
 from evalution_enginekit.model_folder import model_folder
 from evalution_enginekit.process_environment import process_environment
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.runtime import brief
+from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
 from evalution_vllm.arguments import PROMPT_PART, arguments, model_arguments
 from evalution_vllm.core_apart import CoreApart
 from evalution_vllm.core_here import CoreHere
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from evalution_vllm.engine import VLLM
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.gguf")
-_LONGEST = 600
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ def load(engine: VLLM, model: Model) -> Loaded:
         )
     given = arguments(engine, model, str(folder or model.path), vllm)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
-    tokenizer = _tokenizer(model, folder)
+    tokenizer = checkpoint_tokenizer(model, folder)
     with process_environment(_switches(engine, vllm), defaults=QUIET):
         # An engine core in this process has frozen what vLLM reads of the environment.
         vllm.envs.disable_envs_cache()
@@ -87,7 +87,7 @@ def load(engine: VLLM, model: Model) -> Loaded:
         llm, core = _start(vllm, given, model.path, in_process=not engine.multiprocessing)
     if isinstance(tokenizer, HFTokenizer):
         tokenizer.eos_ids |= _declared_eos(config)
-    identified = _identity(model, folder, config)
+    identified = checkpoint_identity(model, folder, _WEIGHTS, _revision(config))
     return Loaded(vllm, llm, tokenizer, window, identified, core)
 
 
@@ -145,14 +145,8 @@ def _attempt(path: str, start: Any) -> Any:
         raise EngineUnavailableError(f"loading {path!r} needs more: {scrub(str(error))}") from error
     except Exception as error:
         raise ConfigurationError(
-            f"vLLM couldn't load {path!r}: {type(error).__name__}: {_brief(error)}"
+            f"vLLM couldn't load {path!r}: {type(error).__name__}: {brief(error)}"
         ) from error
-
-
-def _brief(error: BaseException) -> str:
-    text = scrub(str(error))
-    half = _LONGEST // 2
-    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
 def _window(asked: int | None, own: int) -> int:
@@ -179,15 +173,6 @@ def fed_window(config: Any, window: int) -> int:
     return window - 1 if window == border else window
 
 
-def _tokenizer(model: Model, folder: Path | None) -> Tokenizer:
-    if folder is not None:
-        return load_tokenizer(model, folder)
-    if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-        given = model.tokenizer
-        return cast(Tokenizer, given) if hasattr(given, "leading_ids") else HFTokenizer(given)
-    return load_hf_tokenizer(model, named_tokenizer(model) or str(model.path))
-
-
 def _declared_eos(config: Any) -> frozenset[int]:
     """The ids that the model's generation settings say end a generation."""
     settings: Any = config.try_get_generation_config()
@@ -197,21 +182,6 @@ def _declared_eos(config: Any) -> frozenset[int]:
     return frozenset(cast("list[int]", found) if isinstance(found, list) else [int(found)])
 
 
-def _identity(model: Model, folder: Path | None, config: Any) -> dict[str, Any] | None:
-    if folder is not None:
-        identified = model_identity(model, folder, _WEIGHTS)
-    else:
-        identified = _hub_identity(model, config)
-    if identified is not None and model.model_kwargs:
-        identified["model_kwargs"] = redact(model.model_kwargs)
-    return identified
-
-
-def _hub_identity(model: Model, config: Any) -> dict[str, Any] | None:
-    revision: Any = getattr(config.hf_config, "_commit_hash", None)
-    if revision is None or model.tokenizer is not None or model.tokenizer_path is not None:
-        return None
-    found: dict[str, Any] = {"repository": model.path, "revision": str(revision)}
-    if model.tokenizer_kwargs:
-        found["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
-    return found
+def _revision(config: Any) -> str | None:
+    found: Any = getattr(config.hf_config, "_commit_hash", None)
+    return None if found is None else str(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evalution_core import EngineRuntimeError, FinishReason
-from evalution_enginekit import TokenPrompt, TokenScore
+from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
 from evalution_enginekit.serving import RequestUpdate
 from evalution_enginekit.span_groups import SpanGroup
 from evalution_vllm.upstream import Logprobs, Output
@@ -43,12 +43,12 @@ def group_scores(output: Output, group: SpanGroup) -> list[TokenScore]:
     """The scores of the spans of `group`.
 
     Raises:
-        EngineRuntimeError: an entry that should be there is missing, or belongs to another token.
+        WrongScoresError: an entry that should be there is missing, or belongs to another token.
     """
     inner, inner_is_greedy = _prompt_scores(output, group)
     last = output.outputs[0].logprobs
     if last is None or len(last) != 1:
-        raise EngineRuntimeError("vLLM gave no log-probabilities of the listed tokens")
+        raise WrongScoresError("vLLM gave no log-probabilities of the listed tokens")
     begin, end = last.start_indices[0], last.end_indices[0]
     likeliest = last.logprobs[begin]
     listed = dict(zip(last.token_ids[begin:end], last.logprobs[begin:end], strict=True))
@@ -57,7 +57,7 @@ def group_scores(output: Output, group: SpanGroup) -> list[TokenScore]:
     for span in group.spans:
         value = listed.get(span.token_ids[-1])
         if value is None:
-            raise EngineRuntimeError(f"vLLM left out listed token {span.token_ids[-1]}")
+            raise WrongScoresError(f"vLLM left out listed token {span.token_ids[-1]}")
         is_greedy = inner_is_greedy and value >= likeliest
         scores.append(TokenScore([*inner, value], is_greedy, runtime))
     return scores
@@ -70,7 +70,7 @@ def _prompt_scores(output: Output, group: SpanGroup) -> tuple[list[float], bool]
     rows, fed = output.prompt_logprobs, group.fed
     if rows is None or len(rows) < group.inner:
         found = 0 if rows is None else len(rows)
-        raise EngineRuntimeError(
+        raise WrongScoresError(
             f"{group.inner} prompt log-probabilities were asked for and {found} came"
         )
     values: list[float] = []
@@ -79,7 +79,7 @@ def _prompt_scores(output: Output, group: SpanGroup) -> tuple[list[float], bool]
     for position in range(group.start, len(fed)):
         row = rows.start_indices[len(rows) - len(fed) + position]
         if rows.token_ids[row] != fed[position]:
-            raise EngineRuntimeError(
+            raise WrongScoresError(
                 f"vLLM's prompt log-probabilities are shifted: token {rows.token_ids[row]} where "
                 f"{fed[position]} was fed"
             )

@@ -69,12 +69,20 @@ class ReplicatedEngine(BaseEngine):
 
     def check(self) -> None:
         """Raise `ConfigurationError` for options that don't fit; the engine within is resolved."""
+        name = type(self).__name__
+        given: Any = self.engine
+        if not isinstance(given, EngineSpec | BaseEngine | None):
+            is_class = isinstance(given, type)
+            what = f"the class {given.__name__}" if is_class else repr(redact(given))
+            raise ConfigurationError(
+                f"option 'engine' of engine {name} must be an engine, as in "
+                f"{name}(engine=VLLM(), replicas=2), got {what}"
+            )
         validate_options(self)
         if isinstance(self.engine, EngineSpec):
             # Kept as an engine, which hides what is secret of its options.
             kind = load_engine(self.engine.kind, hints=INSTALL_HINTS)
             self.engine = kind.from_options(self.engine.params)
-        name = type(self).__name__
         if self.engine is None:
             raise ConfigurationError(
                 f"engine {name} needs the option 'engine': the engine to run in each worker"

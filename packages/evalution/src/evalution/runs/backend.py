@@ -75,5 +75,5 @@ def check_backend(backend: object, engine: BaseEngine | None) -> None:
     if Capability.ATTACH not in engine.capabilities:
         raise UnsupportedRequestError(
             f"engine {type(engine).__name__} can't attach to a live model, which a run with a "
-            "backend needs; `evalution engines` lists what each can do"
+            "backend needs; `evalution engines NAME` lists what one can do"
         )

@@ -1,0 +1,78 @@
+"""Arguments that are handed on: each one once, each one known, none that the engine owns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from evalution_core import BaseEngine, BaseInferenceSession, ConfigurationError, Model
+from evalution_enginekit.runtime_arguments import (
+    SET_BY_THE_ENGINE,
+    check_at_least_one,
+    further_arguments,
+    refuse_unknown,
+    set_options,
+)
+
+REFUSED = {"model": "set model.path", "runner": SET_BY_THE_ENGINE}
+
+
+@dataclass(slots=True)
+class Acme(BaseEngine):
+    width: int = 1
+    depth: int | None = None
+    mode: str = "auto"
+
+    def build(self, model: Model) -> BaseInferenceSession:
+        raise NotImplementedError
+
+
+def further(**sources: dict[str, Any]) -> dict[str, Any]:
+    return further_arguments(sources, refused=REFUSED, taken={"width"})
+
+
+def test_all_places_give_arguments() -> None:
+    assert further(acme_kwargs={"a": 1}, model_kwargs={"b": None}) == {"a": 1, "b": None}
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ({"acme_kwargs": {"model": "x"}}, "acme_kwargs may not hold model: set model.path"),
+        ({"acme_kwargs": {"runner": 1}}, "acme_kwargs may not hold runner: the engine sets it"),
+        ({"acme_kwargs": {"width": 1}}, "width is set twice, the second time in acme_kwargs"),
+        (
+            {"acme_kwargs": {"a": 1}, "model_kwargs": {"a": 1}},
+            "a is set twice, the second time in model_kwargs",
+        ),
+    ],
+)
+def test_an_argument_that_may_not_be_there_is_named(sources: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        further(**sources)
+    assert str(refused.value) == message
+
+
+def test_only_what_was_set_counts_as_set() -> None:
+    assert set_options(Acme(width=1, depth=0, mode="fast"), ("width", "depth", "mode")) == {
+        "depth": 0,
+        "mode": "fast",
+    }
+
+
+def test_a_number_below_one_is_named() -> None:
+    check_at_least_one(Acme(), ("width", "depth", "mode"))
+    with pytest.raises(ConfigurationError, match=r"^depth=0 must be at least 1$"):
+        check_at_least_one(Acme(depth=0), ("width", "depth"))
+
+
+def test_a_name_that_the_runtime_lacks_is_told_with_the_nearest_one() -> None:
+    refuse_unknown(["width"], {"width"}, "acme 1.2")
+    with pytest.raises(ConfigurationError) as refused:
+        refuse_unknown(["widht"], {"width"}, "acme 1.2", "cache field")
+    assert str(refused.value) == (
+        "acme 1.2 has no cache field 'widht'; did you mean 'width'?; leave it out, or install a "
+        "version that has it"
+    )
