@@ -265,11 +265,17 @@ def test_an_aborted_request_that_does_not_end_is_a_dead_runtime(
     installed(AFTER)
     monkeypatch.setattr("evalution_tensorrt_llm.requests._GRACE_S", 0.05)
     with engine().build(TINY) as session:
+        worker = executor_of(session)._worker
+        step = worker._step
+
+        def last_step(active: Any) -> None:
+            step(active)
+            worker._is_over = True
+
+        monkeypatch.setattr(worker, "_step", last_step)
+        monkeypatch.setattr(worker, "abort", lambda number: None)
         stream: Any = session.stream([(0, LONG)])
         next(stream)
-        worker = executor_of(session)._worker
-        worker.end()
-        monkeypatch.setattr(worker, "abort", lambda number: None)
         stream.close()
         session.gc()
         with pytest.raises(EngineRuntimeError, match="didn't end an aborted request within"):
