@@ -35,7 +35,7 @@ def serving(answer: Write) -> Generator[str]:
 
         do_POST = do_GET
 
-        def log_message(self, *args: Any) -> None: ...
+        def log_message(self, format: str, *args: object) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
