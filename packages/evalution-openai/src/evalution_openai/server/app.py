@@ -24,14 +24,15 @@ from evalution_core import (
 from evalution_openai.server.gone import ClientGoneError
 from evalution_openai.server.hosts import host_of, is_loopback
 from evalution_openai.server.metrics import Metrics
+from evalution_openai.server.peer import peer_of
 from evalution_openai.server.problems import Problem, problem_of, unavailable, unexpected
 from evalution_openai.server.routes import routes
-from evalution_openai.server.sending import send_json
+from evalution_openai.server.sending import Outgoing, send_json
 from evalution_openai.server.served import Served
 from evalution_openai.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
 _log = logging.getLogger("evalution_openai.server")
 _OPEN = {"/health"}
@@ -115,30 +116,23 @@ class Application:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
-        status = 0
-
-        async def sending(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        outgoing = Outgoing(send, peer_of(scope))
         scope["app"] = self  # has the router raise what it finds nothing for
         try:
-            await self._routed(scope, receive, sending)
+            await self._routed(scope, receive, outgoing)
         except ClientGoneError:
             self.metrics.aborted.inc()
-            status = _GONE
+            outgoing.status = _GONE
         except asyncio.CancelledError:
             # The server ends, and the time for what still runs is over.
-            if not status:
-                await _send_problem(sending, unavailable("the server ends"))
+            if not outgoing.status:
+                await _send_problem(outgoing, unavailable("the server ends"))
             raise
         except Problem as problem:
-            if not status:
-                await _send_problem(sending, problem)
+            if not outgoing.status:
+                await _send_problem(outgoing, problem)
         finally:
-            self._note(scope, status, time.perf_counter() - began)
+            self._note(scope, outgoing.status, time.perf_counter() - began)
 
     async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises whatever goes wrong as a `Problem`, but for a client that is gone."""

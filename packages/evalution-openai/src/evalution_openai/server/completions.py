@@ -197,7 +197,7 @@ class _Call:
 
 
 def _is_long(prompt: str | Sequence[str | int | Sequence[int]]) -> bool:
-    if isinstance(prompt, str):
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         return len(prompt) > _LONG
     return sum(1 if isinstance(one, int) else len(one) for one in prompt) > _LONG
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from evalution_openai.server.peer import introduce
 
 HEAD_S = 30.0
 """How long a request line and its headers may take to come."""
@@ -17,43 +20,80 @@ _MOST_HELD = 16 * 1024
 class Connection(HttpToolsProtocol):
     """uvicorn's, which waits for ever for a first request, and takes headers of any size."""
 
+    is_lost = False
+    when_lost: Callable[[], None] | None = None
+    """For the one request that is being answered; others of the connection wait for it."""
+
     _head_bytes = 0
     _in_head = True
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_GatheringTransport(transport, self.loop))
-        self._expect_head()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        self.is_lost = True
+        if self.when_lost is not None:
+            self.when_lost()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._in_head:
+        if self._in_head:  # what comes in one piece needs no timer
+            if self._timer is None:
+                self._start_timer()
             self._head_bytes += len(data)
             if self._head_bytes > _HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response(f"The headers are longer than {_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._expect_head()
+        self._in_head, self._head_bytes = True, 0
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
+        introduce(_Client(self, self.cycle), cast("dict[str, Any]", self.scope))
 
-    def _expect_head(self) -> None:
-        self._in_head, self._head_bytes = True, 0
-        self._stop_timer()
+    def _start_timer(self) -> None:
         self._timer = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _Client:
+    """The client of one request (`Peer`)."""
+
+    __slots__ = ("_connection", "_cycle")
+
+    def __init__(self, connection: Connection, cycle: RequestResponseCycle):
+        self._connection = connection
+        self._cycle = cycle
+
+    @property
+    def has_sent_all(self) -> bool:
+        return not self._cycle.more_body
+
+    @property
+    def takes_more(self) -> bool:
+        return not self._connection.flow.write_paused
+
+    @property
+    def is_gone(self) -> bool:
+        return self._connection.is_lost
+
+    def call_when_gone(self, function: Callable[[], None]) -> Callable[[], None]:
+        self._connection.when_lost = function
+        return self._forget
+
+    def _forget(self) -> None:
+        self._connection.when_lost = None
 
 
 class _GatheringTransport(asyncio.Transport):

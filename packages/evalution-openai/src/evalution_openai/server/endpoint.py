@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from evalution_openai.server.bodies import Body
 from evalution_openai.server.events import EventStream
 from evalution_openai.server.gone import ClientGoneError
+from evalution_openai.server.held_bytes import HeldBody
+from evalution_openai.server.peer import Peer, peer_of
 from evalution_openai.server.problems import Problem
 from evalution_openai.server.sending import send_json
 from evalution_openai.server.served import Served
@@ -44,17 +46,22 @@ class JsonEndpoint(Generic[B]):
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        served = self._served()
-        settings = served.settings
-        with served.bodies.account() as came:
-            text = await _read(scope, receive, served, came)
-            if settings.log_prompts:
+        served, peer = self._served(), peer_of(scope)
+        held = HeldBody(served.bodies)
+        try:
+            text = await _read(scope, receive, served, held)
+            if served.settings.log_prompts:
                 scope["evalution.body"] = text
             body = _parsed(self._body, text)
             del text  # it may wait long, and what was parsed is enough
             served.check_name(body.model)
-            with served.place():
-                await _while_connected(self._reply(served, body, send), receive)
+            served.enter()
+            try:
+                await _while_connected(self._reply(served, body, send), receive, peer)
+            finally:
+                served.leave()
+        finally:
+            held.let_go()
 
     async def _reply(self, served: Served, body: B, send: Send) -> None:
         answer = await self._answer(served, body)
@@ -64,10 +71,8 @@ class JsonEndpoint(Generic[B]):
             await send_json(send, 200, answer)
 
 
-async def _read(
-    scope: Scope, receive: Receive, served: Served, came: Callable[[int], None]
-) -> bytes:
-    """The body; `came` is told how much of it is there.
+async def _read(scope: Scope, receive: Receive, served: Served, held: HeldBody) -> bytes:
+    """The body; `held` is told how much of it is there.
 
     Raises:
         Problem: it is too long, too slow in coming, or there is no room for it.
@@ -81,8 +86,10 @@ async def _read(
             served.bodies.check_room(int(value))
     parts: list[bytes] = []
     size = 0
+    peer = peer_of(scope)
+    is_here = peer is not None and peer.has_sent_all
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(None if is_here else patience):
             more = True
             while more:
                 message = await receive()
@@ -92,7 +99,7 @@ async def _read(
                 size += len(part)
                 if size > limit:
                     raise _too_large(limit)
-                came(len(part))
+                held.add(len(part))
                 parts.append(part)
                 more = message.get("more_body", False)
     except TimeoutError:
@@ -127,7 +134,9 @@ def _parsed(kind: type[B], text: bytes) -> B:
         raise Problem(400, f"{field}: {message}" if field else message, param=field) from None
 
 
-async def _while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+async def _while_connected(
+    work: Coroutine[Any, Any, None], receive: Receive, peer: Peer | None
+) -> None:
     """Do `work`, or cancel it when the client goes away.
 
     Raises:
@@ -135,16 +144,17 @@ async def _while_connected(work: Coroutine[Any, Any, None], receive: Receive) ->
     """
     task = asyncio.current_task()
     assert task is not None
-    watcher = asyncio.ensure_future(_disconnected(receive))
-    is_gone = False
+    is_gone = peer is not None and peer.is_gone
+    if is_gone:
+        work.close()
+        raise ClientGoneError
 
-    def leave(_: asyncio.Future[None]) -> None:
+    def leave() -> None:
         nonlocal is_gone
-        if not watcher.cancelled():
-            is_gone = True
-            task.cancel()
+        is_gone = True
+        task.cancel()
 
-    watcher.add_done_callback(leave)
+    stop = _watch(receive, leave) if peer is None else peer.call_when_gone(leave)
     try:
         await work
     except asyncio.CancelledError:
@@ -152,8 +162,23 @@ async def _while_connected(work: Coroutine[Any, Any, None], receive: Receive) ->
             raise ClientGoneError from None
         raise
     finally:
-        watcher.remove_done_callback(leave)
+        stop()
+
+
+def _watch(receive: Receive, leave: Callable[[], None]) -> Callable[[], None]:
+    """`Peer.call_when_gone` where ASGI's messages are all that tells."""
+
+    def ended(_: asyncio.Future[None]) -> None:
+        if not watcher.cancelled():
+            leave()
+
+    def stop() -> None:
+        watcher.remove_done_callback(ended)
         watcher.cancel()
+
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    watcher.add_done_callback(ended)
+    return stop
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -11,7 +11,7 @@ from evalution_core import EvalutionError
 from evalution_openai.server.gone import ClientGoneError
 from evalution_openai.server.json_text import json_bytes
 from evalution_openai.server.problems import Problem, problem_of, unexpected
-from evalution_openai.server.sending import send_messages, send_part
+from evalution_openai.server.sending import send_part
 
 if TYPE_CHECKING:
     from starlette.types import Send
@@ -43,8 +43,7 @@ class EventStream:
         """
         async with aclosing(self._chunks) as chunks:
             first = await anext(chunks, None)
-            start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
-            await send_messages(send, start)
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             end = b"data: [DONE]\n\n"
             try:
                 if first is not None:

@@ -70,19 +70,10 @@ class GenerationLane:
         """
         if not requests:
             return
-        began = time.perf_counter()
-        await self._turns.acquire()
-        self._waited(time.perf_counter() - began)
+        call = await self._entered(requests, deltas)
         try:
-            call = self._begun(requests, deltas)
-        except BaseException:
-            self._turns.release()
-            raise
-        try:
-            while (event := await call.events.get()) is not None:
+            while (event := await _next_event(call)) is not None:
                 yield event
-            if call.error is not None:
-                raise call.error
         finally:
             await call.leave()
 
@@ -108,10 +99,15 @@ class GenerationLane:
         Raises:
             EvalutionError: a request was refused, or the session failed.
         """
+        if not requests:
+            return []
         found: dict[int, GenerationOutput] = {}
-        async with aclosing(self.events(requests, deltas=False)) as events:
-            async for index, event in events:
-                found[index] = _output(event)
+        call = await self._entered(requests, deltas=False)
+        try:
+            while (event := await _next_event(call)) is not None:
+                found[event[0]] = _output(event[1])
+        finally:
+            await call.leave()
         return [found[index] for index in range(len(requests))]
 
     async def finished(
@@ -126,6 +122,19 @@ class GenerationLane:
         for stream in self._shared.values():
             stream.close()
         self._threads.shutdown(wait=False)
+
+    async def _entered(
+        self, requests: Sequence[GenerationRequest], deltas: bool
+    ) -> SharedCall | OwnCall:
+        """A call that has had its turn; whoever gets it has it `leave`."""
+        began = time.perf_counter()
+        await self._turns.acquire()
+        self._waited(time.perf_counter() - began)
+        try:
+            return self._begun(requests, deltas)
+        except BaseException:
+            self._turns.release()
+            raise
 
     def _begun(self, requests: Sequence[GenerationRequest], deltas: bool) -> SharedCall | OwnCall:
         over = self._turns.release
@@ -158,6 +167,14 @@ class GenerationLane:
 
     def _opening(self, deltas: bool) -> Opening:
         return self._session.stream if deltas else self._session.generate_continuous
+
+
+async def _next_event(call: SharedCall | OwnCall) -> tuple[int, StreamEvent] | None:
+    """None at the end; raises what ended the call early."""
+    event = await call.events.get()
+    if event is None and call.error is not None:
+        raise call.error
+    return event
 
 
 def _output(event: StreamEvent) -> GenerationOutput:

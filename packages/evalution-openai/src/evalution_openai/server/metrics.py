@@ -34,10 +34,10 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self.inside = Gauge(
+        self._inside = Gauge(
             "evalution_requests_inside", "Requests that run or wait.", registry=self._registry
         )
-        self.body_bytes = Gauge(
+        self._body_bytes = Gauge(
             "evalution_body_bytes",
             "Bytes of the bodies of requests that come, run or wait.",
             registry=self._registry,
@@ -53,6 +53,11 @@ class Metrics:
         self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.prompt_tokens = tokens.labels("prompt")
         self.completion_tokens = tokens.labels("completion")
+
+    def watch(self, *, inside: Callable[[], float], body_bytes: Callable[[], float]) -> None:
+        """Have the two gauges asked for when the page is, instead of told with each request."""
+        self._inside.set_function(inside)
+        self._body_bytes.set_function(body_bytes)
 
     def waited(self, kind: str) -> Callable[[float], None]:
         return self._waits.labels(kind).observe

@@ -10,6 +10,7 @@ from threading import Event
 from typing import cast
 
 from evalution_core import GenerationRequest, StreamEvent, TextDelta
+from evalution_openai.server.mailbox import Mailbox
 
 _POKE = -1
 
@@ -38,7 +39,7 @@ class OwnCall:
         threads: Executor,
         over: Callable[[], None],
     ):
-        self.events: asyncio.Queue[tuple[int, StreamEvent] | None] = asyncio.Queue()
+        self.events: Mailbox[tuple[int, StreamEvent] | None] = Mailbox()
         self._opening = opening
         self._requests = requests
         self._stays_open = stays_open
@@ -47,7 +48,7 @@ class OwnCall:
         self._aborted = False
         self._done = self._loop.run_in_executor(threads, self._run)
         self._done.add_done_callback(lambda _: over())
-        self._done.add_done_callback(lambda _: self.events.put_nowait(None))
+        self._done.add_done_callback(lambda _: self.events.put(None))
 
     @property
     def error(self) -> BaseException | None:
@@ -68,7 +69,7 @@ class OwnCall:
                 for key, event in stream:
                     if self._aborted:
                         return
-                    self._loop.call_soon_threadsafe(self.events.put_nowait, (key, event))
+                    self._loop.call_soon_threadsafe(self.events.put, (key, event))
                     left -= not isinstance(event, TextDelta)
                     if not left:
                         return

@@ -69,12 +69,14 @@ def check_count(count: int, served: Served) -> None:
 def check_listed(requests: Sequence[GenerationRequest], served: Served) -> None:
     """Raise a `Problem` where the log-probabilities that are asked for are too many to hold."""
     listed = max((request.logprobs or 0 for request in requests), default=0)
+    if listed <= 1:
+        return
     places = sum(
         min(request.max_new_tokens, served.max_model_len or request.max_new_tokens)
         + len(request.input_ids or ())
         for request in requests
     )
-    if listed > 1 and listed * places > _MOST_LISTED:
+    if listed * places > _MOST_LISTED:
         raise Problem(
             400,
             f"{listed} log-probabilities at up to {places} tokens are more than the {_MOST_LISTED} "

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from evalution_core import (
@@ -87,7 +86,8 @@ class Served:
         concurrent = settings.max_concurrent or 2 * preferred
         self.limit = concurrent + settings.max_queue
         self.inside = 0
-        self.bodies = HeldBytes(settings.most_held_bytes, metrics.body_bytes.set)
+        self.bodies = HeldBytes(settings.most_held_bytes)
+        metrics.watch(inside=lambda: self.inside, body_bytes=lambda: self.bodies.total)
         self.generation = GenerationLane(
             session,
             limit=concurrent,
@@ -106,9 +106,8 @@ class Served:
     def can(self, capability: Capability) -> bool:
         return capability in self.capabilities
 
-    @contextmanager
-    def place(self) -> Generator[None]:
-        """A place among the requests that run or wait.
+    def enter(self) -> None:
+        """Take a place among the requests that run or wait; `leave` gives it back.
 
         Raises:
             Problem: 429, none is free.
@@ -116,12 +115,9 @@ class Served:
         if self.inside >= self.limit:
             raise queue_full(self.limit)
         self.inside += 1
-        self.metrics.inside.set(self.inside)
-        try:
-            yield
-        finally:
-            self.inside -= 1
-            self.metrics.inside.set(self.inside)
+
+    def leave(self) -> None:
+        self.inside -= 1
 
     def check_name(self, name: str | None) -> None:
         """Raise a `Problem` (404) for another model than the served one."""

@@ -19,6 +19,7 @@ from evalution_core import (
     StreamEvent,
     TextDelta,
 )
+from evalution_openai.server.mailbox import Mailbox
 from evalution_openai.server.own_stream import Opening
 
 
@@ -31,7 +32,7 @@ class SharedCall:
     """The requests of one client: those that wait for their turn, and those in the session."""
 
     def __init__(self, requests: Sequence[GenerationRequest], over: Callable[[], None]):
-        self.events: asyncio.Queue[tuple[int, StreamEvent] | None] = asyncio.Queue()
+        self.events: Mailbox[tuple[int, StreamEvent] | None] = Mailbox()
         self.error: BaseException | None = None
         self.to_go = deque(range(len(requests)))
         self.under_way: dict[int, int] = {}
@@ -51,7 +52,7 @@ class SharedCall:
 
     def tell(self, number: int, event: StreamEvent) -> None:
         index = self.under_way[number]
-        self.events.put_nowait((index, event))
+        self.events.put((index, event))
         if not isinstance(event, TextDelta):
             del self.under_way[number]
             if not (self.under_way or self.to_go):
@@ -62,12 +63,12 @@ class SharedCall:
         if self._over is not None:
             over, self._over = self._over, None
             self.error = error
-            self.events.put_nowait(None)
+            self.events.put(None)
             over()
 
     async def leave(self) -> None:
         """Give up what isn't finished."""
-        if self.stream is not None:
+        if self.stream is not None and self._over is not None:
             self.stream.leave(self)
 
 

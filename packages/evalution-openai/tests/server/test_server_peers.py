@@ -1,0 +1,207 @@
+"""A request's client as the server sees it: whether it is there, has sent all, and reads on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from evalution_core import BaseInferenceSession, Model
+from evalution_enginekit.mock import Mock
+
+
+class Peer:
+    """A connection's word on its client."""
+
+    has_sent_all = True
+    takes_more = True
+
+    def __init__(self, *, is_gone: bool = False):
+        self.is_gone = is_gone
+        self.told: Callable[[], None] | None = None
+
+    def call_when_gone(self, function: Callable[[], None]) -> Callable[[], None]:
+        self.told = function
+        return self.forget
+
+    def forget(self) -> None:
+        self.told = None
+
+
+class Exchange:
+    """One request to an application, without a server: what is sent, and a client that can go."""
+
+    def __init__(self, app: Any, body: Any, peer: Peer | None = None):
+        self.sent: list[Any] = []
+        self._app = app
+        self._peer = peer
+        self._body: list[bytes] = [json.dumps(body).encode()]
+        self._is_gone = asyncio.Event()
+
+    async def run(self) -> None:
+        headers = [(b"host", b"localhost")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+        if self._peer is not None:
+            scope["extensions"] = {"evalution.peer": self._peer}
+        await self._app(scope, self._receive, self._send)
+
+    def go(self) -> None:
+        self._is_gone.set()
+        if self._peer is not None and self._peer.told is not None:
+            self._peer.told()
+
+    async def _receive(self) -> Any:
+        if self._body:
+            return {"type": "http.request", "body": self._body.pop()}
+        await self._is_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def within() -> Any:
+        return await asyncio.wait_for(work(), 20)
+
+    return asyncio.run(within())
+
+
+def until_idle(session: Any) -> None:
+    end = time.monotonic() + 10
+    while session.requests_in_flight:
+        assert time.monotonic() < end, "it never ended"
+        time.sleep(0.002)
+
+
+LONG = {"prompt": "a", "max_tokens": 1_000_000, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("peer", [Peer(), None], ids=["a connection tells", "messages tell"])
+def test_who_goes_takes_its_request_along(peer: Peer | None) -> None:
+    from evalution_openai.server import build_openai_compatible_server
+
+    with Mock(max_model_len=2_000_000).build(Model("mock")) as session:
+
+        async def serve() -> bytes:
+            app = build_openai_compatible_server(session=session)
+            exchange = Exchange(app, LONG, peer)
+            asking = asyncio.ensure_future(exchange.run())
+            while not session.requests_in_flight:
+                await asyncio.sleep(0)
+            exchange.go()
+            await asking
+            assert not exchange.sent
+            return app.metrics.page()
+
+        page = run(serve)
+        until_idle(session)
+    assert b"evalution_requests_aborted_total 1.0" in page
+    assert b'evalution_requests_total{route="/v1/completions",status="499"} 1.0' in page
+    assert peer is None or peer.told is None
+
+
+def test_the_request_of_who_is_gone_already_does_not_begin(mock: BaseInferenceSession) -> None:
+    from evalution_openai.server import build_openai_compatible_server
+
+    async def serve() -> bytes:
+        app = build_openai_compatible_server(session=mock)
+        exchange = Exchange(app, {"prompt": "a"}, Peer(is_gone=True))
+        await exchange.run()
+        assert not exchange.sent
+        return app.metrics.page()
+
+    page = run(serve)
+    assert b"evalution_requests_aborted_total 1.0" in page
+    assert b"evalution_requests_inside 0.0" in page
+    assert b"evalution_body_bytes 0.0" in page
+    assert b'evalution_queue_seconds_count{kind="generation"} 0.0' in page, "it took no turn"
+
+
+@pytest.mark.parametrize("peer", [Peer(), None], ids=["a connection tells", "messages tell"])
+def test_who_stays_is_answered(mock: BaseInferenceSession, peer: Peer | None) -> None:
+    from evalution_openai.server import build_openai_compatible_server
+
+    async def serve() -> list[Any]:
+        exchange = Exchange(build_openai_compatible_server(session=mock), {"prompt": "a"}, peer)
+        await exchange.run()
+        exchange.go()  # the end of its answer ends the watch
+        return exchange.sent
+
+    start, body = run(serve)
+    assert start["status"] == 200
+    assert json.loads(body["body"])["choices"]
+    assert not body["more_body"]
+
+
+def test_who_does_not_read_is_given_up(
+    serving: Any, mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evalution_openai.server import sending
+
+    monkeypatch.setattr(sending, "STALL_S", 0.2)
+    client = serving(session=mock)
+    body = json.dumps({"prompt": "a" * 3_000_000}).encode()
+    head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((client.base_url.host, client.base_url.port))
+        deaf.sendall(head.encode() + body)
+        end = time.monotonic() + 20
+        while "evalution_requests_aborted_total 1.0" not in client.get("/metrics").text:
+            assert time.monotonic() < end, "it is waited for without end"
+            time.sleep(0.02)
+    assert "evalution_requests_inside 0.0" in client.get("/metrics").text
+
+
+def test_requests_that_come_together_are_answered_one_after_the_other(
+    serving: Any, mock: BaseInferenceSession
+) -> None:
+    url = serving(session=mock).base_url
+
+    def request(tokens: int) -> bytes:
+        body = json.dumps({"prompt": "a", "max_tokens": tokens, "ignore_eos": True}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    with socket.create_connection((url.host, url.port), timeout=10) as wire:
+        wire.sendall(request(3) + request(5) + request(7))
+        found: list[bytes] = []
+        text = b""
+        while len(found) < 3:
+            part = wire.recv(65536)
+            assert part, text
+            text += part
+            found = re.findall(rb'"completion_tokens":(\d+),', text)
+    assert found == [b"3", b"5", b"7"]
+
+
+def test_a_mailbox_keeps_what_its_reader_does_not_wait_for() -> None:
+    from evalution_openai.server.mailbox import Mailbox
+
+    async def read() -> list[int]:
+        box: Mailbox[int] = Mailbox()
+        box.put(1)
+        box.put(2)
+        found = [await box.get(), await box.get()]
+        waiting = asyncio.ensure_future(box.get())
+        await asyncio.sleep(0)
+        box.put(3)
+        box.put(4)
+        found.append(await waiting)
+        found.append(await box.get())
+        given_up = asyncio.ensure_future(box.get())
+        await asyncio.sleep(0)
+        box.put(5)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        found.append(await box.get())
+        return found
+
+    assert run(read) == [1, 2, 3, 4, 5]
