@@ -3,10 +3,10 @@
 Run it in the environment lm-eval of tools/envs, with evalution-transformers installed there. Both
 sides get the same texts, the same weights and one thread. Times are processor time: on a machine
 that does something else besides, a clock on the wall favours whoever is luckier. Pairs are
-interleaved; the ratio is the median of those of the pairs, lm-eval at its fastest batch size.
-Tokens are counted in the model's forward calls, against the unique tokens of the prefix trie of
-each planned window. Memory is the peak of two fresh processes. Shapes stand in scoring.toml;
-`--pairs 1 mmlu` runs one, once.
+interleaved; the ratio is the median of the pairs, lm-eval at its fastest batch size: `auto` is one
+of them, and detects its size in a run before those that are timed. Tokens are counted in the
+model's forward calls, against the unique tokens of the prefix trie of each planned window. Memory
+is the peak of two fresh processes. Shapes stand in scoring.toml; `--pairs 1 mmlu` runs one, once.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,9 +57,16 @@ class Shape:
     requests: Requests
     settings: Config
 
-    def part(self, share: float) -> Shape:
-        kept = self.requests[: max(4, int(len(self.requests) * share))]
-        return Shape(self.name, self.kind, kept, self.settings)
+
+class Peer(HFLM):
+    """lm-eval's model, but `auto` keeps the batch size `detected` until that is 0 again."""
+
+    detected = 0
+
+    def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:
+        if not self.detected:
+            self.detected = super()._detect_batch_size(requests, pos)
+        return self.detected
 
 
 def write_model(folder: Path, config: Config, seed: int) -> None:
@@ -117,7 +125,7 @@ def ours(session: Any, shape: Shape) -> Callable[[], Any]:
     return lambda: session.generate(prompts)
 
 
-def theirs(peer: HFLM, shape: Shape, batch_size: int) -> Callable[[], Any]:
+def theirs(peer: Peer, shape: Shape, batch_size: int | str) -> Callable[[], Any]:
     method = {"choices": "loglikelihood", "rolling": "loglikelihood_rolling"}.get(
         shape.kind, "generate_until"
     )
@@ -132,7 +140,8 @@ def theirs(peer: HFLM, shape: Shape, batch_size: int) -> Callable[[], Any]:
 
     def run() -> Any:
         peer.batch_size_per_gpu = batch_size
-        return getattr(peer, method)(instances, disable_tqdm=True)
+        with redirect_stdout(sys.stderr):  # where `auto` announces itself
+            return getattr(peer, method)(instances, disable_tqdm=True)
 
     return run
 
@@ -196,12 +205,12 @@ def unique_tokens(session: Any, shape: Shape) -> int | None:
     return sum(plan.unique_tokens for plan in plans)
 
 
-def peer_of(folder: Path) -> HFLM:
+def peer_of(folder: Path, config: Config) -> Peer:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return HFLM(
-        pretrained=model, tokenizer=tokenizer, batch_size=1, device="cpu", add_bos_token=False
-    )
+    limit = config["peer_max_batch_size"]
+    settings: Config = {"max_batch_size": limit, "device": "cpu", "add_bos_token": False}
+    return Peer(pretrained=model, tokenizer=tokenizer, **settings)
 
 
 def largest_difference(left: Sequence[Any], right: Sequence[Any]) -> float:
@@ -210,12 +219,14 @@ def largest_difference(left: Sequence[Any], right: Sequence[Any]) -> float:
     return max(abs(a.logprob - b) / a.token_count for a, b in zip(left, values, strict=True))
 
 
-def compare(session: Any, peer: HFLM, shape: Shape, config: Config) -> None:
+def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> None:
     if shape.kind == "generation":
         add_stops(session, shape)
-    part = shape.part(config["calibration_share"])
-    sizes = {size: timed(theirs(peer, part, size))[0] for size in config["peer_batch_sizes"]}
+    peer.detected = 0
+    theirs(peer, shape, "auto")()
+    sizes = {size: timed(theirs(peer, shape, size))[0] for size in config["peer_batch_sizes"]}
     best = min(sizes, key=sizes.__getitem__)
+    batch = f"auto ({peer.detected})" if best == "auto" else best
     run_ours, run_theirs = ours(session, shape), theirs(peer, shape, best)
     ratios: list[float] = []
     mine, left, right = 0.0, [], []
@@ -230,7 +241,7 @@ def compare(session: Any, peer: HFLM, shape: Shape, config: Config) -> None:
     apart = "" if shape.kind == "generation" else f"{largest_difference(left, right):.1e}"
     ratio = statistics.median(ratios)
     print(
-        f"{shape.name:<10}{len(shape.requests):>9}{best:>7}{mine:>9.1f}{forwarded:>10}"
+        f"{shape.name:<10}{len(shape.requests):>9}{batch:>11}{mine:>9.1f}{forwarded:>10}"
         f"{'' if unique is None else f'{forwarded / unique:.3f}':>9}{apart:>10}"
         f"{ratio:>8.2f}x{shape.settings['least']:>7}x  {min(ratios):.2f} to {max(ratios):.2f}",
         flush=True,
@@ -247,7 +258,7 @@ def memory(folder: Path, side: str, config: Config) -> int:
             ours(session, shape)()
     else:
         # As many tokens at once as one of our passes has.
-        theirs(peer_of(folder), shape, 512 // 88)()
+        theirs(peer_of(folder, config), shape, 512 // 88)()
     # Not getrusage: its peak includes that of the process which started this one.
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x)
     return int(line.split()[1]) // 1024
@@ -267,12 +278,12 @@ def main() -> None:
         folder = Path(name)
         write_model(folder, config["model"], config["seed"])
         print(
-            f"{'shape':<10}{'requests':>9}{'batch':>7}{'ours, s':>9}{'tokens':>10}{'/unique':>9}"
+            f"{'shape':<10}{'requests':>9}{'batch':>11}{'ours, s':>9}{'tokens':>10}{'/unique':>9}"
             f"{'nats off':>10}{'ratio':>9}{'target':>8}  range"
         )
         with Transformers(dtype="float32", device="cpu").build(Model(name)) as session:
             session.check()
-            peer = peer_of(folder)
+            peer = peer_of(folder, config)
             for shape in names:
                 settings = config["shapes"][shape]
                 made = shape_of(shape, settings, config["model"]["vocab_size"], config["seed"])
