@@ -288,6 +288,30 @@ def test_a_head_that_never_comes_is_not_waited_for(
         assert idle.recv(1) == b"", "the server closes it"
 
 
+@pytest.mark.parametrize(
+    ("request_line", "rest"),
+    [(b"GET /health", b"\r\n"), (b"POST /nowhere", b"a"), (b"POST /nowhere", b"abcdefghi")],
+    ids=["a blank line", "a part of a body", "a body and no more"],
+)
+def test_what_follows_an_answer_does_not_keep_a_connection(
+    serving: Any,
+    mock: BaseInferenceSession,
+    monkeypatch: pytest.MonkeyPatch,
+    request_line: bytes,
+    rest: bytes,
+) -> None:
+    from evalution_openai.server import connections
+
+    url = serving(session=mock).base_url
+    monkeypatch.setattr(connections, "HEAD_S", 0.1)
+    length = b"Content-Length: 9\r\n" if request_line.startswith(b"POST") else b""
+    with socket.create_connection((url.host, url.port), timeout=10) as idle:
+        idle.sendall(request_line + b" HTTP/1.1\r\nHost: localhost\r\n" + length + b"\r\n")
+        assert idle.recv(10_000).startswith(b"HTTP/1.1 ")
+        idle.sendall(rest)
+        assert idle.recv(1) == b"", "the server closes it"
+
+
 def test_a_head_without_end_is_refused(serving: Any, mock: BaseInferenceSession) -> None:
     client = serving(session=mock)
     with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as long:

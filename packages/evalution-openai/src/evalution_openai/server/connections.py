@@ -41,9 +41,11 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._in_head:  # what comes in one piece needs no timer
-            if self._timer is None:
-                self._start_timer()
+        # A head that comes in one piece needs no timer. What follows an answer needs one, be it the
+        # rest of a body or blank lines: for uvicorn it ends the wait for the next request.
+        if self._timer is None and (self._in_head or self.cycle.response_complete):
+            self._start_timer()
+        if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > _HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response(f"The headers are longer than {_HEAD_BYTES} bytes.")
