@@ -124,6 +124,11 @@ def task_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     task("tiny_unsafe", "sums", 2, SUMS, unsafe_code=True)
     task("tiny_seen", "sums", 2, SUMS, doc_to_image=["question"])
     task("tiny_odd", "sums", 2, SUMS, generation_kwargs={"until": [], "repetition_penalty": 1.1})
+    task("tiny_shared", "choices", 6, CHOICES, fewshot_split="test")
+    splits = {"test_split": None, "validation_split": "test", "training_split": "train"}
+    task("tiny_unnamed", "choices", 6, CHOICES, **shots, **splits)
+    first = {"sampler": "first_n"}
+    task("tiny_first", "choices", 6, CHOICES, **shots, **splits, fewshot_config=first)
     group("tiny_group", **GROUP, aggregate_metric_list=[MEAN])
     group("tiny_outer", task=["tiny_group", "tiny_last_word"], aggregate_metric_list=[MEAN])
     group("tiny_bundle", task=["tiny_sums", "tiny_prose"])

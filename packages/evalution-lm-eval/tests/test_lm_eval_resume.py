@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 
+from evalution.runs.handle import Run
+from evalution_core import ConfigurationError
+from evalution_lm_eval import LmEval
+from evalution_reference import Reference
+
 SCRIPT = Path(__file__).with_name("killed_lm_eval_run.py")
 
 
@@ -43,3 +48,66 @@ def test_a_killed_run_goes_on_to_the_same_scores(task_folder: Path, tmp_path: Pa
     choices, sums = (suite["timings"]["recalled"] for suite in killed)
     assert choices == killed[0]["requests"]
     assert 0 < sums < killed[1]["requests"]
+
+
+CODE = "def text(row):\n    return 'Question: ' + row['question'] + '\\nAnswer:'\n"
+
+
+@pytest.fixture
+def own_tasks(task_folder: Path, tmp_path: Path) -> Path:
+    """Two tasks and their group, in files of this test's own."""
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    for name in ("tiny_choices", "tiny_others", "tiny_group"):
+        text = (task_folder / f"{name}.yaml").read_text(encoding="utf-8")
+        assert text.count("Question: {{question}}") == (name != "tiny_group")
+        text = text.replace('"Question: {{question}}\\nAnswer:"', "!function code.text")
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    (folder / "code.py").write_text(CODE, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "told"),
+    [
+        (
+            "tiny_choices.yaml",
+            '"metric": "acc"',
+            '"metric": "acc_norm"',
+            "tasks.tiny_choices.config.metric_list was ",
+        ),
+        ("code.py", "Question", "Asked", "tasks.tiny_choices.config.doc_to_text was 'code.py:text"),
+        (
+            "tiny_group.yaml",
+            '"weight_by_size": true',
+            '"weight_by_size": false',
+            "groups.tiny_group.metrics was ",
+        ),
+    ],
+)
+def test_a_run_does_not_go_on_when_a_file_of_its_tasks_has_changed(
+    own_tasks: Path, tmp_path: Path, file: str, before: str, after: str, told: str
+) -> None:
+    def go_on() -> None:
+        with Run(Reference(), "builtin:tiny", output=tmp_path / "run") as run:
+            run.run(
+                LmEval(
+                    tasks="tiny_group", include_path=str(own_tasks), include_defaults=False, limit=2
+                )
+            )
+            raise InterruptedError
+
+    for _ in range(2):
+        with pytest.raises(InterruptedError):
+            go_on()
+    text = (own_tasks / file).read_text(encoding="utf-8")
+    changed = text.replace(before, after, 1)
+    assert changed != text
+    (own_tasks / file).write_text(changed, encoding="utf-8")
+    with pytest.raises(ConfigurationError) as refused:
+        go_on()
+    message = str(refused.value)
+    assert message.startswith(
+        f"{tmp_path / 'run'} holds an unfinished run of another spec: suite tiny_group.{told}"
+    )
+    assert message.endswith("name another --output, or start over with --fresh")

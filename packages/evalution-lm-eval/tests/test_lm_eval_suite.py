@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 import evalution
+from evalution.comparison import compare
 from evalution.spec.run_spec import load_spec
 from evalution.suites import load_suite
 from evalution_core import (
     BaseInferenceSession,
     Capability,
-    ConfigurationError,
     InvalidRequestError,
     Model,
     RequestFailure,
-    UnsupportedRequestError,
 )
 from evalution_lm_eval import EvalutionLM, LmEval
 from evalution_reference import Reference
@@ -223,6 +222,26 @@ def test_a_failed_sample_is_wrong_in_a_mean_and_left_out_of_a_perplexity(
     assert suite.metrics["perplexity"].n == 9
 
 
+def test_scores_that_are_no_means_are_compared_row_by_row(
+    session: BaseInferenceSession, task_folder: Path
+) -> None:
+    found = evalution.run(
+        session=session, tests=[declared(task_folder, "tiny_classes", "tiny_prose")]
+    )
+    for sample in found["tiny_classes"].samples:
+        assert sample.metrics["mcc"] == float(sample.prediction == sample.target)
+    compared = compare(found, found)
+    for suite, names in (
+        ("tiny_classes", ["mcc"]),
+        ("tiny_prose", ["word_perplexity", "byte_perplexity", "bits_per_byte"]),
+    ):
+        tests = {metric.name: metric.test for metric in compared[suite].metrics}
+        for name in names:
+            test = tests[name]
+            assert test is not None
+            assert (test.name, test.pairs) == ("sign", found[suite].n)
+
+
 def test_a_run_without_a_single_answer_still_has_scores(
     session: BaseInferenceSession, task_folder: Path
 ) -> None:
@@ -231,67 +250,3 @@ def test_a_run_without_a_single_answer_still_has_scores(
     suite = found["tiny_group"]
     assert suite.failed == suite.n == 36
     assert (suite.metrics["acc"].value, suite.metrics["acc"].n) == (0.0, 36)
-
-
-@pytest.mark.parametrize(
-    ("task", "kind", "message"),
-    [
-        ("tiny_sum", ConfigurationError, "no task, group or tag 'tiny_sum'; did you mean 'tiny_"),
-        ("tiny_none_*", ConfigurationError, r"no task, group or tag 'tiny_none_\*'"),
-        ("tiny_unsafe", ConfigurationError, "'tiny_unsafe' runs code that the model wrote"),
-        ("tiny_seen", UnsupportedRequestError, "'tiny_seen' asks with images or audio"),
-        (
-            "tiny_odd",
-            ConfigurationError,
-            "task 'tiny_odd': generation setting 'repetition_penalty'",
-        ),
-        ("nowhere.yaml", ConfigurationError, "there is no task file nowhere.yaml"),
-        ("tiny_mixed", ConfigurationError, "'tiny_mixed' sums up tasks that ask for different"),
-    ],
-)
-def test_what_can_not_run_is_told_before_a_model_is_loaded(
-    task_folder: Path, task: str, kind: type[Exception], message: str
-) -> None:
-    with pytest.raises(kind, match=message):
-        evalution.run(engine=Reference(), model="nowhere", tests=[declared(task_folder, task)])
-
-
-def test_an_answer_that_is_begun_can_not_be_asked_in_a_chat(task_folder: Path) -> None:
-    (suite,) = declared(task_folder, "tiny_begun", apply_chat_template=True).suites()
-    with pytest.raises(ConfigurationError, match=r"begins the answer \(gen_prefix\)"):
-        suite.check_samples()
-
-
-def test_an_engine_that_only_writes_is_told_before_its_model_is_loaded(task_folder: Path) -> None:
-    class Writing(Reference):
-        capabilities = frozenset({Capability.GENERATE})
-
-    with pytest.raises(
-        UnsupportedRequestError, match="suite 'tiny_choices' needs loglikelihood; the capabilities"
-    ):
-        evalution.run(
-            engine=Writing(),
-            model="builtin:tiny",
-            tests=[declared(task_folder, "tiny_sums", "tiny_choices")],
-        )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tasks": []}, "option 'tasks' of suite LmEval must name at least one task"),
-        ({"tasks": "a", "limit": 0}, "option 'limit' of suite LmEval must be a count"),
-        ({"tasks": "a", "limit": 1.5}, "'limit' of suite LmEval must be a count of rows above 0"),
-        ({"tasks": "a", "limit": float("inf")}, "'limit' of suite LmEval must be a count of rows"),
-        (
-            {"tasks": "a", "include_path": "no-such-folder"},
-            "'include_path' .* a folder that is",
-        ),
-        ({"tasks": "a", "metadata": {"at": object()}}, "'metadata' .* must be plain values"),
-        ({"tasks": "a", "num_fewshot": -1}, "option 'num_fewshot' of suite LmEval must not be"),
-        ({"tasks": "a", "num_shots": 1}, "no option 'num_shots'; did you mean 'num_fewshot'"),
-    ],
-)
-def test_options_are_strict(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        LmEval(**options)

@@ -44,9 +44,14 @@ def is_mean(loaded: LoadedTask, metric: str) -> bool:
 
 
 def value_alone(loaded: LoadedTask, metric: str, value: Any) -> float | None:
-    """The metric of one document alone; None where that says nothing, such as F1."""
+    """The metric of one document alone; None where that says nothing, such as BLEU.
+
+    Of F1 and the Matthews correlation, whether the document is classified rightly.
+    """
     metrics = upstream_metrics()
     aggregate = loaded.task.aggregation().get(metric, metrics.mean)
+    if aggregate in (metrics.f1_score, metrics.matthews_corrcoef):
+        return float(value[0] == value[1])
     told = (metrics.mean, metrics.perplexity, metrics.weighted_perplexity, metrics.bits_per_byte)
     return float(aggregate([value])) if aggregate in told else None
 

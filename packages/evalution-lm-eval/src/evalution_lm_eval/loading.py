@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from evalution.foreign_code import foreign_errors
+from evalution.spec.yaml_file import read_yaml
 from evalution.suites.suite import RequestKind
 from evalution_core import Capability, ConfigurationError, UnsupportedRequestError, did_you_mean
 from evalution_lm_eval.asking import generation_fields
 from evalution_lm_eval.options import LmEvalOptions
-from evalution_lm_eval.upstream import Group, Task, TaskManager
+from evalution_lm_eval.upstream import Group, Sampler, Task, TaskManager
 
 KINDS = {
     "loglikelihood": RequestKind.LOGLIKELIHOOD,
@@ -110,8 +111,8 @@ def _names(manager: TaskManager, named: Sequence[str]) -> list[str]:
     for name in named:
         matching = sorted(manager.match_tasks([name])) if "*" in name else [name]
         is_file = name.endswith((".yaml", ".yml"))
-        if is_file and not Path(name).is_file():
-            raise ConfigurationError(f"there is no task file {name}")
+        if is_file:
+            _check_file(name)
         if not matching or (not is_file and not set(matching) <= set(known)):
             raise ConfigurationError(
                 f"lm-eval has no task, group or tag {name!r}{did_you_mean(name, known)} (`lm_eval "
@@ -119,6 +120,27 @@ def _names(manager: TaskManager, named: Sequence[str]) -> list[str]:
             )
         found += matching
     return list(dict.fromkeys(found))
+
+
+def _check_file(name: str) -> None:
+    """Refuse a file of which lm-eval 0.4.13 makes no task."""
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigurationError(f"there is no task file {name}")
+    try:
+        declared = read_yaml(path)
+    except ConfigurationError:
+        return  # a `!function` among it, or no YAML at all, which lm-eval tells
+    match declared:
+        case {"class": _}:
+            return
+        case {"group": group}:
+            raise ConfigurationError(
+                f"{name} declares the group {group!r}, and lm-eval takes a file in tasks for one "
+                f"task alone; set tasks to {group!r} and include_path to the folder {path.parent}"
+            )
+        case _:
+            return
 
 
 def _loaded(member: Any, options: LmEvalOptions) -> list[LoadedTasks]:
@@ -159,6 +181,7 @@ def _checked(task: Task, options: LmEvalOptions) -> LoadedTask:
         )
     with foreign_errors(f"lm-eval's task {name!r}", ConfigurationError):
         _set_up(task, options)
+        _check_solved_rows(task)
         return LoadedTask(name, task, len(task.eval_docs))
 
 
@@ -172,6 +195,31 @@ def _set_up(task: Task, options: LmEvalOptions) -> None:
     elif declared is None:
         task.set_config("num_fewshot", 0)
     task.set_fewshot_seed(seed=options.fewshot_seed)
+
+
+def _check_solved_rows(task: Task) -> None:
+    """Refuse more of them than the task has; a sampler of the task's own knows for itself."""
+    configurable: Any = import_module("lm_eval.api.task").ConfigurableTask
+    samplers: Any = import_module("lm_eval.api.samplers")
+    asked = task.get_config("num_fewshot")
+    if not asked or not isinstance(task, configurable):
+        return
+    sampler: Sampler = cast(Any, task).sampler
+    if type(sampler) not in samplers.SAMPLER_REGISTRY.values():
+        return
+    # Where solved rows are among those that are evaluated, the one that is asked is left out. Of a
+    # task that names neither split, lm-eval 0.4.13 takes the same for granted, but `first_n` looks.
+    split = task.get_config("fewshot_config").split
+    is_shared = split == task.get_config("test_split")
+    if split is None and type(sampler) is samplers.FirstNSampler:
+        is_shared = False
+    possible = max(len(sampler.df) - is_shared, 0)
+    if asked > possible:
+        besides = " besides the row that is asked" if is_shared else ""
+        raise ConfigurationError(
+            f"lm-eval's task {task.task_name!r} is asked with num_fewshot={asked} solved rows, and "
+            f"has {possible} to draw from{besides}; set num_fewshot to at most {possible}"
+        )
 
 
 def _kind(loaded: LoadedTask) -> RequestKind:

@@ -22,6 +22,7 @@ from evalution_core import (
 from evalution_lm_eval.documents import Document, Documents
 from evalution_lm_eval.loading import LoadedTasks, load_tasks
 from evalution_lm_eval.options import LmEvalOptions
+from evalution_lm_eval.task_record import group_record, task_record
 from evalution_lm_eval.task_tally import TaskTally
 
 A = TypeVar("A", GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput)
@@ -80,15 +81,8 @@ class TaskSuite(LmEvalOptions, Suite[Document, A], Generic[A]):
     def provenance(self) -> Mapping[str, Any]:
         return {
             "harness": f"lm-eval {version('lm-eval')}",
-            "tasks": {
-                found.name: {
-                    "version": found.task.VERSION,
-                    "dataset": [found.task.DATASET_PATH, found.task.DATASET_NAME],
-                    "rows": found.size,
-                    "num_fewshot": found.task.get_config("num_fewshot"),
-                }
-                for found in self._loaded.tasks
-            },
+            "tasks": {found.name: task_record(found) for found in self._loaded.tasks},
+            "groups": {group.name: group_record(group) for group in self._loaded.groups},
         }
 
     def samples(self, limit: int | None = None) -> Iterator[Document]:

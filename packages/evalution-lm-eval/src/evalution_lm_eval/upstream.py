@@ -41,6 +41,16 @@ class FilterEnsemble(Protocol):
     def apply(self, instances: list[Instance]) -> None: ...
 
 
+class TaskConfig(Protocol):
+    def to_dict(self, keep_callable: bool = False) -> Mapping[str, Any]: ...
+
+
+class Sampler(Protocol):
+    """What draws solved rows from `df`."""
+
+    df: Sequence[Any]
+
+
 class Task(Protocol):
     VERSION: Any
     DATASET_PATH: str | None
@@ -48,6 +58,8 @@ class Task(Protocol):
     OUTPUT_TYPE: str | None
     _filters: list[FilterEnsemble]
 
+    @property
+    def config(self) -> TaskConfig: ...
     @property
     def task_name(self) -> str: ...
     @property
@@ -76,6 +88,8 @@ class Group(Protocol):
     aggregate_metric_list: Sequence[AggregatedMetric] | None
 
     @property
+    def child_names(self) -> list[str]: ...
+    @property
     def has_aggregation(self) -> bool: ...
     def __iter__(self) -> Iterator[Any]: ...
     def get_all_tasks(self) -> list[Task]: ...
@@ -93,6 +107,8 @@ class Metrics(Protocol):
     perplexity: Aggregation
     weighted_perplexity: Aggregation
     bits_per_byte: Aggregation
+    f1_score: Aggregation
+    matthews_corrcoef: Aggregation
 
     def stderr_for_metric(
         self, metric: Aggregation, bootstrap_iters: int
