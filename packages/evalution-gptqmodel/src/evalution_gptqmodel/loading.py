@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
-from evalution_core.redaction import scrub
 from evalution_enginekit import load_tokenizer
+from evalution_enginekit.runtime import brief
 from evalution_gptqmodel.folder import Folder, quantized_folder
 from evalution_gptqmodel.upstream import Runtime, Wrapper, import_gptqmodel, quiet
 from evalution_gptqmodel.weights import check_complete
@@ -38,7 +38,6 @@ _TAKEN = ("device_map", "format")
 """Arguments that matter for a quantised checkpoint in a folder; all others the loader drops."""
 _OTHER_RUNTIMES = {"vllm": "VLLM", "sglang": "SGLang", "mlx": None}
 """Backends that hand the checkpoint to a runtime of its own, and the engine for that runtime."""
-_LONGEST = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +140,12 @@ def _loaded(
             )
     except ImportError as error:
         raise EngineUnavailableError(
-            f"loading {model.path!r} needs more: {_brief(error)}"
+            f"loading {model.path!r} needs more: {brief(error)}"
         ) from error
     except torch.OutOfMemoryError as error:
         raise EngineUnavailableError(
             f"{model.path!r} doesn't fit there ({asked}); set model_kwargs device_map: "
-            f"{_brief(error)}"
+            f"{brief(error)}"
         ) from error
     except (
         AssertionError,
@@ -160,7 +159,7 @@ def _loaded(
     ) as error:
         raise ConfigurationError(
             f"GPTQModel {runtime.__version__} could not load {model.path!r} with {asked}: "
-            f"{_brief(error)}"
+            f"{brief(error)}"
         ) from error
 
 
@@ -173,12 +172,5 @@ def _set_attention(loaded: Any, placement: Placement) -> None:
         loaded.set_attn_implementation(asked)
     except (ImportError, ValueError) as error:
         raise ConfigurationError(
-            f"attn_implementation={asked!r} can't be used here: {_brief(error)}"
+            f"attn_implementation={asked!r} can't be used here: {brief(error)}"
         ) from error
-
-
-def _brief(error: BaseException) -> str:
-    """Its message, without the list of all that upstream knows."""
-    text = scrub(str(error))
-    half = _LONGEST // 2
-    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"

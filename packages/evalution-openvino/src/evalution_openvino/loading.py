@@ -32,15 +32,13 @@ from evalution_core.redaction import redact, scrub
 from evalution_enginekit import Tokenizer, load_tokenizer, model_identity
 from evalution_enginekit.hf_tokenizer import load_hf_tokenizer
 from evalution_enginekit.model_folder import model_folder
+from evalution_enginekit.runtime import brief
 from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_openvino.engine import torchvision_hint
 from evalution_openvino.model_arguments import FILE, check_arguments, check_files
 from evalution_transformers.loading import declared_eos
 
 _WEIGHTS = ("openvino_model.*", "*.safetensors", "*.safetensors.index.json", "*.bin")
-_LONGEST = 600
-
-
 _WANTED = (
     f"a folder with {FILE}, or with config.json and weights, a Hub id as in owner/name, or "
     "builtin:tiny"
@@ -102,7 +100,7 @@ def load(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
             SafetensorError,
         ) as error:
             raise ConfigurationError(
-                f"no causal model for OpenVINO could be loaded from {source!r}: {_brief(error)}"
+                f"no causal model for OpenVINO could be loaded from {source!r}: {brief(error)}"
                 f"{torchvision_hint(error)}"
             ) from error
     # With the model, not with the session: its weights are read from there as they are needed.
@@ -230,9 +228,3 @@ def _with_arguments(model: Model, found: dict[str, Any] | None) -> dict[str, Any
 def _plain(value: Any) -> Any:
     told: Any = getattr(value, "to_dict", None)
     return told() if callable(told) else value
-
-
-def _brief(error: BaseException) -> str:
-    text = scrub(str(error))
-    half = _LONGEST // 2
-    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"

@@ -12,9 +12,8 @@ from safetensors import SafetensorError
 
 from evalution_core import ConfigurationError, EngineUnavailableError, EvalutionError
 from evalution_core.redaction import scrub
-from evalution_enginekit.runtime import in_range
+from evalution_enginekit.runtime import brief, in_range
 
-_LONGEST = 600
 _HOOKED = ">=5.4"
 """Versions whose bars can be left out without touching those of the Hub's downloads."""
 
@@ -41,15 +40,8 @@ def loading(what: str, path: str, *, missing: str) -> Generator[None]:
         ) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise ConfigurationError(
-            f"no {what} could be loaded from {path!r}: {_brief(error)}"
+            f"no {what} could be loaded from {path!r}: {brief(error)}"
         ) from error
-
-
-def _brief(error: BaseException) -> str:
-    """Its message, without the list of all that upstream knows."""
-    text = scrub(str(error))
-    half = _LONGEST // 2
-    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
 @contextmanager
