@@ -124,6 +124,19 @@ def test_a_wrong_key_or_name_is_told_before_any_work(
     assert "another-key" not in found.output
 
 
+def test_a_ctrl_c_is_told_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evalution_guidellm.bench.command.drive", interrupted)
+    found = in_process((*TINY, "--output", "b"), tmp_path, monkeypatch)
+    assert found.exit_code == 130, found.output
+    assert found.stderr == "interrupted; a benchmark is written at its end, so there is none\n"
+    assert not (tmp_path / "b").exists()
+
+
 def in_process(words: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     from typer.testing import CliRunner
 

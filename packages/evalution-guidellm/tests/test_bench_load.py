@@ -156,6 +156,21 @@ def test_a_servers_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatc
     assert "a-secret" not in f"{subject!r} {subject.to_dict()} {subject.title}"
 
 
+@pytest.mark.parametrize("name", ["user:hunter2@", "user@", ":hunter2@"])
+def test_one_of_two_credentials_for_a_server_is_refused_before_it_is_asked(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("MY_KEY", "a-secret-of-the-test")
+    with pytest.raises(ConfigurationError) as refused:
+        served_subject(f"http://{name}127.0.0.1:9/v1", "tiny", "MY_KEY")
+    message = str(refused.value)
+    assert "holds a name and password, which would be sent in place of the key in MY_KEY" in message
+    assert "hunter2" not in message
+    assert "a-secret" not in message
+    alone = served_subject(f"http://{name}127.0.0.1:9/v1", "tiny", None)
+    assert "hunter2" not in f"{alone.to_dict()} {alone.title}"
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [

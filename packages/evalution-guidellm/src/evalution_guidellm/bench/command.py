@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from evalution.cli.errors import EXIT_WITH_FAILURES
+from evalution.cli.errors import EXIT_INTERRUPTED, EXIT_WITH_FAILURES
 from evalution.table import console
 from evalution_core import ConfigurationError
 from evalution_guidellm.bench.data_file import row_count
@@ -131,7 +131,11 @@ def bench(
         )
     else:
         subject = served_subject(target, model, api_key_env)
-    _bench(subject, load, chat=chat, tokenizer=tokenizer, output=output)
+    try:
+        _bench(subject, load, chat=chat, tokenizer=tokenizer, output=output)
+    except KeyboardInterrupt:
+        print("interrupted; a benchmark is written at its end, so there is none", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _bench(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
-from evalution_core import ConfigurationError
+from evalution_core import ConfigurationError, scrub
 from evalution_enginekit import command_options
 from evalution_guidellm.bench.subject import EngineSubject, ServedSubject
 
@@ -73,13 +74,25 @@ def served_subject(target: str, model: str | None, key_variable: str | None) -> 
     """The server that the command line names.
 
     Raises:
-        ConfigurationError: the variable of the key isn't set.
+        ConfigurationError: the variable of the key isn't set, or the URL has credentials besides.
     """
     if key_variable is None:
         return ServedSubject(target, model)
+    if _has_credentials(target):
+        raise ConfigurationError(
+            f"--target {scrub(target)} holds a name and password, which would be sent in place of "
+            f"the key in {key_variable}: leave them out of the URL, or leave out --api-key-env"
+        )
     key = os.environ.get(key_variable)
     if not key:
         raise ConfigurationError(
             f"--api-key-env {key_variable}: that environment variable is not set"
         )
     return ServedSubject(target, model, key)
+
+
+def _has_credentials(url: str) -> bool:
+    try:
+        return "@" in urlsplit(url).netloc
+    except ValueError:  # no URL at all, which is told when the server is asked
+        return False
