@@ -193,6 +193,10 @@ def test_prompts_are_logged_on_request_alone(
             "name two keys",
         ),
         (["--engine", "Reference", "--api-key", "short"], "at least 8 characters"),
+        (
+            ["--engine", "Reference", "--max-held-mib", "15"],
+            "--max-held-mib 15 leaves no room for one body of --max-body-mib 16; raise it, or",
+        ),
     ],
 )
 def test_what_can_not_be_served_is_told_before_anything_is_loaded(
@@ -206,3 +210,29 @@ def test_what_can_not_be_served_is_told_before_anything_is_loaded(
     app.command()(serve)
     with pytest.raises(ConfigurationError, match=told):
         app(["builtin:tiny", *arguments], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "body", "held"),
+    [
+        ([], 16, 128),
+        (["--max-body-mib", "2"], 2, 16),
+        (["--max-held-mib", "16"], 16, 16),
+        (["--max-body-mib", "2", "--max-held-mib", "3"], 2, 3),
+    ],
+)
+def test_sizes_are_given_in_mebibytes(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], body: int, held: int
+) -> None:
+    import typer
+
+    from evalution_openai.server import command
+
+    found: list[Any] = []
+    monkeypatch.setattr(command, "_serve", lambda *given: found.append(given[2]))
+    app = typer.Typer()
+    app.command()(command.serve)
+    app(["builtin:tiny", "--engine", "Reference", *arguments], standalone_mode=False)
+    (settings,) = found
+    assert settings.max_body_bytes == body * 1024**2
+    assert settings.most_held_bytes == held * 1024**2

@@ -51,6 +51,10 @@ MaxConcurrent = Annotated[
 ]
 MaxQueue = Annotated[int, typer.Option(min=0, help="Requests that wait; more get 429.")]
 MaxBody = Annotated[int, typer.Option(min=1, help="The longest body of a request.")]
+MaxHeld = Annotated[
+    int | None,
+    typer.Option(min=1, help="All bodies at once; more get 429 [default: 8 of the longest]."),
+]
 NoRequestLog = Annotated[bool, typer.Option("--no-request-log", help="No line for each request.")]
 LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Log the bodies of requests, too.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -70,6 +74,7 @@ def serve(
     max_concurrent: MaxConcurrent = None,
     max_queue: MaxQueue = 512,
     max_body_mib: MaxBody = 16,
+    max_held_mib: MaxHeld = None,
     no_request_log: NoRequestLog = False,
     log_prompts: LogPrompts = False,
     debug: Debug = False,  # the runner reads it, which tells the errors of every command
@@ -86,6 +91,7 @@ def serve(
         max_concurrent=max_concurrent,
         max_queue=max_queue,
         max_body_bytes=max_body_mib * _MIB,
+        max_held_bytes=_held_bytes(max_held_mib, max_body_mib),
         any_host=public_without_key,
         log_requests=not no_request_log,
         log_prompts=log_prompts,
@@ -115,6 +121,17 @@ def _serve(
         gc.collect()
         gc.freeze()
         listen(app, bound)
+
+
+def _held_bytes(held_mib: int | None, body_mib: int) -> int | None:
+    if held_mib is None:
+        return None
+    if held_mib < body_mib:
+        raise ConfigurationError(
+            f"--max-held-mib {held_mib} leaves no room for one body of --max-body-mib {body_mib}; "
+            "raise it, or lower the other"
+        )
+    return held_mib * _MIB
 
 
 def _key(key: str | None, variable: str | None) -> str | None:
