@@ -91,6 +91,37 @@ def test_a_failed_run_is_shown_with_its_error_and_what_is_finished(
     assert "status   interrupted in suite sums\n" in command_line("show", "one").stdout
 
 
+def test_samples_of_a_suite_that_was_cut_off_are_shown(
+    ran: Any, command_line: Any, assert_told: Any, folder: Path
+) -> None:
+    ran("one")
+    file, samples = folder / "one" / "results.json", folder / "one" / "samples.jsonl"
+    result = json.loads(file.read_text(encoding="utf-8"))
+    result["status"], result["suites"] = "running", result["suites"][:1]
+    file.write_text(json.dumps(result), encoding="utf-8")
+    lines = samples.read_text(encoding="utf-8").splitlines(keepends=True)
+    # Rows as they came, one of them again, and the part of a line that a killed process left.
+    lines = [*lines[:6], lines[9], lines[7], lines[9], lines[6][:-40]]
+    samples.write_text("".join(lines), encoding="utf-8")
+    shown = command_line("show", "one").stdout
+    assert "\nquestions: not finished; --samples questions shows what it has so far\n" in shown
+    done = command_line("show", "one", "--samples", "questions", "--json")
+    rows = json.loads(done.stdout)
+    assert [(row["suite"], row["index"]) for row in rows] == [("questions", 1), ("questions", 3)]
+    wrong = command_line("show", "one", "--samples", "questions", "--wrong", "--json")
+    assert json.loads(wrong.stdout) == [row for row in rows if row["metrics"]["acc"] == 0.0]
+    assert_told(
+        command_line("show", "one", "--samples", "question"),
+        2,
+        "no samples of a suite 'question'; did you mean 'questions'? (suites: sums, questions)",
+    )
+    samples.write_bytes(samples.read_bytes() + b"\xff\n")
+    assert "questions: not finished" in command_line("show", "one").stdout
+    assert_told(
+        command_line("show", "one", "--samples", "questions"), 2, "samples.jsonl is damaged"
+    )
+
+
 def test_failed_samples_are_found(ran: Any, command_line: Any) -> None:
     ran("one", code=3, tests=TESTS.replace("name: sums", "name: sums, max_new_tokens: 600"))
     shown = command_line("show", "one")
@@ -142,7 +173,10 @@ def test_samples_are_shown_one_below_the_other(ran: Any, command_line: Any) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--samples", "question"], "has no finished suite 'question'; did you mean 'questions'?"),
+        (
+            ["--samples", "question"],
+            "has no samples of a suite 'question'; did you mean 'questions'?",
+        ),
         (["--samples", "prose", "--wrong"], "suite 'prose' calls no sample right or wrong"),
         (["--samples", "sums", "--wrong", "--failed"], "--failed and --wrong are two choices"),
         (["--wrong"], "--failed and --wrong choose samples; name --samples SUITE"),

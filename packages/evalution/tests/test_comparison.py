@@ -13,7 +13,7 @@ from rich.console import Console
 import evalution
 from evalution.comparison import compare
 from evalution.comparison.pairing import pair_samples
-from evalution.comparison.table import comparison_table
+from evalution.comparison.table import comparison_table, remarks
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
 from evalution.scoring.metrics import Measure, WeightedPerplexity
 from evalution_core import ConfigurationError
@@ -160,6 +160,18 @@ def test_data_sets_that_differ_are_named_and_explain_no_prompt() -> None:
     found = compare(left, right)["s"]
     assert found.options == {"dataset": ["a", "b"]}
     assert found.rows.other_rows == 1
+
+
+def test_what_differs_deep_in_a_suite_is_shown_by_its_path() -> None:
+    left, right = run([sample(0)]), run([sample(0)])
+    left.suites[0].provenance = {"tasks": {"t": {"rows": 3, "config": {"text": "a"}}}}
+    right.suites[0].provenance = {"tasks": {"t": {"rows": 3, "config": {"text": "b"}}}}
+    assert list(remarks(compare(left, right))) == ["s: option tasks.t.config.text: 'a' → 'b'"]
+
+    right.suites[0].provenance = {"tasks": {f"t{n}": n for n in range(9)}}
+    shown = list(remarks(compare(left, right)))
+    assert len(shown) == 9
+    assert shown[-1] == "s: 2 more options differ; --json lists them"
 
 
 def test_scores_of_different_rows_are_not_subtracted() -> None:

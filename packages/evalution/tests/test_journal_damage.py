@@ -152,20 +152,29 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("at", [0, 10, 32, 0.3, 0.6, 0.99])
-def test_of_a_damaged_write_ahead_log_what_came_before_is_kept(tmp_path: Path, at: float) -> None:
+def test_of_a_damaged_write_ahead_log_what_came_before_is_kept(
+    tmp_path: Path, at: float, is_cut: bool
+) -> None:
     path = tmp_path / "journal.sqlite"
     subprocess.run([sys.executable, "-c", KILLED, path], check=False)
     log = tmp_path / "journal.sqlite-wal"
     size = log.stat().st_size
     start = int(at * size) if isinstance(at, float) else at
-    overwrite(log, start, noise(min(PAGE, size - start)))
+    if is_cut:
+        os.truncate(log, start)
+    else:
+        overwrite(log, start, noise(min(PAGE, size - start)))
     with Journal.open(path) as journal:
         found = kept(journal)
         assert found == list(range(len(found)))
         assert len(found) < 300
         if isinstance(at, float):
             assert len(found) >= 300 * at * 0.5
+        fill(journal, 0, COUNT)
+    with Journal.open(path) as journal:
+        assert kept(journal) == list(range(COUNT))
 
 
 def test_a_damaged_answer_is_not_served_before_the_damage_is_found(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, cast
 
@@ -11,6 +12,7 @@ from evalution.cli.errors import told_errors
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.reader import read_run, read_samples
+from evalution.runs.unfinished import unfinished_suites
 from evalution.table import complaints, console, result_table
 from evalution_core import ConfigurationError, did_you_mean
 
@@ -50,10 +52,16 @@ def _show_run(run: RunResult) -> None:
         terminal.print(result_table(run, width=terminal.width))
     else:
         terminal.print("no suite is finished", soft_wrap=True)
-    for line in (*complaints(run), *run.notices):
+    for line in (*complaints(run), *_begun(run), *run.notices):
         terminal.print(line, style="yellow", soft_wrap=True)
     for name, text in _conditions(run):
         terminal.print(f"{name:8} {text}", soft_wrap=True)
+
+
+def _begun(run: RunResult) -> Iterator[str]:
+    for suite in unfinished_suites(run):
+        option = f"--samples {shlex.quote(suite.name)}"
+        yield f"{suite.name}: not finished; {option} shows what it has so far"
 
 
 def _conditions(run: RunResult) -> Iterator[tuple[str, str]]:
@@ -106,13 +114,14 @@ def _short(value: Any) -> str:
 
 
 def _suite(run: RunResult, name: str) -> SuiteResult:
-    names = [suite.name for suite in run.suites]
-    if name not in names:
-        listed = ", ".join(names) or "none"
+    found = {suite.name: suite for suite in (*run.suites, *unfinished_suites(run))}
+    if name not in found:
+        listed = ", ".join(found) or "none"
         raise ConfigurationError(
-            f"the run has no finished suite {name!r}{did_you_mean(name, names)} (suites: {listed})"
+            f"the run has no samples of a suite {name!r}{did_you_mean(name, found)} "
+            f"(suites: {listed})"
         )
-    return run[name]
+    return found[name]
 
 
 def _show_samples(
@@ -152,13 +161,15 @@ def _wrong(suite: SuiteResult, samples: Sequence[SampleResult]) -> list[SampleRe
     Raises:
         ConfigurationError: no metric of the suite calls a sample right or wrong.
     """
-    for name in suite.metrics:
+    # A suite that was cut off has no scores, but its samples do.
+    names = suite.metrics or dict.fromkeys(name for sample in samples for name in sample.metrics)
+    for name in names:
         values = [sample.metrics.get(name) for sample in samples]
         if all(value in (None, 0.0, 1.0) for value in values):
             return [s for s, value in zip(samples, values, strict=True) if value == 0.0]
     raise ConfigurationError(
         f"suite {suite.name!r} calls no sample right or wrong (its metrics: "
-        f"{', '.join(suite.metrics)}); leave --wrong out"
+        f"{', '.join(names)}); leave --wrong out"
     )
 
 

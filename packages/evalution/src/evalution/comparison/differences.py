@@ -29,10 +29,11 @@ def run_differences(left: RunResult, right: RunResult) -> list[Difference]:
     """Differences of model, engine, scoring policy, versions and row limit, in that order."""
     before = {name: getattr(left, name) for name in (*_SECTIONS, "limit", "step")}
     after = {name: getattr(right, name) for name in (*_SECTIONS, "limit", "step")}
-    return [*_between(before, after, "")]
+    return [*leaf_differences(before, after)]
 
 
-def _between(left: Any, right: Any, at: str) -> Iterator[Difference]:
+def leaf_differences(left: Any, right: Any, at: str = "") -> Iterator[Difference]:
+    """A difference for each value that isn't the same, however deep it stands; `at` is its path."""
     if left == right or at in _LEFT_OUT:
         return
     if not (isinstance(left, Mapping) and isinstance(right, Mapping)):
@@ -41,4 +42,4 @@ def _between(left: Any, right: Any, at: str) -> Iterator[Difference]:
     before, after = cast(Mapping[str, Any], left), cast(Mapping[str, Any], right)
     for name in [*before, *(name for name in after if name not in before)]:
         place = f"{at}.{name}" if at else name
-        yield from _between(before.get(name), after.get(name), place)
+        yield from leaf_differences(before.get(name), after.get(name), place)

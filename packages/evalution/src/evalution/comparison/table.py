@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from evalution.comparison.comparison import Comparison, MetricComparison, SuiteComparison
-from evalution.comparison.differences import Difference
+from evalution.comparison.differences import Difference, leaf_differences
 from evalution.comparison.significance import PairedTest
 from evalution.results import MetricResult, RunResult
 
@@ -23,6 +23,8 @@ _NARROW = 110
 _VERY_NARROW = 72
 _TEXT = 60
 _VALUE = 80
+_OPTIONS = 8
+"""Of a suite, that are shown; two versions of a large group differ in hundreds."""
 
 
 def comparison_table(comparison: Comparison, *, width: int) -> Table:
@@ -95,8 +97,7 @@ def remarks(comparison: Comparison) -> Iterator[str]:
     if not comparison.suites:
         yield "no suite is in both runs, so there is nothing to compare"
     for suite in comparison.suites:
-        for option, (left, right) in suite.options.items():
-            yield f"{suite.name}: option {_shown(Difference(option, left, right))}"
+        yield from (f"{suite.name}: {remark}" for remark in _option_remarks(suite))
         yield from (f"{suite.name}: {remark}" for remark in _row_remarks(suite))
 
 
@@ -106,6 +107,17 @@ def shortened(text: str | None, length: int = _TEXT) -> str:
         return "–"
     line = " ".join(text.split())
     return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def _option_remarks(suite: SuiteComparison) -> Iterator[str]:
+    found = [
+        difference
+        for option, (left, right) in suite.options.items()
+        for difference in leaf_differences(left, right, option)
+    ]
+    yield from (f"option {_shown(difference)}" for difference in found[:_OPTIONS])
+    if (more := len(found) - _OPTIONS) > 0:
+        yield f"{more} more option{'' if more == 1 else 's'} differ; --json lists them"
 
 
 def _row_remarks(suite: SuiteComparison) -> Iterator[str]:
