@@ -133,9 +133,10 @@ def peer_completions(peer: llama_cpp.Llama, prompts: list[tuple[Ids, int]]) -> l
     return [output["usage"]["completion_tokens"] for output in outputs]
 
 
-def sides(session: Any, path: Path, settings: Config, config: Config) -> tuple[Any, Any, Any]:
+def sides(session: Any, path: Path, name: str, config: Config) -> tuple[Any, Any, Any]:
     """Our run, the peer's run, and how to tell that both did the same work."""
-    chance = random.Random(f"{config['seed']} {settings['kind']} {settings['least']}")
+    settings = config["shapes"][name]
+    chance = random.Random(f"{config['seed']} {name}")
     vocab_size = config["model"]["vocab_size"]
     scores = settings["kind"] == "choices"
     peer = llama_cpp.Llama(
@@ -180,7 +181,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 def compare(name: str, session: Any, path: Path, config: Config) -> None:
     settings = config["shapes"][name]
-    run_ours, run_theirs, unique = sides(session, path, settings, config)
+    run_ours, run_theirs, unique = sides(session, path, name, config)
     session.gc()
     before = session.decoded_tokens
     apart = max(abs(a - b) for a, b in zip(run_ours(), run_theirs(), strict=True))
