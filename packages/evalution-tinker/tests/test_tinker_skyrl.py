@@ -114,7 +114,7 @@ def test_what_a_lora_learns_shows_in_the_next_session(skyrl_url: str, session: A
     pair = [LoglikelihoodRequest(TASK, TAUGHT)]
     (base,) = session.loglikelihood(pair)
     service = tinker.ServiceClient(base_url=skyrl_url, api_key="tml-x")
-    training = service.create_lora_training_client(base_model=str(TINY), rank=8)
+    training = service.create_lora_training_client(base_model=str(TINY), rank=8, seed=1)
     handles = {"training_client": training, "model_name": str(TINY)}
     context = [*session.tokenizer.leading_ids, *session.tokenizer.encode(TASK)]
     ids = [*context, *session.tokenizer.encode(TAUGHT)]
