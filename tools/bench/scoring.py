@@ -1,4 +1,4 @@
-"""Print how evalution-transformers compares with lm-eval's `hf` model on a random Llama, on CPU.
+"""Print how evalution-transformers compares with lm-eval's `hf` model on a random Llama.
 
 Run it in the environment lm-eval of tools/envs, with evalution-transformers installed there. Both
 sides get the same texts, the same weights and one thread. Times are processor time: on a machine
@@ -7,24 +7,26 @@ interleaved; the ratio is the median of the pairs, lm-eval at its fastest batch 
 of them, and detects its size in a run before those that are timed. Tokens are counted in the
 model's forward calls, against the unique tokens of the prefix trie of each planned window. Memory
 is the peak of two fresh processes. Shapes stand in scoring.toml; `--pairs 1 mmlu` runs one, once.
+
+`--config tools/bench/scoring_cuda.toml` runs it on a CUDA device, where times are the clock's and
+memory is what torch held there.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -33,6 +35,8 @@ import torch
 import transformers
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from machine import described, timed
+from random_llama import draw_text, write_checkpoint
 
 from evalution_core import (
     GenerationRequest,
@@ -42,10 +46,10 @@ from evalution_core import (
 )
 from evalution_enginekit import TokenSpan, plan_scoring
 from evalution_transformers import Transformers
+from evalution_transformers.session import suiting_pass_tokens
 
 Config = dict[str, Any]
 Requests = list[tuple[Any, ...]]
-T = TypeVar("T")
 
 
 @dataclass
@@ -69,32 +73,14 @@ class Peer(HFLM):
         return self.detected
 
 
-def write_model(folder: Path, config: Config, seed: int) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
+def shape_of(name: str, config: Config) -> Shape:
+    settings = config["shapes"][name]
+    chance = random.Random(f"{config['seed']} {name}")
 
-    torch.manual_seed(seed)
-    settings = transformers.LlamaConfig(
-        **config, bos_token_id=0, eos_token_id=1, tie_word_embeddings=False
-    )
-    transformers.LlamaForCausalLM(settings).save_pretrained(folder)
-    specials = ["<s>", "</s>", "<unk>"]
-    words = {word: at for at, word in enumerate(specials)}
-    words |= {f"w{at}": at for at in range(len(specials), config["vocab_size"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>"
-    ).save_pretrained(folder)
+    def words(least: int, most: int) -> str:
+        return draw_text(chance, (least, most), config["model"]["vocab_size"])
 
-
-def shape_of(name: str, settings: Config, vocab_size: int, seed: int) -> Shape:
-    chance = random.Random(f"{seed} {name}")
-
-    def words(least: int, most: int | None = None) -> str:
-        count = chance.randint(least, least if most is None else most)
-        return " ".join(f"w{chance.randrange(3, vocab_size)}" for _ in range(count))
-
-    head = words(settings["head"]) + " " if settings.get("head") else ""
+    head = words(settings["head"], settings["head"]) + " " if settings.get("head") else ""
     requests: Requests = []
     for _ in range(settings["rows"]):
         if settings["kind"] == "rolling":
@@ -146,13 +132,6 @@ def theirs(peer: Peer, shape: Shape, batch_size: int | str) -> Callable[[], Any]
     return run
 
 
-def timed(run: Callable[[], T]) -> tuple[float, T]:
-    """Seconds of processor time, and what the run gave."""
-    start = time.process_time()
-    found = run()
-    return time.process_time() - start, found
-
-
 def add_stops(session: Any, shape: Shape) -> None:
     """Stop strings that end the completions after `mean_tokens` tokens on average."""
     settings = shape.settings
@@ -172,7 +151,9 @@ def add_stops(session: Any, shape: Shape) -> None:
     # A word's text may begin another's: the blank behind it makes it whole.
     settings["stop"] = [f" w{token_id} " for token_id in stops]
     spread = sorted(lengths)
-    print(f"gsm8k: {len(stops)} stop strings; tokens {spread[0]} to {spread[-1]}", flush=True)
+    print(
+        f"{shape.name}: {len(stops)} stop strings; tokens {spread[0]} to {spread[-1]}", flush=True
+    )
 
 
 def counted(model: Any, run: Callable[[], object]) -> int:
@@ -206,11 +187,11 @@ def unique_tokens(session: Any, shape: Shape) -> int | None:
 
 
 def peer_of(folder: Path, config: Config) -> Peer:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=config["dtype"])
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    limit = config["peer_max_batch_size"]
-    settings: Config = {"max_batch_size": limit, "device": "cpu", "add_bos_token": False}
-    return Peer(pretrained=model, tokenizer=tokenizer, **settings)
+    limit, device = config["peer_max_batch_size"], config["device"]
+    settings: Config = {"max_batch_size": limit, "device": device, "add_bos_token": False}
+    return Peer(pretrained=model.to(device), tokenizer=tokenizer, **settings)
 
 
 def largest_difference(left: Sequence[Any], right: Sequence[Any]) -> float:
@@ -220,23 +201,25 @@ def largest_difference(left: Sequence[Any], right: Sequence[Any]) -> float:
 
 
 def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> None:
+    device = config["device"]
     if shape.kind == "generation":
         add_stops(session, shape)
     peer.detected = 0
     theirs(peer, shape, "auto")()
-    sizes = {size: timed(theirs(peer, shape, size))[0] for size in config["peer_batch_sizes"]}
-    best = min(sizes, key=sizes.__getitem__)
+    trials = {size: timed(theirs(peer, shape, size), device) for size in config["peer_batch_sizes"]}
+    best = min(trials, key=lambda size: trials[size][0])
     batch = f"auto ({peer.detected})" if best == "auto" else best
     run_ours, run_theirs = ours(session, shape), theirs(peer, shape, best)
+    session.gc()
+    forwarded = counted(session._model, run_ours)
     ratios: list[float] = []
     mine, left, right = 0.0, [], []
     for _ in range(config["pairs"]):
         session.gc()
-        mine, left = timed(run_ours)
-        peers, right = timed(run_theirs)
+        mine, left = timed(run_ours, device)
+        peers, right = timed(run_theirs, device)
         ratios.append(peers / mine)
     session.gc()
-    forwarded = counted(session._model, run_ours)
     unique = unique_tokens(session, shape)
     apart = "" if shape.kind == "generation" else f"{largest_difference(left, right):.1e}"
     ratio = statistics.median(ratios)
@@ -249,51 +232,66 @@ def compare(session: Any, peer: Peer, shape: Shape, config: Config) -> None:
 
 
 def memory(folder: Path, side: str, config: Config) -> int:
-    """Peak resident memory in MiB of this process after one run of HellaSwag's shape."""
-    shape = shape_of(
-        "hellaswag", config["shapes"]["hellaswag"], config["model"]["vocab_size"], config["seed"]
-    )
+    """Peak memory in MiB after one run of HellaSwag's shape: of this process, or on its device."""
+    shape, device = shape_of("hellaswag", config), config["device"]
     if side == "ours":
-        with Transformers(dtype="float32", device="cpu").build(Model(str(folder))) as session:
+        with Transformers(dtype=config["dtype"], device=device).build(
+            Model(str(folder))
+        ) as session:
             ours(session, shape)()
     else:
         # As many tokens at once as one of our passes has.
-        theirs(peer_of(folder, config), shape, 512 // 88)()
+        tokens = sum(shape.settings["context"] + shape.settings["answer"]) // 2
+        passed = suiting_pass_tokens(torch.device(device))
+        theirs(peer_of(folder, config), shape, passed // tokens)()
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() >> 20
     # Not getrusage: its peak includes that of the process which started this one.
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x)
     return int(line.split()[1]) // 1024
 
 
-def main() -> None:
-    config = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-    if sys.argv[1:2] == ["--memory"]:
-        print(json.dumps(memory(Path(sys.argv[2]), sys.argv[3], config)))
+def peak(folder: str, side: str, file: Path) -> int:
+    """What `memory` gives in a process of its own."""
+    command = [sys.executable, __file__, "--config", str(file), "--memory", folder, side]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout.splitlines()[-1])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--config", type=Path, default=Path(__file__).with_suffix(".toml"))
+    parser.add_argument("--pairs", type=int)
+    parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("shapes", nargs="*")
+    asked = parser.parse_args(arguments)
+    config: Config = {"device": "cpu", "dtype": "float32"}
+    config |= tomllib.loads(asked.config.read_text("utf-8"))
+    config["pairs"] = asked.pairs or config["pairs"]
+    device, dtype = config["device"], config["dtype"]
+    if asked.memory:
+        print(memory(Path(asked.memory[0]), asked.memory[1], config))
         return
-    arguments = sys.argv[1:]
-    if arguments[:1] == ["--pairs"]:
-        config["pairs"] = int(arguments[1])
-        arguments = arguments[2:]
-    names = arguments or list(config["shapes"])
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_model(folder, config["model"], config["seed"])
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error(f"torch {torch.__version__} sees no CUDA device, which {asked.config} is for")
+    if unknown := set(asked.shapes) - set(config["shapes"]):
+        parser.error(f"no shape {min(unknown)!r}; there are: {', '.join(config['shapes'])}")
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(Path(folder), config["model"], config["seed"], dtype=dtype, device=device)
+        print(
+            dtype, described(device, "evalution-transformers", "transformers", "lm-eval", "torch")
+        )
         print(
             f"{'shape':<10}{'requests':>9}{'batch':>11}{'ours, s':>9}{'tokens':>10}{'/unique':>9}"
             f"{'nats off':>10}{'ratio':>9}{'target':>8}  range"
         )
-        with Transformers(dtype="float32", device="cpu").build(Model(name)) as session:
+        with Transformers(dtype=dtype, device=device).build(Model(folder)) as session:
             session.check()
-            peer = peer_of(folder, config)
-            for shape in names:
-                settings = config["shapes"][shape]
-                made = shape_of(shape, settings, config["model"]["vocab_size"], config["seed"])
-                compare(session, peer, made, config)
-        peaks: dict[str, int] = {}
-        for side in ("ours", "theirs"):
-            command = [sys.executable, __file__, "--memory", name, side]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            peaks[side] = int(done.stdout.splitlines()[-1])
-        print(f"peak memory: {peaks['ours']} MiB, lm-eval {peaks['theirs']} MiB")
+            peer = peer_of(Path(folder), config)
+            for name in asked.shapes or config["shapes"]:
+                compare(session, peer, shape_of(name, config), config)
+        mine, other = (peak(folder, side, asked.config) for side in ("ours", "theirs"))
+        print(f"peak memory: {mine} MiB, lm-eval {other} MiB")
 
 
 if __name__ == "__main__":

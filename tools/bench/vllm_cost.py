@@ -24,8 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import torch
-import transformers
+from random_llama import draw_text, write_checkpoint
 
 from evalution_core import GenerationRequest, LoglikelihoodRequest, Model
 from evalution_vllm import VLLM
@@ -33,31 +32,8 @@ from evalution_vllm import VLLM
 Config = dict[str, Any]
 
 
-def write_model(folder: Path, config: Config, seed: int) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    torch.manual_seed(seed)
-    settings = transformers.LlamaConfig(
-        **config, bos_token_id=0, eos_token_id=1, tie_word_embeddings=False
-    )
-    transformers.LlamaForCausalLM(settings).save_pretrained(folder)
-    specials = ["<s>", "</s>", "<unk>"]
-    words = {word: at for at, word in enumerate(specials)}
-    words |= {f"w{at}": at for at in range(len(specials), config["vocab_size"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>"
-    ).save_pretrained(folder)
-
-
 def texts(count: int, length: list[int], vocabulary: int, chance: random.Random) -> list[str]:
-    def one() -> str:
-        return " ".join(
-            f"w{chance.randrange(3, vocabulary)}" for _ in range(chance.randint(*length))
-        )
-
-    return [one() for _ in range(count)]
+    return [draw_text(chance, length, vocabulary) for _ in range(count)]
 
 
 class Inside:
@@ -195,7 +171,7 @@ def main() -> int:
     wanted = [name for name in wanted if name != "--pairs"]
     benches = {"generation": generation, "choices": choices}
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), config["model"], config["seed"])
+        write_checkpoint(Path(folder), config["model"], config["seed"])
         engine = VLLM(
             dtype="float32",
             enforce_eager=True,
