@@ -20,7 +20,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,57 +150,75 @@ async def sent(url: str, requests: list[tuple[list[int], int]], clients: int) ->
     return time.perf_counter() - began
 
 
-def throughput() -> None:
-    config = CONFIG["throughput"]
-    requests = shapes(config, config["requests"])
-    alone = subprocess.Popen(
-        pinned([sys.executable, "-c", IN_PROCESS, "Reference", "builtin:tiny"], SERVER_CORE),
+@contextmanager
+def alone(engine: str, model: str) -> Iterator[Callable[[str], Took]]:
+    """What runs a line of requests through a session in a process of its own."""
+    process = subprocess.Popen(
+        pinned([sys.executable, "-c", IN_PROCESS, engine, model], SERVER_CORE),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **THREADS},
     )
-    feed, answers = alone.stdin, alone.stdout
+    feed, answers = process.stdin, process.stdout
     assert feed is not None
     assert answers is not None
     answers.readline()
-    line = json.dumps(requests) + "\n"
 
-    def in_process() -> Took:
+    def run(line: str) -> Took:
         feed.write(line)
         feed.flush()
         return Took(*json.loads(answers.readline()))
 
-    def by_http(url: str, process: psutil.Process) -> Took:
-        before = process.cpu_times()
-        wall = asyncio.run(sent(url, requests, config["clients"]))
-        after = process.cpu_times()
-        return Took(wall, after.user + after.system - before.user - before.system)
+    try:
+        yield run
+    finally:
+        feed.close()
+        process.wait()
 
-    pairs: list[tuple[Took, Took]] = []
-    with served("Reference", "builtin:tiny") as (url, process):
-        in_process()
-        by_http(url, process)
+
+def pairs_of_a_start(config: dict[str, Any]) -> list[tuple[Took, Took]]:
+    """What the same requests took in process and by HTTP, both sides freshly started."""
+    requests = shapes(config, config["requests"])
+    line = json.dumps(requests) + "\n"
+    found: list[tuple[Took, Took]] = []
+    with (
+        alone("Reference", "builtin:tiny") as in_process,
+        served("Reference", "builtin:tiny") as (url, process),
+    ):
+
+        def by_http() -> Took:
+            before = process.cpu_times()
+            wall = asyncio.run(sent(url, requests, config["clients"]))
+            after = process.cpu_times()
+            return Took(wall, after.user + after.system - before.user - before.system)
+
+        in_process(line)
+        by_http()
         for pair in range(config["pairs"]):
             if pair % 2:
-                http, process_took = by_http(url, process), in_process()
+                http, session = by_http(), in_process(line)
             else:
-                process_took, http = in_process(), by_http(url, process)
-            pairs.append((process_took, http))
-            print(
-                f"{len(requests) / http.wall:8.1f} requests/s by HTTP; of in process: "
-                f"{process_took.wall / http.wall:.3f} by the clock, "
-                f"{process_took.processor / http.processor:.3f} by processor time",
-                flush=True,
-            )
-    feed.close()
-    alone.wait()
+                session, http = in_process(line), by_http()
+            found.append((session, http))
+    return found
+
+
+def shares(pairs: list[tuple[Took, Took]]) -> str:
+    """The server's throughput as a share of the session's, medians of pairs."""
     clock = statistics.median(one.wall / http.wall for one, http in pairs)
     processor = statistics.median(one.processor / http.processor for one, http in pairs)
-    print(
-        f"median {clock:.3f} by the clock, {processor:.3f} by processor time; "
-        f"the bound is {config['least']}"
-    )
+    return f"{clock:.3f} of in process by the clock, {processor:.3f} by processor time"
+
+
+def throughput() -> None:
+    config = CONFIG["throughput"]
+    pairs: list[tuple[Took, Took]] = []
+    for start in range(config["starts"]):
+        found = pairs_of_a_start(config)
+        print(f"start {start + 1}: {shares(found)}", flush=True)
+        pairs += found
+    print(f"all {len(pairs)} pairs: {shares(pairs)}; the bound is {config['least']}")
 
 
 async def one_by_one(url: str, path: str, content: dict[str, Any], count: int) -> float:

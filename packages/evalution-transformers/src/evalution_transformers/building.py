@@ -202,6 +202,7 @@ def continuous_session(
             runnable.model,
             rows=runnable.batch_size,
             max_model_len=runnable.max_model_len,
+            pass_tokens=options.pass_tokens or suiting_pass_tokens(runnable.model.device),
             knobs=wishes.knobs,
             others=fixed_batches(runnable),
             cache_tokens=wishes.cache_tokens,

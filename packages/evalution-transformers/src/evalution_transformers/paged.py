@@ -98,6 +98,7 @@ class PagedBatching:
         model: a model for which `manager_problem` finds none.
         rows: prompts that run at once.
         max_model_len: tokens of the longest sequence.
+        pass_tokens: tokens of one step, those of prompts included, unless `knobs` say otherwise.
         knobs: fields of upstream's `ContinuousBatchingConfig`.
         others: completes what samples, searches with beams, or asks for log-probabilities.
         cache_tokens: how many tokens the cache holds; None: enough for all rows, within a bound.
@@ -109,6 +110,7 @@ class PagedBatching:
         *,
         rows: int,
         max_model_len: int,
+        pass_tokens: int,
         knobs: Mapping[str, Any],
         others: FixedBatches,
         cache_tokens: int | None = None,
@@ -124,7 +126,7 @@ class PagedBatching:
         self._settings: dict[str, Any] = {
             "page_size": page,
             "num_blocks": pages,
-            "max_batch_tokens": max(rows, min(512, pages * page)),
+            "max_batch_tokens": max(rows, min(pass_tokens, pages * page)),
             "auto_switch_to_flash": False,
             **knobs,
         }
