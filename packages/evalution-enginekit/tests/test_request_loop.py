@@ -258,6 +258,47 @@ def test_closing_ends_streams_and_refuses_calls() -> None:
         loop.open(StreamLimits(1, 0))
 
 
+def test_closing_leaves_the_tasks_of_a_request_to_it() -> None:
+    loop = RequestLoop("the test session", 2)
+    ran: list[str] = []
+
+    async def child() -> None:
+        ran.append("child")
+
+    async def serve(_: Tell) -> None:
+        loop.close(_nothing)
+        await asyncio.sleep(0)  # it is about to cancel
+        task = asyncio.ensure_future(child())
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await task
+
+    stream = loop.open(StreamLimits(running=1, ahead=1))
+    stream.submit("a", RequestJob(serve, {}))
+    with pytest.raises(SessionClosedError):
+        list(stream.results())
+    loop.close(_nothing)
+    assert ran == ["child"]
+
+
+def test_who_does_not_let_go_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evalution_enginekit.request_loop._LETTING_GO_S", 0.05)
+    loop = RequestLoop("the test session", 2)
+    server = Server()
+
+    async def serve(tell: Tell) -> None:
+        try:
+            await server.job("a").serve(tell)
+        finally:
+            await asyncio.get_running_loop().create_future()
+
+    loop.open(StreamLimits(running=1, ahead=1)).submit("a", RequestJob(serve, {}))
+    server.wait_for("a")
+    loop.close(_nothing)
+    assert server.cancelled == ["a"]
+
+
 def test_what_closing_raises_is_raised_to_the_closer() -> None:
     loop = RequestLoop("the test session")
 

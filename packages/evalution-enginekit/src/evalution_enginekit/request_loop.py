@@ -27,6 +27,8 @@ Tell = Callable[[TextDelta], None]
 _DEAD_AFTER = 3
 """Requests that fail one after the other in the runtime, and at least one for each slot, until the
 runtime is given up."""
+_LETTING_GO_S = 2.0
+"""How long requests that are aborted by `close` may take for it, until they are broken into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,13 @@ class RequestLoop:
         return self._loop
 
     async def _finish(self, last: Callable[[], Awaitable[None]]) -> None:
+        # The requests first: they let go of the tasks that they began. One that is cancelled before
+        # it runs warns of what it was to await, as anyio's do.
+        requests = list(self._running.values())
+        for running in requests:
+            running.abort()
+        if requests:
+            await asyncio.wait([running.task for running in requests], timeout=_LETTING_GO_S)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
