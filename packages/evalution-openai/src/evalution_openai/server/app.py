@@ -74,6 +74,10 @@ class Application:
         self._settings = settings
         self.metrics = Metrics()
         self._served: Served | None = None
+        self.metrics.watch(
+            inside=lambda: self._served.inside if self._served else 0,
+            body_bytes=lambda: self._served.bodies.total if self._served else 0,
+        )
         if session is not None:
             self._served = self._serving(session)
         table: list[BaseRoute] = routes(self.served, self.metrics)

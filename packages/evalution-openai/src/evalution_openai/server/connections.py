@@ -25,6 +25,7 @@ class Connection(HttpToolsProtocol):
     """For the one request that is being answered; others of the connection wait for it."""
 
     _head_bytes = 0
+    _piece_bytes = 0
     _in_head = True
     _timer: asyncio.TimerHandle | None = None
 
@@ -40,19 +41,24 @@ class Connection(HttpToolsProtocol):
             self.when_lost()
 
     def data_received(self, data: bytes) -> None:
+        self._piece_bytes = len(data)
         super().data_received(data)
+        if self.transport.is_closing():
+            return  # it was no HTTP, and there may be no request at all
         # A head that comes in one piece needs no timer. What follows an answer needs one, be it the
         # rest of a body or blank lines: for uvicorn it ends the wait for the next request.
         if self._timer is None and (self._in_head or self.cycle.response_complete):
             self._start_timer()
         if self._in_head:
             self._head_bytes += len(data)
-            if self._head_bytes > _HEAD_BYTES and not self.transport.is_closing():
+            if self._head_bytes > _HEAD_BYTES:
                 self.send_400_response(f"The headers are longer than {_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head = True
+        # The piece in which a later request begins may be the end of a long body.
+        self._head_bytes = -self._piece_bytes if self.cycle else 0
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -61,7 +67,13 @@ class Connection(HttpToolsProtocol):
         introduce(_Client(self, self.cycle), cast("dict[str, Any]", self.scope))
 
     def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
+        self._timer = self.loop.call_later(HEAD_S, self._end_wait)
+
+    def _end_wait(self) -> None:
+        if self.cycle and not self.cycle.response_complete:
+            self._start_timer()  # the beginning of another request ends none that is answered
+        else:
+            self.timeout_keep_alive_handler()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -91,11 +103,20 @@ class _Client:
         return self._connection.is_lost
 
     def call_when_gone(self, function: Callable[[], None]) -> Callable[[], None]:
-        self._connection.when_lost = function
-        return self._forget
+        connection = self._connection
 
-    def _forget(self) -> None:
-        self._connection.when_lost = None
+        def leave() -> None:
+            self._cycle.disconnected = True  # uvicorn tells a connection's latest request alone
+            function()
+
+        def forget() -> None:
+            if connection.when_lost is leave:  # else the next request has begun
+                connection.when_lost = None
+
+        connection.when_lost = leave
+        # A body whose last piece is large stops it, and only who reads learns that a client goes.
+        connection.flow.resume_reading()
+        return forget
 
 
 class _GatheringTransport(asyncio.Transport):

@@ -87,7 +87,6 @@ class Served:
         self.limit = concurrent + settings.max_queue
         self.inside = 0
         self.bodies = HeldBytes(settings.most_held_bytes)
-        metrics.watch(inside=lambda: self.inside, body_bytes=lambda: self.bodies.total)
         self.generation = GenerationLane(
             session,
             limit=concurrent,

@@ -1,0 +1,275 @@
+"""A client that goes, sends on or stays away at an awkward moment."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from evalution_core import Model
+from evalution_enginekit.mock import Mock
+
+WAIT_S = 20
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.002)
+
+
+def request(body: Any) -> bytes:
+    text = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    return f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text
+
+
+@pytest.fixture
+def long() -> Iterator[Any]:
+    """A session of which a request may run for minutes."""
+    with Mock(max_model_len=3_000_000).build(Model("mock")) as session:
+        yield session
+
+
+LONG = {"prompt": "a", "max_tokens": 1_000_000, "ignore_eos": True}
+
+
+class Wire(asyncio.Transport):
+    """A client whose bytes come in the pieces that a test wants."""
+
+    def __init__(self, app: Any):
+        import uvicorn
+        from uvicorn.server import ServerState
+
+        from evalution_openai.server.connections import Connection
+
+        super().__init__()
+        config = uvicorn.Config(app, http=Connection, lifespan="off", ws="none", log_config=None)
+        self.state = ServerState()
+        self.is_read = True
+        self.written = b""
+        self._is_closing = False
+        self._connection = Connection(config, self.state, {})
+        self._connection.connection_made(self)
+
+    @property
+    def timer(self) -> Any:
+        """What ends the wait for the rest of a head."""
+        return self._connection._timer
+
+    def come(self, piece: bytes) -> None:
+        assert self.is_read
+        assert not self._is_closing
+        self._connection.data_received(piece)
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            asyncio.get_running_loop().call_soon(self._connection.connection_lost, None)
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def write(self, data: Any) -> None:
+        if not self._is_closing:
+            self.written += data
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+    async def end(self) -> None:
+        """Go, and see the requests end."""
+        self.close()
+        await self.until(lambda: not self.state.tasks)
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def on_a_wire(session: Any, work: Callable[[Wire, Any], Coroutine[Any, Any, None]]) -> str:
+    """The server's figures after `work`, which gets a client and the application."""
+    from evalution_openai.server import build_openai_compatible_server
+
+    async def within() -> str:
+        app = build_openai_compatible_server(session=session)
+        wire = Wire(app)
+        async with asyncio.timeout(WAIT_S):
+            await work(wire, app)
+            await wire.end()
+        app.served().close()
+        return app.metrics.page().decode()
+
+    return asyncio.run(within())
+
+
+ABORTED = "evalution_requests_aborted_total 1.0"
+
+
+def test_a_large_last_piece_of_a_body_does_not_hide_that_its_client_goes(long: Any) -> None:
+    text = request({**LONG, "user": "u" * 300_000})
+
+    async def work(wire: Wire, app: Any) -> None:
+        wire.come(text[:1000])
+        await wire.until(lambda: app.served().bodies.total)
+        wire.come(text[1000:])
+        await wire.until(lambda: long.requests_in_flight)
+        assert wire.is_read, "else nobody learns that the client goes"
+
+    assert ABORTED in on_a_wire(long, work)
+    until(lambda: not long.requests_in_flight)
+
+
+def test_who_goes_takes_along_what_it_sent_ahead_and_the_log_is_silent(
+    long: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(wire: Wire, app: Any) -> None:
+        wire.come(request(LONG) + request(LONG))
+        await wire.until(lambda: long.requests_in_flight)
+
+    page = on_a_wire(long, work)
+    assert ABORTED in page
+    assert 'status="499"} 1.0' in page
+    assert "evalution_requests_inside 0.0" in page
+    assert "evalution_body_bytes 0.0" in page
+    assert not [one for one in caplog.records if one.levelno >= logging.WARNING], caplog.text
+    until(lambda: not long.requests_in_flight)
+
+
+async def on_a_bare_wire(work: Callable[[Wire, list[Asked]], Coroutine[Any, Any, None]]) -> None:
+    """`work` with a client, and a list of what it asked, which is answered when it says so."""
+    asked: list[Asked] = []
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(Asked(scope["extensions"]["evalution.peer"]))
+        await asked[-1].answer(send)
+
+    async with asyncio.timeout(WAIT_S):
+        wire = Wire(answer)
+        await work(wire, asked)
+        for one in asked:
+            one.let_it_answer.set()
+            one.let_it_end.set()
+        await wire.end()
+
+
+class Asked:
+    """A request that is answered, and then ends, when it is told to."""
+
+    def __init__(self, peer: Any):
+        self.let_it_answer = asyncio.Event()
+        self.let_it_end = asyncio.Event()
+        self.is_gone = False
+        self.stop = peer.call_when_gone(self._leave)
+
+    async def answer(self, send: Any) -> None:
+        await self.let_it_answer.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+        await self.let_it_end.wait()
+        self.stop()
+
+    def _leave(self) -> None:
+        self.is_gone = True
+
+
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_the_end_of_a_request_does_not_end_the_watch_of_the_next_one() -> None:
+    async def work(wire: Wire, asked: list[Asked]) -> None:
+        wire.come(GET + GET)
+        await wire.until(lambda: asked)
+        asked[0].let_it_answer.set()
+        await wire.until(lambda: len(asked) == 2)
+        asked[0].let_it_end.set()
+        await wire.until(lambda: len(wire.state.tasks) == 1)
+        wire.close()
+        await wire.until(lambda: asked[1].is_gone)
+        assert not asked[0].is_gone
+
+    asyncio.run(on_a_bare_wire(work))
+
+
+def test_the_beginning_of_another_request_does_not_end_the_one_that_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from evalution_openai.server import connections
+
+    monkeypatch.setattr(connections, "HEAD_S", 0.01)
+
+    async def work(wire: Wire, asked: list[Asked]) -> None:
+        wire.come(GET + GET[:10])
+        await wire.until(lambda: asked)
+        first = wire.timer
+        assert first is not None
+        await wire.until(lambda: wire.is_closing() or wire.timer is not first)
+        assert not wire.is_closing()
+        asked[0].let_it_answer.set()
+        await wire.until(wire.is_closing)
+        assert wire.written.startswith(b"HTTP/1.1 200 ")
+
+    asyncio.run(on_a_bare_wire(work))
+
+
+def test_the_end_of_a_body_is_no_part_of_the_next_head() -> None:
+    post = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\n"
+
+    async def work(wire: Wire, asked: list[Asked]) -> None:
+        wire.come(post)
+        await wire.until(lambda: asked)
+        wire.come(b"a" * 60_000 + GET[:-2] + b"X-A: " + b"a" * 10_000)
+        assert not wire.is_closing()
+        wire.come(b"a" * 70_000)
+        assert wire.is_closing(), "a head has a limit all the same"
+        assert b"400 " in wire.written
+
+    asyncio.run(on_a_bare_wire(work))
+
+
+@pytest.mark.parametrize("target", [b"CONNECT localhost:1", b"GET http://["])
+def test_a_first_request_that_goes_nowhere_is_refused_and_no_error(
+    target: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(wire: Wire, asked: list[Asked]) -> None:
+        wire.come(target + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert wire.is_closing()
+        assert wire.written.startswith(b"HTTP/1.1 400 ")
+        assert not asked
+
+    asyncio.run(on_a_bare_wire(work))
+    assert caplog.messages == ["Invalid HTTP request received."]
+
+
+def test_a_session_that_the_server_built_is_let_go_at_its_end() -> None:
+    from evalution_openai.server import build_openai_compatible_server
+
+    built: list[weakref.ref[Any]] = []
+
+    class Noting(Mock):
+        def build(self, model: Model) -> Any:
+            session = super().build(model)
+            built.append(weakref.ref(session))
+            return session
+
+    async def serve() -> Any:
+        app = build_openai_compatible_server(engine=Noting(), model=Model("mock"))
+        async with app._lifespan(app):
+            assert app.served().session is built[0]()
+        return app
+
+    app = asyncio.run(serve())
+    gc.collect()
+    assert built[0]() is None
+    assert b"evalution_requests_inside 0.0" in app.metrics.page()
