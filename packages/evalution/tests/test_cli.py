@@ -186,6 +186,17 @@ def test_validate_loads_nothing_and_counts_the_rows(
     ]
 
 
+def test_validate_names_two_suites_of_one_file_as_the_run_does(
+    spec: Any, command_line: Any, folder: Path
+) -> None:
+    path = spec(folder, tests=f"[{TEST}, {TEST}]")
+    names = [line.split(":")[0] for line in command_line("validate", path).stdout.splitlines()]
+    assert names[1:3] == ["test rows", "test rows-2"]
+    assert command_line("run", path, "--output", "out").returncode == 0
+    suites = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))["suites"]
+    assert [suite["name"] for suite in suites] == ["rows", "rows-2"]
+
+
 def test_validate_reads_every_row(
     assert_told: Any, spec: Any, command_line: Any, folder: Path
 ) -> None:

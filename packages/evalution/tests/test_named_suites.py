@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -224,6 +225,16 @@ def test_a_misspelt_suite_names_the_nearest() -> None:
         load_suite("helaswag")
     with pytest.raises(AttributeError, match="has no attribute 'HelaSwag'"):
         _ = evalution.suites.HelaSwag
+
+
+@pytest.mark.parametrize("name", ["lm_eval", "LM-Eval"])
+def test_a_suite_of_a_package_that_is_missing_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("evalution.suites.discovery.entry_points", lambda group: ())
+    told = f"there is no suite {name!r}; pip install evalution-lm-eval (suites: "
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
+        load_suite(name)
 
 
 def test_a_hook_that_breaks_is_told_with_the_row() -> None:

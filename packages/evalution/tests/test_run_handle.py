@@ -250,7 +250,7 @@ def test_options_are_checked_again_before_the_build() -> None:
         ({"engine": None}, "a run needs an engine, or a live session"),
         ({"model": 3}, "model must be a Model, a mapping or a path, got 3"),
         ({"model": {"pth": "x"}}, "model has no field 'pth'; did you mean 'path'?"),
-        ({"model": None}, "model.path is missing, and Mock knows no default model"),
+        ({"model": None}, "Mock knows no default model; name what it loads: a folder"),
         ({"model": "./nothing"}, "there is no model folder or file ./nothing"),
         ({"limit": 0}, "limit must be an int of at least 1, got 0"),
         ({"limit": 2**40}, "limit must be at most 2147483647, got 1099511627776"),

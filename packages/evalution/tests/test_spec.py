@@ -173,6 +173,18 @@ def test_a_spec_that_is_not_there_is_named(source: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [("quickstart.yml", "quickstart.yaml"), ("quikstart.yaml", "quickstart.yaml"), ("n.yaml", "")],
+)
+def test_a_misspelt_spec_file_names_the_nearest(tmp_path: Path, asked: str, meant: str) -> None:
+    (tmp_path / "quickstart.yaml").touch()
+    with pytest.raises(ConfigurationError) as caught:
+        load_spec(str(tmp_path / asked))
+    advice = f"; did you mean {tmp_path / meant}?" if meant else ""
+    assert str(caught.value) == f"there is no spec file {tmp_path / asked}{advice}"
+
+
 def test_the_quickstart_of_the_docs_is_the_installed_one() -> None:
     root = Path(__file__).parents[3]
     installed = load_spec("builtin:tiny/quickstart")

@@ -28,6 +28,9 @@ SERVER_HINTS = {"build_openai_compatible_server": "evalution-openai[server]"}
 """Builder of a server, as `evalution.engines` has it, to the requirement that brings it."""
 
 
+SUITE_HINTS = {"lm_eval": "evalution-lm-eval"}
+"""Suite name to the distribution that brings it."""
+
 BACKEND_HINT = "evalution-training"
 """The distribution that reads the section `backend` of a spec."""
 

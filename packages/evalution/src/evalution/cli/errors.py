@@ -57,5 +57,5 @@ def tell(error: EvalutionError) -> None:
     for note in getattr(error, "__notes__", ()):
         terminal.print(f"note: {scrub(note)}", soft_wrap=True)
     if isinstance(error, EngineUnavailableError):
-        hint = "`evalution engines` lists what is installed"
+        hint = "`evalution doctor` tells which engines work on this machine, and what others lack"
         terminal.print(f"hint: {hint}", soft_wrap=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from evalution.cli.errors import told_errors
 from evalution.cli.options import DebugOption, SpecArgument
+from evalution.runs.declared import free_name
 from evalution.runs.preflight import check_capabilities, check_model, check_suites
 from evalution.spec.run_spec import Lane, load_spec
 from evalution.suites.suite import AnySuite
@@ -22,8 +23,10 @@ def validate(spec: SpecArgument, debug: DebugOption = False) -> None:
         _check_lane("engine", Lane(loaded.engine, loaded.model), suites)
         if loaded.against is not None:
             _check_lane("against", loaded.against, suites)
+        names: list[str] = []
         for suite in suites:
-            print(f"test {suite.title}: {type(suite).__name__}, {suite.check_samples()} rows")
+            names.append(free_name(suite.title, names))
+            print(f"test {names[-1]}: {type(suite).__name__}, {suite.check_samples()} rows")
         print(f"{spec} is valid")
 
 

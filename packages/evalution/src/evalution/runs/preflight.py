@@ -102,7 +102,8 @@ def check_model(model: Model, engine: BaseEngine) -> None:
             default = engine.default_model()
         if default is None:
             raise ConfigurationError(
-                f"model.path is missing, and {type(engine).__name__} knows no default model"
+                f"model.path is missing, and {type(engine).__name__} knows no default model; name "
+                "what it loads: a folder, say, or builtin:tiny"
             )
     elif model.path.startswith(_LOCAL):
         with path_errors(model.path):

@@ -34,6 +34,7 @@ from evalution_core import (
     builtin_path,
     did_you_mean,
     load_engine,
+    nearest_name,
 )
 from evalution_core.options import option_fields
 
@@ -99,8 +100,15 @@ def spec_path(source: str) -> Path:
         if path.is_dir():
             raise ConfigurationError(f"{path} is a folder; name the spec file in it")
         if not path.exists():
-            raise ConfigurationError(f"there is no spec file {path}")
+            raise ConfigurationError(f"there is no spec file {path}{_alike(path)}")
     return path
+
+
+def _alike(path: Path) -> str:
+    """The spec file beside `path` that may be meant. Endings don't count, as they are all alike."""
+    beside = {file.stem: file for file in path.parent.glob("*.y*ml")}
+    near = nearest_name(path.stem, beside, cutoff=0.6)
+    return f"; did you mean {beside[near]}?" if near else ""
 
 
 def parse_spec(found: object, path: Path) -> Spec:

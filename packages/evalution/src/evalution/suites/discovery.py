@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from evalution.hints import SUITE_HINTS
 from evalution.suites.catalogue import CATALOGUE
 from evalution.suites.declaration import SuiteDeclaration
 from evalution.suites.suite import AnySuite, Suite
@@ -60,7 +61,7 @@ def load_suite(name: str) -> type[SuiteDeclaration]:
     if not matches:
         listed = dict.fromkeys(entry.name for entry in known)
         raise ConfigurationError(
-            f"there is no suite {name!r}{did_you_mean(name, listed)} (suites: {', '.join(listed)})"
+            f"there is no suite {name!r}{_advice(name, listed)} (suites: {', '.join(listed)})"
         )
     if len(matches) > 1:
         choices = ", ".join(f"{entry.distribution}/{entry.name}" for entry in matches)
@@ -68,6 +69,14 @@ def load_suite(name: str) -> type[SuiteDeclaration]:
             f"suite {name!r} is provided more than once; name one of: {choices}"
         )
     return _loaded(matches[0].name, matches[0].value)
+
+
+def _advice(name: str, listed: Iterable[str]) -> str:
+    """The nearest name, or what to install for a suite that is known and not there."""
+    for hinted, distribution in SUITE_HINTS.items():
+        if normalized(hinted) == normalized(name):
+            return f"; pip install {distribution}"
+    return did_you_mean(name, listed)
 
 
 def available_suites() -> dict[str, str]:
