@@ -140,16 +140,22 @@ class AsyncRequests(EventLoopRequests):
         if output.finished or self._executor.is_shutdown():
             return
         output.abort()
+        # Not `asyncio.timeout`: until Python 3.11.3 it is lost in a task that was cancelled
+        # (https://github.com/python/cpython/issues/102780).
+        ending = asyncio.ensure_future(_ended(output))
+        done, _ = await asyncio.wait([ending], timeout=_GRACE_S)
+        if not done:
+            ending.cancel()
+            raise RuntimeError(f"TensorRT-LLM didn't end an aborted request within {_GRACE_S:g} s")
         try:
-            async with asyncio.timeout(_GRACE_S):
-                async for _ in output:
-                    pass
+            ending.result()
         except self._requests.parameters.request_error:
             return  # it has failed instead, so it is over
-        except TimeoutError as error:
-            raise RuntimeError(
-                f"TensorRT-LLM didn't end an aborted request within {_GRACE_S:g} s"
-            ) from error
+
+
+async def _ended(output: Output) -> None:
+    async for _ in output:
+        pass
 
 
 class BatchRuns:
