@@ -141,7 +141,10 @@ def test_who_stays_is_answered(mock: BaseInferenceSession, peer: Peer | None) ->
 
 
 def test_who_does_not_read_is_given_up(
-    serving: Any, mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch
+    serving: Any,
+    mock: BaseInferenceSession,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     from evalution_openai.server import sending
 
@@ -157,7 +160,15 @@ def test_who_does_not_read_is_given_up(
         while "evalution_requests_aborted_total 1.0" not in client.get("/metrics").text:
             assert time.monotonic() < end, "it is waited for without end"
             time.sleep(0.02)
+        # Its connection is closed although it holds an answer: what is sent there is refused.
+        with pytest.raises(ConnectionError):
+            while time.monotonic() < end:
+                deaf.sendall(b"x")
+                time.sleep(0.002)
     assert "evalution_requests_inside 0.0" in client.get("/metrics").text
+    assert not [
+        one for one in caplog.records if one.name == "uvicorn.error" and one.levelname == "ERROR"
+    ]
 
 
 def test_requests_that_come_together_are_answered_one_after_the_other(

@@ -118,6 +118,10 @@ class _Client:
         connection.flow.resume_reading()
         return forget
 
+    def drop(self) -> None:
+        self._cycle.disconnected = True  # else uvicorn logs an answer that wasn't finished
+        self._connection.transport.abort()
+
 
 class _GatheringTransport(asyncio.Transport):
     """Sends what is written in one turn of the event loop in one piece.
@@ -144,6 +148,10 @@ class _GatheringTransport(asyncio.Transport):
     def close(self) -> None:
         self._flush()
         self._transport.close()
+
+    def abort(self) -> None:
+        self._held.clear()
+        self._transport.abort()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()

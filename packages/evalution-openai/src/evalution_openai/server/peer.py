@@ -34,6 +34,10 @@ class Peer(Protocol):
         """Have it called should the client go away from now on; gives what ends that."""
         ...
 
+    def drop(self) -> None:
+        """End the connection at once; what was sent and isn't read yet is lost."""
+        ...
+
 
 def introduce(peer: Peer, scope: Scope) -> None:
     """Put it where `peer_of` finds it."""

@@ -46,6 +46,9 @@ class Outgoing:
             async with asyncio.timeout(STALL_S):
                 await self._send(message)
         except TimeoutError:
+            if self._peer is not None:
+                # Else the connection waits for the client to read the rest, and a drain with it.
+                self._peer.drop()
             raise ClientGoneError from None
 
 
