@@ -20,6 +20,7 @@ from evalution_core import (
 )
 from evalution_enginekit import ByteTokenizer, TokenSpan
 from evalution_enginekit.admission import Admission
+from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.preparation import Preparation
 
 BOS, EOS, USER, ASSISTANT = 256, 257, 258, 259
@@ -171,6 +172,20 @@ def test_a_beam_search_with_log_probabilities_is_refused() -> None:
 def test_messages_stand_for_the_context_and_whitespace_moves_as_ever() -> None:
     job = prepared().loglikelihood(LoglikelihoodRequest("", " yes", messages=CHAT))
     assert job.span == TokenSpan([BOS, USER, 104, 105, ASSISTANT, *b" yes"], 5)
+
+
+def test_an_answer_behind_an_open_thought_is_refused() -> None:
+    class Thinking(ByteTokenizer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.chat_template = ChatTemplate("{{ messages[0].content }}<think> ")
+
+    preparation = Preparation(Admission("Toy", frozenset(Capability)), Thinking(), 64)
+    with pytest.raises(InvalidRequestError, match=r"ends the prompt with <think>, so an answer"):
+        preparation.loglikelihood(LoglikelihoodRequest("", "B", messages=CHAT))
+    whole = LoglikelihoodRequest("", "so</think>B", messages=CHAT)
+    assert len(preparation.loglikelihood(whole).span.token_ids) > len("hiso</think>B")
+    assert preparation.generation(ask(messages=CHAT)).prompt_text == "hi<think> "
 
 
 def test_given_context_ids_win_over_messages() -> None:

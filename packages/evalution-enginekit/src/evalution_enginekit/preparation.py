@@ -32,6 +32,8 @@ from evalution_enginekit.tokens import TokenPrompt, TokenScore, TokenSpan
 from evalution_enginekit.windows import rolling_ids, rolling_windows, without_leading
 
 _UNKEYED = -1
+_THOUGHT = ("<think>", "</think>")
+"""What opens and what closes the reasoning of models that write it into their text."""
 PREPARING = "preparing a request"
 OWN_ERRORS = (InvalidRequestError, UnsupportedRequestError, EngineRuntimeError)
 """What the preparation of a request may raise that is no other request's business."""
@@ -91,6 +93,7 @@ class Preparation:
         context = request.context
         if request.messages is not None and request.context_input_ids is None:
             context = self._render(request.messages, add_generation_prompt=True)
+            _check_thought(context, request.continuation)
         context_ids, continuation_ids = pair_of(
             self._tokenizer, request, context, context_ids=self._context_ids
         )
@@ -191,6 +194,17 @@ class Preparation:
                 f"token id {largest} is one of the tokenizer's {known} and outside the model's "
                 f"vocabulary of {embedded}; set tokenizer_path to the tokenizer of this model"
             )
+
+
+def _check_thought(context: str, continuation: str) -> None:
+    """Refuse an answer where a template has the model think first: its score says nothing."""
+    opening, closing = _THOUGHT
+    if context.rstrip().endswith(opening) and closing not in continuation:
+        raise InvalidRequestError(
+            f"the chat template ends the prompt with {opening}, so an answer right behind it would "
+            f"be scored as a thought; give the prompt as context instead of messages, or with "
+            f"{closing} at its end"
+        )
 
 
 def _check_beams(request: GenerationRequest) -> None:
