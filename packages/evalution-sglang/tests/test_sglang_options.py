@@ -17,6 +17,7 @@ import pytest
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_sglang import SGLang
 from evalution_sglang import installation as installed
+from evalution_sglang.arguments import arguments
 
 TINY = Model("builtin:tiny")
 WITHOUT_SGLANG = """
@@ -88,6 +89,16 @@ def test_an_option_that_is_wrong_by_itself_is_refused(
             "sglang_kwargs may not hold nnodes: an engine runs on one machine",
         ),
         (
+            SGLang(sglang_kwargs={"preferred_sampling_params": '{"repetition_penalty": 1.1}'}),
+            TINY,
+            "may not hold preferred_sampling_params: each request says how it is sampled",
+        ),
+        (
+            SGLang(sglang_kwargs={"chat_template": "chatml"}),
+            TINY,
+            "may not hold chat_template: chats are rendered before SGLang gets them",
+        ),
+        (
             SGLang(page_size=4, sglang_kwargs={"page_size": 8}),
             TINY,
             "page_size is set twice, the second time in sglang_kwargs",
@@ -111,6 +122,36 @@ def test_an_option_that_cannot_be_met_is_named(
     with pytest.raises(ConfigurationError) as refused:
         engine.build(model)
     assert message in str(refused.value)
+
+
+def test_options_arrive_under_upstreams_names(runtime: Any) -> None:
+    options: dict[str, Any] = {
+        "tp_size": 2,
+        "dp_size": 3,
+        "pp_size": 4,
+        "dtype": "float16",
+        "quantization": "fp8",
+        "load_format": "safetensors",
+        "kv_cache_dtype": "fp8_e5m2",
+        "mem_fraction_static": 0.5,
+        "max_running_requests": 4,
+        "max_total_tokens": 1000,
+        "max_prefill_tokens": 200,
+        "chunked_prefill_size": 100,
+        "page_size": 16,
+        "schedule_policy": "fcfs",
+        "disable_radix_cache": True,
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "enable_deterministic_inference": True,
+        "random_seed": 7,
+    }
+    engine = SGLang.from_options({**options, "sglang_kwargs": {"stream_interval": 2}})
+    model = Model("m", revision="r", trust_remote_code=True, model_kwargs={"model_impl": "sglang"})
+    found = arguments(engine, model, "/m", runtime)
+    wanted = {**options, "stream_interval": 2, "model_impl": "sglang", "model_path": "/m"}
+    assert {name: found[name] for name in wanted} == wanted
+    assert (found["revision"], found["trust_remote_code"]) == ("r", True)
 
 
 @pytest.mark.usefixtures("runtime")

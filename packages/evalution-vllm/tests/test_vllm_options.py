@@ -14,6 +14,7 @@ import pytest
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_vllm import VLLM
 from evalution_vllm import installation as installed
+from evalution_vllm.arguments import arguments
 
 TINY = Model("builtin:tiny")
 WITHOUT_VLLM = """
@@ -83,6 +84,12 @@ def test_an_option_that_is_wrong_by_itself_is_refused(
             "vllm_kwargs may not hold logprobs_mode: the engine sets it",
         ),
         (
+            VLLM(vllm_kwargs={"override_generation_config": {"top_k": 20}}),
+            TINY,
+            "may not hold override_generation_config: each request says how it is sampled",
+        ),
+        (VLLM(vllm_kwargs={"enable_lora": True}), TINY, "may not hold enable_lora: adapters are"),
+        (
             VLLM(max_num_seqs=4, vllm_kwargs={"max_num_seqs": 8}),
             TINY,
             "max_num_seqs is set twice, the second time in vllm_kwargs",
@@ -101,6 +108,33 @@ def test_an_option_that_cannot_be_met_is_named(
     with pytest.raises(ConfigurationError) as refused:
         engine.build(model)
     assert message in str(refused.value)
+
+
+def test_options_arrive_under_upstreams_names(runtime: Any) -> None:
+    options: dict[str, Any] = {
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 3,
+        "gpu_memory_utilization": 0.5,
+        "dtype": "float16",
+        "quantization": "fp8",
+        "load_format": "safetensors",
+        "kv_cache_dtype": "fp8",
+        "attention_backend": "TORCH_SDPA",
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "kv_cache_memory_bytes": 1 << 20,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 100,
+        "block_size": 16,
+        "cpu_offload_gb": 1.5,
+        "seed": 7,
+    }
+    engine = VLLM.from_options({**options, "vllm_kwargs": {"stream_interval": 2}})
+    model = Model("m", revision="r", trust_remote_code=True, model_kwargs={"model_impl": "vllm"})
+    found = arguments(engine, model, "/m", runtime)
+    wanted = {**options, "stream_interval": 2, "model_impl": "vllm", "model": "/m"}
+    assert {name: found[name] for name in wanted} == wanted
+    assert (found["revision"], found["trust_remote_code"]) == ("r", True)
 
 
 def test_options_are_listed_and_refused_with_words_where_vllm_is_missing() -> None:

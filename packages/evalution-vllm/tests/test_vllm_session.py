@@ -101,7 +101,8 @@ def test_likeliest_tokens_are_right_beside_requests_that_list_some(session: VLLM
     scorer.join()
     for one, other in zip(alone, beside, strict=True):
         assert one.token_ids == other.token_ids
-        for a, b in zip(one.top_logprobs or [], other.top_logprobs or [], strict=True):
+        assert one.top_logprobs
+        for a, b in zip(one.top_logprobs, other.top_logprobs or [], strict=True):
             assert len(b) == 3
             assert a == pytest.approx(b, abs=1e-4)
     assert len(scored) == 24

@@ -48,12 +48,19 @@ _ELSEWHERE = {
 _FIXED = ("incremental_streaming_output", "log_level", "server_args", "skip_tokenizer_init")
 """What the session relies on, or, with `log_level`, has another way for: environment.QUIET."""
 _CANNOT = {
+    "api_key": "nothing listens",
+    "chat_template": "chats are rendered before SGLang gets them",
     "custom_sigquit_handler": "the engine lets no process of SGLang end this one",
     "enable_lora": "adapters are chosen by a request, and requests can't name one",
     "is_embedding": "the engine is for models that generate",
     "node_rank": "an engine runs on one machine",
     "nnodes": "an engine runs on one machine",
+    "preferred_sampling_params": "each request says how it is sampled",
+    "reasoning_parser": "texts are given as the model wrote them",
+    "sampling_defaults": "each request says how it is sampled",
+    "tokenizer_mode": "nothing is tokenized in SGLang",
     "tokenizer_worker_num": "nothing is tokenized in SGLang",
+    "tool_call_parser": "texts are given as the model wrote them",
 }
 _TORCHS_OWN = ("cuda", "xpu")
 """Devices that torch knows without a plug-in."""

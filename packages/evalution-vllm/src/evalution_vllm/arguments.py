@@ -48,9 +48,17 @@ _ELSEWHERE = {
 }
 _FIXED = ("skip_tokenizer_init", "logprobs_mode", "max_logprobs", "runner", "convert")
 """What the session relies on: raw log-probabilities, no tokenizer of vLLM's own, generation."""
+_CANNOT = {
+    "enable_lora": "adapters are chosen by a request, and requests can't name one",
+    "generation_config": "each request says how it is sampled",
+    "override_generation_config": "each request says how it is sampled",
+    "reasoning_parser": "texts are given as the model wrote them",
+    "tokenizer_mode": "nothing is tokenized in vLLM",
+}
 _REFUSED = {
     **{name: f"set {place}" for name, place in _ELSEWHERE.items()},
     **dict.fromkeys(_FIXED, SET_BY_THE_ENGINE),
+    **_CANNOT,
 }
 _ABOUT_THE_MODEL = (
     "model",
