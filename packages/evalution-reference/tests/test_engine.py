@@ -49,6 +49,21 @@ def test_a_model_is_needed() -> None:
         Reference().build(Model())
 
 
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (
+            Model("builtin:tiny", model_kwargs={"dtype": "float32"}),
+            "no model.model_kwargs: nothing",
+        ),
+        (Model("owner/name", revision="main"), "takes no model.revision: it loads a local folder"),
+    ],
+)
+def test_a_field_of_the_model_that_does_nothing_is_refused(model: Model, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        Reference().build(model)
+
+
 def test_an_unknown_builtin_lists_what_there_is() -> None:
     with pytest.raises(ConfigurationError, match=r"builtin:huge is not installed.*builtin:tiny"):
         Reference().build(Model("builtin:huge"))

@@ -19,6 +19,7 @@ from evalution_core import (
 )
 from evalution_core.builtins import PREFIX
 from evalution_enginekit import load_tokenizer
+from evalution_enginekit.model_fields import refuse_model_fields
 from evalution_reference.checkpoint import load_checkpoint
 from evalution_reference.llama import Llama
 from evalution_reference.session import ReferenceSession
@@ -65,8 +66,10 @@ class Reference(BaseEngine):
 
         Raises:
             ConfigurationError: no such folder, a file that is missing or damaged, a family that
-                isn't supported, or a `max_model_len` beyond the model's own.
+                isn't supported, a field of the model that does nothing here, or a `max_model_len`
+                beyond the model's own.
         """
+        refuse_model_fields(self, model, _UNUSED)
         folder = _folder(model)
         config, weights = load_checkpoint(folder)
         own = config.max_position_embeddings
@@ -84,6 +87,12 @@ class Reference(BaseEngine):
             batch_size=self.batch_size,
             capabilities=REFERENCE_CAPABILITIES,
         )
+
+
+_UNUSED = {
+    "model_kwargs": "nothing else loads the weights; leave it out",
+    "revision": "it loads a local folder as it is; leave it out",
+}
 
 
 def _folder(model: Model) -> Path:

@@ -21,6 +21,7 @@ from evalution_core import (
     did_you_mean,
     validate_options,
 )
+from evalution_core.builtins import PREFIX
 
 # An absolute path may be the name of a model on a server: its engine knows.
 _LOCAL = ("./", "../", "~")
@@ -96,7 +97,11 @@ def model_from_fields(fields: dict[str, Any]) -> Model:
 
 
 def check_model(model: Model, engine: BaseEngine) -> None:
-    """Raise `ConfigurationError` for a model that isn't named, or a local one that isn't there."""
+    """Refuse a model that isn't named, a local one that isn't there, or a revision of one.
+
+    Raises:
+        ConfigurationError: as told above.
+    """
     if model.path is None:
         with foreign_errors(f"engine {type(engine).__name__}: default_model"):
             default = engine.default_model()
@@ -105,7 +110,13 @@ def check_model(model: Model, engine: BaseEngine) -> None:
                 f"model.path is missing, and {type(engine).__name__} knows no default model; name "
                 "what it loads: a folder, say, or builtin:tiny"
             )
-    elif model.path.startswith(_LOCAL):
+        return
+    if model.revision is not None and model.path.startswith((PREFIX, *_LOCAL)):
+        raise ConfigurationError(
+            f"model.revision={model.revision!r}: {model.path} is on this machine and has no "
+            "revisions; leave it out"
+        )
+    if model.path.startswith(_LOCAL):
         with path_errors(model.path):
             if not typed_path(model.path).exists():
                 raise ConfigurationError(f"there is no model folder or file {model.path}")
