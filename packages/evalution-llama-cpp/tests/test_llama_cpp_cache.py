@@ -155,6 +155,48 @@ def test_no_more_tokens_are_decoded_than_the_trie_has(roomy: LlamaCppSession) ->
     assert roomy.decoded_tokens - before <= 1.05 * len(fed)
 
 
+def test_requests_one_by_one_share_what_the_last_one_had(roomy: LlamaCppSession) -> None:
+    context = "The cat sees a dog near the park. " * 8
+    roomy.loglikelihood([LoglikelihoodRequest(context, " yes")])
+    before = roomy.decoded_tokens
+    for answer in (" no", " maybe", " well"):
+        roomy.loglikelihood([LoglikelihoodRequest(context, answer)])
+    answers = sum(len(roomy.tokenizer.encode(text)) for text in (" no", " maybe", " well"))
+    # The last token is never fed; the one before an answer is, for its row.
+    assert roomy.decoded_tokens - before <= answers + 3
+    assert is_unused(roomy)
+
+
+def test_a_head_of_most_of_the_cache_is_kept_for_the_next_call(cramped: LlamaCppSession) -> None:
+    head = [1] * 70
+    cramped.gc()
+    fed: list[int] = []
+    for question in range(2, 6):
+        before = cramped.decoded_tokens
+        cramped.loglikelihood(
+            [
+                LoglikelihoodRequest(
+                    context_input_ids=[*head, question], continuation_input_ids=[answer]
+                )
+                for answer in (3, 4)
+            ]
+        )
+        fed.append(cramped.decoded_tokens - before)
+    assert fed == [71, 1, 1, 1]
+    assert is_unused(cramped)
+
+
+@pytest.mark.parametrize(("n_ctx", "batch_size"), [(9, 1), (17, 16), (100, 200)])
+def test_a_cache_of_fewer_cells_than_sequences_runs(n_ctx: int, batch_size: int) -> None:
+    engine = LlamaCpp(device="cpu", n_threads=1, n_ctx=n_ctx, batch_size=batch_size)
+    requests = [GenerationRequest(prompt, max_new_tokens=3) for prompt in ("The cat", "A dog")]
+    with engine.build(TINY) as session:
+        assert session.describe_execution()["kv_cache"]["cells"] == n_ctx
+        outputs = session.generate(requests * 4)
+        assert [output.completion_tokens for output in outputs] == [3] * 8
+        assert is_unused(session)
+
+
 token_ids = st.lists(st.integers(1, 4), min_size=1, max_size=30)
 
 

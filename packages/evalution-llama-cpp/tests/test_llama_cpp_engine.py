@@ -74,7 +74,8 @@ def test_the_session_tells_of_the_fallback() -> None:
         ({"n_ctx": 8}, "may not hold 'n_ctx': set the engine's n_ctx"),
         ({"load_mode": 1}, "set the engine's use_mmap and use_mlock"),
         ({"kv_unified": False}, "may not hold 'kv_unified': the engine decides it itself"),
-        ({"swa_full": 3}, "'swa_full' must be a bool, got 3"),
+        ({"swa_full": False}, "may not hold 'swa_full': the engine decides it itself"),
+        ({"op_offload": 3}, "'op_offload' must be a bool, got 3"),
         ({"yarn_orig_ctx": True}, "'yarn_orig_ctx' must be a int, got True"),
     ],
 )
@@ -100,6 +101,7 @@ def test_llama_kwargs_reach_the_model() -> None:
     ("options", "message"),
     [
         ({"n_batch": 0}, "option 'n_batch' of engine LlamaCpp must be at least 1, got 0"),
+        ({"n_ctx": 2**32 + 64}, "option 'n_ctx' of engine LlamaCpp must be at most 2147483647"),
         ({"type_k": "q9"}, "type_k"),
         ({"device": "tpu"}, "device"),
         ({"flash_atn": True}, "no option 'flash_atn'; did you mean 'flash_attn'"),

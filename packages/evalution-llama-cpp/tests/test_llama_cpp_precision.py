@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +72,19 @@ def test_an_f16_cache_gives_what_llama_cpps_own_call_gives(texts: list[list[int]
     with Reference(dtype="float64").build(TINY) as exact:
         # What a float16 engine may differ by is 3e-3; llama.cpp itself differs by more here.
         assert worst(plain, logprobs(exact, texts)) > 3e-3
+
+
+def test_an_f16_cache_is_close_on_weights_as_they_are_drawn_for_training(
+    random_gguf: Callable[..., Path],
+) -> None:
+    # 0.02 is what Transformers draws a Llama's weights with.
+    model = Model(str(random_gguf(deviation=0.02)))
+    chance = random.Random(1)
+    drawn = [[chance.randrange(3, 290) for _ in range(301)] for _ in range(10)]
+    found: dict[str, list[float]] = {}
+    for kind in ("f32", "f16"):
+        engine = LlamaCpp(device="cpu", n_threads=1, type_k=kind, type_v=kind)
+        with engine.build(model) as session:
+            found[kind] = logprobs(session, drawn)
+    assert len(found["f32"]) == 3000
+    assert 1e-6 < worst(found["f16"], found["f32"]) < 3e-3

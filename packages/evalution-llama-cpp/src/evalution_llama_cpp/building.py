@@ -16,13 +16,14 @@ from evalution_llama_cpp.device import Device, gpus_of, resolve_device
 from evalution_llama_cpp.library import LOG, Library
 from evalution_llama_cpp.parameters import (
     Parameters,
+    check_key_type,
     check_llama_kwargs,
     context_params,
     model_params,
 )
 from evalution_llama_cpp.session import LlamaCppSession
-from evalution_llama_cpp.tokenizer import LlamaTokenizer
-from evalution_llama_cpp.weights import Weights
+from evalution_llama_cpp.tokenizer import LlamaTokenizer, takes_any_text
+from evalution_llama_cpp.weights import Weights, unsuitable
 
 if TYPE_CHECKING:
     from evalution_llama_cpp.engine import LlamaCpp
@@ -47,6 +48,9 @@ def session_of(engine: LlamaCpp, model: Model, library: Library) -> LlamaCppSess
     check_llama_kwargs(library, wanted.llama_kwargs)
     handles = [gpus[name] for name in device.gpus]
     file = gguf_file_of(model, "LlamaCpp")
+    if file.of_architecture("attention.causal") is False:
+        raise unsuitable(file.path.name, "a model whose tokens see those behind them")
+    check_key_type(wanted, file)
     with ExitStack() as half_built:
         weights = Weights(library, file.path, model_params(library, wanted, handles))
         half_built.callback(weights.free)
@@ -68,7 +72,8 @@ def session_of(engine: LlamaCpp, model: Model, library: Library) -> LlamaCppSess
             max_model_len=window,
             batch_size=engine.batch_size,
             dtype=arithmetic(file.weight_type, wanted),
-            described=_described(engine, wanted, file, device, context),
+            described=_described(engine, wanted, file, device, cells)
+            | {"sequences": context.sequences, "n_batch": context.batch.capacity},
             identified=_identity(model, file),
         )
         half_built.pop_all()
@@ -131,10 +136,16 @@ def _capabilities(engine: LlamaCpp) -> frozenset[Capability]:
 
 
 def _tokenizer(model: Model, file: GGUFFile, weights: Weights) -> Tokenizer:
-    """llama.cpp's own, unless the model names another."""
-    if model.tokenizer is None and named_tokenizer(model) is None:
+    """llama.cpp's own, unless the model names another or llama.cpp's would end the process."""
+    if model.tokenizer is None and named_tokenizer(model) is None and takes_any_text(file):
         return LlamaTokenizer(weights, chat_template_of(file))
-    return gguf_tokenizer_of(model, file)
+    tokenizer = gguf_tokenizer_of(model, file)
+    if tokenizer.vocabulary_size > weights.vocabulary_size:
+        raise ConfigurationError(
+            f"the tokenizer has {tokenizer.vocabulary_size} tokens and the model in {weights.name} "
+            f"{weights.vocabulary_size}: it is another model's"
+        )
+    return tokenizer
 
 
 def _identity(model: Model, file: GGUFFile) -> dict[str, Any] | None:
@@ -147,7 +158,7 @@ def _identity(model: Model, file: GGUFFile) -> dict[str, Any] | None:
 
 
 def _described(
-    engine: LlamaCpp, wanted: Parameters, file: GGUFFile, device: Device, context: Context
+    engine: LlamaCpp, wanted: Parameters, file: GGUFFile, device: Device, cells: int
 ) -> dict[str, Any]:
     layers = engine.n_gpu_layers if device.offloads else 0
     return {
@@ -157,9 +168,7 @@ def _described(
         "requested_device": engine.device,
         "n_gpu_layers": "all" if layers is None else layers,
         "weights": file.weight_type,
-        "kv_cache": {"k": wanted.type_k, "v": wanted.type_v, "cells": context.cells},
+        "kv_cache": {"k": wanted.type_k, "v": wanted.type_v, "cells": cells},
         "attention": {None: "llama.cpp's choice", True: "flash", False: "eager"}[engine.flash_attn],
         "prefix_sharing": True,
-        "sequences": context.sequences,
-        "n_batch": context.batch.capacity,
     }

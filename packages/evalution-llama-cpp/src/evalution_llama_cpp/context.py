@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_llama_cpp.library import LOG, Handle, Library, Structure
-from evalution_llama_cpp.weights import Weights
+from evalution_llama_cpp.weights import Weights, unsuitable
 
 _NO_ROOM, _ABORTED = 1, 2
 _EMPTY = -1
@@ -80,7 +80,7 @@ class Context:
     """A context with one cache that its sequences share cell by cell.
 
     Raises:
-        ConfigurationError: llama.cpp can't make it, in its own words.
+        ConfigurationError: llama.cpp can't make it, in its own words, or the model has no cache.
     """
 
     def __init__(self, weights: Weights, params: Structure):
@@ -94,9 +94,12 @@ class Context:
                 "n_ctx needs less memory, and cache types besides f32, f16 and bf16 need flash_attn"
             )
         self._memory: Handle = self._library.llama_get_memory(self._handle)
+        if not self._memory:
+            self.free()
+            raise unsuitable(weights.name, "an encoder, without a cache")
+        self._window = self._library.llama_model_n_swa(weights.handle)
         self.batch = Batch(self._library, params.n_batch)
         self.sequences = int(params.n_seq_max)
-        self.cells = int(params.n_ctx)
 
     def decode(self) -> Logits:
         """Run the batch and clear it: the logits [outputs, vocabulary], good until the next call.
@@ -123,6 +126,15 @@ class Context:
     def copy(self, source: int, target: int, end: int) -> None:
         """Let `target` have the first `end` positions of `source` too; no cell is copied."""
         self._library.llama_memory_seq_cp(self._memory, source, target, 0, end)
+
+    def can_fork(self, sequence: int, end: int) -> bool:
+        """Whether a copy of the first `end` positions has all that the position behind them sees.
+
+        Layers with a sliding window give up cells that lie outside it, as the sequence itself sees
+        it; for a copy that ends earlier they may be inside. The runtime drops from the beginning.
+        """
+        first = self._library.llama_memory_seq_pos_min(self._memory, sequence)
+        return first <= max(0, end - self._window + 1)
 
     def drop(self, sequence: int) -> None:
         self._library.llama_memory_seq_rm(self._memory, sequence, 0, _TO_THE_END)

@@ -38,6 +38,8 @@ _LEAST = {
     "main_gpu": 0,
     "batch_size": 1,
 }
+_MOST = 2**31 - 1
+"""What a field of llama.cpp's parameters holds; ctypes would cut larger numbers without a word."""
 
 
 @dataclass(slots=True)
@@ -104,10 +106,12 @@ class LlamaCpp(BaseEngine):
         validate_options(self)
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigurationError(
-                    f"option {name!r} of engine LlamaCpp must be at least {least}, got {value}"
-                )
+            if value is None or least <= value <= _MOST:
+                continue
+            bound = f"at least {least}" if value < least else f"at most {_MOST}"
+            raise ConfigurationError(
+                f"option {name!r} of engine LlamaCpp must be {bound}, got {value}"
+            )
 
     def describe_runtime(self) -> dict[str, Any]:
         """Version of llama-cpp-python, the GPUs that its build sees, and what `device` names.

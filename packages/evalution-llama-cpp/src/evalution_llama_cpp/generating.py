@@ -92,16 +92,26 @@ class Generator:
             if not self._ledger.reserve(sequence.share):
                 return False
         sequence.number = self._ledger.take()
+        self._share(sequence)
+        self._running[sequence.prompt.key] = sequence
+        return True
+
+    def _share(self, sequence: _Sequence) -> None:
+        """Let a sequence begin with the most that another has of its prompt."""
         held = [(each.token_ids[: each.cached], each.number) for each in self._running.values()]
         if (head := self._head()) is not None:
             held.append((list(head.token_ids), head.sequence))
         most = len(sequence.token_ids) - 1
-        shared = [min(shared_prefix(ids, sequence.token_ids), most) for ids, _ in held]
-        if shared and (best := max(shared)) >= _LEAST_SHARED:
-            self._context.copy(held[shared.index(best)][1], sequence.number, best)
-            sequence.cached = best
-        self._running[sequence.prompt.key] = sequence
-        return True
+        shared = [
+            (min(shared_prefix(ids, sequence.token_ids), most), number) for ids, number in held
+        ]
+        for count, number in sorted(shared, reverse=True):
+            if count < _LEAST_SHARED:
+                return
+            if self._context.can_fork(number, count):
+                self._context.copy(number, sequence.number, count)
+                sequence.cached = count
+                return
 
     def _retire(self, sequence: _Sequence) -> None:
         del self._running[sequence.prompt.key]

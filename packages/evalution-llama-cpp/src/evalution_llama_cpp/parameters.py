@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from evalution_core import ConfigurationError
 from evalution_core.spelling import did_you_mean
+from evalution_enginekit.gguf_file import GGUFFile
 from evalution_llama_cpp.library import Library, Structure
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
@@ -25,6 +26,9 @@ _GGML_TYPES = {
     "iq4_nl": 20,
     "bf16": 30,
 }
+_BLOCK = 32
+"""Values that a quantised type stores together, each of those above."""
+_UNQUANTISED = ("f32", "f16", "bf16")
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _LOAD_NONE, _LOAD_MMAP, _LOAD_MLOCK, _LOAD_BOTH = 0, 1, 2, 3
 _FLASH = {None: -1, False: 0, True: 1}
@@ -54,6 +58,7 @@ _DECIDED = (
     "ctx_type",
     "pooling_type",
     "attention_type",
+    "swa_full",
     "embeddings",
     "kv_unified",
     "vocab_only",
@@ -113,6 +118,22 @@ def check_llama_kwargs(library: Library, given: Mapping[str, Any]) -> None:
             )
 
 
+def check_key_type(wanted: Parameters, file: GGUFFile) -> None:
+    """Raise `ConfigurationError` if a head's keys aren't whole blocks of the cache's type.
+
+    Without flash attention llama.cpp as of llama-cpp-python 0.3.36 computes nonsense then, and says
+    nothing; with it, it refuses.
+    """
+    if wanted.type_k in _UNQUANTISED or wanted.flash_attn is not False:
+        return
+    for size in _key_sizes(file):
+        if size % _BLOCK:
+            raise ConfigurationError(
+                f"type_k={wanted.type_k!r} stores {_BLOCK} values together and the heads of "
+                f"{file.path.name} have {size}; take one of {', '.join(_UNQUANTISED)}"
+            )
+
+
 def model_params(library: Library, wanted: Parameters, gpus: Sequence[int]) -> Structure:
     """`llama_model_params` for the options; `gpus` are the devices beside the CPU, by handle."""
     params = library.llama_model_default_params()
@@ -146,13 +167,14 @@ def context_params(
 ) -> Structure:
     """`llama_context_params`: one cache of `n_ctx` cells that `sequences` sequences share."""
     params = library.llama_context_default_params()
-    params.n_ctx = n_ctx
-    # The library aborts the process where a batch has no room for a row of each sequence.
+    # The library aborts the process where a batch has no room for a row of each sequence, and it
+    # cuts the batch to the cache. More cells than were asked for stay unused.
+    params.n_ctx = max(n_ctx, sequences)
     params.n_batch = max(min(wanted.n_batch, n_ctx), sequences)
     params.n_ubatch = min(wanted.n_ubatch, params.n_batch)
     params.n_seq_max = sequences
     params.kv_unified = True
-    # Without it, sliding-window layers forget what later sequences are to share.
+    # The cells are counted as if every layer had as many.
     params.swa_full = True
     params.no_perf = True
     if wanted.n_threads is not None:
@@ -166,6 +188,16 @@ def context_params(
     params.type_v = _GGML_TYPES[wanted.type_v]
     _apply(params, library.llama_context_params, wanted.llama_kwargs)
     return params
+
+
+def _key_sizes(file: GGUFFile) -> list[int]:
+    """How many values a head's key has, in layers with a window and in the others."""
+    told = [file.of_architecture(f"attention.key_length{kind}") for kind in ("", "_swa")]
+    sizes = [size for size in told if isinstance(size, int)]
+    width, heads = map(file.of_architecture, ("embedding_length", "attention.head_count"))
+    if not sizes and isinstance(width, int) and isinstance(heads, int) and heads:
+        sizes = [width // heads]
+    return sizes
 
 
 def _fields(library: Library) -> dict[str, Any]:

@@ -19,12 +19,16 @@ _MOST_LOGITS = 1 << 26
 """Logits of one decode: 256 MiB."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Head:
-    """The tokens of the last root, in a sequence of their own, for the next call."""
+    """The tokens of the last root, in a sequence of their own, for the next call.
+
+    `share` is what is reserved for it: no cells while its root has them.
+    """
 
     token_ids: Sequence[int]
     sequence: int
+    share: Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,12 @@ class TrieScorer:
         finally:
             self._context.batch.clear()
             grove.fell()
+            self._reserve_head()
 
     def forget_head(self) -> None:
         if self._head is not None:
             self._ledger.give_back(self._head.sequence)
-            self._ledger.release(Share(len(self._head.token_ids)))
+            self._ledger.release(self._head.share)
             self._head = None
 
     def _passes(self, roots: list[Branch], grove: Grove) -> Iterator[tuple[list[_Run], Logits]]:
@@ -84,7 +89,7 @@ class TrieScorer:
                 feeding.append(ready.pop())
                 runs.append(self._feed(feeding[-1]))
             self.decoded_tokens += self._context.batch.length
-            yield runs, self._context.decode()
+            logits = self._context.decode()
             fed = [branch for branch in feeding if branch.fed == branch.length]
             feeding = [branch for branch in feeding if branch.fed < branch.length]
             for branch in reversed(fed):
@@ -92,47 +97,70 @@ class TrieScorer:
             for branch in fed:
                 if branch is last:
                     self._keep(branch)
-                if not branch.children:
-                    grove.end(branch)
+                if not branch.children and last in grove.end(branch):
+                    self._reserve_head()
+            # Last of all: with the last score the caller lets go, and nothing behind would run.
+            yield runs, logits
 
     def _started(self, branch: Branch, grove: Grove, *, alone: bool) -> bool:
-        if not grove.start(branch):
-            if not alone:
-                return False
-            # Nothing else is under way, so no room will come by itself.
-            self.forget_head()
-            self._give_way(branch.share)
-            if not grove.start(branch):
-                raise EngineRuntimeError(
-                    f"a path of {branch.share.cells} tokens doesn't fit the KV cache"
-                )
-        if branch.parent is None:
+        if grove.start(branch):
             self._share_head(branch)
+            return True
+        if not alone:
+            return False
+        # Nothing else is under way, so no room will come by itself. Of the head its cells are
+        # enough: a root that begins as it does takes their tokens over.
+        self._release_head()
+        self._give_way(branch.share)
+        if grove.start(branch):
+            self._share_head(branch)
+            self.forget_head()
+            return True
+        self.forget_head()
+        if not grove.start(branch):
+            raise EngineRuntimeError(
+                f"a path of {branch.share.cells} tokens doesn't fit the KV cache"
+            )
         return True
 
     def _share_head(self, root: Branch) -> None:
         """Let a root begin with what the head has of it before the first row that is wanted."""
         head = self._head
-        if head is None:
+        if head is None or root.parent is not None:
             return
         assert root.sequence is not None
         first_row = min(root.wanted, default=root.length)
         # A root whose every token is in the cache would have no decode to end in.
         most = min(first_row, root.length - 1)
         shared = min(shared_prefix(head.token_ids, root.segment.token_ids), most)
-        if shared:
+        if shared and self._context.can_fork(head.sequence, shared):
             self._context.copy(head.sequence, root.sequence, shared)
             root.fed = shared
 
     def _keep(self, root: Branch) -> None:
-        """Make the root's tokens the head, where the cache has room for them."""
+        """Make the root's tokens the head, where a sequence is left for them."""
         self.forget_head()
-        if not self._ledger.reserve(Share(root.length)):
+        sequence_alone = Share(0)
+        if not self._ledger.reserve(sequence_alone):
             return
         assert root.sequence is not None
         sequence = self._ledger.take()
         self._context.copy(root.sequence, sequence, root.length)
-        self._head = Head(root.segment.token_ids, sequence)
+        self._head = Head(root.segment.token_ids, sequence, sequence_alone)
+
+    def _reserve_head(self) -> None:
+        """Reserve the head's cells as soon as its root, which had them, has released its own."""
+        head = self._head
+        if head is not None and not head.share.cells:
+            reserved = self._ledger.reserve(Share(len(head.token_ids), 0))
+            assert reserved
+            head.share = Share(len(head.token_ids))
+
+    def _release_head(self) -> None:
+        """Leave the head its sequence alone."""
+        if self._head is not None:
+            self._ledger.release(Share(self._head.share.cells, 0))
+            self._head.share = Share(0)
 
     def _is_full(self, branch: Branch) -> bool:
         """Whether another branch's rows would need more logits than may exist at a time."""

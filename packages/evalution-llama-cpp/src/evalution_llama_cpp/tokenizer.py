@@ -6,10 +6,25 @@ import ctypes
 from collections.abc import Sequence
 
 from evalution_enginekit.chat import ChatTemplate
+from evalution_enginekit.gguf_file import GGUFFile
 from evalution_llama_cpp.weights import Weights
 
 _UNKNOWN, _CONTROL = 1 << 0, 1 << 3
 _LONGEST_PIECE = 64
+_NO_VOCABULARY = ("none", "no_vocab")
+
+
+def takes_any_text(file: GGUFFile) -> bool:
+    """Whether llama.cpp's own tokenizer for the file can be called with any text.
+
+    It aborts the process if the file has no vocabulary, or one of SentencePiece's that lacks a
+    token for a byte which it meets (llama-vocab.cpp as of llama-cpp-python 0.3.36).
+    """
+    kind = file.metadata.get("tokenizer.ggml.model")
+    if kind == "llama":
+        tokens = set(file.metadata.get("tokenizer.ggml.tokens", ()))
+        return all(f"<0x{byte:02X}>" in tokens for byte in range(256))
+    return kind not in _NO_VOCABULARY
 
 
 class LlamaTokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,6 +10,15 @@ from pathlib import Path
 
 from evalution_core import ConfigurationError, SessionClosedError
 from evalution_llama_cpp.library import LOG, Handle, Library, Structure
+
+
+def unsuitable(name: str, kind: str) -> ConfigurationError:
+    """The error that says why the model in the file `name` isn't run here."""
+    return ConfigurationError(
+        f"{name} is {kind}, and engine LlamaCpp runs decoders with a KV cache: a token is scored "
+        "by those before it, and sequences share and drop parts of their context; engine "
+        "Transformers takes recurrent models"
+    )
 
 
 class Weights:
@@ -21,19 +31,17 @@ class Weights:
 
     def __init__(self, library: Library, path: Path, params: Structure):
         self.library = library
+        self.name = path.name
         self._lock = threading.Lock()
         LOG.forget()
-        self._handle: Handle = library.llama_model_load_from_file(str(path).encode(), params)
+        self._handle: Handle = library.llama_model_load_from_file(os.fsencode(path), params)
         if not self._handle:
             raise ConfigurationError(f"llama.cpp can't load {path}{LOG.tail()}")
         self.vocabulary: Handle = library.llama_model_get_vocab(self._handle)
         self.vocabulary_size = library.llama_vocab_n_tokens(self.vocabulary)
         if (kind := self._unsuitable()) is not None:
             self.free()
-            raise ConfigurationError(
-                f"{path.name} is {kind}, and engine LlamaCpp runs decoders with a KV cache: its "
-                "sequences share and drop parts of their context; take engine Transformers for it"
-            )
+            raise unsuitable(path.name, kind)
 
     @property
     def handle(self) -> Handle:
