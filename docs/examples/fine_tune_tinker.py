@@ -38,7 +38,9 @@ def main(
     suites = [_suite(numbers[:HELD_OUT], folder)]
     engine = Tinker(tokenizer_path=tokenizer, max_model_len=256, batch_size=1)
     with prepared("tinker", model=model, run_dir=folder, params={"base_url": url}) as handles:
-        made = handles["service_client"].create_lora_training_client(base_model=model, rank=8)
+        made = handles["service_client"].create_lora_training_client(
+            base_model=model, rank=8, seed=1
+        )
         # From tinker 0.38 on it is a future of the client.
         training = handles["training_client"] = made.result() if hasattr(made, "result") else made
         evaluation = PeriodicEvaluation(
