@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pydantic
 import pytest
 
 from evalution_core import (
@@ -44,6 +45,7 @@ def imported_from(folder: Path) -> set[str]:
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Puts distributions with engines where the interpreter finds them, and only these."""
+    pydantic.create_model("Loaded")  # its parts are imported at first use, which must find them
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(discovery, "_registered", {})
 
@@ -310,3 +312,22 @@ def test_a_registered_engine_can_be_picked_from_a_clash(install: Install) -> Non
         load_engine("Acme")
     choices = str(caught.value).partition("name one of: ")[2].split(", ")
     assert {load_engine(choice).__name__ for choice in choices} == {"Acme", "SlotsBelow"}
+
+
+@pytest.mark.parametrize(
+    "name", ["no_module:Engine", "json.no:Engine", "json:Engine", ":", "json:"]
+)
+def test_a_module_or_class_that_is_not_there_is_unknown(name: str) -> None:
+    with pytest.raises(UnknownEngineError, match=f"^engine '{name}' .*can't be loaded: "):
+        load_engine(name)
+
+
+def test_a_module_that_lacks_another_one_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lacks.py").write_text("import lacks_runtime\n")
+    (tmp_path / "breaks.py").write_text("[].nothing\n")
+    for name in ("lacks:Engine", "breaks:Engine"):
+        with pytest.raises(EngineUnavailableError, match="can't be loaded"):
+            load_engine(name)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from evalution_core.engine import CONTRACT_VERSION, BaseEngine
@@ -50,6 +51,7 @@ class EngineEntry:
         """Import the engine's class.
 
         Raises:
+            UnknownEngineError: it was named as `module:Class`, and there is no such one.
             EngineUnavailableError: its module fails to import, or was written for another contract.
             ConfigurationError: what the entry point names is no engine.
         """
@@ -59,7 +61,8 @@ class EngineEntry:
         except EvalutionError:
             raise
         except Exception as error:  # the border to foreign code: a plugin may raise anything
-            raise EngineUnavailableError(
+            is_typo = self.name == self.value and _is_absent(self.value, error)
+            raise (UnknownEngineError if is_typo else EngineUnavailableError)(
                 f"engine {self.name!r}{source} ({self.value}) can't be loaded: "
                 f"{type(error).__name__}: {error}"
             ) from error
@@ -68,9 +71,8 @@ class EngineEntry:
 
 def available() -> list[EngineEntry]:
     """Every engine that is installed or registered, by name; imports none of them."""
-    found = [_entry(point) for point in installed(ENGINES)]
-    found.extend(_registered.values())
-    return sorted(set(found), key=lambda entry: (normalized(entry.name), entry.distribution or ""))
+    found = {*map(_entry, installed(ENGINES)), *_registered.values()}
+    return sorted(found, key=lambda entry: (normalized(entry.name), entry.distribution or ""))
 
 
 def load_engine(name: str, *, hints: Mapping[str, str] | None = None) -> type[BaseEngine]:
@@ -81,9 +83,10 @@ def load_engine(name: str, *, hints: Mapping[str, str] | None = None) -> type[Ba
         hints: names of engines that may not be installed, and what to install for them.
 
     Raises:
-        UnknownEngineError: nothing installed has the name; lists what is, and what to install.
+        UnknownEngineError: nothing installed has the name; lists what is, and what to install. Or
+            there is no such module or class.
         ConfigurationError: two distributions provide the name.
-        EngineUnavailableError: the engine's module can't be imported.
+        EngineUnavailableError: the engine's module is there and can't be imported.
     """
     if ":" in name:
         return EngineEntry(name, name, None, None).load()
@@ -117,12 +120,11 @@ def register_engine(name: str) -> Callable[[E], E]:
                 f"@register_engine({name!r}): {engine.__qualname__} must stand at module level"
             )
         value = f"{engine.__module__}:{engine.__qualname__}"
-        known = _registered.get(normalized(name))
-        if known is not None and known.value != value:
+        known = _registered.setdefault(normalized(name), EngineEntry(name, value, None, None))
+        if known.value != value:
             raise ConfigurationError(
                 f"engine {name!r} is already registered by {known.value}; choose another name"
             )
-        _registered[normalized(name)] = EngineEntry(name, value, None, None)
         return engine
 
     return register
@@ -137,10 +139,13 @@ def _entry(point: EntryPoint) -> EngineEntry:
 
 def _resolve(value: str) -> Any:
     module_name, _, qualified = value.partition(":")
-    found: Any = sys.modules.get(module_name) or import_module(module_name)
-    for part in qualified.split("."):
-        found = getattr(found, part)
-    return found
+    return attrgetter(qualified)(sys.modules.get(module_name) or import_module(module_name))
+
+
+def _is_absent(value: str, error: Exception) -> bool:
+    """Whether the module isn't there, or was imported and has no such class."""
+    name = value.partition(":")[0]
+    return name in ("", *sys.modules) or f"{name}.".startswith(f"{getattr(error, 'name', None)}.")
 
 
 def _checked(found: Any, name: str, source: str) -> type[BaseEngine]:

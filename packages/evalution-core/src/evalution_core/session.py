@@ -166,7 +166,8 @@ class CancellableStream(Protocol):
         """Abort the request with that key, from any thread, and give nothing more of it.
 
         The runtime lets go of it as when a stream is closed; the other requests go on. A key that
-        isn't under way (it has ended, or the input has yet to give it) changes nothing.
+        isn't under way changes nothing: one that is unknown or has ended, and one that the input
+        has yet to give, whose request is served when it comes.
         """
 
 
