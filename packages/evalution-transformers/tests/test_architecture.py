@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import transformers
 
 from evalution_core import ConfigurationError, GenerationRequest
 from evalution_transformers import TransformersCompat
-from evalution_transformers.architecture import examine
+from evalution_transformers.architecture import examine, window_of
 
 WINDOW = 128
 
@@ -38,6 +39,42 @@ def test_a_window_of_the_models_own_code_is_left_to_it(
     found = examine(random_model("gpt_neo"), window)
     assert not found.packs
     assert found.why_not == "its own code bounds the reach of its attention (window_size=20)"
+
+
+def test_the_window_of_a_model_with_parts_is_its_texts() -> None:
+    config = transformers.Gemma3Config(
+        text_config={
+            "vocab_size": 97,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "max_position_embeddings": 64,
+        }
+    )
+    model = SimpleNamespace(config=config)
+    assert window_of(model, None) == 64  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigurationError, match="must be between 2 and the model's own 64"):
+        window_of(model, 65)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("kind", ["bloom", "mamba"])
+def test_a_window_that_no_model_names_is_told(
+    random_model: Callable[..., Any], caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    assert window_of(random_model(kind), 4096) == 4096
+    assert not caplog.messages
+    assert window_of(random_model(kind), None) == 2048
+    assert "names no longest sequence; max_model_len=2048 is taken for it" in caplog.text
+
+
+def test_a_window_of_the_models_own_is_not_told(
+    random_model: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert window_of(random_model("llama"), None) == WINDOW
+    assert not caplog.messages
 
 
 def test_a_model_that_looks_ahead_is_refused(random_model: Callable[..., Any]) -> None:

@@ -80,8 +80,9 @@ def test_beams_are_those_of_upstreams_generate(
         GenerationRequest(prompt, max_new_tokens=8, num_beams=1 + at)
         for at, prompt in enumerate(PROMPTS)
     ]
-    for at, output in enumerate(session.generate(requests)):
-        assert output.token_ids == upstream(model, PROMPTS[at], 8, num_beams=1 + at)
+    for request, output in zip(requests, session.generate(requests), strict=True):
+        right = upstream(model, str(request.prompt), 8, num_beams=request.num_beams)
+        assert output.token_ids == right
 
 
 def test_beams_have_no_log_probabilities(session: TransformersSession) -> None:
@@ -125,6 +126,26 @@ def test_a_sample_follows_the_distribution(session: TransformersSession) -> None
     for token_id, weight in mass.items():
         share = weight / sum(mass.values())
         assert abs(found.count(token_id) / len(found) - share) < 0.15
+
+
+def test_a_stop_string_ends_the_work_of_its_row(session: TransformersSession) -> None:
+    long: dict[str, Any] = {"max_new_tokens": 110, "ignore_eos": True}
+    (whole,) = session.generate([GenerationRequest("w5 w6", **long)])
+    stop = whole.text.split()[1]
+    loaded: Any = session._model
+    passes: list[object] = []
+    loaded.base_model.register_forward_pre_hook(lambda *_: passes.append(None))
+    cut, neighbour = session.generate(
+        [
+            GenerationRequest("w5 w6", stop=[stop], **long),
+            GenerationRequest("w8", stop=["w1 w1"], max_new_tokens=4),
+        ]
+    )
+    assert cut.finish_reason == "stop"
+    assert stop not in cut.text
+    assert neighbour.completion_tokens <= 4
+    # The manager works ahead of whoever reads what it made.
+    assert 2 <= len(passes) < 60
 
 
 def test_a_checkpoints_own_generation_settings_change_nothing(
@@ -221,6 +242,35 @@ def test_gc_ends_the_manager_and_generation_goes_on(
         assert built.generate([GenerationRequest("w5 w6", max_new_tokens=6)]) == before
         second = paged._manager
     assert not second.is_running()
+
+
+@pytest.mark.skipif(
+    not hasattr(transformers, "ContinuousBatchingConfig"),
+    reason="this transformers has no continuous batching that can be configured",
+)
+def test_a_sampled_prompt_leaves_the_manager_in_use(
+    write_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = GenerationRequest("w5 w6", max_new_tokens=6)
+    sampled = GenerationRequest("w8", max_new_tokens=3, do_sample=True, temperature=1.0, seed=3)
+    beams = GenerationRequest("w9", max_new_tokens=3, num_beams=2)
+    with ENGINES["paged"].build(Model(str(write_checkpoint()))) as built:
+        paged: Any = built._generation_path
+        before = built.generate([greedy])
+        manager = paged._manager
+        built.generate([greedy, sampled, beams])
+        asked: list[str] = []
+        add = manager.add_request
+
+        def note(*arguments: Any, request_id: str, **settings: Any) -> Any:
+            asked.append(request_id)
+            return add(*arguments, request_id=request_id, **settings)
+
+        monkeypatch.setattr(manager, "add_request", note)
+        assert built.generate([greedy]) == before
+        assert paged._manager is manager
+        assert manager.is_running()
+    assert len(asked) == 1
 
 
 def test_gc_during_a_generation_ends_the_manager_when_it_is_idle(

@@ -11,6 +11,8 @@ import torch
 
 from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
 from evalution_transformers.architecture import examine
+from evalution_transformers.forward import _chosen
+from evalution_transformers.sampling import top_logprobs
 from evalution_transformers.session import Scorer, scorer_of
 
 VOCAB, WINDOW = 97, 128
@@ -246,3 +248,15 @@ def test_a_pass_that_fails_half_way_leaves_no_trace(random_model: Callable[..., 
             assert_close(scored(scorer, spans), right, 1e-4)
         finally:
             hook.remove()
+
+
+def test_narrow_logits_are_scored_in_float32() -> None:
+    logits = (torch.randn(64, 4096, generator=torch.Generator().manual_seed(5)) * 6).bfloat16()
+    right = logits.double().log_softmax(dim=-1)
+    rows, targets = torch.arange(64), torch.arange(64) * 60
+    chosen, _ = _chosen(logits, rows, targets)
+    assert (chosen.double() - right[rows, targets]).abs().max() < 1e-4
+    value, top = top_logprobs(logits[0], 7, 3)
+    assert abs(value - right[0, 7]) < 1e-4
+    assert len(top) == 3
+    assert all(abs(found - right[0, token_id]) < 1e-4 for token_id, found in top.items())

@@ -7,6 +7,7 @@ is built. A form whose logits aren't those of the model's own plain forward pass
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from evalution_transformers.forward import CausalModel
 from evalution_transformers.probe import Probe
 from evalution_transformers.tree_mask import MASKED_ATTENTION
 
+_log = logging.getLogger(__name__)
 _OWN_WINDOW = re.compile(r"(window(_size|_len(gth)?)?|local_attention)$")
 """What a configuration calls a reach of attention that its model sees to by itself."""
 _WINDOW_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
@@ -103,6 +105,12 @@ def window_of(model: CausalModel, asked: int | None) -> int:
     config = text_config(model.config)
     found = [getattr(config, name, None) for name in _WINDOW_NAMES]
     own = next((value for value in found if isinstance(value, int) and value > 1), None)
+    if asked is None and own is None:
+        _log.warning(
+            "%s names no longest sequence; max_model_len=%d is taken for it, or set another",
+            type(model).__name__,
+            _UNBOUNDED_WINDOW,
+        )
     if asked is None:
         return own or _UNBOUNDED_WINDOW
     if asked < 2 or (own is not None and asked > own):
