@@ -6,9 +6,10 @@ import asyncio
 import gc
 import logging
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,23 +19,16 @@ from inspect_ai.model import (
     GenerateConfig,
     get_model,
 )
-from inspect_ai.tool import Tool, ToolFunction, tool
+from inspect_ai.tool import ToolFunction
 
 from evalution_core import (
-    BaseEngine,
-    Capability,
     ConfigurationError,
     EngineRuntimeError,
-    Model,
     SessionClosedError,
     UnsupportedRequestError,
-    neutral,
-    register_engine,
 )
-from evalution_enginekit import ChatTemplate, TokenEvent, TokenFeed, TokenScore, TokenSession
-from evalution_enginekit.byte_tokenizer import ByteTokenizer
-from evalution_enginekit.scheduling import refill
-from evalution_enginekit.tokens import TokenPrompt, TokenSpan
+from evalution_enginekit import TokenScore
+from evalution_enginekit.tokens import TokenSpan
 from evalution_inspect.errors import ModelSetupError
 from evalution_inspect.loaded import SHELF
 from evalution_inspect.prompt_scoring import PromptScorer
@@ -44,115 +38,27 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # it is another project's code that warns
 ]
 
-TEMPLATE = (
-    "{% if tools %}<tool_call>{{ tools[0]['function']['name'] }};{% endif %}"
-    "{% for message in messages %}{{ message['role'] }}:{{ message['content'] }};{% endfor %}"
-)
-CAN = frozenset(Capability) - {
-    Capability.ATTACH,
-    Capability.BEAMS,
-    Capability.LOGPROBS,
-    Capability.MULTIMODAL,
-}
-REPLIES = {
-    "tool:": "<think>now I know</think>It is 7.",
-    "add;": '<tool_call>{"name": "add", "arguments": {"x": 3, "y": 4}}</tool_call>',
-}
+
+@pytest.fixture
+def scripted_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of that name."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    return import_module("scripted_engine")
 
 
-@register_engine("Scripted")
-@dataclass(slots=True)
-class Scripted(BaseEngine):
-    """Replies by what the prompt holds, byte by byte; `…` where nothing fits, for ever."""
-
-    batch_size: int = neutral(default=4)
-    limit: int | None = neutral(default=None)
-    template: bool = True
-    lacks: str | None = None
-
-    capabilities = CAN
-
-    @property
-    def requests_limit(self) -> int | None:
-        return self.limit
-
-    def build(self, model: Model) -> ScriptedSession:
-        return ScriptedSession(self)
+@pytest.fixture
+def scripted(scripted_engine: Any) -> Callable[..., Any]:
+    """Makes a model of Inspect on the engine `Scripted`, with the options that it is given."""
+    return scripted_engine.scripted
 
 
-class ScriptedSession(TokenSession):
-    def __init__(self, engine: Scripted):
-        tokenizer = ByteTokenizer()
-        tokenizer.chat_template = ChatTemplate(TEMPLATE) if engine.template else None
-        super().__init__(
-            engine="Scripted",
-            capabilities=CAN - {engine.lacks},  # pyright: ignore[reportOperatorIssue]
-            tokenizer=tokenizer,
-            max_model_len=1_000_000,
-            batch_size=engine.batch_size,
-            dtype="float64",
-        )
-        self.begun = threading.Event()
-
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        return refill(feed, self._batch_size, _Reply, self._step)
-
-    def _step(self, replies: list[_Reply]) -> list[TokenEvent]:
-        self.begun.set()
-        return [reply.step() for reply in replies]
-
-    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
-        yield [
-            TokenScore([value_of(i) for i in span.token_ids[span.start :]], True) for span in spans
-        ]
+def session_of(model: Any) -> Any:
+    return model.api._loaded.session
 
 
-def value_of(token_id: int) -> float:
-    return -1 - token_id / 256
-
-
-class _Reply:
-    def __init__(self, prompt: TokenPrompt):
-        self._prompt = prompt
-        text = bytes(i for i in prompt.token_ids if i < 256).decode()
-        found = next((reply for sign, reply in REPLIES.items() if sign in text), None)
-        self._left = list((found or "").encode())
-        self._is_endless = found is None
-        self._count = 0
-        self.is_done = False
-
-    def step(self) -> TokenEvent:
-        eos = ByteTokenizer().eos_id
-        token = self._left.pop(0) if self._left else ord(".") if self._is_endless else eos
-        assert token is not None
-        self._count += 1
-        self.is_done = token == eos or self._count >= self._prompt.max_new_tokens
-        return TokenEvent(self._prompt.key, [token])
-
-
-@tool
-def add() -> Tool:
-    async def execute(x: int, y: int) -> str:
-        """Add two numbers.
-
-        Args:
-            x: The first.
-            y: The second.
-        """
-        return str(x + y)
-
-    return execute
-
-
-def scripted(**options: Any) -> Any:
-    return get_model("evalution/any", engine="Scripted", memoize=False, **options)
-
-
-def session_of(model: Any) -> ScriptedSession:
-    return cast(Any, model.api)._loaded.session
-
-
-def test_models_of_the_same_engine_and_weights_share_a_session_until_the_last_is_closed() -> None:
+def test_models_of_the_same_engine_and_weights_share_a_session_until_the_last_is_closed(
+    scripted: Any,
+) -> None:
     first, second, other = scripted(), scripted(role="grader"), scripted(batch_size=5)
     assert session_of(first) is session_of(second)
     assert session_of(first) is not session_of(other)
@@ -164,17 +70,17 @@ def test_models_of_the_same_engine_and_weights_share_a_session_until_the_last_is
     assert session.preferred_batch_size == 4
     session.gc()
     second.api.close()
-    with pytest.raises(SessionClosedError):
+    with pytest.raises(SessionClosedError, match="is closed; build a new session"):
         session.gc()
     other.api.close()
 
 
-def test_a_model_that_nobody_holds_gives_its_session_back() -> None:
+def test_a_model_that_nobody_holds_gives_its_session_back(scripted: Any) -> None:
     model = scripted(batch_size=6)
     session = session_of(model)
     del model
     gc.collect()
-    with pytest.raises(SessionClosedError):
+    with pytest.raises(SessionClosedError, match="is closed; build a new session"):
         session.gc()
     assert not any(held.loaded.session is session for held in SHELF._held)
 
@@ -183,14 +89,14 @@ def test_a_model_that_nobody_holds_gives_its_session_back() -> None:
     ("options", "connections"), [({}, 8), ({"batch_size": 40}, 80), ({"limit": 3}, 3)]
 )
 def test_connections_are_two_batches_within_the_engines_limit(
-    options: dict[str, int], connections: int
+    scripted: Any, options: dict[str, int], connections: int
 ) -> None:
     model = scripted(**options)
     assert model.api.max_connections() == connections
     model.api.close()
 
 
-def test_a_cancelled_task_gives_up_its_request_and_others_go_on() -> None:
+def test_a_cancelled_task_gives_up_its_request_and_others_go_on(scripted: Any) -> None:
     model = scripted(batch_size=1)
     session = session_of(model)
 
@@ -208,12 +114,17 @@ def test_a_cancelled_task_gives_up_its_request_and_others_go_on() -> None:
     model.api.close()
 
 
-def test_an_agent_calls_a_tool_and_its_reasoning_stands_apart(evaluate: Any) -> None:
+def test_an_agent_calls_a_tool_and_its_reasoning_stands_apart(
+    scripted_engine: Any, evaluate: Any
+) -> None:
     from inspect_ai import Task
     from inspect_ai.dataset import Sample
     from inspect_ai.solver import generate, use_tools
 
-    task = Task(dataset=[Sample(input="What is 3 + 4?")], solver=[use_tools(add()), generate()])
+    task = Task(
+        dataset=[Sample(input="What is 3 + 4?")],
+        solver=[use_tools(scripted_engine.add()), generate()],
+    )
     log = evaluate(task, model="evalution/any", model_args={"engine": "Scripted"})
     assert log.status == "success", log.error
     asked, called, told, answered = log.samples[0].messages
@@ -234,21 +145,23 @@ def test_an_agent_calls_a_tool_and_its_reasoning_stands_apart(evaluate: Any) -> 
         ({"config": GenerateConfig(parallel_tool_calls=False)}, "parallel_tool_calls=False"),
     ],
 )
-def test_what_cannot_be_asked_of_tools_is_refused(asked: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_asked_of_tools_is_refused(
+    scripted: Any, scripted_engine: Any, asked: dict[str, Any], said: str
+) -> None:
     model = scripted()
     with pytest.raises(UnsupportedRequestError, match=said.replace("(", r"\(")):
-        asyncio.run(model.generate("a", tools=[add()], **asked))
+        asyncio.run(model.generate("a", tools=[scripted_engine.add()], **asked))
     model.api.close()
 
 
-def test_tools_are_refused_by_an_engine_that_has_none() -> None:
+def test_tools_are_refused_by_an_engine_that_has_none(scripted_engine: Any) -> None:
     model = get_model("evalution/builtin:tiny", engine="Reference", memoize=False)
     with pytest.raises(UnsupportedRequestError, match=r"tools \(add\) and engine Reference lacks"):
-        asyncio.run(model.generate("a", tools=[add()]))
+        asyncio.run(model.generate("a", tools=[scripted_engine.add()]))
     model.api.close()
 
 
-def test_a_model_without_a_chat_template_says_how_to_use_it() -> None:
+def test_a_model_without_a_chat_template_says_how_to_use_it(scripted: Any) -> None:
     with pytest.raises(ModelSetupError, match="no chat template; -M use_chat_template=false"):
         scripted(template=False)
     scripted(template=False, use_chat_template=False).api.close()
@@ -261,7 +174,9 @@ def test_a_model_without_a_chat_template_says_how_to_use_it() -> None:
         ("chat", "engine Scripted takes no chat messages with any; -M use_chat_template=false"),
     ],
 )
-def test_an_engine_that_cannot_answer_at_all_is_refused_at_once(lacks: str, said: str) -> None:
+def test_an_engine_that_cannot_answer_at_all_is_refused_at_once(
+    scripted: Any, lacks: str, said: str
+) -> None:
     before = [held.loaded for held in SHELF._held]
     with pytest.raises(ModelSetupError, match=said):
         scripted(lacks=lacks)
@@ -279,7 +194,7 @@ def test_an_engine_that_cannot_answer_at_all_is_refused_at_once(lacks: str, said
     ],
 )
 def test_what_an_engine_lacks_is_refused_by_its_name(
-    lacks: str | None, config: dict[str, Any], said: str
+    scripted: Any, lacks: str | None, config: dict[str, Any], said: str
 ) -> None:
     model = scripted(lacks=lacks)
     with pytest.raises(UnsupportedRequestError, match=said):
@@ -287,7 +202,7 @@ def test_what_an_engine_lacks_is_refused_by_its_name(
     model.api.close()
 
 
-def test_another_event_loop_than_asyncios_is_refused() -> None:
+def test_another_event_loop_than_asyncios_is_refused(scripted: Any) -> None:
     model = scripted()
     call = model.api.generate([ChatMessageUser(content="tool:")], [], "auto", GenerateConfig())
     with pytest.raises(ConfigurationError, match="set INSPECT_ASYNC_BACKEND=asyncio"):
@@ -295,7 +210,9 @@ def test_another_event_loop_than_asyncios_is_refused() -> None:
     model.api.close()
 
 
-def test_prompts_of_many_tasks_are_scored_each_for_itself() -> None:
+def test_prompts_of_many_tasks_are_scored_each_for_itself(
+    scripted: Any, scripted_engine: Any
+) -> None:
     model = scripted()
     texts = ["ab"[length % 2] * length for length in range(1, 90)]
 
@@ -308,15 +225,17 @@ def test_prompts_of_many_tasks_are_scored_each_for_itself() -> None:
         ]
 
     # All but BOS, which has nothing before it.
-    expected = [[value_of(i) for i in f"user:{text};".encode()] for text in texts]
+    expected = [[scripted_engine.value_of(i) for i in f"user:{text};".encode()] for text in texts]
     assert asyncio.run(ask()) == expected
     model.api.close()
 
 
-def test_prompts_that_wait_for_their_scores_are_told_when_the_model_closes() -> None:
+def test_prompts_that_wait_for_their_scores_are_told_when_the_model_closes(
+    scripted_engine: Any,
+) -> None:
     scoring, go_on = threading.Event(), threading.Event()
 
-    class Slow(ScriptedSession):
+    class Slow(scripted_engine.ScriptedSession):
         def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
             if len(spans[0].token_ids) == 9:  # not those of the self check
                 scoring.set()
@@ -336,11 +255,11 @@ def test_prompts_that_wait_for_their_scores_are_told_when_the_model_closes() -> 
         go_on.set()
         assert len(await first) == 8, "what was in the session is the session's to end"
 
-    with Slow(Scripted()) as session:
+    with Slow(scripted_engine.Scripted()) as session:
         asyncio.run(asyncio.wait_for(ask(PromptScorer(session)), 60))
 
 
-def test_only_a_lost_connection_is_tried_again() -> None:
+def test_only_a_lost_connection_is_tried_again(scripted: Any) -> None:
     model = scripted()
     lost = EngineRuntimeError("given up")
     lost.__cause__ = httpx.ConnectError("refused")
@@ -350,7 +269,7 @@ def test_only_a_lost_connection_is_tried_again() -> None:
     model.api.close()
 
 
-def test_text_is_counted_and_encoded_by_the_models_own_tokenizer() -> None:
+def test_text_is_counted_and_encoded_by_the_models_own_tokenizer(scripted: Any) -> None:
     model = scripted()
     assert asyncio.run(model.api.tokenize("é")) == list("é".encode())
     assert asyncio.run(model.api.count_text_tokens("éé")) == 4
@@ -358,6 +277,7 @@ def test_text_is_counted_and_encoded_by_the_models_own_tokenizer() -> None:
 
 
 def test_an_engine_that_runs_more_than_inspect_asks_for_says_so_once(
+    scripted: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = scripted(batch_size=64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -13,7 +14,6 @@ import pytest
 from packaging.version import Version
 
 HERE = Path(__file__).parent
-OLD, NEW = "1.2.1", "1.3.0rc20"
 
 
 Install = Callable[..., ModuleType]
@@ -41,6 +41,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Install]:
 
     yield install
     patch.undo()
+
+
+@pytest.fixture
+def no_thread_is_left() -> Iterator[None]:
+    """Fails a test that leaves a worker of the fake running."""
+    yield
+    assert not any(thread.name == "fake TensorRT-LLM" for thread in threading.enumerate())
 
 
 def loaded(name: str) -> ModuleType:

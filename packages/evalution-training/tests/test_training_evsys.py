@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, redact
+from evalution_core import ConfigurationError, EngineRuntimeError, redact
 from evalution_training import available_backends, load_backend, make_backend, prepared
 from evalution_training.registry import EVSYS_GROUP
 
@@ -131,13 +131,13 @@ def test_a_key_that_is_missing_is_told_with_its_name(
     monkeypatch.delenv("FIREWORKS_API_KEY", raising=False)
     expected = "backend 'fireworks' could not prepare m: KeyError: 'FIREWORKS_API_KEY'"
     with (
-        pytest.raises(Exception, match=expected),
+        pytest.raises(EngineRuntimeError, match=expected),
         prepared("fireworks", model="m", run_dir=tmp_path),
     ):
         raise AssertionError("there are no handles")
 
 
 def test_a_secret_among_params_is_redacted_from_then_on(our_package: None) -> None:
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match="no param 'api_key'"):
         make_backend("fireworks", {"api_key": "sk-very-secret"})
     assert redact("told: sk-very-secret") == "told: ***"

@@ -155,7 +155,7 @@ def test_a_program_of_it_is_refused_with_the_way_to_write_one(run: Callable[...,
 
 def test_the_schema_for_editors_takes_a_spec_with_a_backend() -> None:
     jsonschema: Any = pytest.importorskip("jsonschema", reason="jsonschema isn't installed")
-    schema: Any = pytest.importorskip("evalution.spec.schema")
+    schema: Any = pytest.importorskip("evalution.spec.schema", reason="the runner is not installed")
     test = {"type": "generation", "data": "r", "prompt": "q", "target": "a"}
     spec: dict[str, Any] = {"engine": "Reference", "tests": [test]}
     spec |= {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -8,7 +9,7 @@ import httpx
 import pytest
 
 from evalution_core import BaseInferenceSession, Model, load_engine
-from evalution_enginekit.mock import Mock
+from evalution_enginekit.mock import Mock, MockSession
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,6 +29,33 @@ def tiny() -> Iterator[BaseInferenceSession]:
 def mock() -> Iterator[BaseInferenceSession]:
     with Mock().build(Model("mock")) as session:
         yield session
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[BaseInferenceSession]:
+    """A mock session of which each step takes a moment."""
+    stepping = MockSession._step  # pyright: ignore[reportPrivateUsage]
+
+    def step(self: Any, sequences: Any) -> Any:
+        time.sleep(0.003)
+        return stepping(self, sequences)
+
+    monkeypatch.setattr(MockSession, "_step", step)
+    with Mock(max_model_len=8192, batch_size=4).build(Model("mock")) as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[[Callable[[], object]], None]:
+    """Wait for what it is called with to be true; the test fails if it is not within 20 s."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        end = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < end, "it never came"
+            time.sleep(0.002)
+
+    return wait
 
 
 Serving = Callable[..., httpx.Client]

@@ -128,6 +128,7 @@ def test_a_stream_is_the_answer_in_pieces(client: httpx.Client) -> None:
 
 def test_a_stream_without_the_option_has_no_usage(client: httpx.Client) -> None:
     found = chunks(client, "/v1/completions", prompt=TEXT, max_tokens=2)
+    assert found
     assert all(chunk["choices"] and "usage" not in chunk for chunk in found)
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
-import time
-import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -17,13 +14,6 @@ from evalution_core import Model
 from evalution_enginekit.mock import Mock
 
 WAIT_S = 20
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.002)
 
 
 def request(body: Any) -> bytes:
@@ -117,7 +107,9 @@ def on_a_wire(session: Any, work: Callable[[Wire, Any], Coroutine[Any, Any, None
 ABORTED = "evalution_requests_aborted_total 1.0"
 
 
-def test_a_large_last_piece_of_a_body_does_not_hide_that_its_client_goes(long: Any) -> None:
+def test_a_large_last_piece_of_a_body_does_not_hide_that_its_client_goes(
+    long: Any, until: Any
+) -> None:
     text = request({**LONG, "user": "u" * 300_000})
 
     async def work(wire: Wire, app: Any) -> None:
@@ -132,7 +124,7 @@ def test_a_large_last_piece_of_a_body_does_not_hide_that_its_client_goes(long: A
 
 
 def test_who_goes_takes_along_what_it_sent_ahead_and_the_log_is_silent(
-    long: Any, caplog: pytest.LogCaptureFixture
+    long: Any, caplog: pytest.LogCaptureFixture, until: Any
 ) -> None:
     async def work(wire: Wire, app: Any) -> None:
         wire.come(request(LONG) + request(LONG))
@@ -250,26 +242,3 @@ def test_a_first_request_that_goes_nowhere_is_refused_and_no_error(
 
     asyncio.run(on_a_bare_wire(work))
     assert caplog.messages == ["Invalid HTTP request received."]
-
-
-def test_a_session_that_the_server_built_is_let_go_at_its_end() -> None:
-    from evalution_openai.server import build_openai_compatible_server
-
-    built: list[weakref.ref[Any]] = []
-
-    class Noting(Mock):
-        def build(self, model: Model) -> Any:
-            session = super().build(model)
-            built.append(weakref.ref(session))
-            return session
-
-    async def serve() -> Any:
-        app = build_openai_compatible_server(engine=Noting(), model=Model("mock"))
-        async with app._lifespan(app):
-            assert app.served().session is built[0]()
-        return app
-
-    app = asyncio.run(serve())
-    gc.collect()
-    assert built[0]() is None
-    assert b"evalution_requests_inside 0.0" in app.metrics.page()

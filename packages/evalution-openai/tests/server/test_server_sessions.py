@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,21 +13,11 @@ import pytest
 from evalution_core import (
     BaseInferenceSession,
     Capability,
-    ConfigurationError,
     EngineRuntimeError,
     GenerationOutput,
     LoglikelihoodOutput,
-    Model,
     RollingLoglikelihoodOutput,
 )
-from evalution_enginekit.mock import Mock
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.002)
 
 
 class Plain(BaseInferenceSession):
@@ -101,76 +90,6 @@ def test_tokenizer_info_needs_a_tokenizer(serving: Any) -> None:
     assert answer.json()["error"]["code"] == "unsupported"
 
 
-def test_an_engine_is_built_when_the_server_starts_and_closed_when_it_ends() -> None:
-    from evalution_openai.server import build_openai_compatible_server
-    from evalution_openai.server.listening import listening
-
-    built: list[BaseInferenceSession] = []
-
-    class Watched(Mock):
-        def build(self, model: Model) -> Any:
-            session = Mock.build(self, model)
-            built.append(session)
-            return session
-
-    app = build_openai_compatible_server(engine=Watched(), model="some")
-    assert not built
-    with listening(app) as url:
-        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "some"
-        (session,) = built
-        session.check()
-    with pytest.raises(RuntimeError, match="closed"):
-        session.check()
-
-
-def test_a_session_stays_its_owners(serving: Any, mock: BaseInferenceSession) -> None:
-    from evalution_openai.server import build_openai_compatible_server
-    from evalution_openai.server.listening import listening
-
-    for _ in range(2):
-        with listening(build_openai_compatible_server(session=mock)) as url:
-            asked = {"prompt": "a", "max_tokens": 2}
-            assert httpx.post(f"{url}/v1/completions", json=asked).status_code == 200
-    mock.check()
-
-
-def test_a_server_needs_a_session_or_an_engine() -> None:
-    from evalution_openai.server import build_openai_compatible_server
-
-    for given in ({}, {"session": Plain(), "engine": Mock(), "model": "a"}):
-        with pytest.raises(ConfigurationError, match="a session, or an engine and a model"):
-            build_openai_compatible_server(**given)
-    with pytest.raises(ConfigurationError, match="which model to serve"):
-        build_openai_compatible_server(engine=Mock())
-    with pytest.raises(ConfigurationError, match="max_queue must be an int >= 0"):
-        build_openai_compatible_server(session=Plain(), max_queue=-1)
-    with pytest.raises(ConfigurationError, match="at least 8 characters"):
-        build_openai_compatible_server(session=Plain(), api_key="short")
-
-
-def test_without_its_lifespan_it_has_no_model_yet() -> None:
-    from evalution_openai.server import build_openai_compatible_server
-
-    app = build_openai_compatible_server(engine=Mock(), model="some")
-    sent: list[Any] = []
-
-    async def call() -> None:
-        async def receive() -> Any:
-            return {"type": "http.request", "body": b"{}"}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {"type": "http", "method": "GET", "path": "/health", "headers": []}
-        await app(scope, receive, send)
-
-    import asyncio
-
-    asyncio.run(call())
-    assert sent[0]["status"] == 503
-    assert (b"retry-after", b"5") in sent[0]["headers"]
-
-
 class Failing(Plain):
     def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
         yield from ()
@@ -229,7 +148,7 @@ class Gated(Plain):
         return Plain.generate(self, requests)
 
 
-def test_what_can_not_wait_is_told_to_come_back(serving: Any) -> None:
+def test_what_can_not_wait_is_told_to_come_back(serving: Any, until: Any) -> None:
     session = Gated()
     client = serving(session=session, max_concurrent=1, max_queue=1)
     with ThreadPoolExecutor(2) as threads:
@@ -250,22 +169,6 @@ def test_what_can_not_wait_is_told_to_come_back(serving: Any) -> None:
 LONG = {"prompt": "abc", "max_tokens": 4000, "ignore_eos": True}
 
 
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[BaseInferenceSession]:
-    """A mock session of which each step takes a moment."""
-    from evalution_enginekit.mock import MockSession
-
-    stepping = MockSession._step  # pyright: ignore[reportPrivateUsage]
-
-    def step(self: Any, sequences: Any) -> Any:
-        time.sleep(0.003)
-        return stepping(self, sequences)
-
-    monkeypatch.setattr(MockSession, "_step", step)
-    with Mock(max_model_len=8192, batch_size=4).build(Model("mock")) as session:
-        yield session
-
-
 def leave_an_answer(client: httpx.Client, slow: Any) -> None:
     with pytest.raises(httpx.ReadTimeout):
         client.post("/v1/completions", json=LONG, timeout=0.3)
@@ -279,7 +182,7 @@ def leave_a_stream(client: httpx.Client, slow: Any) -> None:
 
 @pytest.mark.parametrize("leave", [leave_an_answer, leave_a_stream])
 def test_a_client_that_is_gone_takes_its_request_along(
-    serving: Any, slow: Any, leave: Callable[[httpx.Client, Any], None]
+    serving: Any, slow: Any, leave: Callable[[httpx.Client, Any], None], until: Any
 ) -> None:
     client = serving(session=slow)
     leave(client, slow)
@@ -288,7 +191,7 @@ def test_a_client_that_is_gone_takes_its_request_along(
     assert "evalution_requests_inside 0.0" in client.get("/metrics").text
 
 
-def test_an_abort_costs_the_others_nothing(serving: Any, slow: Any) -> None:
+def test_an_abort_costs_the_others_nothing(serving: Any, slow: Any, until: Any) -> None:
     client = serving(session=slow)
     asked = {"prompt": "xyz", "max_tokens": 150, "ignore_eos": True}
     with ThreadPoolExecutor(3) as threads:
@@ -300,7 +203,7 @@ def test_an_abort_costs_the_others_nothing(serving: Any, slow: Any) -> None:
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [150, 150]
 
 
-def test_a_request_joins_while_others_run(serving: Any, slow: Any) -> None:
+def test_a_request_joins_while_others_run(serving: Any, slow: Any, until: Any) -> None:
     client = serving(session=slow)
     with ThreadPoolExecutor(1) as threads:
         long = threads.submit(
@@ -317,7 +220,7 @@ def test_a_request_joins_while_others_run(serving: Any, slow: Any) -> None:
         assert long.result().json()["usage"]["completion_tokens"] == 1500
 
 
-def test_a_waiting_request_whose_client_is_gone_never_runs(serving: Any) -> None:
+def test_a_waiting_request_whose_client_is_gone_never_runs(serving: Any, until: Any) -> None:
     session = Gated()
     client = serving(session=session, max_concurrent=1)
     with ThreadPoolExecutor(1) as threads:

@@ -1,0 +1,136 @@
+"""From the start of a server to its end: what it is built of, what it builds, what it lets go."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import weakref
+from typing import Any
+
+import httpx
+import pytest
+
+from evalution_core import BaseInferenceSession, ConfigurationError, Model
+from evalution_enginekit.mock import Mock
+
+
+def test_an_engine_is_built_when_the_server_starts_and_closed_when_it_ends() -> None:
+    from evalution_openai.server import build_openai_compatible_server
+    from evalution_openai.server.listening import listening
+
+    built: list[BaseInferenceSession] = []
+
+    class Watched(Mock):
+        def build(self, model: Model) -> Any:
+            session = Mock.build(self, model)
+            built.append(session)
+            return session
+
+    app = build_openai_compatible_server(engine=Watched(), model="some")
+    assert not built
+    with listening(app) as url:
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "some"
+        (session,) = built
+        session.check()
+    with pytest.raises(RuntimeError, match="closed"):
+        session.check()
+
+
+def test_a_session_stays_its_owners(serving: Any, mock: BaseInferenceSession) -> None:
+    from evalution_openai.server import build_openai_compatible_server
+    from evalution_openai.server.listening import listening
+
+    for _ in range(2):
+        with listening(build_openai_compatible_server(session=mock)) as url:
+            asked = {"prompt": "a", "max_tokens": 2}
+            assert httpx.post(f"{url}/v1/completions", json=asked).status_code == 200
+    mock.check()
+
+
+def test_a_server_needs_a_session_or_an_engine(mock: BaseInferenceSession) -> None:
+    from evalution_openai.server import build_openai_compatible_server
+
+    for given in ({}, {"session": mock, "engine": Mock(), "model": "a"}):
+        with pytest.raises(ConfigurationError, match="a session, or an engine and a model"):
+            build_openai_compatible_server(**given)
+    with pytest.raises(ConfigurationError, match="which model to serve"):
+        build_openai_compatible_server(engine=Mock())
+    with pytest.raises(ConfigurationError, match="max_queue must be an int >= 0"):
+        build_openai_compatible_server(session=mock, max_queue=-1)
+    with pytest.raises(ConfigurationError, match="at least 8 characters"):
+        build_openai_compatible_server(session=mock, api_key="short")
+
+
+def test_without_its_lifespan_it_has_no_model_yet() -> None:
+    from evalution_openai.server import build_openai_compatible_server
+
+    app = build_openai_compatible_server(engine=Mock(), model="some")
+    sent: list[Any] = []
+
+    async def call() -> None:
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"{}"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/health", "headers": []}
+        await app(scope, receive, send)
+
+    asyncio.run(call())
+    assert sent[0]["status"] == 503
+    assert (b"retry-after", b"5") in sent[0]["headers"]
+
+
+def test_what_the_end_of_the_server_cuts_off_is_told_to_come_back() -> None:
+    from evalution_openai.server import build_openai_compatible_server
+
+    with Mock().build(Model("mock")) as session:
+
+        async def serve() -> list[Any]:
+            app = build_openai_compatible_server(session=session)
+            sent: list[Any] = []
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            async def receive() -> Any:
+                return await asyncio.get_running_loop().create_future()
+
+            headers = [(b"host", b"localhost")]
+            scope = {"type": "http", "method": "POST", "path": "/v1/completions"}
+            held = asyncio.ensure_future(app({**scope, "headers": headers}, receive, send))
+            await asyncio.sleep(0)
+            held.cancel()
+            await asyncio.wait([held])
+            assert held.cancelled()
+            return sent
+
+        start, body = asyncio.run(asyncio.wait_for(serve(), 20))
+    assert start["status"] == 503
+    assert (b"retry-after", b"5") in start["headers"]
+    assert json.loads(body["body"])["error"]["message"] == "the server ends"
+
+
+def test_a_session_that_the_server_built_is_let_go_at_its_end() -> None:
+    from evalution_openai.server import build_openai_compatible_server
+
+    built: list[weakref.ref[Any]] = []
+
+    class Noting(Mock):
+        def build(self, model: Model) -> Any:
+            session = super().build(model)
+            built.append(weakref.ref(session))
+            return session
+
+    async def serve() -> Any:
+        app = build_openai_compatible_server(engine=Noting(), model=Model("mock"))
+        async with app._lifespan(app):
+            assert app.served().session is built[0]()
+        return app
+
+    app = asyncio.run(serve())
+    gc.collect()
+    assert built[0]() is None
+    assert b"evalution_requests_inside 0.0" in app.metrics.page()
