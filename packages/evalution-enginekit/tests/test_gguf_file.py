@@ -44,6 +44,17 @@ def gguf(metadata: dict[str, Any], *, tensors: int = 0, version: int = 3) -> byt
     return found
 
 
+def twice(key: str, given: bytes) -> bytes:
+    """A file with a key that is there two times."""
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * (string(key) + given)
+
+
+def array(kind: int, length: int) -> bytes:
+    """A file that ends behind the beginning of an array."""
+    start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("a")
+    return start + struct.pack("<IIQ", 9, kind, length)
+
+
 def written(folder: Path, content: bytes, name: str = "model.gguf") -> Path:
     path = folder / name
     path.write_bytes(content)
@@ -102,6 +113,15 @@ def test_a_damaged_header_is_an_error_of_ours_or_none(
         (b"GGUF" + struct.pack(">I", 3) + b"\0" * 40, "big-endian"),
         (gguf({"general.architecture": "x"}, version=1), "version 1; versions 2 and 3 are read"),
         (gguf({"general.name": "x"}), "says nothing of its architecture"),
+        (twice("a", value(1)), "damaged GGUF file: the key 'a' is there twice"),
+        (
+            gguf({"general.architecture": "x"}, tensors=2).replace(b"t1", b"t0"),
+            "the tensor 't0' is there twice",
+        ),
+        (array(9, 1), "an array of arrays, which llama.cpp doesn't read either"),
+        (array(99, 1), "elements of the unknown type 99"),
+        (array(8, 1 << 60), "truncated"),
+        (array(0, 17_000_000) + b"\0" * 17_000_000, "17,000,000 elements, more than 16,777,216"),
         (
             gguf({"general.architecture": "llama"}, tensors=1)[:-8],
             r"truncated: it ends after \d+ bytes and its tensors need \d+ bytes; download it again",
@@ -141,9 +161,24 @@ def test_parts_belong_together(tmp_path: Path) -> None:
     second = written(tmp_path, whole, "m-00002-of-00002.gguf")
     assert gguf_file_of(Model(str(second)), "E").path == first
     assert parts_of(first) == [first, second]
+    miscounted = written(tmp_path, whole, "n-00001-of-00001.gguf")
+    with pytest.raises(ConfigurationError, match="one of 2 parts of a model and was renamed"):
+        gguf_file_of(Model(str(miscounted)), "E")
     renamed = written(tmp_path, whole, "renamed.gguf")
     with pytest.raises(ConfigurationError, match="one of 2 parts of a model and was renamed"):
         gguf_file_of(Model(str(renamed)), "E")
+
+
+def test_the_weights_of_all_parts_count(tmp_path: Path) -> None:
+    # Splitting tools may leave the first part without a weight.
+    about = {"general.architecture": "llama", "split.count": 2}
+    first = written(tmp_path, gguf(about), "m-00001-of-00002.gguf")
+    # As llama.cpp's splitter writes it: later parts say nothing of the model.
+    rest = {"split.no": 1, "split.count": 2, "split.tensors.count": 2}
+    written(tmp_path, gguf(rest, tensors=2), "m-00002-of-00002.gguf")
+    file = gguf_file_of(Model(str(first)), "E")
+    assert [tensor.name for tensor in file.tensors] == ["t0", "t1"]
+    assert file.weight_type == "F32"
 
 
 @pytest.mark.parametrize("path", ["./gone.gguf", "/gone/gone.gguf", "gone.gguf", "a/b/c"])

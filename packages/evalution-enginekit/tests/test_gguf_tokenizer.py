@@ -96,6 +96,11 @@ def test_sentence_pieces_join_by_their_scores(tmp_path: Path) -> None:
     assert tokenizer.encode("</s>ab") == [2, first + 5]
     assert tokenizer.encode("é") == [first, 3 + 0xC3, 3 + 0xA9]
     assert tokenizer.decode(tokenizer.encode("ab é")) == "ab é"
+    # A file that leaves them out means the usual ones.
+    ids = ("bos_token_id", "eos_token_id", "unknown_token_id")
+    silent = {k: v for k, v in file.metadata.items() if not k.endswith(ids)}
+    usual = GGUFTokenizer(replace(file, metadata=silent))
+    assert (usual.leading_ids, usual.eos_id, usual.eos_ids) == ((1,), 2, {2})
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,7 @@ def test_the_tolerance_is_by_dtype(dtype: str, outcome: str) -> None:
     ("options", "detail"),
     [
         ({"max_model_len": 5}, "max_model_len=5 is too short"),
+        ({"max_model_len": 2}, "max_model_len=2 is too short"),
         (
             {"complete": lambda *_: GenerationOutput("", "")},
             "the next-token path gave no log-probabilities",

@@ -104,10 +104,11 @@ def random_gguf(tmp_path: Path) -> Callable[..., Path]:
         vocabulary: str = "whole",
         deviation: float | None = None,
         settings: dict[str, Any] | None = None,
+        tensors_a_part: int = 0,
     ) -> Path:
         gguf = pytest.importorskip("gguf", reason="gguf is not installed")
         path = tmp_path / name
-        writer = gguf.GGUFWriter(path, architecture)
+        writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_part)
         told = {
             "context_length": 512,
             "embedding_length": WIDTH,
@@ -130,7 +131,7 @@ def random_gguf(tmp_path: Path) -> Callable[..., Path]:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        return path
+        return path if path.is_file() else next(tmp_path.glob(f"{path.stem}-00001-of-*.gguf"))
 
     return write
 

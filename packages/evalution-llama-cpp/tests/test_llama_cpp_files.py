@@ -70,6 +70,16 @@ def test_a_vocabulary_that_lacks_bytes_takes_any_text(random_gguf: Write) -> Non
     assert output.completion_tokens == 2
 
 
+def test_a_model_in_parts_is_the_model(random_gguf: Write) -> None:
+    request = GenerationRequest("cat", max_new_tokens=8, ignore_eos=True)
+    found = []
+    for path in (random_gguf(), random_gguf(name="parts.gguf", tensors_a_part=12)):
+        with ENGINE.build(Model(str(path))) as session:
+            found.append(session.generate([request])[0].token_ids)
+    assert path.name == "parts-00001-of-00003.gguf"
+    assert found[0] == found[1]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are text here")
 def test_a_path_that_is_no_text_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"tiny-\xff.gguf")

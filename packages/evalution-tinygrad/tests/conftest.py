@@ -16,7 +16,10 @@ TINY = builtin_path("builtin:tiny", "gguf")
 
 @pytest.fixture
 def rewrite_tiny(tmp_path: Path) -> Callable[..., Path]:
-    """Writes the tiny model's GGUF anew, with other metadata and further tensors."""
+    """Writes the tiny model's GGUF anew, with other metadata and further tensors.
+
+    What is None is left out.
+    """
 
     def write(
         name: str = "made.gguf",
@@ -40,10 +43,10 @@ def rewrite_tiny(tmp_path: Path) -> Callable[..., Path]:
             if value is None:
                 continue
             writer.add_key_value(key, value, types[0], types[-1] if len(types) > 1 else None)
-        for tensor in reader.tensors:
-            writer.add_tensor(tensor.name, np.array(tensor.data))
-        for key, tensor in (tensors or {}).items():
-            writer.add_tensor(key, tensor)
+        weights = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+        for key, tensor in {**weights, **(tensors or {})}.items():
+            if tensor is not None:
+                writer.add_tensor(key, tensor)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

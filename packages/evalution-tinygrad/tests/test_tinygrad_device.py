@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 pytest.importorskip("tinygrad", reason="tinygrad is not installed")
 
 from tinygrad import Device, Tensor, helpers
+from tinygrad.codegen.opt import search
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_tinygrad import Tinygrad
@@ -109,6 +111,31 @@ def test_any_thread_may_compile() -> None:
         thread.join()
     work(2)
     assert found == [0, 1, 2]
+
+
+def test_any_thread_may_search_for_fast_kernels() -> None:
+    # tinygrad limits each trial by an alarm, which Python refuses to all threads but the main one.
+    found: list[Any] = []
+
+    def work() -> None:
+        with Placement("CPU:X86", 1, 1).entered(), helpers.Context(CACHELEVEL=0):
+            found.append((Tensor([1.0] * 24) * 3).tolist())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [[3.0] * 24]
+    assert search.signal is signal
+
+
+def test_a_compiler_that_fails_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_nothing(*_: Any) -> bytes:
+        raise RuntimeError("expected '<4 x float>*'")
+
+    monkeypatch.setattr("tinygrad.device.Compiler.compile_cached", compile_nothing)
+    monkeypatch.setattr("tinygrad.codegen.to_program_cache", {})
+    with pytest.raises(EngineUnavailableError, match=r"'cpu:x86' can't be used.*<4 x float>"):
+        place("cpu:x86", None, None)
 
 
 def test_the_broken_release_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from evalution_tinygrad import Tinygrad
 from evalution_tinygrad.device import place
 from evalution_tinygrad.loading import load, model_file, window_of
 
+gguf: Any = pytest.importorskip("gguf", reason="gguf is not installed")
+
 TINY = Model("builtin:tiny")
 
 
@@ -72,6 +74,38 @@ def test_weights_without_a_use_are_refused(rewrite_tiny: Callable[..., Path]) ->
     expected = r"weights that tinygrad's llama model doesn't use \(blk.0.post_ffw_norm.weight\)"
     with pytest.raises(ConfigurationError, match=expected):
         Tinygrad(device="cpu").build(Model(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (None, r"\('blk.1.attn_v.weight'\): they are incomplete"),
+        (np.ones((3, 192), np.float32), r"llama model \(Shape mismatch in layer `blk.1.attn_v"),
+    ],
+)
+def test_weights_that_are_missing_or_misshapen_are_named(
+    rewrite_tiny: Callable[..., Path], weight: Any, message: str
+) -> None:
+    path = rewrite_tiny(tensors={"blk.1.attn_v.weight": weight})
+    with pytest.raises(ConfigurationError, match=message):
+        Tinygrad(device="cpu").build(Model(str(path)))
+
+
+def test_biases_of_llama_are_in_the_order_of_their_matrices(
+    rewrite_tiny: Callable[..., Path],
+) -> None:
+    whole = rewrite_tiny("whole.gguf")
+    weights = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(whole).tensors}
+    parts = [f"blk.{layer}.attn_{part}" for layer in range(2) for part in "qkv"]
+    # A bias of the first column must end where that column ends, whatever is done to the rows.
+    biases = {f"{part}.bias": weights[f"{part}.weight"][:, 0] for part in parts}
+    path = rewrite_tiny(tensors=biases)
+    with place("cpu", None, None).entered():
+        loaded = load(model_file(Model(str(path)), "Tinygrad"), "auto", "CPU", realize=True)
+        blocks: Any = loaded.transformer.blk
+        for block in blocks:
+            for linear in (block.attn_q, block.attn_k, block.attn_v):
+                np.testing.assert_array_equal(linear.bias.numpy(), linear.weight.numpy()[:, 0])
 
 
 def test_a_sliding_window_bounds_the_models_own(rewrite_tiny: Callable[..., Path]) -> None:

@@ -1,5 +1,8 @@
 """Packed tokens: each is run once, at its position, and sees its own sequence and nothing else."""
 
+# tinygrad doesn't mark what it exports.
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,7 +15,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("tinygrad", reason="tinygrad is not installed")
 
+from tinygrad import Tensor
+
 from evalution_enginekit import TokenSpan, plan_scoring
+from evalution_tinygrad.device import place
 from evalution_tinygrad.kv_cache import KVCache
 from evalution_tinygrad.packing import Packing, PlannedRuns
 from evalution_tinygrad.prefixes import Prefixes
@@ -111,6 +117,25 @@ def test_slots_are_free_when_no_path_holds_them() -> None:
     assert cache.held == 3
     assert fork.slots.tolist() == [8, 9, 10]
     assert cache.room(8) == 11
+
+
+def test_a_device_without_room_leaves_the_cache_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = KVCache(lambda tokens: [(2, 1, tokens, 4)])
+    with place("cpu", None, None).entered():
+        cache.room(8)
+        before = cache.capacity, [*cache.tensors]
+
+        def fail(*_: Any, **__: Any) -> Tensor:
+            raise MemoryError
+
+        with monkeypatch.context() as full:
+            full.setattr(Tensor, "realize", fail)
+            with pytest.raises(MemoryError):
+                cache.room(2 * cache.capacity)
+        assert (cache.capacity, cache.tensors) == before
+        path = cache.path()
+        path.extend(cache.room(3000), 3000)
+        assert [tensor.shape for tensor in cache.tensors] == [(2, 1, cache.capacity, 4)]
 
 
 def test_rotation_is_that_of_the_formula_and_of_llama_3s_factors() -> None:

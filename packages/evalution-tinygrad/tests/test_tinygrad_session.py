@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -147,6 +149,18 @@ def test_a_stream_closed_early_leaves_no_slot(small: Any) -> None:
     small.gc()
     assert small.requests_in_flight == 0
     assert small._forward.cache.held == 0
+
+
+def test_a_closed_session_holds_no_weights() -> None:
+    session: Any = Tinygrad(device="cpu", batch_size=1, pass_tokens=1).build(TINY)
+    session.generate([GenerationRequest("The", max_new_tokens=2)])
+    block = weakref.ref(session._forward._model.blk[0])
+    gc.disable()  # or a collection that happens by chance frees them
+    try:
+        session.close()
+        assert block() is None
+    finally:
+        gc.enable()
 
 
 def test_the_execution_is_described() -> None:

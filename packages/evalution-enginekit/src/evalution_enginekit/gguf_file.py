@@ -23,6 +23,8 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
+_MOST_ELEMENTS = 1 << 24
+"""Of an array: many times any vocabulary, and a bound for what a hostile file takes of memory."""
 
 _SCALARS = {
     0: "B",
@@ -74,6 +76,8 @@ _TENSOR_TYPES = {
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
     40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+    42: ("Q2_0", 64, 18),
 }
 """Name, values of a block and bytes of a block, by ggml's number of the type."""
 
@@ -137,8 +141,11 @@ class GGUFFile:
         return self.metadata.get(f"{self.architecture}.{key}")
 
 
-def read_gguf(path: Path) -> GGUFFile:
+def read_gguf(path: Path, *, is_first: bool = True) -> GGUFFile:
     """The header of the file at `path`, after a check that its tensors are all there.
+
+    Args:
+        is_first: a whole model, or the first part of one: the others say nothing of the model.
 
     Raises:
         ConfigurationError: it is missing, no GGUF, of a version that isn't read, or cut short.
@@ -158,7 +165,7 @@ def read_gguf(path: Path) -> GGUFFile:
                 raise _truncated(path, size, None) from error
             except ValueError as error:
                 raise ConfigurationError(f"{path} is a damaged GGUF file: {error}") from error
-    if "general.architecture" not in file.metadata:
+    if is_first and "general.architecture" not in file.metadata:
         raise ConfigurationError(
             f"{path} says nothing of its architecture (general.architecture): it is no model"
         )
@@ -207,8 +214,13 @@ def _read_header(path: Path, data: mmap.mmap) -> tuple[GGUFFile, int]:
     metadata: dict[str, Any] = {}
     for _ in range(entry_count):
         key = reader.string()
+        if key in metadata:
+            raise ValueError(f"the key {key!r} is there twice")
         metadata[key] = reader.value(*reader.numbers("<I"))
     tensors = tuple(_read_tensors(reader, tensor_count))
+    names = Counter(tensor.name for tensor in tensors)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ValueError(f"the tensor {twice[0]!r} is there twice")
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise ValueError(f"its alignment is {alignment!r}")
@@ -262,11 +274,16 @@ class _Reader:
         return self.numbers(f"<{_SCALARS[kind]}")[0]
 
     def _array(self, kind: int, length: int) -> list[Any]:
+        if kind == _ARRAY:
+            raise ValueError("it has an array of arrays, which llama.cpp doesn't read either")
+        if kind != _STRING and kind not in _SCALARS:
+            raise ValueError(f"an array has elements of the unknown type {kind}")
+        # Before anything is unpacked: a damaged length must not ask for the whole memory.
+        least = 8 if kind == _STRING else struct.calcsize(f"<{_SCALARS[kind]}")
+        if length * least > len(self._data) - self.at:
+            raise EOFError
+        if length > _MOST_ELEMENTS:
+            raise ValueError(f"an array has {length:,} elements, more than {_MOST_ELEMENTS:,}")
         if kind == _STRING:
             return [self.string() for _ in range(length)]
-        if kind not in _SCALARS:
-            raise ValueError(f"an array has elements of the unknown type {kind}")
-        # Before the numbers are unpacked: a damaged length must not ask for the whole memory.
-        if length * struct.calcsize(f"<{_SCALARS[kind]}") > len(self._data) - self.at:
-            raise EOFError
         return list(self.numbers(f"<{length}{_SCALARS[kind]}"))

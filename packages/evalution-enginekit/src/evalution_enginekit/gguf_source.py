@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +24,21 @@ _SHOWN = 8
 def gguf_file_of(model: Model, engine: str) -> GGUFFile:
     """The header of the model's file, checked; of a split model, that of its first part.
 
+    Its tensors are those of all parts; an `offset` counts within its own part.
+
     Raises:
         ConfigurationError: there is none, more than one could be meant, or it is damaged.
         EngineUnavailableError: it is on the Hub and huggingface_hub is not installed.
     """
     path = locate_gguf(model, engine)
-    for part in parts_of(path)[1:]:
-        read_gguf(part)
-    file = read_gguf(path)
-    if file.parts > 1 and not _PART.search(path.name):
+    first, *further = parts_of(path)
+    file, others = read_gguf(first), [read_gguf(part, is_first=False) for part in further]
+    if file.parts != 1 + len(others):
         raise ConfigurationError(
             f"{path} is one of {file.parts} parts of a model and was renamed: the others are found "
             f"by name, as in model-00001-of-{file.parts:05d}.gguf"
         )
-    return file
+    return replace(file, tensors=tuple(chain.from_iterable(f.tensors for f in (file, *others))))
 
 
 def locate_gguf(model: Model, engine: str) -> Path:

@@ -21,6 +21,8 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _SPACE = "\u2581"
 _INSTEAD = "set tokenizer_path to the matching Hugging Face tokenizer"
 _ENDING_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_SENTENCE_PIECE_IDS = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+"""Those of a SentencePiece vocabulary that doesn't say, as in llama.cpp."""
 _TEMPLATE_NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
 _ENDS_OF_TURN = frozenset(
     {
@@ -277,5 +279,6 @@ def _types(file: GGUFFile) -> list[int]:
 
 
 def _id_of(file: GGUFFile, key: str) -> int | None:
-    found = _value(file, key, None)
+    usual = _SENTENCE_PIECE_IDS.get(key) if _value(file, "model", None) == "llama" else None
+    found = _value(file, key, usual)
     return found if isinstance(found, int) and found < len(_strings(file, "tokens")) else None

@@ -46,7 +46,7 @@ def _compared(
     tokenizer: Tokenizer, complete: Complete | None, score: Score, max_model_len: int, dtype: str
 ) -> CheckResult:
     room = max_model_len - _LENGTH
-    known = encode_with_leading(tokenizer, _TEXT)[:room]
+    known = encode_with_leading(tokenizer, _TEXT)[: max(room, 0)]
     if len(known) < _LENGTH:
         return CheckResult("not checkable", f"max_model_len={max_model_len} is too short")
     tolerance = _TOLERANCES.get(dtype, _LOOSEST)

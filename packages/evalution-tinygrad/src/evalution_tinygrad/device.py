@@ -17,9 +17,11 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from tinygrad import Context, Device, helpers
+from tinygrad import Context, Device, Tensor, helpers
+from tinygrad.codegen.opt import search
 from tinygrad.device import ALL_DEVICES, LRUAllocator
 from tinygrad.helpers import Target
 
@@ -48,7 +50,8 @@ class Placement:
     @contextmanager
     def entered(self) -> Generator[None]:
         """A context in which tinygrad works this way, on this thread alone."""
-        with _TURN, _own_cache(), Context(DEV=self.target, JIT=self.jit, BEAM=self.beam):
+        settings = Context(DEV=self.target, JIT=self.jit, BEAM=self.beam)
+        with _TURN, _own_cache(), _no_alarms(), settings:
             yield
 
     def free_memory(self) -> None:
@@ -78,10 +81,12 @@ def place(device: str | None, jit: int | None, beam: int | None) -> Placement:
             jit = 2 if name in _GRAPHS_FAIL else helpers.JIT.value
         placement = Placement(target, jit, _beam(beam, name))
         _check_compiler(placement)
-        with placement.entered():
+        with placement.entered(), Context(BEAM=0):
             try:
                 with runtime_errors(f"opening {target}"):
                     _ = Device[name].renderer
+                    # A compiler that is too old opens, and fails at its first vector of numbers.
+                    Tensor([0.0] * 16).add(1).realize()
             except EngineRuntimeError as error:
                 raise EngineUnavailableError(
                     f"device={device!r} can't be used by tinygrad: {error}; python -m "
@@ -163,3 +168,20 @@ def _own_cache() -> Generator[None]:
         if module._db_connection is not None:
             module._db_connection.close()
         module._db_connection = found
+
+
+@contextmanager
+def _no_alarms() -> Generator[None]:
+    """The search for fast kernels without its time limits, off the main thread.
+
+    tinygrad 0.13 sets an alarm for each kernel that it tries (not where other processes compile
+    them), and Python refuses alarms to all threads but the main one.
+    """
+    module: Any = search
+    found = module.signal
+    if threading.current_thread() is not threading.main_thread():
+        module.signal = SimpleNamespace()
+    try:
+        yield
+    finally:
+        module.signal = found

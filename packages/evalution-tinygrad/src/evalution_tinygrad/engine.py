@@ -122,11 +122,17 @@ class Tinygrad(BaseEngine):
         version = _runtime_version()
         from evalution_enginekit.gguf_tokenizer import gguf_tokenizer_of  # noqa: PLC0415
         from evalution_tinygrad.device import place  # noqa: PLC0415 - it imports tinygrad
-        from evalution_tinygrad.loading import load, model_file, window_of  # noqa: PLC0415
+        from evalution_tinygrad.loading import (  # noqa: PLC0415
+            check_weight_types,
+            load,
+            model_file,
+            window_of,
+        )
         from evalution_tinygrad.session import Sizes, TinygradSession  # noqa: PLC0415
 
         placement = place(self.device, self.jit, self.jitbeam)
         file = model_file(model, "Tinygrad")
+        check_weight_types(file, placement.target)
         window = window_of(file, self.max_model_len or self.max_context)
         tokenizer = gguf_tokenizer_of(model, file)
         with placement.entered():

@@ -102,13 +102,15 @@ class KVCache:
             path.slots = np.searchsorted(held, path.slots)
 
     def _grow(self, needed: int) -> None:
-        before, self.capacity = self.capacity, max(_LEAST_CAPACITY, self.capacity)
-        while self.capacity <= needed:
-            self.capacity *= 2
+        before, capacity = self.capacity, max(_LEAST_CAPACITY, self.capacity)
+        while capacity <= needed:
+            capacity *= 2
         if not before:
             # Not left as found in memory: what no path holds is multiplied by a weight of zero.
-            made: list[Any] = [Tensor.zeros(*shape) for shape in self._shape(self.capacity)]
+            made: list[Any] = [Tensor.zeros(*shape) for shape in self._shape(capacity)]
         else:
-            more = (None, None, (0, self.capacity - before), None)
+            more = (None, None, (0, capacity - before), None)
             made = [tensor.pad(more) for tensor in self.tensors]
-        self.tensors = [tensor.contiguous().realize() for tensor in made]
+        made = [tensor.contiguous().realize() for tensor in made]
+        # At last: a device without room for them must leave the cache as it was.
+        self.tensors, self.capacity = made, capacity

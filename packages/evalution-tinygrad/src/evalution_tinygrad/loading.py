@@ -22,6 +22,7 @@ from evalution_enginekit import runtime_errors
 from evalution_enginekit.gguf_file import GGUFFile
 from evalution_enginekit.gguf_source import gguf_file_of
 from evalution_tinygrad.attention import attention_of
+from evalution_tinygrad.hyperparameters import check_hyperparameters
 from evalution_tinygrad.rotary import Rotary
 
 ARCHITECTURES = ("deepseek2", "glm4moe", "llama", "olmoe", "qwen2", "qwen3", "qwen3moe")
@@ -32,7 +33,33 @@ RECURRENT = ("qwen35", "qwen35moe")
 WeightType = Literal["auto", "float32", "float16"]
 
 _EXACT = ("F32", "BF16", "F64")
+_READ = frozenset(
+    [
+        "F32",
+        "F16",
+        "BF16",
+        "F64",
+        "Q1_0",
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q8_0",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "IQ2_S",
+        "IQ3_XXS",
+        "IQ3_S",
+        "IQ4_XS",
+        "MXFP4",
+    ]
+)
+"""What `ggml_data_to_tensor` of tinygrad 0.13 has, integers apart."""
+_BEYOND_X86 = frozenset(("IQ3_XXS", "IQ4_XS", "MXFP4"))
+"""What the assembler of tinygrad 0.13 fails to encode; MXFP4 ends the process."""
 _UNUSED = ("rope_freqs.weight",)
+_KV_HEADS = "attention.head_count_kv"
 _FREQ_BASE = 10000.0
 """What llama.cpp takes where a file doesn't say."""
 
@@ -68,18 +95,29 @@ def model_file(model: Model, engine: str) -> GGUFFile:
         raise ConfigurationError(
             f"{name} is a {architecture} model; {known}, and engine LlamaCpp more"
         )
-    if architecture == "llama" and file.of_architecture("expert_count"):
-        raise ConfigurationError(
-            f"{name} is a mixture of experts whose router's weights tinygrad doesn't normalise: "
-            "its numbers would be wrong; engine LlamaCpp runs it"
-        )
-    scaling = file.of_architecture("rope.scaling.type")
-    if scaling not in (None, "none"):
-        raise ConfigurationError(
-            f"{name} scales its rotary embeddings ({scaling}), which tinygrad leaves out: its "
-            "numbers would be wrong; engine LlamaCpp runs it"
-        )
+    check_hyperparameters(file)
     return file
+
+
+def check_weight_types(file: GGUFFile, target: str) -> None:
+    """Refuse a file with weights of a type that tinygrad doesn't read on `target`.
+
+    Raises:
+        ConfigurationError: it has such weights.
+    """
+    types = {tensor.type for tensor in file.tensors}
+    if strange := sorted(types - _READ):
+        raise ConfigurationError(
+            f"{file.path.name} holds weights of type {', '.join(strange)}; tinygrad reads "
+            f"{', '.join(sorted(_READ))}: take another quantisation of the model, or engine "
+            "LlamaCpp"
+        )
+    if target.startswith("CPU:X86") and (beyond := sorted(types & _BEYOND_X86)):
+        raise ConfigurationError(
+            f"{file.path.name} holds weights of type {', '.join(beyond)}, which tinygrad's "
+            "assembler for x86 CPUs can't unpack; use device='cpu:clangjit' (it needs clang), "
+            "another quantisation of the model, or engine LlamaCpp"
+        )
 
 
 def window_of(file: GGUFFile, asked: int | None) -> int:
@@ -110,14 +148,24 @@ def load(file: GGUFFile, dtype: WeightType, device: str, *, realize: bool) -> Lo
         realize: unpack quantised blocks once; otherwise in each pass.
 
     Raises:
-        ConfigurationError: the file holds weights that tinygrad's model has no use for.
+        ConfigurationError: the file lacks weights that tinygrad's model needs, or holds some that
+            it has no use for.
         EngineRuntimeError: tinygrad failed to read it.
     """
     precise = device == "CPU" or file.weight_type in _EXACT
     exact = dtype == "float32" or (dtype == "auto" and precise)
     reading = _Reading(file.architecture, exact=exact)
     with runtime_errors(f"loading {file.path.name}"), _read_by(reading):
-        transformer, _ = Transformer.from_gguf(str(file.path), realize=realize)
+        try:
+            transformer, _ = Transformer.from_gguf(str(file.path), realize=realize)
+        except UnicodeDecodeError:  # of the header, and no matter of the weights
+            raise
+        except (KeyError, ValueError) as error:  # a weight isn't there, or has another shape
+            raise ConfigurationError(
+                f"the weights in {file.path.name} are not those of tinygrad's {file.architecture} "
+                f"model ({error}): they are incomplete, or laid out in another way; convert the "
+                "model anew, or use engine LlamaCpp"
+            ) from error
     used = {*nn.state.get_state_dict(transformer), *_UNUSED}
     if strange := sorted(name for name in reading.names - used if not reading.skips(name)):
         raise ConfigurationError(
@@ -155,7 +203,7 @@ class _Reading:
     def __call__(self, path: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         metadata, weights = gguf.gguf_load(path)
         heads = metadata[f"{self._architecture}.attention.head_count"]
-        metadata.setdefault(f"{self._architecture}.attention.head_count_kv", heads)
+        metadata.setdefault(f"{self._architecture}.{_KV_HEADS}", heads)
         metadata.setdefault(f"{self._architecture}.rope.freq_base", _FREQ_BASE)
         self._layers = metadata[f"{self._architecture}.block_count"]
         self._layers -= metadata.get(f"{self._architecture}.nextn_predict_layers", 0)
@@ -163,6 +211,9 @@ class _Reading:
             factors: Any = weights["rope_freqs.weight"].float().tolist()
             self.rope_factors = factors
         self.names = {self._renamed(name) for name in weights}
+        if self._architecture == "llama":
+            for part, count in (("attn_q", heads), ("attn_k", metadata[f"llama.{_KV_HEADS}"])):
+                weights |= _unpaired(weights, f".{part}.bias", count)
         return metadata, {name: self._held(weight) for name, weight in weights.items()}
 
     def skips(self, name: str) -> bool:
@@ -179,6 +230,18 @@ class _Reading:
         if self._architecture == "glm4moe":
             return name.replace("post_attention_norm", "ffn_norm")
         return name
+
+
+def _unpaired(weights: Mapping[str, Tensor], ending: str, heads: int) -> dict[str, Tensor]:
+    """Biases in the order in which `from_gguf` puts the rows of llama's matrices, but not them.
+
+    llama.cpp turns dimension 2i of a head with 2i + 1, and tinygrad i with i + d / 2.
+    """
+    return {
+        name: weight.rearrange("(n h two) -> (n two h)", n=heads, two=2)
+        for name, weight in weights.items()
+        if name.endswith(ending)
+    }
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -102,12 +103,13 @@ class TinygradSession(TokenSession):
         forward = Forward(loaded.transformer, loaded.rotary)
         packing = Packing(forward, sizes.widths)
         self._forward: Forward | None = forward
-        self._prefixes = Prefixes(forward.cache)
-        self._scorer: Scorer | None = Scorer(forward, packing, self._prefixes)
+        prefixes = Prefixes(forward.cache)
+        self._prefixes: Prefixes | None = prefixes
+        self._scorer: Scorer | None = Scorer(forward, packing, prefixes)
         self._decoder: Decoder | None = Decoder(
             forward,
             packing,
-            self._prefixes,
+            prefixes,
             rows=sizes.batch_size,
             cache_tokens=sizes.running_tokens,
         )
@@ -132,13 +134,14 @@ class TinygradSession(TokenSession):
         return self._described
 
     def _release_caches(self) -> None:
+        assert self._prefixes is not None
         self._prefixes.clear()
 
     def _release(self) -> None:
-        self._prefixes.clear()
-        if self._forward is not None:
-            self._forward.cache.clear()
-        self._forward = self._scorer = self._decoder = None
+        # Whatever leads to the model: a closed session may be held for long.
+        self._forward = self._prefixes = self._scorer = self._decoder = None
+        # tinygrad's graphs refer to themselves, so their buffers wait for the cycles' collection.
+        gc.collect()
         with self._placement.entered():
             self._placement.free_memory()
 
