@@ -76,7 +76,7 @@ def test_a_server_is_measured_with_its_key(
         ((*TINY, "-o", "dtyp=1"), "has no option 'dtyp'; did you mean 'dtype'"),
         (("/no/model", "--engine", "Reference"), "has none that Transformers can load"),
         ((*TINY, "--target", "http://127.0.0.1:9"), "give those of one"),
-        (("m", "--target", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9"),
+        (("m", "--target", "http://127.0.0.1:9", "--no-check-first"), "give those of one"),
         ((*TINY, "--rate", "2"), "--rate is for --profile rate"),
         ((*TINY, "--data", "no.jsonl"), "there is no such file"),
         ((*TINY, "--data", "empty.jsonl"), "empty.jsonl is empty"),
@@ -96,6 +96,15 @@ def test_what_is_wrong_is_told_before_any_work(
     assert found.exit_code == 2, found.output
     assert message in found.stderr
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
+
+
+def test_a_server_that_is_away_ends_in_1_as_in_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = in_process(("m", "--target", "http://127.0.0.1:9"), tmp_path, monkeypatch)
+    assert found.exit_code == 1, found.output
+    assert "no server answers at http://127.0.0.1:9" in found.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

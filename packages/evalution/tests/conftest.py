@@ -142,6 +142,22 @@ def spec() -> Callable[..., str]:
 
 
 @pytest.fixture
+def plugin(tmp_path: Path) -> Callable[..., None]:
+    """Puts the distribution NAME-plugin 2.1 into `tmp_path`: modules by name, and entry points."""
+
+    def put(name: str, entry_points: str, **modules: str) -> None:
+        for module, code in modules.items():
+            (tmp_path / f"{module}.py").write_text(code, encoding="utf-8")
+        info = tmp_path / f"{name}_plugin-2.1.dist-info"
+        info.mkdir()
+        about = f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 2.1\n"
+        (info / "METADATA").write_text(about, encoding="utf-8")
+        (info / "entry_points.txt").write_text(entry_points, encoding="utf-8")
+
+    return put
+
+
+@pytest.fixture
 def assert_told() -> Callable[[Any, int, str], None]:
     """Asserts that a command ended with this code and one line of error, without a traceback."""
 

@@ -110,7 +110,7 @@ def test_near_ties_of_narrow_numbers_are_decided_as_they_are_when_they_are_read_
         )
         return [sample.to_dict() for sample in result.suites[0].samples]
 
-    with pytest.raises(EngineRuntimeError):
+    with pytest.raises(EngineRuntimeError, match="device lost"):
         run("in two", 4)
     assert run("in two", 9) == run("at once", 9)
 

@@ -80,7 +80,7 @@ def test_a_limit_that_no_machine_can_count_is_refused(
 CASES: list[tuple[dict[str, Any], int, str]] = [
     ({"engine": "VLM"}, 2, "is installed; did you mean 'VLLM'? pip install evalution-vllm"),
     ({"engine": "Referense"}, 2, "did you mean 'Reference'"),
-    ({"engine": "no_module:Engine"}, 1, "No module named 'no_module'"),
+    ({"engine": "no_module:Engine"}, 2, "No module named 'no_module'"),
     ({"tests": "[]"}, 2, "tests must be a list with at least one suite"),
     ({"rest": "engine: x"}, 2, "spec.yaml, line 4, column 1: not valid YAML: the key 'engine'"),
     ({"rest": "limit: 3"}, 2, "there is no section 'limit'"),

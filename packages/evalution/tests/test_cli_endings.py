@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+
+from evalution.cli.errors import isolation_hinted, told_errors
+from evalution_core import EngineRuntimeError
 
 MOCK = "evalution_enginekit.mock:Mock"
 ROW = {"question": "1 + 1?", "answer": "2"}
@@ -101,7 +105,7 @@ def test_a_second_ctrl_c_ends_in_130_too(spec: Any, command_line: Any, folder: P
 
 
 def test_ctrl_c_while_the_command_line_is_imported_ends_in_130(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Interrupting:
         def find_spec(self, name: str, *_: Any) -> None:
@@ -113,6 +117,7 @@ def test_ctrl_c_while_the_command_line_is_imported_ends_in_130(
     with pytest.raises(SystemExit) as caught:
         importlib.import_module("evalution.__main__").main()
     assert caught.value.code == 130
+    assert capsys.readouterr().err == "interrupted; what was finished is kept\n"
 
 
 def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(
@@ -136,10 +141,24 @@ def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(
     path = spec(folder, engine="dying:Dying", tests=tests)
     done = command_line("run", path, "--output", "out", "--cache", "my answers")
     assert_told(done, 1, "device lost")
+    assert done.stderr.endswith(
+        "in flight)\nhint: if it happens again, `isolate: true` at the top of the spec finds the "
+        "request and records it as failed\n"
+    )
     assert f"to go on: evalution run {path} --output out --cache 'my answers'\n" in done.stdout
     found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
     assert (found["status"], found["suites"]) == ("failed", [])
     assert (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("is_possible", "lost"), [(False, [3]), (True, [])])
+def test_isolation_is_no_hint_where_it_is_impossible_or_no_request_was_lost(
+    is_possible: bool, lost: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hinted = isolation_hinted(is_possible=is_possible)
+    with pytest.raises(typer.Exit), told_errors(debug=False), hinted:
+        raise EngineRuntimeError("device lost", in_flight=lost)
+    assert capsys.readouterr().err == "error: device lost\n"
 
 
 @pytest.mark.parametrize("times", [1, 2])

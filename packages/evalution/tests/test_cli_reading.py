@@ -179,7 +179,7 @@ def test_samples_are_shown_one_below_the_other(ran: Any, command_line: Any) -> N
         ),
         (["--samples", "prose", "--wrong"], "suite 'prose' calls no sample right or wrong"),
         (["--samples", "sums", "--wrong", "--failed"], "--failed and --wrong are two choices"),
-        (["--wrong"], "--failed and --wrong choose samples; name --samples SUITE"),
+        (["--wrong"], "--failed, --wrong and --limit choose samples; name --samples SUITE"),
     ],
 )
 def test_a_wrong_choice_of_samples_is_told(

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import math
+import tracemalloc
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from evalution.comparison import compare
 from evalution.comparison.pairing import pair_samples
 from evalution.comparison.table import comparison_table, remarks
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
+from evalution.samples.columns import SampleColumns
+from evalution.samples.line import line_of
 from evalution.scoring.metrics import Measure, WeightedPerplexity
 from evalution_core import ConfigurationError
 from evalution_enginekit.mock import Mock
@@ -121,7 +126,7 @@ def test_rows_are_counted_by_what_they_are() -> None:
         sample(4, prompt="another"),
         sample(9),
     ]
-    found = pair_samples(left, right, same_prompts=True)
+    found = pair_samples(SampleColumns(left), SampleColumns(right), same_prompts=True)
     assert found.to_dict() == {
         "paired": 1,
         "left_only": 1,
@@ -131,7 +136,58 @@ def test_rows_are_counted_by_what_they_are() -> None:
         "other_rows": 2,
         "other_prompts": 0,
     }
-    assert [before.index for before, _ in found.pairs] == [0]
+    assert (list(found.left), list(found.right)) == ([0], [0])
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "other_rows"),
+    [
+        ("", "", 0),
+        ("", "a", 1),
+        (None, "", 0),
+        ([{"role": "user", "content": "a"}], [{"content": "a", "role": "user"}], 0),
+        ([{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}], 1),
+        ([{"content": "a"}], '[{"content": "a"}]', 1),
+    ],
+)
+def test_rows_are_other_rows_by_their_prompts(left: Any, right: Any, other_rows: int) -> None:
+    columns = [SampleColumns([sample(0, prompt=prompt)]) for prompt in (left, right)]
+    assert pair_samples(columns[0], columns[1], same_prompts=True).other_rows == other_rows
+
+
+def test_a_value_that_is_not_finite_is_another_thing_than_none() -> None:
+    samples = [sample(0, math.inf), sample(1, None), sample(2, math.nan), sample(3, 0.5)]
+    samples.append(SampleResult("s", 4, metrics={"late": 1.0, "acc": 2.0}))
+    found = SampleColumns(samples).metrics
+    assert [str(value) for value in found["acc"]] == ["inf", "nan", "inf", "0.5", "2.0"]
+    assert [str(value) for value in found["late"]] == ["nan", "nan", "nan", "nan", "1.0"]
+
+
+def test_the_texts_of_two_runs_are_never_held(tmp_path: Path) -> None:
+    rows, text = 1_500, "word " * 2_000
+
+    def stored(name: str, wrong: int) -> RunResult:
+        found = run([sample(row, float(row != wrong)) for row in range(rows)])
+        file = tmp_path / name
+        with file.open("wb") as lines:
+            for kept in found["s"].samples:
+                lines.write(line_of(replace(kept, prompt=f"{text}{kept.index}")))
+        found["s"].kept_samples, found["s"].samples_file = None, file
+        return found
+
+    left, right = stored("left.jsonl", 3), stored("right.jsonl", 1_000)
+    tracemalloc.start()
+    try:
+        found = compare(left, right)["s"]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.rows.paired == rows
+    assert [(flip.index, flip.target) for flip in found.flips] == [
+        (3, "target 3"),
+        (1_000, "target 1000"),
+    ]
+    assert peak < rows * len(text) / 2  # of two files of that size and more each
 
 
 @pytest.mark.parametrize(
@@ -149,7 +205,7 @@ def test_other_prompts_are_other_rows_unless_an_option_explains_them(
     right = run([sample(n, prompt=f"shots {n}") for n in range(2)], options=options)
     found = compare(left, right)["s"]
     assert found.options == {n: [None, value] for n, value in options.items() if n != "name"}
-    assert len(found.rows.pairs) == paired
+    assert found.rows.paired == paired
     assert (found.rows.other_rows, found.rows.other_prompts) == (other_rows, other_prompts)
 
 

@@ -51,6 +51,7 @@ def test_the_error_survives_pickling() -> None:
 
 
 def test_the_guides_import_paths_are_the_contracts_own_names() -> None:
+    assert {"BaseEngine", "GenerationRequest", "LoglikelihoodOutput"} <= set(base.__all__)
     for name in base.__all__:
         if name != "InferenceSession":
             assert getattr(base, name) is getattr(evalution_core, name)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,18 +33,10 @@ build_broken_server = broken_plugin:build
 """
 
 
-def distribution(folder: Path, name: str, entry_points: str) -> None:
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(entry_points)
-
-
 @pytest.fixture
-def plugins(tmp_path: Path) -> Path:
-    distribution(tmp_path, "some_plugin", COMMANDS)
-    (tmp_path / "working_plugin.py").write_text(WORKING)
-    (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('its import fails')\n")
+def plugins(tmp_path: Path, plugin: Any) -> Path:
+    broken = "raise RuntimeError('its import fails')\n"
+    plugin("some", COMMANDS, working_plugin=WORKING, broken_plugin=broken)
     return tmp_path
 
 
@@ -66,7 +59,7 @@ def test_the_list_of_commands_loads_none(plugins: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "greet " in done.stdout
     assert "broken " in done.stdout
-    assert "From some_plugin" in done.stdout
+    assert "From some-plugin" in done.stdout
 
 
 def test_a_command_of_a_package_is_called(plugins: Path) -> None:
@@ -88,7 +81,7 @@ def test_its_errors_are_told_as_those_of_the_runner(plugins: Path) -> None:
 def test_a_broken_command_hurts_itself_alone(plugins: Path) -> None:
     done = evalution(plugins, "broken")
     assert done.returncode == 1
-    assert "the command 'broken' of some_plugin" in done.stderr
+    assert "the command 'broken' of some-plugin" in done.stderr
     assert "RuntimeError: its import fails" in done.stderr
     assert evalution(plugins, "engines").returncode == 0
 
@@ -97,11 +90,11 @@ def test_the_runners_own_commands_are_not_replaced(plugins: Path) -> None:
     assert "Run a spec" in evalution(plugins, "run", "--help").stdout
 
 
-def test_two_packages_with_one_verb_are_told_apart_by_nobody(plugins: Path) -> None:
-    distribution(plugins, "other", "[evalution.commands]\ngreet = working_plugin:greet\n")
+def test_two_packages_with_one_verb_are_told_apart_by_nobody(plugins: Path, plugin: Any) -> None:
+    plugin("other", "[evalution.commands]\ngreet = working_plugin:greet\n")
     done = evalution(plugins, "greet", "you")
     assert done.returncode == 2
-    assert "comes from other and some_plugin; uninstall" in done.stderr
+    assert "comes from other-plugin and some-plugin; uninstall" in done.stderr
 
 
 ALONE = """

@@ -85,8 +85,9 @@ def test_what_is_asked(name: str, prompt: str, shots: int, first_stop: str) -> N
 
 @pytest.mark.parametrize("name", ["gsm8k_cot", "gsm8k_platinum_cot"])
 def test_the_worked_examples_stand_before_every_question(name: str) -> None:
-    suite = named(name, ROW, ROW)
-    for sample in suite.samples():
+    samples = list(named(name, ROW, ROW).samples())
+    assert len(samples) == 2
+    for sample in samples:
         *solved, question = sample.prompt.split("\n\n")
         assert question == f"Q: {ROW['question']}\nA:"
         assert solved == [
@@ -126,7 +127,9 @@ def test_solved_rows_of_ones_own_end_in_the_number() -> None:
 
 def test_platinum_draws_its_solved_rows_from_the_test_set() -> None:
     rows = [{"question": f"{n} + 0?", "answer": f"#### {n}"} for n in range(8)]
-    for sample in named("gsm8k_platinum", *rows).samples():
+    samples = list(named("gsm8k_platinum", *rows).samples())
+    assert len(samples) == 8
+    for sample in samples:
         *solved, question = sample.prompt.split("\n\n")
         assert len(set(solved)) == 5
         assert f"{question} #### {sample.index}" not in solved

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from evalution.rows.hub import HubRows, forget_loaded
+from evalution.rows import hub
+from evalution.rows.hub import HubRows
 from evalution.suites import load_suite
 from evalution_core import ConfigurationError
 
@@ -40,9 +41,9 @@ class Library(ModuleType):
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     found = Library()
     monkeypatch.setitem(sys.modules, "datasets", found)
-    forget_loaded()
+    hub._load.cache_clear()
     yield found
-    forget_loaded()
+    hub._load.cache_clear()
 
 
 def test_a_split_is_loaded_once_and_read_as_often_as_asked(library: Library) -> None:
@@ -78,7 +79,7 @@ def test_a_hub_that_cannot_be_reached_names_the_way_out(library: Library) -> Non
 
 def test_without_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    forget_loaded()
+    hub._load.cache_clear()
     with pytest.raises(ConfigurationError) as caught:
         named("piqa").check_samples()
     assert str(caught.value) == (

@@ -30,6 +30,7 @@ def loaded_by(code: str) -> set[str]:
     [
         "import evalution, evalution.engines.base, evalution.config; dir(evalution.engines)",
         "import evalution; evalution.suites.available_suites()",
+        "import evalution.parity",
     ],
 )
 def test_the_import_is_light(code: str) -> None:

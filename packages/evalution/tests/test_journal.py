@@ -10,6 +10,7 @@ from threading import Event, Thread
 import pytest
 
 from evalution.journal import Journal, JournalError
+from evalution.journal.database import open_alone, open_shared
 from evalution_core import ConfigurationError
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -76,6 +77,17 @@ def test_flush_puts_the_answers_on_disk(journal: Journal, path: Path) -> None:
     assert committed(path) == ["a", "b"]
 
 
+def test_a_commit_waits_for_the_disk_in_a_run_and_not_in_a_cache(path: Path) -> None:
+    level = "PRAGMA synchronous"
+    Journal.create(path).close()
+    alone = open_alone(path)
+    assert alone.execute(level).fetchone() == (2,)  # FULL
+    alone.close()
+    shared = open_shared(path)
+    assert shared.execute(level).fetchone() == (1,)  # NORMAL
+    shared.close()
+
+
 def test_an_answer_is_committed_though_nothing_else_comes(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +133,19 @@ def test_count_tells_requests_by_suite(journal: Journal) -> None:
     assert journal.count() == 3
 
 
+def test_which_suites_have_answers_is_read_from_the_file_once(path: Path) -> None:
+    with Journal.create(path) as journal:
+        record(journal, KEY, "a", suite="before")
+    statements: list[str] = []
+    with Journal.open(path) as journal:
+        journal._connection.set_trace_callback(statements.append)
+        record(journal, OTHER, "b", suite="pending")
+        assert [journal.holds(name) for name in ("before", "pending", "new")] == [True, True, False]
+        record(journal, b"n" * 32, "c", suite="new")
+        assert journal.holds("new")
+    assert sum(statement.startswith("SELECT") for statement in statements) == 1
+
+
 def test_declarations_are_kept_by_section(path: Path) -> None:
     with Journal.create(path) as journal:
         assert journal.declared() == {}
@@ -134,6 +159,7 @@ def test_declarations_are_kept_by_section(path: Path) -> None:
             "versions": 3,
             "a": [],
         }
+        assert journal.declared("a", "b", "versions") == {"versions": 3, "a": []}
 
 
 def test_other_threads_recall_while_answers_come(journal: Journal) -> None:

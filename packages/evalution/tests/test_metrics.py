@@ -3,12 +3,21 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import tracemalloc
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.scoring.metrics import BitsPerWeight, Mean, Measure, Score, WeightedPerplexity
+from evalution.scoring.metrics import (
+    BitsPerWeight,
+    Estimate,
+    Mean,
+    Measure,
+    Score,
+    WeightedPerplexity,
+)
 from evalution.scoring.tally import MeasureTally
 
 values = st.floats(-1e6, 1e6)
@@ -125,6 +134,34 @@ def test_the_order_of_answers_changes_no_digit(
 
     order = list(range(len(rows)))
     assert scored(order) == scored(chance.sample(order, len(order)))
+
+
+def test_a_metric_is_given_the_measures_of_the_rows_that_count() -> None:
+    class Median(Mean):
+        def estimate(self, measures: Sequence[Measure]) -> Estimate:
+            assert list(measures[1:]) == [measures[1], measures[-1]] == list(measures)[1:]
+            return Estimate(statistics.median(value for value, _ in measures), None)
+
+    found = MeasureTally({"median": Median(failed=None)})
+    for row, value in enumerate((9.0, 1.0, 5.0, 2.0)):
+        found.record(row, Score({"median": Measure(value)}))
+    found.fail(1)
+    result = found.results()["median"]
+    assert (result.value, result.n) == (5.0, 3)
+
+
+def test_scores_are_made_without_an_object_for_each_row() -> None:
+    rows = 20_000
+    found = MeasureTally({"acc": Mean()})
+    for row in range(rows):
+        found.record(row, Score({"acc": Measure(float(row % 2))}))
+    tracemalloc.start()
+    try:
+        found.results()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * rows  # two numbers a row, and a list of flags while they are chosen
 
 
 def test_only_a_mean_is_shown_while_it_runs() -> None:

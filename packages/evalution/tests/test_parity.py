@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import Any
@@ -11,7 +10,7 @@ from rich.console import Console
 import evalution
 from evalution.parity import ParityResult, Tolerance, check_parity
 from evalution.parity.table import parity_table
-from evalution.spec.run_spec import Lane
+from evalution.runs.lane import Lane
 from evalution_conformance import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution_conformance.mutants.toy import Toy
 from evalution_core import (
@@ -303,9 +302,6 @@ def test_what_an_engine_can_not_do_is_refused() -> None:
 
     with pytest.raises(UnsupportedRequestError, match="suite 'prose' needs rolling"):
         check_parity(Lane(Mock(), Model("m")), Lane(Writer(), Model("m")), [prose()])
-
-
-Scramble = Callable[[Iterator[Any]], Iterator[Any]]
 
 
 @pytest.mark.parametrize(

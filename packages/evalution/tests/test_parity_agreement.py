@@ -105,7 +105,8 @@ def test_differences_are_those_of_the_tokens(rows: list[list[tuple[float, float]
     assert listed == worst
     for token in found.worst_tokens:
         assert token.token_id == 10 + token.position
-        assert (token.left or -math.inf) == rows[token.row][token.position][0] or token.left == 0.0
+        left = -math.inf if token.left is None else token.left
+        assert left == rows[token.row][token.position][0]
 
 
 def test_a_spread_has_ranks_and_decades() -> None:

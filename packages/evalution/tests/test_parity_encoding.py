@@ -124,7 +124,7 @@ def test_without_a_token_for_nothing_an_empty_context_is_left_to_the_engine() ->
     encoder = Encoder(tokenizer)
     assert encoder.encode(LoglikelihoodRequest(" ", "a")) is None
     assert encoder.encode(GenerationRequest("")) is None
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(InvalidRequestError, match="an empty context"):
         encode_pair(tokenizer, " ", "a")
 
 

@@ -10,7 +10,7 @@ import pytest
 from evalution import Generation
 from evalution.spec.run_spec import parse_engine
 from evalution.suites import available_suites, load_suite
-from evalution_core import ConfigurationError, EngineUnavailableError
+from evalution_core import ConfigurationError, EngineUnavailableError, UnknownEngineError
 
 ENGINE = """
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class Echo(Generation):
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Path:
+def site(tmp_path: Path, plugin: Any) -> Path:
     """A folder with one good distribution and three that are broken each in its own way."""
-    package(tmp_path, "good", ENGINE, "[evalution.engines]\nGood = good:Good\n")
-    package(tmp_path, "raising", "raise RuntimeError('it broke')\n", entry("Raising", "raising:X"))
-    package(tmp_path, "absent", "", entry("Absent", "no_such_module:X"))
-    package(tmp_path, "foreign", "X = 3\n", entry("Foreign", "foreign:X"))
-    package(tmp_path, "echo", SUITE, "[evalution.suites]\nEcho = echo:Echo\n")
+    plugin("good", "[evalution.engines]\nGood = good:Good\n", good=ENGINE)
+    plugin("raising", entry("Raising", "raising:X"), raising="raise RuntimeError('it broke')\n")
+    plugin("absent", entry("Absent", "no_such_module:X"), absent="")
+    plugin("foreign", entry("Foreign", "foreign:X"), foreign="X = 3\n")
+    plugin("echo", "[evalution.suites]\nEcho = echo:Echo\n", echo=SUITE)
     (tmp_path / "rows.jsonl").write_text('{"question": "x"}\n')
     return tmp_path
 
@@ -46,16 +46,10 @@ def entry(name: str, value: str) -> str:
     return f"[evalution.engines]\n{name} = {value}\n"
 
 
-def package(site: Path, name: str, code: str, entry_points: str) -> None:
-    (site / f"{name}.py").write_text(code)
-    info = site / f"{name}_plugin-2.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 2.1\n")
-    (info / "entry_points.txt").write_text(entry_points)
-
-
-def test_a_suite_that_two_packages_bring_is_named_by_one(site: Path, command_line: Any) -> None:
-    package(site, "other", SUITE, "[evalution.suites]\nEcho = other:Echo\n")
+def test_a_suite_that_two_packages_bring_is_named_by_one(
+    site: Path, plugin: Any, command_line: Any
+) -> None:
+    plugin("other", "[evalution.suites]\nEcho = other:Echo\n", other=SUITE)
     with pytest.raises(ConfigurationError) as caught:
         load_suite("echo")
     assert str(caught.value) == (
@@ -65,14 +59,18 @@ def test_a_suite_that_two_packages_bring_is_named_by_one(site: Path, command_lin
     assert {"echo-plugin/Echo", "other-plugin/Echo"} <= set(available_suites())
 
 
-def test_an_exact_name_goes_before_one_that_is_alike(site: Path, command_line: Any) -> None:
-    package(site, "other", SUITE, "[evalution.suites]\necho = other:Echo\n")
+def test_an_exact_name_goes_before_one_that_is_alike(
+    site: Path, plugin: Any, command_line: Any
+) -> None:
+    plugin("other", "[evalution.suites]\necho = other:Echo\n", other=SUITE)
     assert load_suite("Echo").__module__ == "echo"
     assert load_suite("echo").__module__ == "other"
 
 
-def test_no_package_takes_the_place_of_a_built_in_suite(site: Path, command_line: Any) -> None:
-    package(site, "other", SUITE, "[evalution.suites]\nGeneration = other:Echo\n")
+def test_no_package_takes_the_place_of_a_built_in_suite(
+    site: Path, plugin: Any, command_line: Any
+) -> None:
+    plugin("other", "[evalution.suites]\nGeneration = other:Echo\n", other=SUITE)
     with pytest.raises(ConfigurationError, match="other-plugin/Generation, evalution/Generation"):
         load_suite("generation")
     assert load_suite("evalution/Generation") is Generation
@@ -136,11 +134,22 @@ def test_an_engine_beside_the_spec_is_told_how_it_is_found(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lying_beside.py").write_text("class Engine: ...\n", encoding="utf-8")
-    with pytest.raises(EngineUnavailableError, match="No module named 'lying_beside'") as caught:
+    with pytest.raises(UnknownEngineError, match="No module named 'lying_beside'") as caught:
         parse_engine("lying_beside:Engine")
     assert caught.value.__notes__ == [
         "lying_beside.py is in the working folder, which `python -m evalution` looks into"
     ]
-    with pytest.raises(EngineUnavailableError) as caught:
+    with pytest.raises(UnknownEngineError) as caught:
         parse_engine("lying_nowhere:Engine")
+    assert not getattr(caught.value, "__notes__", ())
+
+
+def test_an_engine_that_lacks_its_runtime_is_not_told_how_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lacking.py").write_text("import a_runtime_that_is_missing\n", encoding="utf-8")
+    with pytest.raises(EngineUnavailableError, match="a_runtime_that_is_missing") as caught:
+        parse_engine("lacking:Engine")
     assert not getattr(caught.value, "__notes__", ())

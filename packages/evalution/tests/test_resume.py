@@ -82,7 +82,7 @@ def test_an_unfinished_run_goes_on_and_ends_as_if_it_had_never_stopped(
 
 def test_a_failed_request_is_finished_work(counted: Any, tmp_path: Path) -> None:
     engine = counted.engine(dies_after=15, failing=(2,))
-    with pytest.raises(EngineRuntimeError):
+    with pytest.raises(EngineRuntimeError, match="device lost"):
         evalution.run(engine=engine, model="m", tests=suites(), output=tmp_path)
     result = evalution.run(engine=counted.engine(), model="m", tests=suites(), output=tmp_path)
     assert (result["sums"].failed, len(counted.computed)) == (1, 30)
@@ -103,7 +103,7 @@ def test_failed_requests_are_asked_again_where_that_is_wanted(counted: Any, tmp_
 def test_a_run_that_bore_too_many_failures_goes_on_with_them_asked_again(
     counted: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(TooManyFailuresError):
+    with pytest.raises(TooManyFailuresError, match="1 samples failed, and max_failures is 0"):
         evalution.run(
             engine=counted.engine(failing=(2,)),
             model="m",
@@ -160,7 +160,7 @@ def test_another_spec_is_refused_with_the_difference(
     counted: Any, tmp_path: Path, change: dict[str, Any], difference: str
 ) -> None:
     options = {"engine": counted.engine(5), "model": "m", "tests": suites(), "output": tmp_path}
-    with pytest.raises(EngineRuntimeError):
+    with pytest.raises(EngineRuntimeError, match="device lost"):
         evalution.run(**options)
     before = files(tmp_path)
     with pytest.raises(ConfigurationError) as caught:
@@ -174,7 +174,7 @@ def test_another_spec_is_refused_with_the_difference(
 
 def test_a_batch_size_may_change_on_the_way(counted: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"model": "m", "output": tmp_path}
-    with pytest.raises(EngineRuntimeError):
+    with pytest.raises(EngineRuntimeError, match="device lost"):
         evalution.run(engine=counted.engine(5), tests=suites(batch_size=8), **options)
     evalution.run(engine=counted.engine(), tests=suites(batch_size=2), **options)
     assert len(counted.computed) == 30
@@ -183,7 +183,7 @@ def test_a_batch_size_may_change_on_the_way(counted: Any, tmp_path: Path) -> Non
 def test_a_handle_goes_on_suite_by_suite(counted: Any, tmp_path: Path) -> None:
     first, second = suites()
     handle = Run(counted.engine(15), "m", output=tmp_path).run(first)
-    with pytest.raises(EngineRuntimeError):
+    with pytest.raises(EngineRuntimeError, match="device lost"):
         handle.run(second)
     with Run(counted.engine(), "m", output=tmp_path) as handle:
         handle.run(first).run(second)
@@ -203,7 +203,7 @@ def test_other_weights_under_the_same_name_are_refused(
         yield next(events)
         raise RuntimeError("device lost")
 
-    with pytest.raises(EngineRuntimeError):
+    with pytest.raises(EngineRuntimeError, match="device lost"):
         evalution.run(engine=scripted(Known(dying)), model="m", tests=suites(), output=tmp_path)
     Known.weights = "two"
     with pytest.raises(ConfigurationError) as caught:
@@ -233,10 +233,18 @@ def test_a_run_that_is_told_to_stop_finishes_what_is_in_flight(
 
 
 def test_nothing_runs_after_a_stop(scripted: Any, scripted_session: Any) -> None:
-    with Run(scripted(scripted_session()), "m") as handle:
+    ran: list[Any] = []
+
+    def script(events: Any) -> Iterator[Any]:
+        for event in events:
+            ran.append(event)
+            yield event
+
+    with Run(scripted(scripted_session(script)), "m") as handle:
         assert not handle.stop()
         with pytest.raises(KeyboardInterrupt):
             handle.run(suites()[0])
+    assert ran == []
 
 
 def test_what_is_told_as_finished_is_on_disk(

@@ -115,19 +115,19 @@ def test_without_a_folder_it_gets_one_that_is_removed(
 
 
 @pytest.mark.parametrize(
-    ("broken", "expected"),
+    ("broken", "told", "expected"),
     [
-        ("prepare", ["prepare"]),
-        ("attach", ["prepare", "attach", "teardown"]),
-        ("session", ["prepare", "attach", "teardown"]),
+        ("prepare", "the loader broke", ["prepare"]),
+        ("attach", "no such handles", ["prepare", "attach", "teardown"]),
+        ("session", "must return a BaseInferenceSession", ["prepare", "attach", "teardown"]),
     ],
 )
 def test_a_run_that_can_not_begin_is_torn_down(
-    broken: str, expected: list[str], suite: evalution.Generation, tmp_path: Path
+    broken: str, told: str, expected: list[str], suite: evalution.Generation, tmp_path: Path
 ) -> None:
     error = ValueError("no such handles") if broken == "attach" else None
     engine = Attaching("no session", error)
-    with pytest.raises(EngineRuntimeError):
+    with pytest.raises(EngineRuntimeError, match=told):
         evalution.run(
             engine=engine,
             backend=Backend(fails=broken),

@@ -11,7 +11,7 @@ import pytest
 
 import evalution
 from evalution import Generation, Run
-from evalution.results import read_samples
+from evalution.samples.reader import SamplesReader
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_enginekit.mock import Mock
 
@@ -53,7 +53,7 @@ def test_ctrl_c_keeps_what_was_finished_and_closes(
         handle.run(generation())
     assert session.calls == ["close"]
     assert results_of(tmp_path / "run")["status"] == "interrupted"
-    assert len(read_samples(tmp_path / "run" / "samples.jsonl", "rows")) == 2
+    assert len(SamplesReader(tmp_path / "run" / "samples.jsonl").of("rows")) == 2
 
 
 def test_a_crash_keeps_the_suites_before_it(
@@ -86,7 +86,7 @@ def test_a_run_that_the_caller_broke_off_is_no_success(
             handle.run(generation())
             raise ZeroDivisionError("the caller's")
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError, match="the caller's"):
         break_off()
     found = results_of(tmp_path / "run")
     assert (found["status"], found["error"]["message"]) == ("failed", "the caller's")
@@ -101,7 +101,7 @@ def test_a_run_that_was_never_used_is_over_when_closed() -> None:
 
 def test_a_load_that_failed_is_in_the_result(scripted: Any, scripted_session: Any) -> None:
     handle = Run(scripted(scripted_session(), [RuntimeError("no weights")]), "m")
-    with pytest.raises(EngineRuntimeError):
+    with pytest.raises(EngineRuntimeError, match="no weights"):
         handle.run(generation())
     assert handle.result.status == "failed"
     handle.run(generation()).close()

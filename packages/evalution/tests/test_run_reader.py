@@ -10,7 +10,7 @@ import pytest
 
 import evalution
 from evalution.results import SCHEMA_VERSION, MetricResult, RunResult
-from evalution.runs.reader import read_run, read_samples
+from evalution.runs.reader import read_run
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_enginekit.mock import Mock
 
@@ -99,7 +99,7 @@ def test_an_unfinished_run_is_read_up_to_where_it_is(
     handle.run(suites()[1])
     assert read_run(folder).status == "running"
     engine.session.script = dying
-    with pytest.raises(EngineRuntimeError):
+    with pytest.raises(EngineRuntimeError, match="the runtime died"):
         handle.run(suites()[0])
     found = read_run(folder)
     assert found.status == "failed"
@@ -118,17 +118,17 @@ def test_samples_are_read_when_they_are_asked_for(run: RunResult, tmp_path: Path
     samples.write_text("damaged\n", encoding="utf-8")
     found = read_run(tmp_path / "run")
     with pytest.raises(ConfigurationError) as caught:
-        read_samples(found["sums"])
+        _ = found["sums"].samples
     assert f"{samples} is damaged or was not written by a run: JSONDecodeError" in str(caught.value)
     samples.write_text('{"suite": "sums", "index": 0, "colour": 1}\n', encoding="utf-8")
     with pytest.raises(ConfigurationError, match="damaged or was not written by a run"):
-        read_samples(found["sums"])
+        _ = found["sums"].samples
     samples.write_text(text, encoding="utf-8")
-    assert read_samples(found["sums"]) == run["sums"].samples
+    assert found["sums"].samples == run["sums"].samples
     samples.unlink()
     with pytest.raises(ConfigurationError, match=r"samples\.jsonl can't be read: No such file"):
-        read_samples(found["sums"])
-    assert read_samples(read_run(tmp_path / "run")["sums"]) == []
+        _ = found["sums"].samples
+    assert read_run(tmp_path / "run")["sums"].samples == []
 
 
 @pytest.mark.parametrize(

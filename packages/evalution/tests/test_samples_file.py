@@ -6,8 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evalution.results import SampleResult, read_samples, to_json
+from evalution.results import SampleResult, to_json
 from evalution.runs.samples_file import SamplesFile
+from evalution.samples.line import place_of
+from evalution.samples.reader import SamplesReader
 
 
 def line(suite: str, index: int, target: str) -> str:
@@ -37,7 +39,28 @@ def test_what_an_unfinished_suite_wrote_can_be_read(tmp_path: Path) -> None:
     for index in (3, 1, 3):
         file.append(SampleResult("s", index, target=str(index)))
     file.close()
-    assert sorted(read_samples(file.path, "s")) == [1, 3]
+    assert [sample.index for sample in SamplesReader(file.path).of("s")] == [1, 3]
+
+
+def test_ordering_reads_each_line_and_not_a_buffer_for_each(tmp_path: Path) -> None:
+    counters = Path("/proc/self/io")
+    if not counters.exists():
+        pytest.skip("this system has no /proc/self/io to tell how much was read")
+
+    def bytes_read() -> int:
+        return int(counters.read_text().split()[1])
+
+    file, rows = SamplesFile(tmp_path / "samples.jsonl"), 2_000
+    for row in range(rows):
+        file.append(SampleResult("s", row * 7 % rows, target="word " * 400))
+    before = bytes_read()
+    file.finish_suite()
+    read = bytes_read() - before
+    file.close()
+    size = file.path.stat().st_size
+    lines = file.path.read_bytes().splitlines(keepends=True)
+    assert [place_of(line)[1] for line in lines] == list(range(rows))
+    assert read < 20 * size
 
 
 def test_closing_twice_is_no_error(tmp_path: Path) -> None:

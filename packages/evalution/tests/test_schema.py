@@ -119,7 +119,7 @@ def test_what_the_runner_takes_is_valid(
     validator: Draft202012Validator, tmp_path: Path, sections: dict[str, Any]
 ) -> None:
     written = spec(**sections)
-    assert load_spec(_file(tmp_path, written))
+    load_spec(_file(tmp_path, written))
     validator.validate(written)
 
 
@@ -229,19 +229,11 @@ class Keyed(Mock):
 """
 
 
-def _package(site: Path, name: str, code: str, entry: str) -> None:
-    (site / f"{name}.py").write_text(code)
-    info = site / f"{name}_plugin-2.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 2.1\n")
-    (info / "entry_points.txt").write_text(entry)
-
-
 def test_a_secret_has_no_default_and_a_broken_plugin_no_place(
-    command_line: Any, tmp_path: Path
+    command_line: Any, plugin: Any
 ) -> None:
-    _package(tmp_path, "schema_keyed", KEYED, "[evalution.engines]\nKeyed = schema_keyed:Keyed\n")
-    _package(tmp_path, "broken", "1 / 0", "[evalution.engines]\nBad = broken:X\n")
+    plugin("keyed", "[evalution.engines]\nKeyed = schema_keyed:Keyed\n", schema_keyed=KEYED)
+    plugin("broken", "[evalution.engines]\nBad = broken:X\n", broken="1 / 0")
     done = command_line("schema")
     assert done.returncode == 0
     assert "planted" not in done.stdout

@@ -8,7 +8,7 @@ import pytest
 
 from evalution import Generation, MultipleChoice
 from evalution.spec.run_spec import load_spec, parse_spec
-from evalution_core import ConfigurationError, EngineUnavailableError, UnknownEngineError
+from evalution_core import ConfigurationError, UnknownEngineError
 from evalution_enginekit.mock import Mock
 
 MOCK = "evalution_enginekit.mock:Mock"
@@ -106,6 +106,7 @@ def test_a_model_beside_the_spec_is_found_and_a_hub_id_is_left_alone(tmp_path: P
             {"tests": ["no_module:Suite"]},
             "suite 'no_module:Suite' (no_module:Suite) can't be loaded",
         ),
+        ({"tests": [":"]}, "suite ':' (:) can't be loaded: ValueError: Empty module name"),
         ({"tests": ["json:dumps"]}, "suite 'json:dumps' (json:dumps) is no Suite"),
     ],
 )
@@ -126,7 +127,7 @@ def test_an_unknown_engine_says_what_to_install() -> None:
 
 
 def test_a_module_that_is_not_there_is_no_engine() -> None:
-    with pytest.raises(EngineUnavailableError, match="No module named 'no_module'"):
+    with pytest.raises(UnknownEngineError, match="No module named 'no_module'"):
         parse(engine="no_module:Engine")
 
 

@@ -160,6 +160,6 @@ def test_an_answer_that_came_twice_in_an_open_row_counts_no_tokens(
         evalution.run(engine=engine, model="m", tests=[suite], output=tmp_path / folder)
         return (tmp_path / folder / "samples.jsonl").read_bytes()
 
-    with pytest.raises(EngineRuntimeError):
+    with pytest.raises(EngineRuntimeError, match="device lost"):
         run("in two", 6)
     assert run("in two", 99) == run("at once", 99)

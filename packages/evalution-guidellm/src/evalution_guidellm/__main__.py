@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from evalution.cli.errors import EXIT_FAILED, EXIT_USAGE, tell
-from evalution_core import ConfigurationError, EvalutionError, UnsupportedRequestError
+from evalution.cli.errors import exit_status, tell
+from evalution_core import EvalutionError
 
 
 def main() -> None:
@@ -23,8 +23,7 @@ def main() -> None:
         command()
     except EvalutionError as error:
         tell(error)
-        is_usage = isinstance(error, ConfigurationError | UnsupportedRequestError)
-        sys.exit(EXIT_USAGE if is_usage else EXIT_FAILED)
+        sys.exit(exit_status(error))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ def main() -> None:
 
         command_line()
     except KeyboardInterrupt:
+        print("interrupted; what was finished is kept", file=sys.stderr)
         sys.exit(_INTERRUPTED)
 
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
+
+from evalution.samples.reader import KeptSamples, SamplesReader, SuiteSamples
+from evalution.samples.sample import SampleResult
+from evalution.strict_json import to_json
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "MetricResult",
+    "RunResult",
+    "SampleResult",
+    "Status",
+    "SuiteResult",
+    "to_json",
+]
 
 SCHEMA_VERSION = 1
 
@@ -16,29 +28,6 @@ Status = Literal["running", "done", "failed", "interrupted"]
 
 def _empty() -> dict[str, Any]:
     return {}
-
-
-@dataclass(slots=True)
-class SampleResult:
-    """One sample, as a line of `samples.jsonl`; the same fields for every suite.
-
-    `metrics` holds the sample's own value of each metric, `tokens` what the engine counted
-    (`prompt`, `completion`, `scored`, `truncated`; what it doesn't report is left out). With an
-    `error`, there was no answer to score.
-    """
-
-    suite: str
-    index: int
-    prompt: str | Sequence[Mapping[str, Any]] | None = None
-    target: str | None = None
-    prediction: str | None = None
-    extracted: Mapping[str, Any] = field(default_factory=_empty)
-    metrics: Mapping[str, float] = field(default_factory=_empty)
-    tokens: Mapping[str, int] = field(default_factory=_empty)
-    error: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +79,19 @@ class SuiteResult:
 
     @property
     def samples(self) -> list[SampleResult]:
-        """Every sample in the order of the rows, from memory or from the run folder's file."""
+        """Every sample in the order of the rows, from memory or from the run folder's file.
+
+        Raises:
+            ConfigurationError: the file can't be read, is damaged or was written by something else.
+        """
+        return list(self.stored_samples)
+
+    @property
+    def stored_samples(self) -> SuiteSamples:
+        """The same samples, of which a file's are read one at a time; errors as `samples`."""
         if self.samples_file is None:
-            found = {sample.index: sample for sample in self.kept_samples or []}
-        else:
-            found = read_samples(self.samples_file, self.name)
-        return [found[index] for index in sorted(found)]
+            return KeptSamples(self.kept_samples or [])
+        return SamplesReader(self.samples_file).of(self.name)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -174,60 +170,3 @@ class RunResult:
             "versions": self.versions,
             "timings": {"started": self.started, "finished": self.finished, **self.timings},
         }
-
-
-def _encoder(indent: int | None) -> json.JSONEncoder:
-    return json.JSONEncoder(ensure_ascii=False, allow_nan=False, indent=indent, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    """A scalar of NumPy as Python's, anything else that JSON doesn't know as text."""
-    if callable(item := getattr(value, "item", None)):
-        try:
-            return _finite(item())
-        except (TypeError, ValueError):  # an array of several
-            return str(value)
-    return str(value)
-
-
-_ONE_LINE = _encoder(None)
-"""Made once: a run writes a line for each sample."""
-
-
-def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON: NaN and infinity become null, and what isn't of JSON's types becomes text."""
-    encoder = _ONE_LINE if indent is None else _encoder(indent)
-    try:
-        return encoder.encode(value)
-    except (TypeError, ValueError):
-        return encoder.encode(_finite(value))
-
-
-def read_samples(file: Path, suite: str) -> dict[int, SampleResult]:
-    """The samples of one suite by row; where a row has several lines, the last counts.
-
-    A last line that was cut short, by a full disk or a killed process, is no sample.
-    """
-    # `suite` is the first field of a line: those of other suites needn't be parsed.
-    first = '{"suite": '
-    own = f"{first}{_ONE_LINE.encode(suite)}, "
-    with file.open(encoding="utf-8", newline="\n") as lines:
-        whole = (line for line in lines if line.endswith("\n"))
-        wanted = (line for line in whole if line.startswith(own) or not line.startswith(first))
-        found = map(json.loads, wanted)
-        return {line["index"]: SampleResult(**line) for line in found if line["suite"] == suite}
-
-
-def _key(key: Any) -> Any:
-    return key if key is None or isinstance(key, str | int) else str(key)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        items = cast(Mapping[Any, Any], value)
-        return {_key(key): _finite(item) for key, item in items.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(member) for member in cast(Sequence[Any], value)]
-    return value

@@ -124,7 +124,7 @@ def mmlu_configs() -> list[dict[str, Any]]:
 def their_run(task_manager: Any) -> Callable[..., TheirRun]:
     """Runs a task of lm-eval on the rows of a folder, with its own `evaluate`."""
     lm_eval = pytest.importorskip("lm_eval", reason="needs the environment lm-eval")
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="needs the environment lm-eval")
     from lm_eval.api.model import LM
 
     class Answering(LM):

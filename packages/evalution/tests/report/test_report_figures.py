@@ -15,6 +15,7 @@ from evalution.report.folders import read_folders
 from evalution.report.labels import label_runs
 from evalution.report.parity_figures import parity_figures
 from evalution.report.scores import suite_scores
+from evalution.runs.run_samples import RunSamples
 
 plotly = pytest.importorskip("plotly.graph_objects", reason="needs plotly, of evalution[report]")
 
@@ -24,7 +25,7 @@ def figures_of(*runs: Any) -> list[Figure]:
     letters = [label.letter for label in labels]
     return [
         *score_figures(suite_scores(runs, letters), labels),
-        *difference_figures(differences_to_first(runs, labels), labels),
+        *difference_figures(differences_to_first(list(map(RunSamples, runs)), labels), labels),
     ]
 
 

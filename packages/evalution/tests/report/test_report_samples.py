@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.report import sample_payload as payload_module
+from evalution.report.differences import differences_to_first
 from evalution.report.embedded_json import embedded_json
-from evalution.report.sample_choice import collect_rows, spread
+from evalution.report.labels import label_runs
+from evalution.report.sample_choice import SuiteRows, spread
 from evalution.report.sample_payload import SamplePayload, sample_payload
-from evalution.report.sample_reading import with_samples
 from evalution.report.scores import suite_scores
 from evalution.report.verdicts import Verdict, binary_metrics, is_flipped, verdict
-from evalution.results import SampleResult, to_json
+from evalution.results import RunResult, SampleResult
+from evalution.runs.run_samples import RunSamples
+from evalution.samples.columns import SampleColumns
+from evalution.samples.line import line_of
 from evalution_core import ConfigurationError
 
 JSON = st.recursive(
@@ -28,7 +35,8 @@ JSON = st.recursive(
 
 def payload(*runs: Any, most: int = 100) -> SamplePayload | None:
     letters = ["A", "B", "C"][: len(runs)]
-    return sample_payload(suite_scores(runs, letters), letters, most)
+    samples = [RunSamples(run) for run in runs]
+    return sample_payload(suite_scores(runs, letters), samples, letters, most)
 
 
 def rows_of(found: SamplePayload | None, suite: int = 0) -> list[Any]:
@@ -48,7 +56,7 @@ def test_embedded_json_means_the_same_and_holds_no_markup(value: Any) -> None:
 @given(st.integers(0, 300), st.integers(0, 300))
 def test_any_beginning_of_a_spread_lies_evenly(count: int, taken: int) -> None:
     items = list(range(count))
-    found = spread(items)
+    found = list(spread(items))
     begun = sorted(found[:taken])
 
     assert sorted(found) == items
@@ -61,11 +69,11 @@ def test_failed_and_flipped_rows_come_first(make_sample: Any) -> None:
     right = [make_sample(index) for index in range(10)]
     left[8] = make_sample(8, None, error="no")
     right[6] = make_sample(6, 0.0)
-    rows = collect_rows([left, right], {"acc": True})
+    rows = SuiteRows([SampleColumns(left), SampleColumns(right)], {"acc": True})
 
     assert rows.failed == [8]
     assert rows.flipped == [6]
-    assert rows.in_order_of_interest()[:2] == [8, 6]
+    assert list(rows.in_order_of_interest())[:2] == [8, 6]
     assert sorted(rows.in_order_of_interest()) == list(range(10))
 
 
@@ -134,33 +142,61 @@ def test_no_samples_no_payload(make_run: Any, make_suite: Any) -> None:
     assert payload(make_run(make_suite("sums"))) is None
 
 
-def test_a_file_is_read_once_for_all_suites(
-    make_run: Any, make_suite: Any, make_sample: Any, tmp_path: Any
+def test_samples_of_a_file_are_those_of_its_suites(
+    make_run: Any, make_suite: Any, make_sample: Any, tmp_path: Path
 ) -> None:
     file = tmp_path / "samples.jsonl"
     lines = [make_sample(index, suite=name) for index in (1, 0) for name in ("one", "other")]
-    text = "".join(to_json(line.to_dict()) + "\n" for line in lines) + '{"suite": "one", "ind'
-    file.write_text(text)
-    given = make_run(make_suite("one", samples_file=file), make_suite("other", samples_file=file))
-    run = with_samples(given)
-    file.unlink()
+    file.write_bytes(b"".join(map(line_of, lines)) + b'{"suite": "one", "ind')
+    suites = [make_suite(name, lines[:1], samples_file=file) for name in ("one", "other", "none")]
+    found = payload(make_run(*suites))
 
-    assert [sample.index for sample in run["one"].samples] == [0, 1]
-    assert [sample.suite for sample in run["other"].samples] == ["other", "other"]
-    assert given["one"].samples_file == file
+    for suite, rows in enumerate(([0, 1], [0, 1], [])):
+        assert [row[0] for row in rows_of(found, suite)] == rows
 
 
 @pytest.mark.parametrize("line", ["no JSON", "[]", '{"suite": "one"}', '{"other": 1}', "\udcff"])
-def test_a_damaged_file_is_told(line: str, make_run: Any, make_suite: Any, tmp_path: Any) -> None:
+def test_a_damaged_file_is_told(
+    line: str, make_run: Any, make_suite: Any, write_page: Any, tmp_path: Path
+) -> None:
     file = tmp_path / "samples.jsonl"
     file.write_bytes(line.encode("utf-8", "surrogateescape") + b"\n")
     with pytest.raises(ConfigurationError, match=r"samples.jsonl is damaged or was not written"):
-        with_samples(make_run(make_suite("one", samples_file=file)))
+        write_page(make_run(make_suite("one", samples_file=file)))
 
 
-def test_a_missing_file_is_told(make_run: Any, make_suite: Any, tmp_path: Any) -> None:
+def test_a_missing_file_is_told(
+    make_run: Any, make_suite: Any, write_page: Any, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigurationError, match="can't be read: No such file"):
-        with_samples(make_run(make_suite("one", samples_file=tmp_path / "samples.jsonl")))
+        write_page(make_run(make_suite("one", samples_file=tmp_path / "samples.jsonl")))
+
+
+def test_the_texts_of_all_rows_are_never_held(
+    make_run: Any, make_suite: Any, make_sample: Any, tmp_path: Path
+) -> None:
+    rows, text = 1_500, "word " * 2_000
+
+    def written(name: str, wrong: int) -> RunResult:
+        file = tmp_path / name
+        with file.open("wb") as lines:
+            for index in range(rows):
+                sample = make_sample(index, float(index != wrong), prompt=text)
+                lines.write(line_of(sample))
+        some = [make_sample(0, 0.0), make_sample(1, 1.0)]
+        return make_run(make_suite("sums", some, samples_file=file, n=rows))
+
+    runs = [written("one.jsonl", 2), written("other.jsonl", 3)]
+    tracemalloc.start()
+    try:
+        [found] = differences_to_first([RunSamples(run) for run in runs], label_runs(runs))
+        held = payload(*runs, most=4)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [row.metric.winner for row in found.rows] == ["tie"]
+    assert {2, 3} < {row[0] for row in rows_of(held)}
+    assert peak < rows * len(text) / 2  # of the two files, which hold four times as much
 
 
 @pytest.mark.parametrize(
@@ -174,16 +210,21 @@ def test_a_missing_file_is_told(make_run: Any, make_suite: Any, tmp_path: Any) -
     ],
 )
 def test_a_verdict(metrics: dict[str, float], error: str | None, expected: Verdict) -> None:
-    sample = SampleResult("sums", 0, metrics=metrics, error=error)
+    columns = SampleColumns([SampleResult("sums", 0, metrics=metrics, error=error)])
 
-    assert verdict(sample, "acc", {"acc": True}) is expected
+    assert verdict(columns, 0, "acc", True) is expected
 
 
 def test_verdicts_go_by_direction_and_presence() -> None:
-    sample = SampleResult("sums", 0, metrics={"errors": 1.0, "f1": 0.5})
+    columns = SampleColumns(
+        [
+            SampleResult("sums", 0, metrics={"errors": 1.0, "f1": 0.5}),
+            SampleResult("sums", 1, metrics={"loss": math.inf}),
+        ]
+    )
 
-    assert verdict(sample, "errors", {"errors": False}) is Verdict.WRONG
-    assert verdict(None, "errors", {"errors": False}) is None
-    assert binary_metrics([sample]) == {"errors"}
-    assert is_flipped([Verdict.RIGHT, None, Verdict.WRONG])
+    assert verdict(columns, 0, "errors", False) is Verdict.WRONG
+    assert verdict(columns, 1, "errors", False) is Verdict.UNJUDGED
+    assert binary_metrics([columns]) == {"errors"}
+    assert is_flipped([Verdict.RIGHT, Verdict.UNJUDGED, Verdict.WRONG])
     assert not is_flipped([Verdict.RIGHT, Verdict.FAILED])

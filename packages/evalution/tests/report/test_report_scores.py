@@ -14,6 +14,7 @@ from evalution.report.differences import differences_to_first
 from evalution.report.labels import differing_keys, flattened, label_runs
 from evalution.report.number_texts import chance_text, duration_text, score_text, signed_text
 from evalution.report.scores import best_text, suite_scores
+from evalution.runs.run_samples import RunSamples
 
 VALUES = st.one_of(st.none(), st.floats(-1e6, 1e6), st.just(math.inf))
 
@@ -88,7 +89,7 @@ def test_a_difference_is_read(
     first = make_run(make_suite("sums", [make_sample(index, 0.0) for index in range(20)]))
     second = make_run(make_suite("sums", [make_sample(*each) for each in enumerate(values)]))
     runs = [first, second]
-    [suite] = differences_to_first(runs, label_runs(runs))
+    [suite] = differences_to_first(list(map(RunSamples, runs)), label_runs(runs))
 
     assert [row.reading for row in suite.rows] == [reading]
     assert [row.is_clear for row in suite.rows] == [reading == "better"]
@@ -105,7 +106,7 @@ def test_a_lower_perplexity_is_better(make_run: Any, make_suite: Any, make_sampl
         )
         for level in (3.0, 2.0)
     ]
-    [suite] = differences_to_first(runs, label_runs(runs))
+    [suite] = differences_to_first(list(map(RunSamples, runs)), label_runs(runs))
 
     assert [row.reading for row in suite.rows] == ["better"]
 
@@ -116,7 +117,7 @@ def test_rows_that_could_not_be_compared_are_told(
     left = [make_sample(0), make_sample(1), make_sample(2)]
     right = [make_sample(0), make_sample(1, None, error="no"), make_sample(3)]
     runs = [make_run(make_suite("sums", left)), make_run(make_suite("sums", right))]
-    [suite] = differences_to_first(runs, label_runs(runs))
+    [suite] = differences_to_first(list(map(RunSamples, runs)), label_runs(runs))
 
     assert [remark for _, remark in suite.remarks] == ["rows in one run only: 2; failed answers: 1"]
 
@@ -126,7 +127,7 @@ def test_runs_without_a_common_suite_have_no_differences(
 ) -> None:
     runs = [make_run(make_suite(name, [make_sample(0)])) for name in ("one", "other")]
 
-    assert differences_to_first(runs, label_runs(runs)) == []
+    assert differences_to_first(list(map(RunSamples, runs)), label_runs(runs)) == []
 
 
 def test_a_label_tells_what_sets_a_run_apart(make_run: Any) -> None:

@@ -16,10 +16,9 @@ import pytest
 from evalution.replicas import Replicas
 from evalution.workers import SupervisedSession
 from evalution.workers.process_tree import kill_tree
-from evalution_core import EngineRuntimeError, GenerationRequest, Model
+from evalution_core import EngineRuntimeError, GenerationRequest
 
 HERE = Path(__file__).parent
-MODEL = Model("mock")
 WAIT_S = 60
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -68,7 +67,7 @@ def test_the_workers_of_a_worker_end_with_it(
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)  # they can't see that nobody wants them any more
     os.kill(outer, signal.SIGKILL)
-    with pytest.raises(EngineRuntimeError):
+    with pytest.raises(EngineRuntimeError, match="worker"):
         session.generate([ask(0)])
     processes.wait_until_gone(*pids)
 

@@ -27,8 +27,6 @@ from evalution_core import (
     TextDelta,
 )
 
-HERE = Path(__file__).parent
-MODEL = Model("mock")
 WAIT_S = 60
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -241,7 +239,7 @@ def test_a_session_whose_workers_can_not_be_built_again_ends(
     with pytest.raises(EngineRuntimeError, match="2 times in a row"):
         session.generate([ask(0)])
     session.close()
-    with pytest.raises(SessionClosedError):
+    with pytest.raises(SessionClosedError, match="is closed; build a new session"):
         session.generate([ask(0)])
 
 

@@ -198,7 +198,9 @@ def test_a_session_that_drops_a_request_is_told_of(stage: Any) -> None:
     stream = play.stream()
     play.feed(stream, iter(range(2)))
     play.alive[0].listener.received([LaneEnded(0)])
-    for _, answer in stream.results():
+    answers = dict(stream.results())
+    assert sorted(answers) == [0, 1]
+    for answer in answers.values():
         assert isinstance(answer, RequestFailure)
         assert "without an answer" in str(answer.error)
 

@@ -124,10 +124,10 @@ def bench(
         subject: Subject = engine_subject(
             engine, model, option, model_field, check_first=not no_check_first
         )
-    elif target is None or engine or option or model_field:
+    elif target is None or engine or option or model_field or no_check_first:
         raise ConfigurationError(
-            "--target and --api-key-env are for a server; --engine, --option and --model-field "
-            "for an engine: give those of one"
+            "--target and --api-key-env are for a server; --engine, --option, --model-field and "
+            "--no-check-first for an engine: give those of one"
         )
     else:
         subject = served_subject(target, model, api_key_env)

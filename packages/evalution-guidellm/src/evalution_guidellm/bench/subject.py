@@ -10,6 +10,7 @@ import httpx
 
 from evalution_core import (
     ConfigurationError,
+    EngineUnavailableError,
     Model,
     builtin_path,
     did_you_mean,
@@ -176,7 +177,7 @@ class ServedSubject:
                 f"--target {self._shown} is no URL of a server ({error}); as http://127.0.0.1:8000"
             ) from None
         except httpx.HTTPError as error:
-            raise ConfigurationError(
+            raise EngineUnavailableError(
                 f"no server answers at {self._shown} ({type(error).__name__}: "
                 f"{scrub(str(error))}); start it, or name another --target"
             ) from error

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from inspect_ai.log import EvalLog, write_eval_log
 
-from evalution.results import RunResult, read_samples
+from evalution.results import RunResult
 from evalution.runs.folder import SAMPLES
+from evalution.samples.reader import SamplesReader
 from evalution_core import ConfigurationError, did_you_mean
 from evalution_inspect.logs.log_samples import eval_sample
 from evalution_inspect.logs.suite_log import model_name, suite_log, unfinished_log
@@ -56,8 +57,8 @@ def _logs(run: RunResult, ended_in: str | None, wanted: set[str]) -> Iterator[Ev
     if ended_in in wanted:
         assert ended_in is not None
         file = run.folder / SAMPLES if run.folder else None
-        found = read_samples(file, ended_in) if file and file.is_file() else {}
-        samples = [eval_sample(found[index], model_name(run)) for index in sorted(found)]
+        found = SamplesReader(file).of(ended_in) if file and file.is_file() else ()
+        samples = [eval_sample(sample, model_name(run)) for sample in found]
         yield unfinished_log(run, ended_in, samples)
 
 

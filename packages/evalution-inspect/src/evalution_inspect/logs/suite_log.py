@@ -23,7 +23,6 @@ from inspect_ai.log import (
 from inspect_ai.model import GenerateConfig
 
 from evalution.results import MetricResult, RunResult, SuiteResult, to_json
-from evalution.runs.reader import read_samples
 from evalution_inspect.logs.log_samples import eval_sample, told_error, total_usage
 
 _ID_LENGTH = 22
@@ -37,7 +36,7 @@ def suite_log(run: RunResult, suite: SuiteResult) -> EvalLog:
         ConfigurationError: the run's samples can't be read.
     """
     model = model_name(run)
-    samples = [eval_sample(sample, model) for sample in read_samples(suite)]
+    samples = [eval_sample(sample, model) for sample in suite.stored_samples]
     metadata = {
         "provenance": suite.provenance,
         "first_failure": suite.first_failure,

@@ -24,7 +24,7 @@ def doctor(
     engine: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[ENGINE]…",
+            metavar="ENGINE",
             help="Look at these engines, and not at all that are known.",
             autocompletion=known_engine_names,
         ),

@@ -2,26 +2,32 @@
 
 An entry point's name is the verb and its value a function as typer takes it. Only metadata is read
 until the command is called, so that a broken package costs its own command alone. An
-`EvalutionError` that it raises is told as those of the runner's own commands are, and with a
+`EvalutionError` that it raises and a Ctrl-C are told as in the runner's own commands, and with a
 traceback where the command has an option `--debug` and it is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from importlib.metadata import EntryPoint
 from typing import Any
 
 import typer
 
 from evalution.cli.errors import told_errors
+from evalution.cli.options import HELP_OPTIONS
 from evalution.hints import COMMAND_HINTS
-from evalution_core import ConfigurationError, EngineUnavailableError
+from evalution_core import ConfigurationError, EvalutionError
 from evalution_core.entries import installed
 
 GROUP = "evalution.commands"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 _DEBUG = "--debug"
+
+
+class CommandUnavailableError(EvalutionError):
+    """The package that brings a command is installed, and can't be imported."""
 
 
 def add_commands(app: typer.Typer, taken: set[str]) -> None:
@@ -80,17 +86,32 @@ def _loaded(verb: str, points: list[EntryPoint]) -> typer.Typer:
         )
     (point,) = points
     try:
-        function: Callable[..., Any] = point.load()
+        function: Callable[..., object] = point.load()
     except Exception as error:  # the border to foreign code: a package may raise anything
-        raise EngineUnavailableError(
+        raise CommandUnavailableError(
             f"the command {verb!r} of {_source(point)} ({point.value}) can't be loaded: "
             f"{type(error).__name__}: {error}"
         ) from error
     app = typer.Typer(
-        name=verb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        name=verb,
+        context_settings=HELP_OPTIONS,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
     )
-    app.command(verb)(function)
+    app.command(verb)(_told(function))
     return app
+
+
+def _told(function: Callable[..., object]) -> Callable[..., None]:
+    """`function` with the same parameters. Outside of it typer ends a Ctrl-C without a word."""
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> None:
+        with told_errors(debug=options.get("debug") is True):
+            function(*arguments, **options)
+
+    return call
 
 
 def _missing(verb: str) -> Callable[[typer.Context], None]:

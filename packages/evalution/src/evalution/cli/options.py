@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+HELP_OPTIONS = {"help_option_names": ["--help", "-h"]}
+"""The settings of every command by which `-h` is `--help`."""
+
 SpecArgument = Annotated[
     str, typer.Argument(metavar="SPEC", help="A YAML file, or builtin:tiny/quickstart.")
 ]

@@ -11,7 +11,8 @@ from evalution.cli.errors import EXIT_OUTSIDE, told_errors
 from evalution.cli.options import DebugOption, JsonOption, SpecArgument
 from evalution.cli.terminal_progress import terminal_progress
 from evalution.results import to_json
-from evalution.spec.run_spec import Lane, Spec, load_spec
+from evalution.runs.lane import Lane
+from evalution.spec.run_spec import Spec, load_spec
 from evalution.table import console
 from evalution_core import ConfigurationError
 
@@ -40,10 +41,10 @@ def parity(
     debug: DebugOption = False,
 ) -> None:
     """Hold an engine against another: the same token ids through both. Exit code 3: they differ."""
-    from evalution import parity as check  # noqa: PLC0415 - only this command needs it
-    from evalution.parity import file  # noqa: PLC0415 - as above
-
     with told_errors(debug=debug):
+        from evalution import parity as check  # noqa: PLC0415 - only this command needs it
+        from evalution.parity import file  # noqa: PLC0415 - as above
+
         loaded = load_spec(spec)
         folder = None if output is None else file.parity_folder(output)
         result = check.check_parity(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.metadata import version as installed_version
-from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -14,17 +12,20 @@ from evalution.cli.doctor import doctor
 from evalution.cli.emit_python import emit_python
 from evalution.cli.engines import engines
 from evalution.cli.extensions import add_commands
+from evalution.cli.options import HELP_OPTIONS
 from evalution.cli.parity import parity
 from evalution.cli.report import report
 from evalution.cli.run import run
 from evalution.cli.schema import schema
 from evalution.cli.show import show
+from evalution.cli.standard_streams import lasting_streams
 from evalution.cli.suites import suites
 from evalution.cli.validate import validate
 
 app = typer.Typer(
     name="evalution",
     help="Measure language models on any engine.",
+    context_settings=HELP_OPTIONS,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -33,11 +34,8 @@ app = typer.Typer(
 
 def main() -> None:
     """The console script."""
-    # A terminal that can't show an arrow must not cost the scores.
-    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors=errors)
-    app()
+    with lasting_streams():
+        app()
 
 
 def _show_version(wanted: bool) -> None:

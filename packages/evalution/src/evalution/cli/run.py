@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from evalution.cli.errors import EXIT_WITH_FAILURES, told_errors
+from evalution.cli.errors import EXIT_WITH_FAILURES, isolation_hinted, told_errors
 from evalution.cli.interruption import finishing_first
 from evalution.cli.options import DebugOption, SpecArgument
 from evalution.cli.terminal_progress import terminal_progress
@@ -45,6 +45,7 @@ def run(
 ) -> None:
     """Run a spec: progress, a table of scores, and a run folder."""
     with told_errors(debug=debug):
+        _check_choice(output, fresh=fresh, retry_failed=retry_failed)
         loaded = load_spec(spec)
         _check_one_engine(loaded, spec)
         handle = Run(
@@ -70,6 +71,16 @@ def run(
             raise typer.Exit(EXIT_WITH_FAILURES)
 
 
+def _check_choice(output: str | None, *, fresh: bool, retry_failed: bool) -> None:
+    if fresh and retry_failed:
+        raise ConfigurationError("--fresh starts over and --retry-failed goes on; take one")
+    if output is None and (fresh or retry_failed):
+        option = "--fresh" if fresh else "--retry-failed"
+        raise ConfigurationError(
+            f"{option} is for a run folder that is there; name it with --output"
+        )
+
+
 def _check_one_engine(loaded: Spec, spec: str) -> None:
     if loaded.against is not None:
         raise ConfigurationError(
@@ -79,8 +90,9 @@ def _check_one_engine(loaded: Spec, spec: str) -> None:
 
 
 def _run_all(handle: Run, spec: Spec) -> None:
+    can_isolate = not spec.isolate and spec.backend is None
     try:
-        with finishing_first(handle), handle:
+        with isolation_hinted(is_possible=can_isolate), finishing_first(handle), handle:
             suites = check_suites(spec.tests)
             handle.prepare(suites)
             for suite in suites:

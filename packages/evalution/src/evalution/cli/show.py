@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Annotated, Any, cast
 
 import typer
@@ -11,11 +13,13 @@ import typer
 from evalution.cli.errors import told_errors
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
-from evalution.runs.reader import read_run, read_samples
+from evalution.runs.reader import read_run
 from evalution.runs.unfinished import unfinished_suites
+from evalution.samples.reader import SuiteSamples
 from evalution.table import complaints, console, result_table
 from evalution_core import ConfigurationError, did_you_mean
 
+_SAMPLES_SHOWN = 5
 _PROMPT_SHOWN = 1000
 """Characters of a prompt: its end, which holds the question."""
 
@@ -29,7 +33,10 @@ def show(
         bool, typer.Option("--failed", help="Only samples without an answer.")
     ] = False,
     wrong: Annotated[bool, typer.Option("--wrong", help="Only samples that score 0.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="At most that many samples.")] = 5,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most that many samples [default: 5; with --json all]."),
+    ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -38,8 +45,10 @@ def show(
         run = read_run(directory)
         if samples is not None:
             _show_samples(_suite(run, samples), failed, wrong, limit, as_json=as_json)
-        elif failed or wrong:
-            raise ConfigurationError("--failed and --wrong choose samples; name --samples SUITE")
+        elif failed or wrong or limit is not None:
+            raise ConfigurationError(
+                "--failed, --wrong and --limit choose samples; name --samples SUITE"
+            )
         elif as_json:
             print(to_json(run.to_dict(), indent=2))
         else:
@@ -105,7 +114,9 @@ def _listed(options: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """Numbers with as many digits as a reader needs."""
+    """Numbers with as many digits as a reader needs, true and false as a spec has them."""
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
@@ -125,24 +136,37 @@ def _suite(run: RunResult, name: str) -> SuiteResult:
 
 
 def _show_samples(
-    suite: SuiteResult, failed: bool, wrong: bool, limit: int, *, as_json: bool
+    suite: SuiteResult, failed: bool, wrong: bool, limit: int | None, *, as_json: bool
 ) -> None:
     if wrong and failed:
         raise ConfigurationError("--failed and --wrong are two choices; take one")
-    every = found = read_samples(suite)
-    if failed:
-        found = [sample for sample in found if sample.error is not None]
-    elif wrong:
-        found = _wrong(suite, found)
-    shown = found[:limit]
+    samples = suite.stored_samples
+    count, found = len(samples), iter(samples)
+    if failed or wrong:
+        rows = _failed(samples) if failed else _wrong(suite, samples)
+        count, found = len(rows), samples.at(rows)
     if as_json:
-        print(to_json([sample.to_dict() for sample in shown], indent=2))
+        _print_list(sample.to_dict() for sample in islice(found, limit))
         return
+    most = limit or _SAMPLES_SHOWN
     terminal = console()
-    for sample in shown:
+    for sample in islice(found, most):
         for line in _lines(sample):
             terminal.print(line, soft_wrap=True)
-    terminal.print(_counted(len(shown), len(found), len(every)), soft_wrap=True)
+    terminal.print(_counted(min(most, count), count, len(samples)), soft_wrap=True)
+
+
+def _print_list(values: Iterable[dict[str, Any]]) -> None:
+    """JSON as of the whole list, of which no more than one member is held."""
+    texts = (to_json(value, indent=2).replace("\n", "\n  ") for value in values)
+    first = next(texts, None)
+    if first is None:
+        print("[]")
+        return
+    print(f"[\n  {first}", end="")
+    for text in texts:
+        print(f",\n  {text}", end="")
+    print("\n]")
 
 
 def _counted(shown: int, found: int, every: int) -> str:
@@ -155,21 +179,34 @@ def _counted(shown: int, found: int, every: int) -> str:
     return f"{shown} of {found} samples{more}"
 
 
-def _wrong(suite: SuiteResult, samples: Sequence[SampleResult]) -> list[SampleResult]:
-    """Samples whose main metric is 0.
+def _failed(samples: SuiteSamples) -> array[int]:
+    """The rows without an answer."""
+    return array("q", (sample.index for sample in samples if sample.error is not None))
+
+
+def _wrong(suite: SuiteResult, samples: SuiteSamples) -> array[int]:
+    """The rows whose main metric is 0.
 
     Raises:
         ConfigurationError: no metric of the suite calls a sample right or wrong.
     """
     # A suite that was cut off has no scores, but its samples do.
-    names = suite.metrics or dict.fromkeys(name for sample in samples for name in sample.metrics)
-    for name in names:
-        values = [sample.metrics.get(name) for sample in samples]
-        if all(value in (None, 0.0, 1.0) for value in values):
-            return [s for s, value in zip(samples, values, strict=True) if value == 0.0]
+    found: dict[str, array[int]] = {name: array("q") for name in suite.metrics}
+    graded: set[str] = set()
+    for sample in samples:
+        for name, value in sample.metrics.items():
+            if name not in found and not suite.metrics:
+                found[name] = array("q")
+            if value not in (None, 0.0, 1.0):
+                graded.add(name)
+            elif value == 0.0 and name in found:
+                found[name].append(sample.index)
+    for name, rows in found.items():
+        if name not in graded:
+            return rows
     raise ConfigurationError(
         f"suite {suite.name!r} calls no sample right or wrong (its metrics: "
-        f"{', '.join(names)}); leave --wrong out"
+        f"{', '.join(found)}); leave --wrong out"
     )
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from evalution.comparison.differences import Difference, run_differences
 from evalution.comparison.pairing import (
-    Pair,
     Pairing,
     keeps_prompts,
     option_differences,
     pair_samples,
 )
 from evalution.comparison.significance import PairedTest, mcnemar, paired_t, sign_test
-from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult
-from evalution.runs.reader import read_run, read_samples
+from evalution.results import MetricResult, RunResult, SampleResult
+from evalution.runs.reader import read_run
+from evalution.runs.run_samples import RunSamples
+from evalution.samples.columns import SampleColumns
 
 SCHEMA_VERSION = 1
 
@@ -162,60 +164,71 @@ def compare(
     """
     before = left if isinstance(left, RunResult) else read_run(left)
     after = right if isinstance(right, RunResult) else read_run(right)
-    there = {suite.name: suite for suite in after.suites}
-    here = {suite.name for suite in before.suites}
+    return compare_samples(RunSamples(before), RunSamples(after))
+
+
+def compare_samples(left: RunSamples, right: RunSamples) -> Comparison:
+    """`compare` for one who reads the samples for something else as well."""
+    here, there = ([suite.name for suite in side.run.suites] for side in (left, right))
     return Comparison(
-        before,
-        after,
-        run_differences(before, after),
-        [_suite(suite, there[suite.name]) for suite in before.suites if suite.name in there],
-        [suite.name for suite in before.suites if suite.name not in there],
-        [suite.name for suite in after.suites if suite.name not in here],
+        left.run,
+        right.run,
+        run_differences(left.run, right.run),
+        [_suite(name, (left, right)) for name in here if name in there],
+        [name for name in here if name not in there],
+        [name for name in there if name not in here],
     )
 
 
-def _suite(left: SuiteResult, right: SuiteResult) -> SuiteComparison:
+_Sides = tuple[RunSamples, RunSamples]
+
+
+def _suite(name: str, sides: _Sides) -> SuiteComparison:
+    left, right = (side.run[name] for side in sides)
     options = option_differences(left.options, right.options)
-    samples = read_samples(left), read_samples(right)
-    rows = pair_samples(*samples, same_prompts=keeps_prompts(options))
+    columns = sides[0].columns(left), sides[1].columns(right)
+    rows = pair_samples(*columns, same_prompts=keeps_prompts(options))
     options |= option_differences(left.provenance, right.provenance)
-    same_rows = rows.are_all if all(samples) else left.n == right.n
-    found = SuiteComparison(left.name, options, rows, [])
-    for name in [*left.metrics, *(name for name in right.metrics if name not in left.metrics)]:
-        before, after = left.metrics.get(name), right.metrics.get(name)
+    same_rows = rows.are_all if all(columns) else left.n == right.n
+    found = SuiteComparison(name, options, rows, [])
+    for metric in dict.fromkeys([*left.metrics, *right.metrics]):
+        before, after = left.metrics.get(metric), right.metrics.get(metric)
         test = None
         if before is not None and after is not None:
-            is_mean = _is_mean(before, name, samples[0]) and _is_mean(after, name, samples[1])
-            values = _values(rows.pairs, name)
+            is_mean = all(map(_is_mean, (before, after), (metric, metric), columns))
+            values = _values(rows, columns, metric)
             test = _test(values, is_mean=is_mean, higher_is_better=before.higher_is_better)
             if found.flipped_by is None and test is not None and _is_binary(values):
-                found.flipped_by = name
-                found.flips = [*_flips(rows.pairs, name)]
+                found.flipped_by = metric
+                found.flips = [*_flips(found, columns, sides)]
         known = before or after
         assert known is not None
         found.metrics.append(
-            MetricComparison(name, known.higher_is_better, before, after, same_rows, test)
+            MetricComparison(metric, known.higher_is_better, before, after, same_rows, test)
         )
     return found
 
 
+_Columns = tuple[SampleColumns, SampleColumns]
 _Values = tuple[Sequence[float], Sequence[float]]
 
 
-def _values(pairs: Sequence[Pair], metric: str) -> _Values:
-    """The metric's values of rows that have one on both sides."""
-    both = [
-        (left.metrics[metric], right.metrics[metric])
-        for left, right in pairs
-        if _number(left, metric) is not None and _number(right, metric) is not None
-    ]
-    return [left for left, _ in both], [right for _, right in both]
+def _numbers(rows: Pairing, columns: _Columns, metric: str) -> Iterator[tuple[int, float, float]]:
+    """The row and the metric's two values, of rows that have a finite one on both sides."""
+    left, right = (side.metrics.get(metric) for side in columns)
+    if left is None or right is None:
+        return
+    for before, after in zip(rows.left, rows.right, strict=True):
+        if math.isfinite(left[before]) and math.isfinite(right[after]):
+            yield columns[0].rows[before], left[before], right[after]
 
 
-def _number(sample: SampleResult, metric: str) -> float | None:
-    """A row's value; an infinite one, which JSON has no word for, was written as null."""
-    value: float | None = sample.metrics.get(metric)
-    return value if value is not None and math.isfinite(value) else None
+def _values(rows: Pairing, columns: _Columns, metric: str) -> _Values:
+    left, right = array("d"), array("d")
+    for _, before, after in _numbers(rows, columns, metric):
+        left.append(before)
+        right.append(after)
+    return left, right
 
 
 def _test(values: _Values, *, is_mean: bool, higher_is_better: bool) -> PairedTest | None:
@@ -231,27 +244,29 @@ def _is_binary(values: _Values) -> bool:
     return all(value in (0.0, 1.0) for side in values for value in side)
 
 
-def _is_mean(metric: MetricResult, name: str, samples: Sequence[SampleResult]) -> bool:
+def _is_mean(metric: MetricResult, name: str, columns: SampleColumns) -> bool:
     """Whether the score is the plain mean of its rows; F1 and perplexities are not."""
-    found = [value for sample in samples if (value := _number(sample, name)) is not None]
+    found = array("d", filter(math.isfinite, columns.metrics.get(name, ())))
     if metric.value is None or not found:
         return False
     mean = math.fsum(found) / len(found)
     return math.isclose(mean, metric.value, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def _flips(pairs: Sequence[Pair], metric: str) -> Sequence[Flip]:
-    return [
-        Flip(
-            left.index,
-            left.target,
-            _answer(left, metric),
-            _answer(right, metric),
-            "left" if left.metrics[metric] else "right",
-        )
-        for left, right in pairs
-        if left.metrics.get(metric) != right.metrics.get(metric)
-    ]
+def _flips(suite: SuiteComparison, columns: _Columns, sides: _Sides) -> Iterator[Flip]:
+    """Rows whose two values of `flipped_by` differ; only of these are the texts read."""
+    metric = suite.flipped_by
+    assert metric is not None
+    flipped: list[int] = []
+    winners: list[Side] = []
+    for row, before, after in _numbers(suite.rows, columns, metric):
+        if before != after:
+            flipped.append(row)
+            winners.append("left" if before else "right")
+    texts = [side.of(side.run[suite.name]).at(flipped) for side in sides]
+    for left, right, winner in zip(*texts, winners, strict=True):
+        answers = _answer(left, metric), _answer(right, metric)
+        yield Flip(left.index, left.target, *answers, winner)
 
 
 def _answer(sample: SampleResult, metric: str) -> str | None:

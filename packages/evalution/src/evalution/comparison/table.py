@@ -134,7 +134,7 @@ def _row_remarks(suite: SuiteComparison) -> Iterator[str]:
         yield f"{_rows(rows.other_rows)} of the same number but not the same: the data differ"
     if rows.other_prompts:
         yield f"{_rows(rows.other_prompts)} with another prompt on each side, compared all the same"
-    if not rows.pairs:
+    if not rows.paired:
         yield "no row was answered by both, so nothing is said about chance"
 
 

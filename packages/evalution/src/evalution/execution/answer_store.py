@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from evalution.suites.suite import Answer, Sample
+from evalution.exchange import Answer
+from evalution.suites.suite import Sample
 from evalution_core import EvalutionError, RequestFailure
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import cast
 
-from evalution.suites.suite import Answer
+from evalution.exchange import Answer
 from evalution_core import GenerationOutput
 
 _OPTIONAL_COUNTS = ("prompt_tokens", "completion_tokens", "truncated_tokens")

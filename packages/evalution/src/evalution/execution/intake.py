@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Event, Lock
 
+from evalution.exchange import Answer, Request
 from evalution.execution.answer_store import AnswerStore
 from evalution.execution.ledger import Key, Ledger, OpenSample
 from evalution.foreign_code import foreign_errors
-from evalution.suites.suite import Answer, AnySuite, Request, Sample
+from evalution.suites.suite import AnySuite, Sample
 from evalution_core import ConfigurationError, EngineRuntimeError, RequestFailure
 
 

@@ -6,8 +6,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from evalution.exchange import Answer
 from evalution.execution.answers import fault_of, with_plain_score
-from evalution.suites.suite import Answer, RequestKind, Sample
+from evalution.suites.suite import RequestKind, Sample
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from evalution.exchange import Answer, Request
 from evalution.journal import (
     AnswerBase,
     Journal,
@@ -12,7 +13,7 @@ from evalution.journal import (
     encode_answer,
     request_key,
 )
-from evalution.suites.suite import Answer, Request, Sample
+from evalution.suites.suite import Sample
 from evalution_core import EvalutionError, GenerationRequest, RequestFailure
 
 
@@ -41,16 +42,17 @@ class SuiteAnswers:
         self._journal = journal
         self._cache = cache
         self._retry_failed = retry_failed
-        known = {} if journal is None else journal.declared()
-        self._withdrawn: dict[str, str] = known.get(self._section("withdrawn"), {})
+        withdrawn, faults = self._section("withdrawn"), self._section("faults")
+        known = {} if journal is None else journal.declared(withdrawn, faults)
+        self._withdrawn: dict[str, str] = known.get(withdrawn, {})
         self._reopened = set(self._withdrawn) if retry_failed else set[str]()
-        self._faults: list[str] = known.get(self._section("faults"), [])
+        self._faults: list[str] = known.get(faults, [])
         self._is_declared = True
 
     @property
     def is_empty(self) -> bool:
         """Whether neither holds an answer for this suite."""
-        is_new = self._journal is None or not self._journal.count(self._suite)
+        is_new = self._journal is None or not self._journal.holds(self._suite)
         return is_new and self._cache is None
 
     def recall(self, sample: Sample) -> Mapping[int, Answer | RequestFailure]:

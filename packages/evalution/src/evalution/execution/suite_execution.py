@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from threading import Event
-from typing import Any, cast
+from typing import Any
 
+from evalution.exchange import Answer
 from evalution.execution.answer_store import AnswerStore
 from evalution.execution.intake import Intake
 from evalution.execution.ledger import Ledger, OpenSample, UnexpectedAnswerError
-from evalution.execution.rolling import rolling_continuous
+from evalution.execution.session_answers import session_answers
 from evalution.foreign_code import foreign_errors
 from evalution.progress.reports import Progress
 from evalution.results import SampleResult, SuiteResult
 from evalution.scoring.metrics import Measure
-from evalution.suites.suite import Answer, AnySuite, RequestKind
+from evalution.suites.suite import AnySuite
 from evalution_core import BaseInferenceSession, EngineRuntimeError, EvalutionError, scrub
 
 _ERRORS_SHOWN = 20
@@ -28,7 +29,10 @@ class ScoringError(EvalutionError, RuntimeError):
 
 
 class SuiteExecution:
-    """One pass of a suite. Held at any time: the samples in flight, and two numbers a metric.
+    """One pass of a suite.
+
+    Held at any time: the samples in flight; the number of each row that was read, and two numbers
+    for each of its metrics.
 
     Args:
         name: the suite's name in this run.
@@ -128,24 +132,13 @@ class SuiteExecution:
     def _answers(self) -> Generator[tuple[Any, Any]]:
         # A generator of our own can be closed, and closes the session's where that is one.
         with foreign_errors(f"suite {self._name!r}"):
-            answers = self._session_answers()
+            answers = session_answers(self._session, self._suite, self._intake.requests())
             try:
                 for event in answers:
                     yield _pair(event)
             finally:
                 if close := getattr(answers, "close", None):
                     close()
-
-    def _session_answers(self) -> Iterator[tuple[Any, Any]]:
-        keyed = cast(Iterable[tuple[Any, Any]], self._intake.requests())
-        batch_size = self._suite.batch_size
-        match self._suite.request_kind:
-            case RequestKind.GENERATION:
-                return self._session.generate_continuous(keyed, batch_size=batch_size)
-            case RequestKind.LOGLIKELIHOOD:
-                return self._session.loglikelihood_continuous(keyed, batch_size=batch_size)
-            case RequestKind.ROLLING:
-                return rolling_continuous(self._session, keyed, batch_size=batch_size)
 
     def _accept(self, key: Any, answer: Any) -> None:
         try:

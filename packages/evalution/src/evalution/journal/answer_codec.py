@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from typing import Any, cast
 
 import evalution_core
-from evalution.suites.suite import Answer, Request
+from evalution.exchange import Answer, Request
 from evalution_core import (
     EngineRuntimeError,
     EvalutionError,

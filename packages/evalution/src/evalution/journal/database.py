@@ -57,6 +57,8 @@ class BusyJournalError(JournalError):
 def open_alone(path: Path) -> sqlite3.Connection:
     """A connection that no other process can have while it is open; any death releases it.
 
+    What it commits survives a power cut as well.
+
     Raises:
         ConfigurationError: no such file, not a journal, one of a newer version, in use, or the
             folder can't be written.
@@ -64,7 +66,7 @@ def open_alone(path: Path) -> sqlite3.Connection:
     """
     try:
         # In this mode SQLite needs no shared memory beside the file, which network drives lack.
-        return _opened(path, "EXCLUSIVE", 0.0)
+        return _opened(path, "EXCLUSIVE", "FULL", 0.0)
     except BusyJournalError as error:
         raise ConfigurationError(
             f"{_writer(path)} is writing this run: {path}; wait for its end, or name another "
@@ -79,13 +81,16 @@ def open_alone(path: Path) -> sqlite3.Connection:
 def open_shared(path: Path) -> sqlite3.Connection:
     """A connection beside those of other processes; the file is made where there is none.
 
+    What was committed last may be lost in a power cut, but never to the death of a process.
+
     Raises:
         ConfigurationError: as `open_alone`, or it is damaged.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        return _opened(path, "NORMAL", _SHARED_WAIT_S)
+        # No commit waits for the disk, or each process would wait for those of the others.
+        return _opened(path, "NORMAL", "NORMAL", _SHARED_WAIT_S)
     except DamagedJournalError as error:
         raise ConfigurationError(
             f"the journal {path} is damaged ({error.__cause__}); move it away, and a new one is "
@@ -178,7 +183,7 @@ def _locking_process(path: Path) -> int | None:
     return None
 
 
-def _opened(path: Path, locking: str, wait_s: float) -> sqlite3.Connection:
+def _opened(path: Path, locking: str, synchronous: str, wait_s: float) -> sqlite3.Connection:
     # SQLite would open it all the same, and fail later in ways that depend on the system.
     if not all(os.access(place, os.W_OK) for place in (path, path.parent)):
         raise not_writable(path, "the file or its folder is read-only")
@@ -194,7 +199,7 @@ def _opened(path: Path, locking: str, wait_s: float) -> sqlite3.Connection:
             connection.execute(f"PRAGMA locking_mode = {locking}")
             _check_kind(connection, path)
             _enter_wal(connection, wait_s)
-            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
             with transaction(connection):  # tells now that the file can't be written
                 _make_tables(connection)
         except BaseException:

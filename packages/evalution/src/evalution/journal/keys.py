@@ -10,8 +10,8 @@ from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any, cast
 
+from evalution.exchange import Request
 from evalution.journal.request_content import is_plain, request_content
-from evalution.suites.suite import Request
 from evalution_core import (
     CONTRACT_VERSION,
     BaseEngine,

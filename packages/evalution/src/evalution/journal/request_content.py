@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from evalution.suites.suite import Request
+from evalution.exchange import Request
 from evalution_core import (
     GenerationRequest,
     LoglikelihoodRequest,

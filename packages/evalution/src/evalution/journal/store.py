@@ -59,6 +59,7 @@ class Journal:
         self._last: dict[bytes, bytes] = {}
         self._timer: Timer | None = None
         self._failure: JournalError | None = None
+        self._suites: set[str] | None = None
         self._is_closed = False
 
     @classmethod
@@ -150,13 +151,18 @@ class Journal:
                 raise JournalError(f"the journal {self.path} is closed")
             self._pending.append((key, suite, row, position, answer, checksum_of(key, answer)))
             self._last[key] = answer
+            if self._suites is not None:
+                self._suites.add(suite)
             if self._timer is None:
                 self._timer = Timer(_COMMIT_S, self._commit_in_time)
                 self._timer.daemon = True
                 self._timer.start()
 
     def flush(self) -> None:
-        """Commit all that was recorded."""
+        """Have all that was recorded committed when this returns: it survives the process.
+
+        What a journal of one process has committed survives a power cut too.
+        """
         with self._lock:
             self._commit()
 
@@ -185,11 +191,24 @@ class Journal:
         with self._lock, journal_errors(self.path), transaction(self._connection):
             self._connection.executemany("REPLACE INTO declared VALUES (?, ?, ?)", rows)
 
-    def declared(self) -> dict[str, Any]:
-        """All declared values by section."""
+    def declared(self, *sections: str) -> dict[str, Any]:
+        """Declared values by section: those of `sections`, or all if none is named."""
+        places = ", ".join("?" * len(sections))
+        chosen = f" WHERE section IN ({places})" if sections else ""
+        query = f"SELECT section, value FROM declared{chosen}"
         with self._lock, journal_errors(self.path):
-            found = self._connection.execute("SELECT section, value FROM declared").fetchall()
+            found = self._connection.execute(query, sections).fetchall()
         return {section: json.loads(text) for section, text in found}
+
+    def holds(self, suite: str) -> bool:
+        """Whether an answer of that suite was recorded, here or before; reads the file once."""
+        with self._lock:
+            if self._suites is None:
+                self._commit()
+                with journal_errors(self.path):
+                    found = self._connection.execute("SELECT DISTINCT suite FROM answers")
+                    self._suites = {name for (name,) in found}
+            return suite in self._suites
 
     def count(self, suite: str | None = None) -> int:
         """How many requests have an answer, of one suite or of all."""

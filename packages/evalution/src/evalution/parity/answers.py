@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evalution.exchange import Answer
 from evalution.execution.answers import fault_of
-from evalution.suites.suite import Answer
 from evalution_core import GenerationOutput, RequestFailure, scrub
 
 Key = tuple[int, int]

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
 
+from evalution.exchange import Request
 from evalution.parity.agreement import agreement
 from evalution.parity.answers import Failed, Key, Record
 from evalution.parity.encoding import Encoder, RequestIds, with_ids
@@ -15,6 +16,7 @@ from evalution.parity.lane import OpenLane, collect, no_ids
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
 from evalution.progress.reports import Progress, Silence
 from evalution.runs.declared import free_name
+from evalution.runs.lane import Lane
 from evalution.runs.preflight import (
     check_capabilities,
     check_engine,
@@ -22,9 +24,8 @@ from evalution.runs.preflight import (
     check_model,
     check_suites,
 )
-from evalution.spec.run_spec import Lane
 from evalution.suites.declaration import SuiteDeclaration
-from evalution.suites.suite import AnySuite, Request
+from evalution.suites.suite import AnySuite
 from evalution_core import (
     Capability,
     ConfigurationError,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, TypeGuard
 
-from evalution.suites.suite import Request
+from evalution.exchange import Request
 from evalution_core import (
     BaseInferenceSession,
     GenerationRequest,

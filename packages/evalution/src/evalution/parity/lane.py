@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from evalution.conditions.engine_record import engine_record
-from evalution.execution.rolling import rolling_continuous
+from evalution.exchange import Request
+from evalution.execution.session_answers import session_answers
 from evalution.foreign_code import clean_up, foreign_errors
 from evalution.parity.answers import Key, Record, record_of
 from evalution.parity.encoding import Encoder, encoder_of
 from evalution.progress.reports import Progress
+from evalution.runs.lane import Lane
 from evalution.runs.lease import SessionLease
-from evalution.spec.run_spec import Lane
-from evalution.suites.suite import AnySuite, Request, RequestKind
+from evalution.suites.suite import AnySuite
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -109,7 +110,7 @@ def collect(
             yield key, request
 
     with foreign_errors(f"suite {suite.title!r}"):
-        for key, answer in _answers(session, suite, noted()):
+        for key, answer in session_answers(session, suite, noted()):
             if key not in asked or key in found:
                 raise EngineRuntimeError(
                     f"the session answered {key!r}, which was not asked or is answered already"
@@ -121,16 +122,3 @@ def collect(
             f"suite {suite.title!r}: the session left {lost} of {len(asked)} requests unanswered"
         )
     return found
-
-
-def _answers(
-    session: BaseInferenceSession, suite: AnySuite, requests: Iterable[tuple[Key, Request]]
-) -> Iterator[tuple[Key, Any]]:
-    keyed = cast(Iterable[tuple[Key, Any]], requests)
-    match suite.request_kind:
-        case RequestKind.GENERATION:
-            return session.generate_continuous(keyed, batch_size=suite.batch_size)
-        case RequestKind.LOGLIKELIHOOD:
-            return session.loglikelihood_continuous(keyed, batch_size=suite.batch_size)
-        case RequestKind.ROLLING:
-            return rolling_continuous(session, keyed, batch_size=suite.batch_size)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalution.comparison import MetricComparison, SuiteComparison, compare
+from evalution.comparison import MetricComparison, SuiteComparison
+from evalution.comparison.comparison import compare_samples
 from evalution.report.labels import RunLabel
-from evalution.results import RunResult
+from evalution.runs.run_samples import RunSamples
 
 _CHANCE = 0.05
 """Of 5 %: the two-sided p-value from which on a difference is called clear."""
@@ -57,7 +58,7 @@ class SuiteDifferences:
 
 
 def differences_to_first(
-    runs: Sequence[RunResult], labels: Sequence[RunLabel]
+    runs: Sequence[RunSamples], labels: Sequence[RunLabel]
 ) -> list[SuiteDifferences]:
     """Every metric that a further run shares with the first, by suite in the first run's order.
 
@@ -65,11 +66,11 @@ def differences_to_first(
         ConfigurationError: a file of samples is damaged.
     """
     compared = [
-        (label, {suite.name: suite for suite in compare(runs[0], run).suites})
+        (label, {suite.name: suite for suite in compare_samples(runs[0], run).suites})
         for run, label in zip(runs[1:], labels[1:], strict=True)
     ]
     found: list[SuiteDifferences] = []
-    for suite in runs[0].suites:
+    for suite in runs[0].run.suites:
         sides = [(label, suites[suite.name]) for label, suites in compared if suite.name in suites]
         metrics = [_differences(name, suite.name, sides) for name in suite.metrics]
         remarks = [(label, remark) for label, side in sides if (remark := _remark(side))]

@@ -23,9 +23,9 @@ from evalution.report.overview import run_overview
 from evalution.report.parity_view import ParityView, parity_view
 from evalution.report.rendering import load_assets, render
 from evalution.report.sample_payload import sample_payload
-from evalution.report.sample_reading import with_samples
 from evalution.report.scores import suite_scores
 from evalution.results import RunResult
+from evalution.runs.run_samples import RunSamples
 from evalution_core import ConfigurationError
 
 DEFAULT_SAMPLES = 2000
@@ -82,17 +82,17 @@ def write_report(
     return WrittenReport(file, len(page))
 
 
-def _page(
-    given: Sequence[RunResult], checks: Sequence[ParityResult], samples_per_suite: int
-) -> str:
-    runs = [with_samples(run) for run in given]
+def _page(runs: Sequence[RunResult], checks: Sequence[ParityResult], samples_per_suite: int) -> str:
+    samples = [RunSamples(run) for run in runs]
     labels = label_runs(runs)
     letters = [label.letter for label in labels]
     suites = suite_scores(runs, letters)
     scores = score_figures(suites, labels)
-    differences = differences_to_first(runs, labels) if runs else []
+    differences = differences_to_first(samples, labels) if runs else []
     gaps = difference_figures(differences, labels)
-    payload = sample_payload(suites, letters, samples_per_suite) if samples_per_suite else None
+    payload = None
+    if samples_per_suite:
+        payload = sample_payload(suites, samples, letters, samples_per_suite)
     parity = [parity_view(check, position) for position, check in enumerate(checks)]
     curves = curve_figures(suites, [run.step for run in runs])
     figures = [*curves, *scores, *gaps, *(figure for view in parity for figure in view.figures)]

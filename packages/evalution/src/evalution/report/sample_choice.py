@@ -2,80 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from evalution.report.verdicts import binary_metrics, is_flipped, verdict
-from evalution.results import SampleResult
-
-Row = Sequence[SampleResult | None]
-"""One row of a suite's data: its sample in each run, None for a run without it."""
+from evalution.samples.columns import SampleColumns
 
 
-@dataclass(frozen=True)
 class SuiteRows:
     """All rows of a suite over the runs, by the row's number, in order.
 
-    `directions` holds the metrics that know right and wrong, with whether higher is better.
+    Args:
+        columns: the samples of the suite in each run.
+        directions: of each metric, whether higher is better.
+
+    `directions` keeps the metrics that know right and wrong.
     """
 
-    rows: Mapping[int, Row]
-    directions: Mapping[str, bool]
+    def __init__(self, columns: Sequence[SampleColumns], directions: Mapping[str, bool]):
+        self._columns = columns
+        binary = binary_metrics(columns)
+        self.directions = {name: up for name, up in directions.items() if name in binary}
+        self.rows = _union([column.rows for column in columns])
+        self._positions = [_positions(column.rows, self.rows) for column in columns]
 
     @cached_property
     def failed(self) -> list[int]:
         """Rows without an answer in some run."""
-        return [index for index, row in self.rows.items() if _has_failed(row)]
+        sides = list(zip(self._columns, self._positions, strict=True))
+        return [
+            row
+            for place, row in enumerate(self.rows)
+            if any(at[place] >= 0 and column.failed[at[place]] for column, at in sides)
+        ]
 
     @cached_property
     def flipped(self) -> list[int]:
         """Rows that one run got right and another wrong, by some metric."""
-        return [index for index, row in self.rows.items() if self._is_flipped(row)]
+        return [row for place, row in enumerate(self.rows) if self._is_flipped(place)]
 
-    def in_order_of_interest(self) -> list[int]:
+    def in_order_of_interest(self) -> Iterator[int]:
         """Every row once: failed ones, flipped ones, then the others spread evenly.
 
-        Any beginning of the list is a fair picture of the others: they are not sorted by row.
+        Any beginning of them is a fair picture of the others: they are not sorted by row.
         """
-        first = list(dict.fromkeys([*self.failed, *self.flipped]))
-        chosen = set(first)
-        return first + spread([index for index in self.rows if index not in chosen])
+        chosen = dict.fromkeys([*self.failed, *self.flipped])
+        yield from chosen
+        yield from spread(array("q", (row for row in self.rows if row not in chosen)))
 
-    def _is_flipped(self, row: Row) -> bool:
+    def _is_flipped(self, place: int) -> bool:
+        sides = [(c, at[place]) for c, at in zip(self._columns, self._positions, strict=True)]
         return any(
-            is_flipped([verdict(sample, name, self.directions) for sample in row])
-            for name in self.directions
+            is_flipped([verdict(column, at, name, up) for column, at in sides if at >= 0])
+            for name, up in self.directions.items()
         )
 
 
-def collect_rows(
-    samples: Sequence[Sequence[SampleResult]], directions: Mapping[str, bool]
-) -> SuiteRows:
-    """The samples of one suite, one sequence a run, side by side.
-
-    `directions` says of each metric whether higher is better.
-    """
-    columns = [{sample.index: sample for sample in column} for column in samples]
-    indices = sorted({index for column in columns for index in column})
-    rows = {index: [column.get(index) for column in columns] for index in indices}
-    binary = binary_metrics(sample for column in samples for sample in column)
-    return SuiteRows(rows, {name: up for name, up in directions.items() if name in binary})
-
-
-def spread(items: Sequence[int]) -> list[int]:
+def spread(items: Sequence[int]) -> Iterator[int]:
     """The items so ordered that those of any beginning lie evenly over the whole.
 
     The order of a van der Corput sequence: first, middle, quarters, eighths, and so on.
     """
     width = max(len(items) - 1, 0).bit_length()
     places = (_reversed_bits(place, width) for place in range(1 << width))
-    return [items[place] for place in places if place < len(items)]
+    return (items[place] for place in places if place < len(items))
 
 
 def _reversed_bits(number: int, width: int) -> int:
     return int(f"{number:0{width}b}"[::-1], 2) if width else number
 
 
-def _has_failed(row: Row) -> bool:
-    return any(sample is not None and sample.error is not None for sample in row)
+def _union(columns: Sequence[array[int]]) -> array[int]:
+    """Each row of any of the columns once, in order."""
+    if columns and all(column == columns[0] for column in columns):
+        return columns[0]
+    return array("q", sorted({row for column in columns for row in column}))
+
+
+def _positions(rows: array[int], union: array[int]) -> array[int]:
+    """Where each row of the union stands among `rows`, -1 for one that isn't there."""
+    found, at = array("q"), 0
+    for row in union:
+        is_there = at < len(rows) and rows[at] == row
+        found.append(at if is_there else -1)
+        at += is_there
+    return found

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 from evalution.report.embedded_json import embedded_json
-from evalution.report.sample_choice import Row, SuiteRows, collect_rows
+from evalution.report.sample_choice import SuiteRows
 from evalution.report.scores import SuiteScores
-from evalution.results import SampleResult
+from evalution.results import SampleResult, SuiteResult
+from evalution.runs.run_samples import RunSamples
+from evalution.samples.columns import SampleColumns
+from evalution.samples.reader import KeptSamples, SuiteSamples
 from evalution_core import scrub
 
 BUDGET_BYTES = 22_000_000
@@ -50,7 +54,10 @@ class SamplePayload:
 
 
 def sample_payload(
-    suites: Sequence[SuiteScores], letters: Sequence[str], samples_per_suite: int
+    suites: Sequence[SuiteScores],
+    runs: Sequence[RunSamples],
+    letters: Sequence[str],
+    samples_per_suite: int,
 ) -> SamplePayload | None:
     """The samples of all suites; None if no run kept any.
 
@@ -63,10 +70,12 @@ def sample_payload(
     left = BUDGET_BYTES
     for position, suite in enumerate(suites):
         share = left // (len(suites) - position)
-        columns = [[] if run is None else run.samples for run in suite.runs]
         directions = {row.name: row.higher_is_better for row in suite.rows}
-        found = collect_rows(columns, directions)
-        rows = _chosen_rows(found, list(directions), samples_per_suite, share)
+        sides = list(zip(runs, suite.runs, strict=True))
+        found = SuiteRows([_columns(run, side) for run, side in sides], directions)
+        wanted = islice(found.in_order_of_interest(), samples_per_suite)
+        samples = [KeptSamples([]) if side is None else run.of(side) for run, side in sides]
+        rows = _encoded_rows(samples, wanted, list(directions), share)
         left -= sum(map(len, rows.values()))
         head = embedded_json({"name": suite.name, "metrics": _metrics(directions, found)})
         body = b",".join(rows[index] for index in sorted(rows)).decode()
@@ -74,16 +83,22 @@ def sample_payload(
         counts.append(SampleCount(suite.name, len(rows), len(found.rows)))
     if not any(count.total for count in counts):
         return None
-    runs = embedded_json(list(letters))
-    return SamplePayload(f'{{"runs":{runs},"suites":[{",".join(documents)}]}}', counts)
+    names = embedded_json(list(letters))
+    return SamplePayload(f'{{"runs":{names},"suites":[{",".join(documents)}]}}', counts)
 
 
-def _chosen_rows(
-    suite: SuiteRows, metrics: Sequence[str], most: int, budget: int
+def _columns(run: RunSamples, suite: SuiteResult | None) -> SampleColumns:
+    return SampleColumns([]) if suite is None else run.columns(suite)
+
+
+def _encoded_rows(
+    samples: Sequence[SuiteSamples], wanted: Iterable[int], metrics: Sequence[str], budget: int
 ) -> dict[int, bytes]:
+    """The rows by their numbers as the page holds them, until the budget of bytes is spent."""
     chosen: dict[int, bytes] = {}
-    for index in suite.in_order_of_interest()[:most]:
-        line = embedded_json(_row(index, suite.rows[index], metrics)).encode()
+    for index in wanted:
+        row = [next(side.at([index])) if index in side else None for side in samples]
+        line = embedded_json(_row(index, row, metrics)).encode()
         budget -= len(line)
         if budget < 0:
             break
@@ -98,7 +113,7 @@ def _metrics(directions: Mapping[str, bool], suite: SuiteRows) -> list[dict[str,
     ]
 
 
-def _row(index: int, row: Row, metrics: Sequence[str]) -> list[Any]:
+def _row(index: int, row: Sequence[SampleResult | None], metrics: Sequence[str]) -> list[Any]:
     first = next(sample for sample in row if sample is not None)
     cells = [None if sample is None else _cell(sample, first, metrics) for sample in row]
     return [index, _clipped(first.prompt), _clipped(first.target), cells]

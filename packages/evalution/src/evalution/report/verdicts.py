@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
-from evalution.results import SampleResult
+from evalution.samples.columns import SampleColumns
 
 
 class Verdict(StrEnum):
@@ -17,35 +18,28 @@ class Verdict(StrEnum):
     UNJUDGED = "unjudged"
 
 
-def binary_metrics(samples: Iterable[SampleResult]) -> frozenset[str]:
+def binary_metrics(columns: Iterable[SampleColumns]) -> frozenset[str]:
     """The metrics whose every value is 0 or 1."""
     seen: set[str] = set()
     graded: set[str] = set()
-    for sample in samples:
-        for name, value in sample.metrics.items():
+    for column in columns:
+        for name, values in column.metrics.items():
             seen.add(name)
-            if value not in (0, 1):
+            if not all(value in (0.0, 1.0) or math.isnan(value) for value in values):
                 graded.add(name)
     return frozenset(seen - graded)
 
 
-def verdict(
-    sample: SampleResult | None, metric: str, directions: Mapping[str, bool]
-) -> Verdict | None:
-    """The verdict of a binary metric on a sample; None where the run has no such sample.
-
-    `directions` says of each binary metric whether higher is better; others judge nothing.
-    """
-    if sample is None:
-        return None
-    if sample.error is not None:
+def verdict(columns: SampleColumns, position: int, metric: str, higher_is_better: bool) -> Verdict:
+    """The verdict of a binary metric on a sample."""
+    if columns.failed[position]:
         return Verdict.FAILED
-    value = sample.metrics.get(metric)
-    if value is None or metric not in directions:
+    values = columns.metrics.get(metric)
+    if values is None or math.isnan(value := values[position]):
         return Verdict.UNJUDGED
-    return Verdict.RIGHT if bool(value) == directions[metric] else Verdict.WRONG
+    return Verdict.RIGHT if bool(value) == higher_is_better else Verdict.WRONG
 
 
-def is_flipped(verdicts: Sequence[Verdict | None]) -> bool:
+def is_flipped(verdicts: Sequence[Verdict]) -> bool:
     """Whether one run was right where another was wrong; a failure is neither."""
     return Verdict.RIGHT in verdicts and Verdict.WRONG in verdicts

@@ -50,11 +50,6 @@ class HubRows(Sequence[Row]):
         return _load(self.path, self.config, self.split, self.revision, self.cache_dir)
 
 
-def forget_loaded() -> None:
-    """Let go of the splits that are held open; the next use loads them again."""
-    _load.cache_clear()
-
-
 def saved_rows(folder: Path) -> Iterator[Row]:
     """The rows of a data set that `datasets` wrote to a folder with `save_to_disk`.
 

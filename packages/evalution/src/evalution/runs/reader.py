@@ -16,7 +16,6 @@ from evalution.results import (
     SCHEMA_VERSION,
     MetricResult,
     RunResult,
-    SampleResult,
     Status,
     SuiteResult,
 )
@@ -42,22 +41,6 @@ def read_run(path: str | os.PathLike[str]) -> RunResult:
     document = _document(file)
     samples = file.with_name(SAMPLES)
     return document.as_result(file.parent, samples if samples.is_file() else None)
-
-
-def read_samples(suite: SuiteResult) -> Sequence[SampleResult]:
-    """The samples of a suite in the order of the rows; none where they weren't kept.
-
-    Raises:
-        ConfigurationError: `samples.jsonl` can't be read, or holds something else.
-    """
-    with path_errors(suite.samples_file):
-        try:
-            return suite.samples
-        except (ValueError, TypeError, LookupError) as error:
-            raise ConfigurationError(
-                f"{suite.samples_file} is damaged or was not written by a run: "
-                f"{type(error).__name__}: {error}"
-            ) from error
 
 
 class _Part(BaseModel):

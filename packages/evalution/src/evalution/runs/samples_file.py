@@ -8,10 +8,13 @@ from array import array
 from pathlib import Path
 from typing import BinaryIO
 
-from evalution.results import SampleResult, to_json
+from evalution.samples.line import line_of
+from evalution.samples.sample import SampleResult
 
 _FLUSH_S = 0.2
 _BUFFER = 1 << 20
+_SMALL_BUFFER = 1 << 13
+"""To read lines from anywhere: each may cost as much as a whole buffer."""
 
 
 class SamplesFile:
@@ -22,7 +25,6 @@ class SamplesFile:
 
     def __init__(self, path: Path):
         self.path = path
-        # What JSON can't hold as UTF-8, a lone surrogate, becomes its JSON escape.
         self._file: BinaryIO = path.open("w+b", _BUFFER)
         self._begin = 0
         self._end = 0
@@ -32,7 +34,7 @@ class SamplesFile:
 
     def append(self, sample: SampleResult) -> None:
         """Put one line. A death may cost those of the last moment: the journal has all."""
-        line = (to_json(sample.to_dict()) + "\n").encode("utf-8", "backslashreplace")
+        line = line_of(sample)
         self._rows.append(sample.index)
         self._offsets.append(self._end)
         self._file.write(line)
@@ -59,11 +61,12 @@ class SamplesFile:
         latest = {row: at for at, row in enumerate(rows)}
         offsets.append(self._end)
         draft = self.path.with_suffix(".part")
-        with draft.open("w+b", _BUFFER) as ordered:
+        self._file.flush()
+        with draft.open("w+b", _BUFFER) as ordered, self.path.open("rb", _SMALL_BUFFER) as lines:
             for row in sorted(latest):
                 at = latest[row]
-                self._file.seek(offsets[at])
-                ordered.write(self._file.read(offsets[at + 1] - offsets[at]))
+                lines.seek(offsets[at])
+                ordered.write(lines.read(offsets[at + 1] - offsets[at]))
             ordered.flush()
             ordered.seek(0)
             # Killed between here and the end, the lines are written anew from the journal.

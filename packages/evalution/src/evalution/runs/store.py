@@ -133,7 +133,7 @@ class RunStore:
         self._base = base
         if self._folder is not None:
             journal = self._folder.journal
-            known = journal.declared()
+            known = journal.declared(_IDENTITY)
             if _IDENTITY in known and (found := differences(known[_IDENTITY], identity)):
                 raise ConfigurationError(
                     f"{self._folder.path} holds an unfinished run of a model that was another: "
@@ -204,9 +204,9 @@ class RunStore:
         *,
         is_whole: bool,
     ) -> None:
-        before = folder.journal.declared()
         now = {} if declared is None else {RUN: declared}
         now |= {section_of(name): suite for name, suite in suites.items()}
+        before = folder.journal.declared(*(() if is_whole else now))
         if before and is_whole:
             asked = [name for name in sorted(before) if is_asked(name)]
             found = differences({name: before[name] for name in asked}, now)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from evalution.paths import path_errors
 from evalution.results import RunResult, SuiteResult
 from evalution.runs.folder import SAMPLES
-
-_FIRST = '{"suite": '
-"""What every line of `samples.jsonl` begins with."""
+from evalution.samples.reader import SamplesReader
 
 
 def unfinished_suites(run: RunResult) -> list[SuiteResult]:
@@ -26,8 +22,8 @@ def unfinished_suites(run: RunResult) -> list[SuiteResult]:
     with path_errors(file):
         if not file.is_file():
             return []
-        names = dict.fromkeys(_names(file))
-    return [_begun(name, file) for name in names if all(name != s.name for s in run.suites)]
+    finished = {suite.name for suite in run.suites}
+    return [_begun(name, file) for name in SamplesReader(file).suites if name not in finished]
 
 
 def _begun(name: str, file: Path) -> SuiteResult:
@@ -43,19 +39,3 @@ def _begun(name: str, file: Path) -> SuiteResult:
         seconds=0.0,
         samples_file=file,
     )
-
-
-def _names(file: Path) -> Iterator[str]:
-    """The suite of each line, as far as it can be told; once for lines in a row of the same."""
-    decoder, known = json.JSONDecoder(), _FIRST
-    with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-        for line in lines:
-            if line.startswith(known) and known != _FIRST:
-                continue
-            try:
-                name, end = decoder.raw_decode(line, len(_FIRST))
-            except ValueError:  # a part of a line, which a killed process left
-                continue
-            if line.startswith(_FIRST) and isinstance(name, str):
-                known = line[:end]
-                yield name

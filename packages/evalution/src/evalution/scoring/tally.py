@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
+from typing import Protocol, overload
 
 from evalution.results import MetricResult
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
@@ -145,6 +146,31 @@ class _Column:
             self.count += 1
             self.sum += measure.value
 
-    def measures(self) -> list[Measure]:
-        pairs = zip(self._values, self._weights, strict=True)
-        return [Measure(value, weight) for value, weight in pairs if not math.isnan(value)]
+    def measures(self) -> Sequence[Measure]:
+        chosen = [not math.isnan(value) for value in self._values]
+        return _Measures(
+            array("d", compress(self._values, chosen)), array("d", compress(self._weights, chosen))
+        )
+
+
+class _Measures(Sequence[Measure]):
+    """Measures made of two arrays as they are read: as tuples all rows would take much memory."""
+
+    def __init__(self, values: array[float], weights: array[float]) -> None:
+        self._values = values
+        self._weights = weights
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[Measure]:
+        return map(Measure, self._values, self._weights)
+
+    @overload
+    def __getitem__(self, index: int) -> Measure: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Measure]: ...
+    def __getitem__(self, index: int | slice) -> Measure | Sequence[Measure]:
+        if isinstance(index, slice):
+            return _Measures(self._values[index], self._weights[index])
+        return Measure(self._values[index], self._weights[index])

@@ -20,6 +20,7 @@ from evalution.paths import path_errors, typed_path
 from evalution.rows.local import BUILTIN
 from evalution.runs.backend import ModelBackend, check_backend
 from evalution.runs.failure_policy import FailurePolicy
+from evalution.runs.lane import Lane
 from evalution.runs.preflight import as_model
 from evalution.spec.backend_section import read_backend
 from evalution.spec.sections import EXAMPLES, as_mapping, declaration
@@ -29,8 +30,8 @@ from evalution.suites.discovery import load_suite
 from evalution_core import (
     BaseEngine,
     ConfigurationError,
-    EngineUnavailableError,
     Model,
+    UnknownEngineError,
     builtin_path,
     did_you_mean,
     load_engine,
@@ -40,14 +41,6 @@ from evalution_core.options import option_fields
 
 SECTIONS = ("engine", "model", "tests", "backend", "against", "isolate", "on_error", "max_failures")
 """What a spec may hold at its top."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """An engine with its model."""
-
-    engine: BaseEngine
-    model: Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +139,7 @@ def parse_engine(declared: object) -> BaseEngine:
 
     Raises:
         ConfigurationError: no engine has the name, or an option is wrong.
-        EngineUnavailableError: the engine's package can't be imported.
+        EngineUnavailableError: the engine's module is there and can't be imported.
     """
     name, options = declaration(declared, "engine")
     with _module_beside(name):
@@ -240,7 +233,7 @@ def _module_beside(name: str) -> Generator[None]:
     """Note with an error of loading `module:Class` that its module lies in the working folder."""
     try:
         yield
-    except EngineUnavailableError as error:
+    except UnknownEngineError as error:
         module, _, _ = name.partition(":")
         file = Path(*module.split(".")).with_suffix(".py")
         if module not in sys.modules and file.is_file():

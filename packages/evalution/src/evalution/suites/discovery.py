@@ -139,7 +139,7 @@ def _loaded(name: str, value: str) -> type[SuiteDeclaration]:
 
 
 def _beside(module: str) -> str:
-    file = Path(*module.split(".")).with_suffix(".py")
+    file = Path(f"{module.replace('.', '/')}.py")
     if module in sys.modules or not file.is_file():
         return ""
     return f"; {file} is in the working folder, which `python -m evalution` looks into"

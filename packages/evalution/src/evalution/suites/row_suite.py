@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from evalution.counts import count_problem
+from evalution.exchange import Request
 from evalution.foreign_code import foreign_errors
 from evalution.rows.local import Row, RowSource
 from evalution.suites.selection import NATIVE, Case, parse_order, selected
-from evalution.suites.suite import Request, Sample, Suite
+from evalution.suites.suite import Sample, Suite
 from evalution_core import (
     ConfigurationError,
     GenerationOutput,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, TypeVar
 
+from evalution.exchange import Request
 from evalution.foreign_code import foreign_errors
 from evalution.scoring.metrics import Measure, Metric, Score
 from evalution.scoring.tally import MeasureTally, Tally
@@ -16,16 +17,10 @@ from evalution_core import (
     Capability,
     ConfigurationError,
     GenerationOutput,
-    GenerationRequest,
     LoglikelihoodOutput,
-    LoglikelihoodRequest,
     Message,
     RollingLoglikelihoodOutput,
-    RollingLoglikelihoodRequest,
 )
-
-Request = GenerationRequest | LoglikelihoodRequest | RollingLoglikelihoodRequest
-Answer = GenerationOutput | LoglikelihoodOutput | RollingLoglikelihoodOutput
 
 
 class RequestKind(StrEnum):

@@ -1,0 +1,220 @@
+"""Samples where a run left them, in memory or in `samples.jsonl`, one at a time.
+
+A suite that was finished lies in the file in the order of its rows and is read as it lies there. Of
+one that is still running, or was cut off, lines come as they were answered and may come again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from evalution.paths import path_errors
+from evalution.samples.line import place_of, sample_of
+from evalution.samples.sample import SampleResult
+from evalution_core import ConfigurationError
+
+_BUFFER = 1 << 20
+_SMALL_BUFFER = 1 << 13
+"""For rows from anywhere: each may cost as much as a whole buffer."""
+
+
+class KeptSamples:
+    """Samples of one suite in memory; of several of one row, the last counts."""
+
+    def __init__(self, samples: Iterable[SampleResult]):
+        self._by_row = {sample.index: sample for sample in samples}
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self._by_row)
+
+    def __contains__(self, row: object) -> bool:
+        """Whether there is a sample of this row."""
+        return row in self._by_row
+
+    def __iter__(self) -> Iterator[SampleResult]:
+        """All of them in the order of the rows."""
+        return self.at(sorted(self._by_row))
+
+    def at(self, rows: Iterable[int]) -> Iterator[SampleResult]:
+        """The samples of these rows, in this order.
+
+        Raises:
+            KeyError: there is no such row.
+        """
+        return (self._by_row[row] for row in rows)
+
+
+@dataclass(slots=True)
+class _Extent:
+    """From where to where the lines of a suite lie, and whether each row is after the last."""
+
+    begin: int
+    end: int
+    lines: int = 0
+    last: int = -1
+    is_ordered: bool = True
+
+
+class FileSamples:
+    """Samples of one suite in a file, read anew at each iteration; errors as `SamplesReader.of`.
+
+    Held in memory: two numbers a row, and these only of a suite that doesn't lie in the order of
+    its rows, or once `at` was called.
+    """
+
+    def __init__(self, file: Path, suite: str, extent: _Extent):
+        self._file = file
+        self._suite = suite
+        self._extent = extent
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return self._extent.lines if self._extent.is_ordered else len(self._offsets[0])
+
+    def __contains__(self, row: object) -> bool:
+        """Whether there is a sample of this row."""
+        return isinstance(row, int) and self._offset(row) is not None
+
+    def __iter__(self) -> Iterator[SampleResult]:
+        """All of them in the order of the rows; of several of one row, the last."""
+        if not self._extent.is_ordered:
+            return self.at(self._offsets[0])
+        return (self._sample(line, row) for row, _, line in self._lines())
+
+    def at(self, rows: Iterable[int]) -> Iterator[SampleResult]:
+        """The samples of these rows, in this order.
+
+        Raises:
+            ConfigurationError: the file has no such row, or changed since its rows were found.
+        """
+        with path_errors(self._file), self._file.open("rb", _SMALL_BUFFER) as lines:
+            for row in rows:
+                offset = self._offset(row)
+                if offset is None:
+                    raise _changed(self._file)
+                lines.seek(offset)
+                yield self._sample(lines.readline(), row)
+
+    def _offset(self, row: int) -> int | None:
+        known, offsets = self._offsets
+        at = bisect_left(known, row)
+        return offsets[at] if at < len(known) and known[at] == row else None
+
+    @cached_property
+    def _offsets(self) -> tuple[array[int], array[int]]:
+        """The rows in their order, and where the last line of each begins."""
+        rows, offsets = array("q"), array("q")
+        for row, offset, _ in self._lines():
+            rows.append(row)
+            offsets.append(offset)
+        if self._extent.is_ordered:
+            return rows, offsets
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        last = [
+            at
+            for at, after in zip(order, [*order[1:], None], strict=True)
+            if after is None or rows[at] != rows[after]
+        ]
+        return array("q", (rows[at] for at in last)), array("q", (offsets[at] for at in last))
+
+    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
+        """The row, the offset and the line of each sample, in the order of the file."""
+        for offset, line in _lines(self._file, self._extent.begin, self._extent.end):
+            suite, row = _place(self._file, line)
+            if suite == self._suite:
+                yield row, offset, line
+
+    def _sample(self, line: bytes, row: int) -> SampleResult:
+        try:
+            sample = sample_of(line)
+        except ValueError as error:
+            raise _damaged(self._file, error) from error
+        if (sample.suite, sample.index) != (self._suite, row):
+            raise _changed(self._file)
+        return sample
+
+
+SuiteSamples = KeptSamples | FileSamples
+"""Samples of one suite: how many, all in the order of the rows, or those of some rows."""
+
+
+class SamplesReader:
+    """`samples.jsonl`, which is looked through once, when it is first asked for something.
+
+    Held in memory: a few numbers a suite.
+    """
+
+    def __init__(self, file: Path):
+        self._file = file
+
+    @property
+    def suites(self) -> list[str]:
+        """The suites that have samples, in the order of their first; of a damaged file as well.
+
+        Raises:
+            ConfigurationError: the file can't be read.
+        """
+        return list(self._scan[0])
+
+    def of(self, suite: str) -> FileSamples:
+        """The samples of this suite, none if it has none there.
+
+        Raises:
+            ConfigurationError: the file can't be read, is damaged or was written by something else;
+                of a line whose beginning is whole, that comes when its sample is read.
+        """
+        extents, damage = self._scan
+        if damage is not None:
+            raise damage
+        return FileSamples(self._file, suite, extents.get(suite, _Extent(0, 0)))
+
+    @cached_property
+    def _scan(self) -> tuple[dict[str, _Extent], ConfigurationError | None]:
+        found: dict[str, _Extent] = {}
+        damage: ConfigurationError | None = None
+        for offset, line in _lines(self._file):
+            try:
+                suite, row = _place(self._file, line)
+            except ConfigurationError as error:
+                damage = damage or error
+                continue
+            extent = found.get(suite)
+            if extent is None:
+                extent = found[suite] = _Extent(offset, offset)
+            extent.end = offset + len(line)
+            extent.lines += 1
+            extent.is_ordered = extent.is_ordered and row > extent.last
+            extent.last = row
+        return found, damage
+
+
+def _lines(file: Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """The whole lines from one offset to another, or to the end, each with its own offset."""
+    with path_errors(file), file.open("rb", _BUFFER) as lines:
+        lines.seek(begin)
+        for line in lines:
+            if (end is not None and begin >= end) or not line.endswith(b"\n"):
+                return
+            yield begin, line
+            begin += len(line)
+
+
+def _place(file: Path, line: bytes) -> tuple[str, int]:
+    try:
+        return place_of(line)
+    except ValueError as error:
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, error: ValueError) -> ConfigurationError:
+    return ConfigurationError(f"{file} is damaged or was not written by a run: {error}")
+
+
+def _changed(file: Path) -> ConfigurationError:
+    return ConfigurationError(f"{file} changed while it was read; try again once its run has ended")
