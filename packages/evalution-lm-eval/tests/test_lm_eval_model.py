@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -170,6 +171,27 @@ def test_a_failed_request_counts_as_the_worst_answer_on_request(session: Any) ->
     assert scores[1] == (float("-inf"), False)
     assert min(scores[0][0], scores[2][0]) > float("-inf")
     assert model.get_model_info()["evalution"]["failed_requests"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "rest"),
+    [("loglikelihood", " The"), ("generate_until", {"until": ["\n"], "max_gen_toks": 8})],
+)
+def test_cut_requests_are_counted_and_told(
+    caplog: pytest.LogCaptureFixture, kind: str, rest: Any
+) -> None:
+    with Reference(max_model_len=32).build(Model("builtin:tiny")) as session:
+        model = EvalutionLM(session=session)
+        sentence = "The cat sees a dog. "
+        ask = getattr(model, kind)
+        ask(instances(kind, (sentence, rest)), disable_tqdm=True)
+        assert not caplog.messages
+        ask(instances(kind, (sentence, rest), (sentence * 40, rest)), disable_tqdm=True)
+        (message,) = caplog.messages
+        assert message.startswith(f"1 of 2 {kind} requests were longer than the model takes")
+        assert re.search(r"request 1 \(task a_task, document 1\), by \d+ tokens$", message)
+        ask(instances(kind, (sentence * 40, rest)), disable_tqdm=True)
+        assert model.get_model_info()["evalution"]["truncated_requests"] == 2
 
 
 def test_a_failed_request_may_not_become_a_cached_answer(session: Any, tmp_path: Path) -> None:

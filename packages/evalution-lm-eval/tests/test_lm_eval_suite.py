@@ -115,6 +115,7 @@ def test_samples_show_what_was_asked_and_what_each_filter_found(
     samples = found["tiny_sums"].samples
     for filtered in ("strict-match", "flexible"):
         by_row = {one["doc_id"]: one for one in right if one["filter"] == filtered}
+        assert [sample.index for sample in samples] == sorted(by_row)
         for sample in samples:
             other = by_row[sample.index]
             assert (sample.prompt, sample.target) == (other["arguments"][0][0], other["target"])
@@ -228,6 +229,7 @@ def test_scores_that_are_no_means_are_compared_row_by_row(
     found = evalution.run(
         session=session, tests=[declared(task_folder, "tiny_classes", "tiny_prose")]
     )
+    assert found["tiny_classes"].samples
     for sample in found["tiny_classes"].samples:
         assert sample.metrics["mcc"] == float(sample.prediction == sample.target)
     compared = compare(found, found)

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from tqdm import tqdm
 
-from evalution_core import EvalutionError, RequestFailure
+from evalution_core import EvalutionError, GenerationOutput, LoglikelihoodOutput, RequestFailure
 from evalution_lm_eval.upstream import CacheHook, Instance
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Collection:
     """What one of lm-eval's calls asks for.
 
     `arguments` are what lm-eval caches an answer by. `failed` counts the requests that counted as
-    the worst answer.
+    the worst answer, `truncated` those whose prompt or context was cut to fit the model.
     """
 
     kind: str
@@ -54,9 +54,11 @@ class Collection:
     batch_size: int | None
     show_progress: bool
     failed: int = 0
+    truncated: int = 0
+    _first_truncated: str = ""
 
     def collect(self, answering: Answering[V], requests: Iterable[Any]) -> list[V]:
-        """The values, each told to lm-eval's cache as soon as it is there.
+        """The values, each told to lm-eval's cache as soon as it is there; cuts are one warning.
 
         Raises:
             FailedRequestError: a request failed or was left unanswered, unless it may count as the
@@ -72,6 +74,7 @@ class Collection:
                 else:
                     found[number] = self._valued(answering, number, answer)
                 bar.update()
+        self._tell_truncated()
         missing = [number for number in range(len(self.arguments)) if number not in found]
         if missing:
             raise FailedRequestError(f"{self._named(missing[0])}: the session left it unanswered")
@@ -82,8 +85,27 @@ class Collection:
             value = answering.value(answer)
         except EvalutionError as error:
             raise FailedRequestError(f"{self._named(number)}: {error}") from error
+        self._count_truncated(number, answer)
         self.cache.add_partial(self.kind, self.arguments[number], value)
         return value
+
+    def _count_truncated(self, number: int, answer: Any) -> None:
+        if isinstance(answer, GenerationOutput | LoglikelihoodOutput) and answer.truncated_tokens:
+            self._first_truncated = self._first_truncated or (
+                f"{self._named(number)}, by {answer.truncated_tokens} tokens"
+            )
+            self.truncated += 1
+
+    def _tell_truncated(self) -> None:
+        if self.truncated:
+            _log.warning(
+                "%d of %d %s requests were longer than the model takes and were cut from the left; "
+                "the first that was answered: %s",
+                self.truncated,
+                len(self.arguments),
+                self.kind,
+                self._first_truncated,
+            )
 
     def _worst(self, answering: Answering[V], number: int, error: EvalutionError) -> V:
         told = f"{self._named(number)}: {type(error).__name__}: {error}"

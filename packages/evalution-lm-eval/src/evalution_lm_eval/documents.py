@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from evalution.exchange import Answer, Request
 from evalution.scoring.metrics import Score
-from evalution.suites.suite import Answer, Request, Sample
+from evalution.suites.suite import Sample
 from evalution_core import (
     ConfigurationError,
     GenerationOutput,

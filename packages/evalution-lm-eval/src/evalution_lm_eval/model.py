@@ -71,6 +71,7 @@ class EvalutionLM(PromptingLM):
         self._on_failure: OnFailure = "raise"
         self._is_checked = False
         self._failed = 0
+        self._truncated = 0
         if session is not None and arguments:
             raise ConfigurationError(
                 f"a live session takes no further arguments, got {', '.join(sorted(arguments))}"
@@ -144,7 +145,7 @@ class EvalutionLM(PromptingLM):
             for request, given in zip(requests, fields, strict=True)
         )
         texts = collection.collect(Answering(self._session.generate_continuous, _text, ""), asked)
-        self._failed += collection.failed
+        self._count(collection)
         return texts
 
     # what it says of itself
@@ -155,7 +156,11 @@ class EvalutionLM(PromptingLM):
         return self._max_gen_toks
 
     def get_model_info(self) -> dict[str, Any]:
-        """What answered, for lm-eval's results: engine with its options, identity, execution."""
+        """What answered, for lm-eval's results: engine with its options, identity, execution.
+
+        `failed_requests` counted as the worst answer; `truncated_requests` had a prompt or context
+        that was cut to fit the model.
+        """
         engine = self._engine
         named = None if engine is None else {"name": type(engine).__name__, **engine.to_dict()}
         return {
@@ -164,6 +169,7 @@ class EvalutionLM(PromptingLM):
                 "identity": self._session.identity(),
                 "execution": self._session.describe_execution(),
                 "failed_requests": self._failed,
+                "truncated_requests": self._truncated,
             }
         }
 
@@ -187,8 +193,12 @@ class EvalutionLM(PromptingLM):
     ) -> list[tuple[float, bool]]:
         stream = self._session.loglikelihood_continuous
         scores = collection.collect(Answering(stream, _score, _WORST), requests)
-        self._failed += collection.failed
+        self._count(collection)
         return scores
+
+    def _count(self, collection: Collection) -> None:
+        self._failed += collection.failed
+        self._truncated += collection.truncated
 
     def _rolling(
         self, requests: Iterable[tuple[int, Any]], *, batch_size: int | None = None

@@ -28,7 +28,11 @@ class Exchange:
 
 
 class BodyWriter:
-    """Writes bodies for one model on one server; `extra` fields win, and a None takes one out."""
+    """Writes bodies for one model on one server; `extra` fields win, and a None takes one out.
+
+    What a server would apply unasked is switched off in each, so that a request means the same as
+    on any engine: greedy is the likeliest token, and `top_k=0` cuts nothing.
+    """
 
     def __init__(self, model: str, dialect: Dialect, extra: Mapping[str, Any]):
         self._model = model
@@ -58,8 +62,8 @@ class BodyWriter:
         return Exchange(route, self.written(body), _cost(prompt))
 
     def written(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """`body` with the model and the extra fields."""
-        whole = {"model": self._model, **body, **self._extra}
+        """`body` with the model, the dialect's neutral fields and the extra ones."""
+        whole = {"model": self._model, **self._dialect.neutral, **body, **self._extra}
         return {name: value for name, value in whole.items() if value is not None}
 
     def _settings(self, request: GenerationRequest) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from evalution_core import Model
 from evalution_enginekit import RequestLoop
+from evalution_enginekit.model_fields import refuse_model_fields
+from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_openai.connection import open_endpoint
 from evalution_openai.pressure import Pressure
 from evalution_openai.retrying import Clock
@@ -20,6 +22,22 @@ if TYPE_CHECKING:
 
 _AUTO_DEPTH = 8, 64
 """Requests in flight with "auto": at the beginning, and at most."""
+_SERVERS = {
+    "model_kwargs": (
+        "the server loads the model; fields of its requests go into the engine's extra_body"
+    ),
+    "revision": (
+        "the server loads the model, so start it with the revision that is wanted (a tokenizer of "
+        "one goes into tokenizer_path as a folder)"
+    ),
+}
+_LOADING = {
+    "tokenizer_kwargs": (
+        "they are for a tokenizer that is loaded here; name one in tokenizer_path, or leave them "
+        "out"
+    )
+}
+"""Of a model whose tokenizer isn't loaded here."""
 
 
 def build_session(
@@ -34,6 +52,9 @@ def build_session(
 
     `transport`, `clock` and `chance` stand in for the network, time and jitter.
     """
+    refuse_model_fields(options, model, _SERVERS)
+    if named_tokenizer(model) is None:
+        refuse_model_fields(options, model, _LOADING)
     size = options.batch_size
     start, most = _AUTO_DEPTH if size == "auto" else (size or 1, size or 1)
     endpoint = open_endpoint(options, transport=transport, clock=clock, chance=chance)

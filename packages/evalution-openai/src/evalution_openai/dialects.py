@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from evalution_core import Capability
 
-DialectName = Literal["auto", "evalution", "vllm", "sglang", "llamacpp", "openai", "plain"]
+DialectName = Literal[
+    "auto", "evalution", "vllm", "sglang", "llamacpp", "llama-cpp-python", "openai", "plain"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,10 @@ class Dialect:
 
     `tells_ids`: `return_token_ids` and `return_tokens_as_token_ids`, as vLLM has them. `most_stops`
     is how many stop strings it takes; None: any number. `limit_field` is what chat calls
-    `max_tokens`. `native` are capabilities that its own extensions give.
+    `max_tokens`. `native` are capabilities that its own extensions give. `neutral` are the fields
+    that switch off what it would apply unasked, such as a penalty of the model's
+    `generation_config.json`; empty: there are no such fields, or it refuses those that it doesn't
+    know.
     """
 
     name: str
@@ -25,23 +31,64 @@ class Dialect:
     most_stops: int | None = None
     limit_field: str = "max_tokens"
     native: frozenset[Capability] = frozenset()
+    neutral: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def is_evalution(self) -> bool:
         return self.name == "evalution"
 
+    @property
+    def sampling_defaults(self) -> str:
+        """Whose settings hold where a request names none."""
+        return "neutral" if self.neutral or self.is_evalution else "the server's"
+
+
+_NEUTRAL: Mapping[str, Any] = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_p": 0.0,
+    "top_k": -1,  # older vLLM refuses 0
+}
+_NEUTRAL_LLAMA_CPP: Mapping[str, Any] = {
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+    "logit_bias": [],
+    "top_k": 0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "dynatemp_range": 0.0,
+    "mirostat": 0,
+    "adaptive_target": -1.0,
+}
+"""What the server's own flags and the model's file can set; an older server ignores the rest."""
+_NEUTRAL_LLAMA_CPP_PYTHON: Mapping[str, Any] = {"repeat_penalty": 1.0, "min_p": 0.0, "top_k": 0}
+"""It penalises repetition by 1.1 unless told otherwise; nothing else is on by default."""
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
         Dialect("evalution", tells_ids=True),
-        Dialect("vllm", tells_ids=True, native=frozenset({Capability.SEED, Capability.IGNORE_EOS})),
-        Dialect("sglang", native=frozenset({Capability.IGNORE_EOS})),
-        Dialect("llamacpp", native=frozenset({Capability.IGNORE_EOS})),
+        Dialect(
+            "vllm",
+            tells_ids=True,
+            native=frozenset({Capability.SEED, Capability.IGNORE_EOS}),
+            neutral=_NEUTRAL,
+        ),
+        Dialect("sglang", native=frozenset({Capability.IGNORE_EOS}), neutral=_NEUTRAL),
+        Dialect("llamacpp", native=frozenset({Capability.IGNORE_EOS}), neutral=_NEUTRAL_LLAMA_CPP),
+        Dialect("llama-cpp-python", neutral=_NEUTRAL_LLAMA_CPP_PYTHON),
         Dialect("openai", most_stops=4, limit_field="max_completion_tokens"),
         Dialect("plain", most_stops=4),
     )
 }
+
+_OWNERS = {"me": "llama-cpp-python"}
+"""Whose `owned_by` isn't the name of its dialect."""
 
 
 def dialect_of(name: DialectName, owner: Any, host: str) -> Dialect:
@@ -50,5 +97,15 @@ def dialect_of(name: DialectName, owner: Any, host: str) -> Dialect:
         return DIALECTS[name]
     if host == "api.openai.com":
         return DIALECTS["openai"]
-    known = isinstance(owner, str) and owner in DIALECTS and owner != "openai"
-    return DIALECTS[owner] if known else DIALECTS["plain"]
+    told = _OWNERS.get(owner, owner) if isinstance(owner, str) else "plain"
+    return DIALECTS[told] if told in DIALECTS and told != "openai" else DIALECTS["plain"]
+
+
+def unasked_fields(body: Mapping[str, Any], text: str) -> list[str]:
+    """Fields of a request's body that `text` names, and that only a dialect put there."""
+    return [
+        name
+        for name, value in body.items()
+        if any(name in d.neutral and d.neutral[name] == value for d in DIALECTS.values())
+        and re.search(rf"\b{name}\b", text)
+    ]

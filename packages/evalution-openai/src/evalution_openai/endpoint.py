@@ -170,9 +170,8 @@ class Endpoint:
                 return
             if response.is_redirect:
                 raise EngineRuntimeError(_redirect_message(url, response))
-            error = refusal(
-                response.status_code, self._clean(await _read(response)), httpx.URL(url).path
-            )
+            content = self._clean(await _read(response))
+            error = refusal(response.status_code, content, httpx.URL(url).path, body)
             if response.status_code not in RETRIED_STATUSES:
                 raise error
             if response.status_code == _TOO_MANY and self.pressure is not None:

@@ -16,14 +16,17 @@ from evalution_core import (
     UnsupportedRequestError,
     scrub,
 )
+from evalution_openai.dialects import unasked_fields
 
 _LONGEST_QUOTE = 200
 _WRONG_REQUEST = frozenset({400, 413, 422})
 _TOO_LONG = ("maximum context length", "context_length_exceeded", "exceeds the available context")
 
 
-def refusal(status: int, body: bytes, path: str) -> EvalutionError:
-    """The error for an answer that isn't a success.
+def refusal(
+    status: int, body: bytes, path: str, sent: Mapping[str, Any] | None = None
+) -> EvalutionError:
+    """The error for an answer that isn't a success to the request `sent`.
 
     A request that the server finds wrong is the request's failure (`InvalidRequestError`,
     `ContextLengthError`, `UnsupportedRequestError`); a key it doesn't take is a
@@ -39,6 +42,12 @@ def refusal(status: int, body: bytes, path: str) -> EvalutionError:
     if code == "unsupported" or status == 501:
         return UnsupportedRequestError(said)
     if status in _WRONG_REQUEST:
+        if unasked := unasked_fields(sent or {}, message):
+            without = ", ".join(f"{name!r}: None" for name in unasked)
+            said += (
+                f"; sent so that the server's own setting doesn't hold: extra_body={{{without}}} "
+                "leaves that to the server"
+            )
         lower = message.lower()
         too_long = code == "context_length_exceeded" or any(mark in lower for mark in _TOO_LONG)
         return ContextLengthError(said) if too_long else InvalidRequestError(said)

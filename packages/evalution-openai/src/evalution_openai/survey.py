@@ -140,6 +140,7 @@ class Survey:
             "base_url": scrub(self._options.base_url),
             "model": self.model,
             "dialect": self.dialect.name,
+            "sampling_defaults": self.dialect.sampling_defaults,
             "api": self._options.api,
             "tokenizer": "local" if self._local else "server" if self.tokenizer else None,
             "prompts": "token ids" if self.encodes else "text",

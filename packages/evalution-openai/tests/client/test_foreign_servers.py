@@ -140,6 +140,22 @@ def test_llama_cpp_pythons_server_completes_as_the_reference(llama_cpp: str) -> 
         assert answer.text == "6 + 3 = 9"
 
 
+def test_llama_cpp_pythons_server_penalises_nothing(llama_cpp: str) -> None:
+    in_process = pytest.importorskip("evalution_llama_cpp")
+    sentence = "Tom and Ann walk to the park. "
+    request = GenerationRequest(f"{sentence * 2}Tom and Ann", max_new_tokens=24)
+    with OpenAICompatible(llama_cpp, scoring="none").build(Model()) as session:
+        assert session.describe_execution()["dialect"] == "llama-cpp-python"
+        (served,) = session.generate([request])
+    with in_process.LlamaCpp(device="cpu", n_threads=1).build(Model("builtin:tiny")) as session:
+        (local,) = session.generate([request])
+    assert served.text == local.text
+    unasked = {"repeat_penalty": 1.1}
+    with OpenAICompatible(llama_cpp, scoring="none", extra_body=unasked).build(Model()) as session:
+        (penalised,) = session.generate([request])
+    assert penalised.text != local.text, "the prompt shows what a penalty does"
+
+
 def test_llama_cpp_pythons_server_takes_no_ids_and_so_is_not_scored_on(llama_cpp: str) -> None:
     tokenizer = str(builtin_path("builtin:tiny", "safetensors"))
     model = Model(tokenizer_path=tokenizer)

@@ -163,6 +163,10 @@ class SharedStream:
     def _input(self) -> Iterator[tuple[int, GenerationRequest]]:
         while (asked := self._next()) is not None:
             yield asked
+            # Its client left in the moment before the session had it, when there was nothing to
+            # cancel.
+            if asked[0] not in self._calls:
+                self._results.cancel(asked[0])
 
     def _next(self) -> tuple[int, GenerationRequest] | None:
         with self._changed:
