@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -214,3 +214,20 @@ def test_any_tree_of_prefixes_scores_as_its_pairs_alone(
     for one, other in zip(together, alone, strict=True):
         assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=1e-4)
     assert is_unused(cramped)
+
+
+def test_close_frees_the_context_and_then_the_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[str] = []
+    session = EXACT.build(TINY)
+    native = session._context._library
+    for name in ("llama_free", "llama_model_free"):
+        free = getattr(native, name)
+
+        def note(handle: object, name: str = name, free: Callable[[object], None] = free) -> None:
+            freed.append(name)
+            free(handle)
+
+        monkeypatch.setattr(native, name, note)
+    session.close()
+    session.close()
+    assert freed == ["llama_free", "llama_model_free"]

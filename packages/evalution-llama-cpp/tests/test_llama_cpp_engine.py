@@ -23,6 +23,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 from evalution_llama_cpp.building import arithmetic, parameters_of, window_of
 from evalution_llama_cpp.device import Device, resolve_device
 from evalution_llama_cpp.library import LOG, library
+from evalution_llama_cpp.parameters import context_params, model_params
 
 TINY = Model("builtin:tiny")
 FOLDER = builtin_path("builtin:tiny", "safetensors")
@@ -97,6 +98,37 @@ def test_llama_kwargs_reach_the_model() -> None:
     assert texts[1] != own
 
 
+def test_options_arrive_under_llama_cpps_names() -> None:
+    engine = LlamaCpp(
+        n_batch=96,
+        n_ubatch=48,
+        n_threads=3,
+        n_threads_batch=5,
+        n_gpu_layers=7,
+        main_gpu=1,
+        split_mode="row",
+        tensor_split=(0.25, 0.75),
+        flash_attn=True,
+        offload_kqv=False,
+        use_mmap=False,
+        use_mlock=True,
+        type_k="q8_0",
+        type_v="bf16",
+    )
+    wanted = parameters_of(engine, Device("cuda", offloads=True, gpus=("CUDA0", "CUDA1")))
+    model: Any = model_params(library(), wanted, [11, 12])
+    context: Any = context_params(library(), wanted, n_ctx=256, sequences=9)
+    assert (model.n_gpu_layers, model.main_gpu, model.split_mode) == (7, 1, 2)
+    assert (model.tensor_split[0], model.tensor_split[1], model.load_mode) == (0.25, 0.75, 2)
+    assert list(model.listed) == [11, 12, None]
+    assert (context.n_ctx, context.n_batch, context.n_ubatch) == (256, 96, 48)
+    assert (context.n_threads, context.n_threads_batch, context.n_seq_max) == (3, 5, 9)
+    assert (context.flash_attn_type, context.offload_kqv) == (1, False)
+    assert (context.type_k, context.type_v, context.kv_unified) == (8, 30, True)
+    # Without a GPU nothing is offloaded, whatever was asked for.
+    assert model_params(library(), wanted, []).n_gpu_layers == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -112,9 +144,17 @@ def test_options_are_checked_at_construction(options: Any, message: str) -> None
         LlamaCpp(**options)
 
 
-def test_model_kwargs_have_another_place() -> None:
-    with pytest.raises(ConfigurationError, match="go into the engine's llama_kwargs"):
-        LlamaCpp(device="cpu").build(Model("builtin:tiny", model_kwargs={"a": 1}))
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model_kwargs", "go into the engine's llama_kwargs"),
+        ("tokenizer_kwargs", "a file's own tokenizer takes none; set tokenizer_path too"),
+    ],
+)
+def test_a_field_of_the_model_that_would_be_ignored_is_refused(name: str, message: str) -> None:
+    model = Model("builtin:tiny", **{name: {"a": 1}})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigurationError, match=message):
+        LlamaCpp(device="cpu").build(model)
 
 
 def test_a_file_that_llama_cpp_refuses_is_told_in_its_words(tmp_path: Path) -> None:

@@ -44,6 +44,19 @@ def test_a_window_is_within_the_models_own(size: int) -> None:
         window_of(model_file(TINY, "Tinygrad"), size)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model_kwargs", "takes no model.model_kwargs: tinygrad has none"),
+        ("tokenizer_kwargs", "a file's own tokenizer takes none; set tokenizer_path too"),
+    ],
+)
+def test_a_field_of_the_model_that_would_be_ignored_is_refused(name: str, message: str) -> None:
+    model = Model("builtin:tiny", **{name: {"a": 1}})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigurationError, match=message):
+        Tinygrad().build(model)
+
+
 def test_a_dense_checkpoint_is_refused_with_the_reason(tmp_path: Path) -> None:
     folder = builtin_path("builtin:tiny", "safetensors")
     for name in ("config.json", "model.safetensors"):

@@ -21,3 +21,11 @@ def refuse_model_fields(engine: BaseEngine, model: Model, remedies: Mapping[str,
             raise ConfigurationError(
                 f"engine {type(engine).__name__} takes no model.{name}: {remedy}"
             )
+
+
+def refuse_gguf_model_fields(engine: BaseEngine, model: Model, parameters: str) -> None:
+    """The same for an engine that reads GGUF files; `parameters` is where those of it go."""
+    remedies = {"model_kwargs": parameters}
+    if model.tokenizer_path is None:
+        remedies["tokenizer_kwargs"] = "a file's own tokenizer takes none; set tokenizer_path too"
+    refuse_model_fields(engine, model, remedies)

@@ -10,6 +10,7 @@ from evalution_enginekit import Tokenizer, files_identity, model_identity
 from evalution_enginekit.gguf_file import GGUFFile
 from evalution_enginekit.gguf_source import gguf_file_of, parts_of
 from evalution_enginekit.gguf_tokenizer import chat_template_of, gguf_tokenizer_of
+from evalution_enginekit.model_fields import refuse_gguf_model_fields
 from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_llama_cpp.context import Context
 from evalution_llama_cpp.device import Device, gpus_of, resolve_device
@@ -36,11 +37,9 @@ _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 def session_of(engine: LlamaCpp, model: Model, library: Library) -> LlamaCppSession:
     """A session for the engine's options; what fails half-way is freed."""
-    if model.model_kwargs:
-        raise ConfigurationError(
-            "engine LlamaCpp takes no model.model_kwargs: parameters of llama.cpp go into the "
-            "engine's llama_kwargs"
-        )
+    refuse_gguf_model_fields(
+        engine, model, "parameters of llama.cpp go into the engine's llama_kwargs"
+    )
     LOG.echo = engine.verbose
     gpus = gpus_of(library)
     device = resolve_device(engine.device, gpus, strict=engine.strict_device)

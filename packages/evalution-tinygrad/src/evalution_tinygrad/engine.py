@@ -14,6 +14,7 @@ from evalution_core import (
     validate_options,
 )
 from evalution_enginekit import import_runtime
+from evalution_enginekit.model_fields import refuse_gguf_model_fields
 
 if TYPE_CHECKING:
     from evalution_tinygrad.session import TinygradSession
@@ -119,6 +120,7 @@ class Tinygrad(BaseEngine):
                 its kind of model.
             EngineUnavailableError: tinygrad, the device or a compiler for it is missing.
         """
+        refuse_gguf_model_fields(self, model, "tinygrad has none; leave it out")
         version = _runtime_version()
         from evalution_enginekit.gguf_tokenizer import gguf_tokenizer_of  # noqa: PLC0415
         from evalution_tinygrad.device import place  # noqa: PLC0415 - it imports tinygrad
