@@ -153,7 +153,7 @@ def test_the_report_tells_each_outcome(pytester: pytest.Pytester) -> None:
     untouched = details["test_requests_come_back_untouched"]
     assert untouched["gap"] == {"owner": "upstream", "reason": "acme#412"}
     assert untouched["group"] == "generation"
-    assert untouched["seconds"] >= 0
+    assert isinstance(untouched["seconds"], float)
     failed = details["test_a_stream_completes_as_generate_does"]
     assert failed["detail"].endswith("metadata was changed")
     assert "no `oracle`" in details["test_scores_equal_the_reference"]["detail"]

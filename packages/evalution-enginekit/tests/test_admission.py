@@ -228,7 +228,7 @@ def test_list_calls_name_every_bad_request() -> None:
         few.check_all(few.generation, [GenerationRequest("p", num_beams=2)])
     assert list(unsupported.value.failures) == [0]
     mixed = [GenerationRequest(), GenerationRequest("p", num_beams=2)]
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(InvalidRequestError, match=r"^2 of 2 requests refused"):
         few.check_all(few.generation, mixed)
 
 

@@ -75,23 +75,6 @@ def test_tasks_of_several_event_loops_share_the_stream(
     assert found == [session.generate(group) for group in groups]
 
 
-@pytest.mark.parametrize("deltas", [True, False])
-def test_the_pieces_of_a_text_come_before_its_output(session: MockSession, deltas: bool) -> None:
-    front = AsyncSession(session, MOCK_CAPABILITIES, deltas=deltas)
-
-    async def events() -> list[TextDelta | GenerationOutput]:
-        async with aclosing(front.stream(asked(1, 20))) as found:
-            return [event async for event in found]
-
-    *pieces, output = run(events())
-    front.close()
-    assert isinstance(output, GenerationOutput)
-    assert front.tells_deltas is deltas
-    assert "".join(piece.text for piece in pieces) == output.text
-    assert [i for piece in pieces for i in piece.token_ids or ()] == output.token_ids
-    assert deltas or len(pieces) == 1
-
-
 def test_a_refused_request_fails_alone(front: AsyncSession) -> None:
     async def both() -> tuple[Any, ...]:
         wrong = front.generate(GenerationRequest())
@@ -120,6 +103,30 @@ def gated() -> Iterator[GatedSession]:
     yield session
     session.permits.release(10_000)
     session.close()
+
+
+@pytest.mark.parametrize("deltas", [True, False])
+def test_the_pieces_of_a_text_come_before_its_output(gated: GatedSession, deltas: bool) -> None:
+    front = AsyncSession(gated, MOCK_CAPABILITIES, deltas=deltas)
+
+    async def events() -> list[TextDelta | GenerationOutput]:
+        async with aclosing(front.stream(asked(1, 20))) as found:
+            if not deltas:
+                gated.permits.release(10_000)
+                return [event async for event in found]
+            # Pieces that nobody has read yet are joined, so the first is read before the next step.
+            gated.permits.release()
+            first = await anext(found)
+            gated.permits.release(10_000)
+            return [first, *[event async for event in found]]
+
+    *pieces, output = run(events())
+    front.close()
+    assert isinstance(output, GenerationOutput)
+    assert front.tells_deltas is deltas
+    assert "".join(piece.text for piece in pieces) == output.text
+    assert [i for piece in pieces for i in piece.token_ids or ()] == output.token_ids
+    assert len(pieces) > 1 if deltas else len(pieces) == 1
 
 
 def test_a_task_that_is_cancelled_takes_its_request_out_of_the_session(gated: GatedSession) -> None:
@@ -244,6 +251,54 @@ def test_a_stream_that_never_asks_for_a_request_is_an_error() -> None:
         front = AsyncSession(session, MOCK_CAPABILITIES)
         with pytest.raises(EngineRuntimeError, match="ended too early"):
             run(front.generate(asked(1)))
+        front.close()
+
+
+class Hand:
+    """A stream that has its first request in hand until it is told to go on."""
+
+    def __init__(self, session: MockSession, requests: Any):
+        self._session = session
+        self._requests = iter(requests)
+        self.has_taken, self.goes_on = threading.Event(), threading.Event()
+        self.cancelled: list[int] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        next(self._requests)
+        self.has_taken.set()
+        assert self.goes_on.wait(60)
+        for key, request in self._requests:
+            yield key, self._session.generate([request])[0]
+
+    def cancel(self, key: int) -> None:
+        self.cancelled.append(key)
+
+    def close(self) -> None: ...
+
+
+class HandSession(MockSession):
+    def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        self.hand = Hand(self, requests)
+        return self.hand
+
+
+def test_a_request_given_up_on_its_way_to_the_stream_is_cancelled_once_it_is_there() -> None:
+    with HandSession("a", 512, 8) as session:
+        front = AsyncSession(session, MOCK_CAPABILITIES)
+
+        async def work() -> GenerationOutput:
+            leaving = asyncio.ensure_future(front.generate(asked(1)))
+            while front._running == {}:
+                await asyncio.sleep(0)
+            assert await asyncio.to_thread(session.hand.has_taken.wait, 60)
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            assert session.hand.cancelled == [0], "not under way yet: without effect"
+            session.hand.goes_on.set()
+            return await front.generate(asked(2))
+
+        assert run(work()) == session.generate([asked(2)])[0]
+        assert session.hand.cancelled == [0, 0]
         front.close()
 
 

@@ -140,6 +140,31 @@ def test_a_request_that_is_being_prepared_never_enters(is_bad: bool) -> None:
     assert not streams[0].waiting
 
 
+def test_a_key_that_the_input_has_yet_to_give_changes_nothing() -> None:
+    is_read = threading.Event()
+
+    def requests() -> Iterator[tuple[str | None, str]]:
+        for key in ("a", None, "nobody's"):
+            pulled.cancel(key)
+        yield "a", "x"
+        yield None, "y"
+        assert is_read.wait(WAIT_S)
+        pulled.cancel("a")  # that one is over
+        yield "a", "again"
+
+    def prepare(request: str) -> RequestFailure:
+        return RequestFailure(InvalidRequestError(request))
+
+    def opening() -> Any:
+        return opened(running=9)
+
+    pulled: PulledStream[Any, str, str, str] = PulledStream(requests(), opening, prepare, "toy")
+    assert next(pulled)[0] == "a"
+    is_read.set()
+    found = [(key, str(failure.error)) for key, failure in pulled]  # type: ignore[union-attr]
+    assert found == [(None, "y"), ("a", "again")]
+
+
 def test_a_key_that_is_over_changes_nothing() -> None:
     stream = opened()
     stream.submit("a", "x")

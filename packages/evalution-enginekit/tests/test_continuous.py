@@ -185,7 +185,7 @@ def test_closing_the_session_ends_a_stream_whose_producer_gave_nothing_yet(
     reading = aside.submit(list, session.generate_continuous(requests()))
     assert asked.wait(WAIT_S)
     aside.submit(session.close).result(WAIT_S)
-    with pytest.raises(SessionClosedError):
+    with pytest.raises(SessionClosedError, match="closed"):
         reading.result(WAIT_S)
 
 
@@ -195,5 +195,5 @@ def test_a_stream_of_a_closed_session_is_refused(echo: Echoes) -> None:
     session.close()
     with pytest.raises(SessionClosedError, match="is closed; build a new session"):
         next(early)
-    with pytest.raises(SessionClosedError):
+    with pytest.raises(SessionClosedError, match="closed"):
         session.generate_continuous([])

@@ -21,7 +21,7 @@ from evalution_core import (
 from evalution_enginekit import ByteTokenizer, TokenSpan
 from evalution_enginekit.admission import Admission
 from evalution_enginekit.chat import ChatTemplate
-from evalution_enginekit.preparation import Preparation
+from evalution_enginekit.preparation import Preparation, or_failure
 
 BOS, EOS, USER, ASSISTANT = 256, 257, 258, 259
 CHAT = [{"role": "user", "content": "hi"}]
@@ -195,13 +195,13 @@ def test_given_context_ids_win_over_messages() -> None:
 
 def test_a_failure_keeps_the_requests_metadata() -> None:
     failures = [
-        prepared().generation_or_failure(GenerationRequest(metadata={"row": 1})),
-        prepared().loglikelihood_or_failure(LoglikelihoodRequest("a", "", metadata={"row": 1})),
+        or_failure(prepared().generation)(GenerationRequest(metadata={"row": 1})),
+        or_failure(prepared().loglikelihood)(LoglikelihoodRequest("a", "", metadata={"row": 1})),
     ]
     for failure in failures:
         assert isinstance(failure, RequestFailure)
         assert failure.metadata == {"row": 1}
-    odd = prepared().generation_or_failure("not a request")  # pyright: ignore[reportArgumentType]
+    odd = or_failure(prepared().generation)("not a request")
     assert isinstance(odd, RequestFailure)
     assert odd.metadata == {}
 

@@ -23,7 +23,25 @@ def test_the_engine_runs_as_written(tmp_path: Path) -> None:
 
 
 def test_the_names_in_its_table_are_public() -> None:
-    table = README[README.index("| to | use |") : README.index("| extra |")]
-    named = set(re.findall(r"`(\w+)`", table))
+    named = names_between("| to | use |", "| extra |")
     assert len(named) > 10
     assert named <= set(evalution_enginekit.__all__)
+
+
+def test_the_modules_that_other_packages_import_are_listed() -> None:
+    kit = Path(evalution_enginekit.__file__).parent
+    listed = names_between("| module | for |", "Context and continuation") - {"Model", "Mock"}
+    assert listed <= {module.stem for module in kit.glob("*.py")}
+    imported = {
+        name
+        for file in (Path(__file__).parents[2]).glob("*/src/**/*.py")
+        if "evalution-enginekit" not in file.parts
+        for name in re.findall(r"from evalution_enginekit\.(\w+) import", file.read_text("utf-8"))
+    }
+    assert len(imported) > 10
+    assert imported <= listed
+
+
+def names_between(begin: str, end: str) -> set[str]:
+    text = README[README.index(begin) : README.index(end)]
+    return set(re.findall(r"`(\w+)`", text))

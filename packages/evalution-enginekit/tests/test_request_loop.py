@@ -139,6 +139,7 @@ def test_closing_a_stream_cancels_what_runs_and_no_other(loop: RequestLoop) -> N
 
 def test_what_lets_go_slowly_is_not_broken_into(loop: RequestLoop) -> None:
     begun, leaving, let_go = threading.Event(), threading.Event(), threading.Event()
+    go_on = threading.Event()
 
     async def serve(_: Tell) -> None:
         begun.set()
@@ -146,7 +147,8 @@ def test_what_lets_go_slowly_is_not_broken_into(loop: RequestLoop) -> None:
             await asyncio.Event().wait()
         finally:
             leaving.set()
-            await asyncio.sleep(0.05)
+            while not go_on.is_set():
+                await asyncio.sleep(0)
             let_go.set()
 
     first, second = (loop.open(StreamLimits(running=1, ahead=0)) for _ in range(2))
@@ -158,6 +160,8 @@ def test_what_lets_go_slowly_is_not_broken_into(loop: RequestLoop) -> None:
     loop.wake()
     second.submit("b", immediate(1))
     assert next(second.results()) == ("b", 1)
+    assert closing.is_alive()
+    go_on.set()
     closing.join(WAIT_S)
     assert let_go.is_set()
 
@@ -254,7 +258,7 @@ def test_closing_ends_streams_and_refuses_calls() -> None:
     for use in (lambda: list(stream.results()), lambda: loop.call(_nothing)):
         with pytest.raises(SessionClosedError, match="the test session"):
             use()
-    with pytest.raises(SessionClosedError):
+    with pytest.raises(SessionClosedError, match="the test session"):
         loop.open(StreamLimits(1, 0))
 
 
@@ -276,7 +280,7 @@ def test_closing_leaves_the_tasks_of_a_request_to_it() -> None:
 
     stream = loop.open(StreamLimits(running=1, ahead=1))
     stream.submit("a", RequestJob(serve, {}))
-    with pytest.raises(SessionClosedError):
+    with pytest.raises(SessionClosedError, match="the test session"):
         list(stream.results())
     loop.close(_nothing)
     assert ran == ["child"]

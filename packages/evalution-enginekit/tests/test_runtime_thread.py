@@ -128,7 +128,7 @@ def test_a_closed_thread_refuses_work(thread: RuntimeThread) -> None:
         SessionClosedError, match=r"^the toy session is closed; build a new session"
     ):
         thread.ensure_open()
-    with pytest.raises(SessionClosedError):
+    with pytest.raises(SessionClosedError, match="the toy session is closed"):
         thread.call(lambda: 1)
     thread.wake()
 
@@ -162,7 +162,7 @@ def test_a_release_that_fails_is_told_and_the_session_stays_closed(thread: Runti
 
     with pytest.raises(OSError, match="device lost"):
         thread.close(fail)
-    with pytest.raises(SessionClosedError):
+    with pytest.raises(SessionClosedError, match="the toy session is closed"):
         thread.ensure_open()
 
 

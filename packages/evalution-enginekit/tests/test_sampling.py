@@ -90,6 +90,7 @@ def test_the_same_seed_gives_the_same_tokens() -> None:
         return [next_token(logits, do_sample=True, generator=generator) for _ in range(20)]
 
     assert sequence() == sequence()
+    assert len(set(sequence())) > 1, "they are drawn"
 
 
 @pytest.mark.parametrize(

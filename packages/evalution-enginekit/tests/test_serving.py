@@ -1,195 +1,47 @@
-"""The loop of serving runtimes, on toys of all three forms, through a session."""
+"""The loop of serving runtimes, on the toys of `serving_toys`, through a session."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from evalution_core import (
-    Capability,
     EngineRuntimeError,
     GenerationRequest,
-    InvalidRequestError,
     LoglikelihoodRequest,
     RequestFailure,
 )
 from evalution_enginekit import (
-    ByteTokenizer,
-    TokenEvent,
-    TokenFeed,
     TokenPrompt,
     TokenScore,
-    TokenSession,
     TokenSpan,
 )
-from evalution_enginekit.serving import RequestUpdate, ServingLoop, ServingRuntime
-from evalution_enginekit.serving_forms import EventLoopRequests, FixedBatchRequests, Work
-from evalution_enginekit.span_groups import SpanGroup, span_groups
-
-LOUD = "!"
+from evalution_enginekit.serving import RequestUpdate, ServingLoop
+from evalution_enginekit.span_groups import span_groups
 
 
-def completion(prompt: TokenPrompt) -> list[int]:
-    """The bytes of the prompt again, then the end token, cut at the limit."""
-    said = [token_id for token_id in prompt.token_ids if token_id < 256]
-    return [*said, *sorted(prompt.stop_ids)][: prompt.max_new_tokens]
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module `serving_toys`: a runtime of each form, and the session over one."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    return import_module("serving_toys")
 
 
-def group_scores(group: SpanGroup) -> list[TokenScore]:
-    """A token's log-probability is minus its id over 100, less its position over 1000."""
-    return [
-        TokenScore(
-            [-i / 100 - at / 1000 for at, i in enumerate(span.token_ids) if at >= span.start], True
-        )
-        for span in group.spans
-    ]
+@pytest.fixture(params=["Stepping", "Async", "Batches"])
+def form(request: pytest.FixtureRequest, toys: Any) -> Any:
+    return getattr(toys, request.param)
 
 
-def refused(prompt: TokenPrompt) -> None:
-    if ord(LOUD) in prompt.token_ids:
-        raise InvalidRequestError("not so loud")
-
-
-class Stepping:
-    """A token for every prompt and the scores of every group with each step."""
-
-    def __init__(self) -> None:
-        self.running: dict[str, Work] = {}
-        self.told: dict[str, int] = {}
-        self.aborted: list[str] = []
-        self.batches: list[list[str]] = []
-        self.groups: list[SpanGroup] = []
-        self.most_scored = 0
-        self.dead = False
-
-    def generate(self, request_id: str, prompt: TokenPrompt) -> None:
-        refused(prompt)
-        self.running[request_id] = prompt
-
-    def score(self, request_id: str, group: SpanGroup) -> None:
-        self.running[request_id] = group
-        self.groups.append(group)
-        scored = [work.inner for work in self.running.values() if isinstance(work, SpanGroup)]
-        self.most_scored = max(self.most_scored, sum(scored))
-
-    def advance(self) -> Iterator[RequestUpdate]:
-        if self.dead:
-            raise OSError("the core is gone")
-        self.batches.append(list(self.running))
-        for name, work in list(self.running.items()):
-            if isinstance(work, SpanGroup):
-                del self.running[name]
-                yield RequestUpdate(name, is_finished=True, scores=group_scores(work))
-                continue
-            at = self.told[name] = self.told.get(name, 0) + 1
-            tokens = completion(work)
-            over = at == len(tokens)
-            if over:
-                del self.running[name]
-            yield RequestUpdate(name, over, tokens[at - 1 : at], finish="length" if over else None)
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        self.aborted += request_ids
-        for name in request_ids:
-            del self.running[name]
-
-    def wake(self) -> None: ...
-
-
-class Async(EventLoopRequests):
-    """The same, with a coroutine for each request."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        super().__init__(self.loop)
-        self.running: dict[str, Work] = {}
-        self.dead = False
-
-    def generate(self, request_id: str, prompt: TokenPrompt) -> None:
-        refused(prompt)
-        self.start(request_id, self._generate(request_id, prompt))
-
-    def score(self, request_id: str, group: SpanGroup) -> None:
-        self.start(request_id, self._score(request_id, group))
-
-    async def _generate(self, name: str, prompt: TokenPrompt) -> AsyncIterator[RequestUpdate]:
-        self.running[name] = prompt
-        try:
-            tokens = completion(prompt)
-            for at, token in enumerate(tokens, 1):
-                await asyncio.sleep(0)
-                if self.dead:
-                    raise OSError("the core is gone")
-                yield RequestUpdate(name, at == len(tokens), [token])
-        finally:
-            del self.running[name]
-
-    async def _score(self, name: str, group: SpanGroup) -> AsyncIterator[RequestUpdate]:
-        await asyncio.sleep(0)
-        yield RequestUpdate(name, is_finished=True, scores=group_scores(group))
-
-
-class Batches(FixedBatchRequests):
-    """The same, a batch at a time."""
-
-    def __init__(self) -> None:
-        super().__init__(self._all)
-        self.running: dict[str, Work] = {}
-        self.dead = False
-
-    def generate(self, request_id: str, prompt: TokenPrompt) -> None:
-        refused(prompt)
-        super().generate(request_id, prompt)
-
-    def _all(self, batch: Mapping[str, Work]) -> Iterable[RequestUpdate]:
-        for name, work in batch.items():
-            if self.dead:
-                raise OSError("the core is gone")
-            if isinstance(work, SpanGroup):
-                yield RequestUpdate(name, is_finished=True, scores=group_scores(work))
-            else:
-                yield RequestUpdate(name, is_finished=True, token_ids=completion(work))
-
-
-class Served(TokenSession):
-    def __init__(self, runtime: ServingRuntime, *, slots: int = 3, scored_tokens: int = 1000):
-        capabilities = frozenset(Capability) - {Capability.ATTACH, Capability.LOGPROBS}
-        if isinstance(runtime, FixedBatchRequests):
-            capabilities -= {Capability.REFILL}
-        super().__init__(
-            engine="Served",
-            capabilities=capabilities,
-            tokenizer=ByteTokenizer(),
-            max_model_len=512,
-            batch_size=8,
-        )
-        self.loop = ServingLoop(runtime, slots=slots, scored_tokens=scored_tokens)
-        self.runtime = runtime
-
-    def _release(self) -> None:
-        if isinstance(self.runtime, Async):
-            self.runtime.loop.close()
-
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        return self.loop.generate(feed)
-
-    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[Any]:
-        return self.loop.score(span_groups(spans, listed_limit=3))
-
-
-FORMS: list[Callable[[], Any]] = [Stepping, Async, Batches]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_keeps_the_order_and_the_requests_apart(form: Callable[[], Any]) -> None:
+def test_every_form_keeps_the_order_and_the_requests_apart(form: Any, toys: Any) -> None:
     texts = ["a longer one", "b", "cc stop dd", "four", "a"]
     prompts = [GenerationRequest(text, stop=["stop"], max_new_tokens=9) for text in texts]
     pairs = [LoglikelihoodRequest(text[:1], text) for text in texts]
     runtime = form()
-    with Served(runtime) as session:
+    with toys.Served(runtime) as session:
         outputs = session.generate(prompts)
         assert [output.text for output in outputs] == ["a longer ", "b", "cc ", "four", "a"]
         scores = session.loglikelihood(pairs)
@@ -200,9 +52,8 @@ def test_every_form_keeps_the_order_and_the_requests_apart(form: Callable[[], An
         assert not runtime.running
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_refused_request_is_a_value_and_costs_no_other(form: Callable[[], Any]) -> None:
-    with Served(form()) as session:
+def test_a_refused_request_is_a_value_and_costs_no_other(form: Any, toys: Any) -> None:
+    with toys.Served(form()) as session:
         requests = [(text, GenerationRequest(text, max_new_tokens=3)) for text in ("a", "b!", "c")]
         found = dict(session.generate_continuous(requests))
         assert isinstance(found["b!"], RequestFailure)
@@ -210,10 +61,9 @@ def test_a_refused_request_is_a_value_and_costs_no_other(form: Callable[[], Any]
         assert [cast(Any, found[key]).text for key in "ac"] == ["a", "c"]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_dead_runtime_names_what_was_in_flight(form: Callable[[], Any]) -> None:
+def test_a_dead_runtime_names_what_was_in_flight(form: Any, toys: Any) -> None:
     runtime = form()
-    with Served(runtime) as session:
+    with toys.Served(runtime) as session:
         runtime.dead = True
         stream = session.generate_continuous([("x", GenerationRequest("abc", max_new_tokens=3))])
         with pytest.raises(EngineRuntimeError, match="the core is gone") as dead:
@@ -221,9 +71,9 @@ def test_a_dead_runtime_names_what_was_in_flight(form: Callable[[], Any]) -> Non
         assert list(dead.value.in_flight) == ["x"]
 
 
-def test_a_stop_string_ends_the_request_at_the_runtime() -> None:
-    runtime = Stepping()
-    with Served(runtime) as session:
+def test_a_stop_string_ends_the_request_at_the_runtime(toys: Any) -> None:
+    runtime = toys.Stepping()
+    with toys.Served(runtime) as session:
         session.generate([GenerationRequest("ab stop " + "x" * 50, stop=["stop"])])
     assert len(runtime.aborted) == 1
     assert len(runtime.batches) < 12
@@ -247,8 +97,8 @@ class Feed:
         return taken
 
 
-def test_a_free_slot_is_taken_with_the_next_step() -> None:
-    runtime = Stepping()
+def test_a_free_slot_is_taken_with_the_next_step(toys: Any) -> None:
+    runtime = toys.Stepping()
     loop = ServingLoop(runtime, slots=2, scored_tokens=9)
     steps = list(loop.generate(cast(Any, Feed(4, 1, 2, 1))))
     assert [sorted(event.key for event in step) for step in steps] == [
@@ -260,8 +110,8 @@ def test_a_free_slot_is_taken_with_the_next_step() -> None:
     assert not runtime.aborted
 
 
-def test_what_the_feed_cancels_leaves_the_runtime_before_the_next_step() -> None:
-    runtime, feed = Stepping(), Feed(9, 2, 1)
+def test_what_the_feed_cancels_leaves_the_runtime_before_the_next_step(toys: Any) -> None:
+    runtime, feed = toys.Stepping(), Feed(9, 2, 1)
     loop = ServingLoop(runtime, slots=2, scored_tokens=9)
     steps = loop.generate(cast(Any, feed))
     next(steps)
@@ -271,8 +121,8 @@ def test_what_the_feed_cancels_leaves_the_runtime_before_the_next_step() -> None
     assert list(steps) == []
 
 
-def test_generation_that_is_dropped_leaves_nothing_at_the_runtime() -> None:
-    runtime = Stepping()
+def test_generation_that_is_dropped_leaves_nothing_at_the_runtime(toys: Any) -> None:
+    runtime = toys.Stepping()
     loop = ServingLoop(runtime, slots=3, scored_tokens=9)
     steps = loop.generate(cast(Any, Feed(9, 9, 9)))
     next(steps)
@@ -281,8 +131,8 @@ def test_generation_that_is_dropped_leaves_nothing_at_the_runtime() -> None:
     assert (len(runtime.aborted), runtime.running, loop.in_flight) == (3, {}, {})
 
 
-def test_scores_and_tokens_of_one_step_find_their_way() -> None:
-    loop = ServingLoop(Stepping(), slots=3, scored_tokens=9)
+def test_scores_and_tokens_of_one_step_find_their_way(toys: Any) -> None:
+    loop = ServingLoop(toys.Stepping(), slots=3, scored_tokens=9)
     generated = loop.generate(cast(Any, Feed(3)))
     scored = loop.score(span_groups([TokenSpan([1, 2], 1)], listed_limit=1))
     assert [event.key for event in next(generated)] == [0]
@@ -291,30 +141,30 @@ def test_scores_and_tokens_of_one_step_find_their_way() -> None:
     assert len(list(generated)) == 2
 
 
-def test_scored_tokens_in_the_making_are_bounded() -> None:
-    runtime = Stepping()
+def test_scored_tokens_in_the_making_are_bounded(toys: Any) -> None:
+    runtime = toys.Stepping()
     pairs = [LoglikelihoodRequest("c", "abcdefghij"[:at]) for at in (10, 9, 8, 7, 6)]
-    with Served(runtime, slots=8, scored_tokens=12) as session:
+    with toys.Served(runtime, slots=8, scored_tokens=12) as session:
         session.check()
         runtime.most_scored = 0
         session.loglikelihood(pairs)
     assert 9 <= runtime.most_scored <= 12
 
 
-def test_a_runtime_that_computes_more_rows_than_are_scored_says_how_many() -> None:
+def test_a_runtime_that_computes_more_rows_than_are_scored_says_how_many(toys: Any) -> None:
     groups = span_groups([TokenSpan([1, 2, 3, 4, last], 4) for last in range(6)], listed_limit=1)
     for load, together in ((None, 6), (lambda group: len(group.fed), 2)):
-        runtime = Stepping()
+        runtime = toys.Stepping()
         given = {} if load is None else {"load": load}
         loop = ServingLoop(runtime, slots=8, scored_tokens=8, **given)
         assert len([score for step in loop.score(groups) for score in step]) == 6
         assert max(len(batch) for batch in runtime.batches) == together
 
 
-def test_continuations_of_one_token_share_a_request() -> None:
-    runtime = Stepping()
+def test_continuations_of_one_token_share_a_request(toys: Any) -> None:
+    runtime = toys.Stepping()
     pairs = [LoglikelihoodRequest("Q", letter) for letter in "ABCD"]
-    with Served(runtime) as session:
+    with toys.Served(runtime) as session:
         session.check()
         runtime.groups.clear()
         session.loglikelihood(pairs)
@@ -322,8 +172,8 @@ def test_continuations_of_one_token_share_a_request() -> None:
     assert runtime.groups[0].inner == 0
 
 
-def test_scores_that_are_missing_fail_their_spans_alone() -> None:
-    class Forgetful(Stepping):
+def test_scores_that_are_missing_fail_their_spans_alone(toys: Any) -> None:
+    class Forgetful(toys.Stepping):
         def advance(self) -> Iterator[RequestUpdate]:
             for update in super().advance():
                 known = update.scores is None or len(update.scores) > 1
@@ -341,35 +191,35 @@ def test_scores_that_are_missing_fail_their_spans_alone() -> None:
     assert "1 spans were asked for and 0 came" in str(found[2])
 
 
-def test_an_update_with_an_error_ends_the_request_at_the_runtime() -> None:
-    class Failing(Stepping):
+def test_an_update_with_an_error_ends_the_request_at_the_runtime(toys: Any) -> None:
+    class Failing(toys.Stepping):
         def advance(self) -> Iterator[RequestUpdate]:
             for name in list(self.running):
                 yield RequestUpdate(name, error=EngineRuntimeError("lost"))
 
     runtime = Failing()
-    with Served(runtime) as session:
+    with toys.Served(runtime) as session:
         ((_, found),) = session.generate_continuous([(0, GenerationRequest("a"))])
     assert isinstance(found, RequestFailure)
     assert len(runtime.aborted) == 1
 
 
-def test_an_async_request_that_ends_unfinished_is_an_error() -> None:
-    class Quitting(Async):
+def test_an_async_request_that_ends_unfinished_is_an_error(toys: Any) -> None:
+    class Quitting(toys.Async):
         async def _generate(self, name: str, prompt: TokenPrompt) -> AsyncIterator[RequestUpdate]:
             yield RequestUpdate(name, token_ids=prompt.token_ids[:1])
 
-    with Served(Quitting()) as session:
+    with toys.Served(Quitting()) as session:
         ((_, found),) = session.generate_continuous([(0, GenerationRequest("ab"))])
     assert isinstance(found, RequestFailure)
     assert "ended a request without finishing it" in str(found.error)
 
 
-def test_a_coroutine_of_the_runtime_runs_on_its_loop() -> None:
-    runtime = Async()
+def test_a_coroutine_of_the_runtime_runs_on_its_loop(toys: Any) -> None:
+    runtime = toys.Async()
 
     async def flush() -> str:
         return "flushed"
 
-    with Served(runtime):
+    with toys.Served(runtime):
         assert runtime.run(flush()) == "flushed"

@@ -143,7 +143,7 @@ def test_a_stop_string_ends_the_work_of_its_row(session: TransformersSession) ->
     )
     assert cut.finish_reason == "stop"
     assert stop not in cut.text
-    assert neighbour.completion_tokens <= 4
+    assert neighbour.completion_tokens in range(1, 5)
     # The manager works ahead of whoever reads what it made.
     assert 2 <= len(passes) < 60
 

@@ -8,7 +8,7 @@ from evalution_enginekit.identity import files_identity, model_identity
 from evalution_enginekit.pairs import encode_pair
 from evalution_enginekit.pieces import CompletionPiece, RequestPrompt
 from evalution_enginekit.planning import ScoringPlan, Segment, Target, plan_scoring
-from evalution_enginekit.prefix_trie import PrefixTrie
+from evalution_enginekit.prefix_trie import shared_prefix
 from evalution_enginekit.request_loop import RequestLoop
 from evalution_enginekit.request_session import RequestSession
 from evalution_enginekit.runtime import import_runtime, runtime_errors
@@ -30,7 +30,6 @@ __all__ = [
     "ByteTokenizer",
     "ChatTemplate",
     "CompletionPiece",
-    "PrefixTrie",
     "RequestLoop",
     "RequestPrompt",
     "RequestSession",
@@ -57,4 +56,5 @@ __all__ = [
     "rolling_windows",
     "run_halving",
     "runtime_errors",
+    "shared_prefix",
 ]

@@ -139,8 +139,10 @@ class AsyncSession:
     def _give_up(self, key: int) -> None:
         with self._changed:
             self._waiting.pop(key, None)
-            runs = self._running.pop(key, None) is not None
-        if runs:
+            call = self._running.pop(key, None)
+            if call is not None:
+                call.is_given_up = True
+        if call is not None:
             self._cancel([key])
 
     def _cancel(self, keys: Iterable[int]) -> None:
@@ -202,6 +204,9 @@ class AsyncSession:
                 key, call = self._waiting.popitem(last=False)
                 self._running[key] = call
             yield key, call.request
+            # Given up in the moment before the stream had it, it was not under way to be cancelled.
+            if call.is_given_up:
+                self._cancel([key])
 
 
 class _Call:
@@ -209,6 +214,7 @@ class _Call:
 
     def __init__(self, request: GenerationRequest):
         self.request = request
+        self.is_given_up = False
         self.events: asyncio.Queue[TextDelta | GenerationOutput | BaseException] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 

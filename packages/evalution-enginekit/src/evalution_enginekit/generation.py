@@ -15,7 +15,8 @@ from evalution_core import (
     TextDelta,
 )
 from evalution_enginekit.completion import Completion
-from evalution_enginekit.runtime import runtime_errors
+from evalution_enginekit.pieces import joined
+from evalution_enginekit.runtime import end_steps, runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
 from evalution_enginekit.streams import ResultStream, StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
@@ -36,14 +37,6 @@ class GenerationJob:
 
 
 GenerationStream = ResultStream[Any, GenerationJob, GenerationOutput | TextDelta]
-
-
-def _joined(
-    earlier: GenerationOutput | TextDelta, later: GenerationOutput | TextDelta
-) -> TextDelta:
-    assert isinstance(earlier, TextDelta)
-    assert isinstance(later, TextDelta)
-    return TextDelta(earlier.text + later.text, earlier.token_ids + later.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +168,8 @@ class GenerationLoop:
             return dropped
 
     def _end_steps(self) -> None:
-        self._steps = None
+        steps, self._steps = self._steps, None
+        end_steps(steps, "generation")
         self._thread.on_wake = None
 
     def _rest(self) -> float:
@@ -203,7 +197,7 @@ class GenerationLoop:
         completion = running.completion
         ended_by_itself = completion.take(event)
         if running.stream in self._telling and (delta := completion.delta()) is not None:
-            running.stream.deliver_part(event.key, delta, _joined)
+            running.stream.deliver_part(event.key, delta, joined)
         if completion.finish is None:
             return
         job = running.job

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evalution_core import FinishReason, GenerationRequest
+from evalution_core import FinishReason, GenerationRequest, TextDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +47,10 @@ class CompletionPiece:
     completion_tokens: int | None = None
     truncated_tokens: int | None = None
     runtime: dict[str, Any] | None = None
+
+
+def joined(earlier: object, later: object) -> TextDelta:
+    """Two unread deltas of a request as one."""
+    assert isinstance(earlier, TextDelta)
+    assert isinstance(later, TextDelta)
+    return TextDelta(earlier.text + later.text, earlier.token_ids + later.token_ids)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from evalution_core import (
     ContextLengthError,
@@ -31,12 +32,11 @@ from evalution_enginekit.tokenizer import (
 from evalution_enginekit.tokens import TokenPrompt, TokenScore, TokenSpan
 from evalution_enginekit.windows import rolling_ids, rolling_windows, without_leading
 
+J = TypeVar("J")
+
 _UNKEYED = -1
 _THOUGHT = ("<think>", "</think>")
 """What opens and what closes the reasoning of models that write it into their text."""
-PREPARING = "preparing a request"
-OWN_ERRORS = (InvalidRequestError, UnsupportedRequestError, EngineRuntimeError)
-"""What the preparation of a request may raise that is no other request's business."""
 
 
 class Preparation:
@@ -80,13 +80,6 @@ class Preparation:
         )
         return GenerationJob(prompt, text, request.metadata, truncated)
 
-    def generation_or_failure(self, request: GenerationRequest) -> GenerationJob | RequestFailure:
-        try:
-            with runtime_errors(PREPARING):
-                return self.generation(request)
-        except OWN_ERRORS as error:
-            return RequestFailure(error, _metadata_of(request))
-
     def loglikelihood(self, request: LoglikelihoodRequest) -> ScoringJob:
         """Raises `InvalidRequestError`, `ContextLengthError` or `UnsupportedRequestError`."""
         self._admission.loglikelihood(request)
@@ -106,15 +99,6 @@ class Preparation:
             truncation=request.truncation,
         )
         return ScoringJob(pair.span, _Conclusion(pair, request), request.metadata)
-
-    def loglikelihood_or_failure(
-        self, request: LoglikelihoodRequest
-    ) -> ScoringJob | RequestFailure:
-        try:
-            with runtime_errors(PREPARING):
-                return self.loglikelihood(request)
-        except OWN_ERRORS as error:
-            return RequestFailure(error, _metadata_of(request))
 
     def rolling(self, request: RollingLoglikelihoodRequest) -> list[TokenSpan]:
         """Raises `InvalidRequestError` or `UnsupportedRequestError`."""
@@ -235,6 +219,19 @@ class _Conclusion:
             truncated_tokens=self._pair.truncated_tokens,
             runtime=score.runtime,
         )
+
+
+def or_failure(prepare: Callable[[Any], J]) -> Callable[[Any], J | RequestFailure]:
+    """`prepare`, with what it raises of a request as a value: it is no other request's business."""
+
+    def prepared(request: object) -> J | RequestFailure:
+        try:
+            with runtime_errors("preparing a request"):
+                return prepare(request)
+        except (InvalidRequestError, UnsupportedRequestError, EngineRuntimeError) as error:
+            return RequestFailure(error, _metadata_of(request))
+
+    return prepared
 
 
 def _metadata_of(request: object) -> dict[str, object]:

@@ -47,7 +47,10 @@ class PulledStream(Generator[tuple[K, T | RequestFailure], None, None], Generic[
         self._results.close()
 
     def cancel(self, key: K) -> None:
-        """Abort the request with that key, from any thread; nothing more comes of it."""
+        """Abort the request with that key, from any thread; nothing more comes of it.
+
+        From when the input has given it; before that, and once it is over, this changes nothing.
+        """
         for stream in self._opened:
             stream.cancel(key)
 
@@ -83,6 +86,7 @@ def _feed(
             except StopIteration:
                 stream.finish_input()
                 return
+            stream.expect(key)
             job = prepare(request)
             if isinstance(job, RequestFailure):
                 stream.reject(key, job)

@@ -18,15 +18,14 @@ from evalution_core import (
     SessionClosedError,
     TextDelta,
 )
+from evalution_enginekit.liveness import PATIENCE, Liveness
+from evalution_enginekit.pieces import joined
 from evalution_enginekit.runtime import runtime_errors
 from evalution_enginekit.streams import ResultStream, StreamLimits
 
 R = TypeVar("R")
 Tell = Callable[[TextDelta], None]
 
-_DEAD_AFTER = 3
-"""Requests that fail one after the other in the runtime, and at least one for each slot, until the
-runtime is given up."""
 _LETTING_GO_S = 2.0
 """How long requests that are aborted by `close` may take for it, until they are broken into."""
 
@@ -61,6 +60,9 @@ class RequestLoop:
     Args:
         name: whose loop it is, for messages.
         depth: jobs in flight over all streams; it may change at any time.
+
+    After a few failures in a row, more than run at once, the job that succeeded last is served
+    again: if it fails too, the runtime is taken for dead, and the stream ends.
     """
 
     def __init__(self, name: str, depth: int = 1):
@@ -75,7 +77,8 @@ class RequestLoop:
         self._woken = False
         self._closing = False
         self._released: Future[None] = Future()
-        self._failures = 0
+        self._liveness: Liveness[RequestJob] = Liveness()
+        self._trial = asyncio.Lock()
 
     @property
     def depth(self) -> int:
@@ -90,6 +93,10 @@ class RequestLoop:
             grown, self._depth = value > self._depth, value
         if grown:
             self.wake()
+
+    def control_with(self, job: RequestJob) -> None:
+        """Have `job` served where a runtime is in doubt before any job has succeeded."""
+        self._liveness.control = job
 
     @property
     def running(self) -> int:
@@ -216,31 +223,43 @@ class RequestLoop:
     async def _serve(self, number: int, stream: RequestStream, job: RequestJob) -> None:
         def tell(delta: TextDelta) -> None:
             with self.lock:
-                stream.deliver_part(number, delta, _joined)
+                stream.deliver_part(number, delta, joined)
 
         try:
             with runtime_errors("a request"):
                 result = await job.serve(tell)
         except EvalutionError as error:
+            is_fault = isinstance(error, EngineRuntimeError) and stream.wants(number)
+            is_dead = is_fault and await self._is_dead(stream, number)
             with self.lock:
-                self._failed(stream, number, RequestFailure(error, job.metadata))
+                if is_dead:
+                    self._give_up(stream, error)
+                else:
+                    stream.deliver(number, RequestFailure(error, job.metadata))
                 self._release(number)
         else:
             with self.lock:
-                self._failures = 0
+                self._liveness.worked(job)
                 stream.deliver(number, result)
                 self._release(number)
 
-    def _failed(self, stream: RequestStream, number: int, failure: RequestFailure) -> None:
-        if not stream.wants(number):
-            return
-        error = failure.error
-        if isinstance(error, EngineRuntimeError):
-            self._failures += 1
-        if self._failures < max(_DEAD_AFTER, self._depth + 1):
-            stream.deliver(number, failure)
-            return
-        self._failures = 0
+    async def _is_dead(self, stream: RequestStream, number: int) -> bool:
+        """Note a failure; whether the control fails too, if it comes to that."""
+        patience = max(PATIENCE, self._depth + 1)
+        if not self._liveness.failed(patience=patience):
+            return False
+        async with self._trial:
+            if self._liveness.failures < patience:  # another request's trial has settled it
+                return False
+            if (control := self._liveness.control) is not None and await _works(control):
+                self._liveness.worked(None)
+            # A success meanwhile is as good; a trial that was cancelled tells nothing.
+            if self._liveness.failures < patience or not stream.wants(number):
+                return False
+            self._liveness.ended()
+            return True
+
+    def _give_up(self, stream: RequestStream, error: EvalutionError) -> None:
         lost = [key for number, key in stream.running.items() if stream.wants(number)]
         told = EngineRuntimeError(f"{error} ({len(lost)} in flight)", in_flight=lost)
         told.__cause__ = error.__cause__ or error
@@ -258,15 +277,18 @@ class RequestLoop:
             running.stream.release(number)
 
 
+async def _works(job: RequestJob) -> bool:
+    try:
+        with runtime_errors("the control"):
+            await job.serve(lambda _: None)
+    except EvalutionError:
+        return False
+    return True
+
+
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     finally:
         with contextlib.closing(loop):
             loop.run_until_complete(loop.shutdown_asyncgens())
-
-
-def _joined(earlier: Any, later: Any) -> TextDelta:
-    assert isinstance(earlier, TextDelta)
-    assert isinstance(later, TextDelta)
-    return TextDelta(earlier.text + later.text, earlier.token_ids + later.token_ids)

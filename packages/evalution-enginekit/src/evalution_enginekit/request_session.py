@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from evalution_core import (
-    BaseInferenceSession,
     Capability,
     CheckResult,
-    EngineRuntimeError,
     GenerationOutput,
     GenerationRequest,
     LoglikelihoodOutput,
@@ -23,28 +21,25 @@ from evalution_core import (
     StreamEvent,
     UnsupportedRequestError,
 )
-from evalution_enginekit.admission import Admission, check_batch_size
+from evalution_enginekit.kit_session import READ_AHEAD, KitSession, rolled, span_job
 from evalution_enginekit.pieces import CompletionPiece, RequestPrompt
-from evalution_enginekit.preparation import OWN_ERRORS, PREPARING, Preparation
+from evalution_enginekit.preparation import Preparation, or_failure
 from evalution_enginekit.pulled_stream import PulledStream
 from evalution_enginekit.request_jobs import answer_job, completion_job, results_in_order, score_job
-from evalution_enginekit.request_loop import RequestJob, RequestLoop, RequestStream
-from evalution_enginekit.runtime import runtime_errors
-from evalution_enginekit.scoring import ScoringJob, rolling_output
-from evalution_enginekit.self_check import self_check
+from evalution_enginekit.request_loop import RequestJob, RequestLoop, RequestStream, Tell
 from evalution_enginekit.streams import StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokens import TokenScore, TokenSpan
 
 K = TypeVar("K", bound=Hashable)
 
-_READ_AHEAD = 2
-"""Requests that wait prepared, so that a free slot is refilled at once."""
+_CONTROL, _CONTROL_TOKENS = "Hello", 16
+"""What is asked of a runtime in doubt that has answered nothing yet; some refuse to say less."""
 _UNLIMITED = 1 << 31
 """Stands for a window that nobody told: then the runtime decides what is too long."""
 
 
-class RequestSession(BaseInferenceSession):
+class RequestSession(KitSession):
     """A session for a runtime that is asked for whole requests: a server, a hosted model.
 
     A subclass writes `_complete` and `_score`, and `_release` for closing: coroutines on the event
@@ -55,6 +50,9 @@ class RequestSession(BaseInferenceSession):
     With `encodes`, prompts are rendered and encoded here, by the rules of every engine, and the
     runtime gets ids. Without, text stays text: `_complete` gets prompts and messages as they are,
     and `_score_pair` and `_score_text` take the place of `_score`.
+
+    A session that was given a `tokenizer` and a `max_model_len` has them as attributes: ask with
+    `isinstance(session, HasTokenizer)` and `HasMaxModelLen`.
 
     Args:
         engine: the engine's public name, for messages.
@@ -67,11 +65,6 @@ class RequestSession(BaseInferenceSession):
         dtype: name of the arithmetic, which sets the self check's tolerance; None: unknown.
         lacking: why a capability of the engine is missing here, for messages.
     """
-
-    tokenizer: Tokenizer
-    """Absent where the session has none, so that `HasTokenizer` holds exactly where it does."""
-    max_model_len: int
-    """Absent where nobody told it."""
 
     def __init__(
         self,
@@ -88,25 +81,26 @@ class RequestSession(BaseInferenceSession):
     ):
         if encodes and tokenizer is None:
             raise ValueError("a session that encodes needs a tokenizer")
-        self._engine = engine
-        self._capabilities = capabilities
+        super().__init__(
+            engine=engine,
+            capabilities=capabilities,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            lacking=lacking,
+        )
         self._loop = loop
         self._most = most or loop.depth
-        self._dtype = dtype
         self._known_tokenizer = tokenizer
-        self._known_window = max_model_len
-        if tokenizer is not None:
-            self.tokenizer = tokenizer
-        if max_model_len is not None:
-            self.max_model_len = max_model_len
-        self._admission = Admission(engine, capabilities, lacking)
+        # No attributes of the class, which would promise them: `HasTokenizer` and `HasMaxModelLen`
+        # hold for the sessions that have them, and callers ask with `isinstance`.
+        known = {"tokenizer": tokenizer, "max_model_len": max_model_len}
+        vars(self).update({name: value for name, value in known.items() if value is not None})
         self._preparation = (
             Preparation(self._admission, tokenizer, max_model_len or _UNLIMITED)
             if encodes and tokenizer is not None
             else None
         )
-        self._check_lock = threading.Lock()
-        self._check_result: CheckResult | None = None
+        loop.control_with(RequestJob(self._serve_control, {}))
 
     # what an engine writes
 
@@ -138,10 +132,6 @@ class RequestSession(BaseInferenceSession):
     async def _release_caches(self) -> None:
         """Free what can be had again, between suites."""
 
-    def _describe(self) -> dict[str, Any]:
-        """What `describe_execution` adds to, or puts in place of, what the kit knows."""
-        return {}
-
     def _self_check(self) -> CheckResult:
         """Compare scoring with itself and with generation; by default on ids, where they are taken.
 
@@ -149,14 +139,7 @@ class RequestSession(BaseInferenceSession):
         """
         if self._preparation is None or self._known_tokenizer is None:
             return CheckResult("not checkable", "the runtime encodes by itself")
-        compares = {Capability.GENERATE, Capability.LOGPROBS} <= self._capabilities
-        return self_check(
-            self._known_tokenizer,
-            complete=self._complete_ids if compares else None,
-            score=self._score_spans,
-            max_model_len=self._known_window or _UNLIMITED,
-            dtype=self._dtype or "unknown",
-        )
+        return self._compared_paths(self._known_tokenizer, self._known_window or _UNLIMITED)
 
     # the contract
 
@@ -167,10 +150,6 @@ class RequestSession(BaseInferenceSession):
     @property
     def requests_in_flight(self) -> int:
         return self._loop.running
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return self._capabilities
 
     def generate(
         self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
@@ -188,19 +167,17 @@ class RequestSession(BaseInferenceSession):
         def job(request: GenerationRequest) -> RequestJob:
             return self._completing(self._prompt(request), tells=False)
 
-        return self._completed(requests, job, batch_size)
+        return self._pulled(requests, job, batch_size)
 
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, StreamEvent]]:
-        self._begin(batch_size)
-        if Capability.STREAM not in self._capabilities:
-            raise UnsupportedRequestError(f"engine {self._engine} can't stream")
+        self._begin(batch_size, streams=True)
 
         def job(request: GenerationRequest) -> RequestJob:
             return self._completing(replace(self._prompt(request), is_live=True), tells=True)
 
-        return self._completed(requests, job, batch_size)
+        return self._pulled(requests, job, batch_size)
 
     def loglikelihood(
         self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
@@ -215,7 +192,7 @@ class RequestSession(BaseInferenceSession):
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
         """Scores in completion order; the input is consumed on another thread."""
         self._begin(batch_size)
-        return self._scored(requests, batch_size)
+        return self._pulled(requests, self._scoring, batch_size, scores=True)
 
     def loglikelihood_rolling(
         self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
@@ -231,34 +208,8 @@ class RequestSession(BaseInferenceSession):
         self._ensure_checked()
         jobs = [self._span_job(span) for windows in texts for span in windows]
         parts = [index for index, windows in enumerate(texts) for _ in windows]
-        scores = iter(results_in_order(self._loop, jobs, self._limits(batch_size), parts))
-        return [
-            rolling_output(request, windows, [next(scores) for _ in windows])
-            for request, windows in zip(requests, texts, strict=True)
-        ]
-
-    def check(self) -> CheckResult:
-        self._loop.ensure_open()
-        with self._check_lock:
-            if not {Capability.LOGLIKELIHOOD, Capability.ROLLING} & self._capabilities:
-                return CheckResult("not checkable", f"engine {self._engine} doesn't score")
-            if self._check_result is None:
-                self._check_result = self._self_check()
-            return self._check_result
-
-    def describe_execution(self) -> dict[str, Any]:
-        check = self._check_result
-        return {
-            "backend": self._engine,
-            "device": None,
-            "dtype": self._dtype,
-            "batching": "continuous",
-            "attention": None,
-            "max_model_len": self._known_window,
-            "fallback": None,
-            "self_check": check.outcome if check else "not run",
-            **self._describe(),
-        }
+        scores = results_in_order(self._loop, jobs, self._limits(batch_size), parts)
+        return rolled(requests, texts, iter(scores))
 
     def gc(self) -> None:
         self._loop.call(self._release_caches)
@@ -268,9 +219,12 @@ class RequestSession(BaseInferenceSession):
 
     # within
 
-    def _begin(self, batch_size: int | None) -> None:
+    def _ensure_open(self) -> None:
         self._loop.ensure_open()
-        check_batch_size(batch_size)
+
+    @property
+    def _batching(self) -> str:
+        return "continuous"
 
     def _prompt(self, request: GenerationRequest) -> RequestPrompt:
         if self._preparation is None:
@@ -281,13 +235,8 @@ class RequestSession(BaseInferenceSession):
             ids = request.input_ids
             return RequestPrompt(request, None if ids is not None else text, ids)
         job = self._preparation.generation(request)
-        return RequestPrompt(
-            request,
-            job.prompt_text,
-            job.prompt.token_ids,
-            job.truncated_tokens,
-            job.prompt.stop_ids,
-        )
+        ids, stop_ids = job.prompt.token_ids, job.prompt.stop_ids
+        return RequestPrompt(request, job.prompt_text, ids, job.truncated_tokens, stop_ids)
 
     def _completing(self, prompt: RequestPrompt, *, tells: bool) -> RequestJob:
         return completion_job(prompt, self._known_tokenizer, self._complete, tells=tells)
@@ -302,65 +251,49 @@ class RequestSession(BaseInferenceSession):
         self._admission.rolling(request)
         return answer_job(request, self._score_text)
 
-    def _scored(
-        self, requests: Iterable[tuple[K, LoglikelihoodRequest]], batch_size: int | None
-    ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
-        def opening() -> RequestStream:
-            self._ensure_checked()
-            return self._loop.open(self._limits(batch_size))
-
-        return self._pulled(requests, self._scoring, opening)
-
-    def _completed(
-        self,
-        requests: Iterable[tuple[K, GenerationRequest]],
-        job: Callable[[GenerationRequest], RequestJob],
-        batch_size: int | None,
-    ) -> Iterator[tuple[K, Any]]:
-        return self._pulled(requests, job, lambda: self._loop.open(self._limits(batch_size)))
-
     def _pulled(
         self,
         requests: Iterable[tuple[K, Any]],
         job: Callable[[Any], RequestJob],
-        opening: Callable[[], RequestStream],
+        batch_size: int | None,
+        *,
+        scores: bool = False,
     ) -> Iterator[tuple[K, Any]]:
-        def prepared(request: Any) -> RequestJob | RequestFailure:
-            try:
-                with runtime_errors(PREPARING):
-                    return job(request)
-            except OWN_ERRORS as error:
-                return RequestFailure(error, getattr(request, "metadata", {}))
+        def opening() -> RequestStream:
+            if scores:
+                self._ensure_checked()
+            return self._loop.open(self._limits(batch_size))
 
-        return PulledStream(requests, opening, prepared, self._engine)
+        return PulledStream(requests, opening, or_failure(job), self._engine)
 
     def _limits(self, batch_size: int | None) -> StreamLimits:
-        return StreamLimits(running=batch_size or self._most, ahead=_READ_AHEAD)
+        return StreamLimits(running=batch_size or self._most, ahead=READ_AHEAD)
+
+    async def _serve_control(self, tell: Tell) -> object:
+        """A request that a runtime which lives can serve, for want of one that it has served."""
+        if Capability.GENERATE not in self._capabilities:
+            pair = LoglikelihoodRequest(_CONTROL, " " + _CONTROL)
+            job = await asyncio.to_thread(self._scoring, pair)
+            return await job.serve(tell)
+        request = GenerationRequest(_CONTROL, max_new_tokens=_CONTROL_TOKENS)
+        if self._preparation is None and Capability.CHAT in self._capabilities:
+            request = replace(request, messages=[{"role": "user", "content": _CONTROL}])
+        prompt = await asyncio.to_thread(self._prompt, request)
+        return await self._completing(prompt, tells=False).serve(tell)
 
     def _all(self, jobs: Sequence[RequestJob], batch_size: int | None) -> list[Any]:
         return results_in_order(self._loop, jobs, self._limits(batch_size))
 
-    def _score_spans(self, spans: Sequence[TokenSpan]) -> list[TokenScore]:
-        return self._all([self._span_job(span) for span in spans], None)
+    def _score_spans(
+        self, spans: Sequence[TokenSpan], batch_size: int | None = None
+    ) -> list[TokenScore]:
+        return self._all([self._span_job(span) for span in spans], batch_size)
 
     def _span_job(self, span: TokenSpan) -> RequestJob:
-        return score_job(ScoringJob(span, _itself, {}), self._score)
+        return score_job(span_job(span), self._score)
 
     def _complete_ids(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
-        """Greedy continuation of ids with its log-probabilities."""
         request = GenerationRequest(input_ids=list(token_ids), max_new_tokens=length, logprobs=2)
         prompt = RequestPrompt(request, "", list(token_ids), 0)
         (output,) = self._all([self._completing(prompt, tells=False)], None)
         return output
-
-    def _ensure_checked(self) -> None:
-        """Raise `EngineRuntimeError` if the self check failed: such a session must not score."""
-        result = self.check()
-        if result.outcome == "failed":
-            raise EngineRuntimeError(
-                f"engine {self._engine} failed its self check and refuses to score: {result.detail}"
-            )
-
-
-def _itself(score: TokenScore) -> TokenScore:
-    return score

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from evalution_core import EngineRuntimeError, EngineUnavailableError, EvalutionError, scrub
+
+_log = logging.getLogger(__name__)
 
 _LONGEST = 600
 """Characters of a message of a runtime's."""
@@ -87,6 +90,20 @@ def runtime_errors(doing: str) -> Generator[None]:
         raise EngineRuntimeError(
             f"{doing} failed: {type(error).__name__}: {scrub(str(error))}"
         ) from error
+
+
+def end_steps(steps: Iterator[object] | None, doing: str) -> None:
+    """Have an engine's generator let go of what it runs, now and not when it is collected.
+
+    What it raises then is logged: there is an error already, or all its results are there.
+    """
+    if not isinstance(steps, Generator):
+        return
+    try:
+        with runtime_errors(f"ending {doing}"):
+            steps.close()
+    except EvalutionError as error:
+        _log.warning("%s", error)
 
 
 def _version(distribution: str) -> str | None:

@@ -17,14 +17,13 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
+from evalution_enginekit.liveness import Liveness
 from evalution_enginekit.planning import grouped_order
-from evalution_enginekit.runtime import runtime_errors
+from evalution_enginekit.runtime import end_steps, runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
 from evalution_enginekit.streams import ResultStream, StreamLimits
 from evalution_enginekit.tokens import TokenScore, TokenSpan, WrongScoresError
 
-_DEAD_AFTER = 3
-"""Spans that fail one after the other, each by itself, until the runtime is given up."""
 _CHUNK_PATIENCE_S = 0.005
 """How long a chunk may fill after its last span came: the choices of a question come together."""
 
@@ -47,24 +46,32 @@ ScoringStream = ResultStream[Any, ScoringJob, LoglikelihoodOutput | TokenScore]
 class _Chunk:
     """Spans of one stream that the engine is given together, those with a shared prefix adjacent.
 
-    `done` counts those whose score has come; `steps` is the engine at work on the others.
+    `done` counts those whose score has come; `steps` is the engine at work on the others. While
+    `fault` is set, which is what a lone span failed with, they score the control in its place.
     """
 
     stream: ScoringStream
     jobs: list[tuple[int, Any, ScoringJob]]
     done: int = 0
     steps: Iterator[SpanScores] | None = None
+    fault: EvalutionError | None = None
 
     @property
     def rest(self) -> list[tuple[int, Any, ScoringJob]]:
         return self.jobs[self.done :]
+
+    def end(self) -> None:
+        """Have the engine let go of it."""
+        steps, self.steps = self.steps, None
+        end_steps(steps, "scoring")
 
 
 class ScoringLoop:
     """Gives the engine a chunk of one stream after the other, and advances it step by step.
 
     A chunk that fails is tried again in halves, so that one poisoned span costs itself alone. After
-    a few lone failures in a row the runtime is taken for dead, and the stream ends.
+    a few lone failures in a row the span that scored last is scored again: if it fails too, the
+    runtime is taken for dead, and the stream ends.
     """
 
     def __init__(
@@ -74,7 +81,7 @@ class ScoringLoop:
         self._score = score
         self._streams: list[ScoringStream] = []
         self._chunks: deque[_Chunk] = deque()
-        self._failures = 0
+        self._liveness: Liveness[TokenSpan] = Liveness()
         self._numbers = count()
 
     def open(self, limits: StreamLimits) -> ScoringStream:
@@ -85,9 +92,9 @@ class ScoringLoop:
         return stream
 
     def step(self) -> float:
+        self._drop_ended_chunks()
         with self._thread.lock:
             self._streams = [stream for stream in self._streams if not stream.ended]
-            self._drop_ended_chunks()
             if not self._chunks:
                 rest = min((s.rest(_CHUNK_PATIENCE_S) for s in self._streams), default=IDLE)
                 if rest > 0:
@@ -97,11 +104,14 @@ class ScoringLoop:
         try:
             with runtime_errors("scoring"):
                 if chunk.steps is None:
-                    spans = [job.span for _, _, job in chunk.rest]
-                    chunk.steps = iter(self._score(spans))
+                    chunk.steps = iter(self._score(self._spans(chunk)))
                 scores = next(chunk.steps, None)
-                self._deliver(chunk, scores)
+                if chunk.fault is None:
+                    self._deliver(chunk, scores)
+                else:
+                    self._clear(chunk, chunk.fault, scores)
         except EvalutionError as error:
+            chunk.end()
             self._retry(chunk, error)
         return 0
 
@@ -109,7 +119,7 @@ class ScoringLoop:
         with self._thread.lock:
             for stream in {*self._streams, *(chunk.stream for chunk in self._chunks)}:
                 stream.fail(error)
-            self._drop_ended_chunks()
+        self._drop_ended_chunks()
 
     def _next_chunk(self) -> _Chunk:
         stream = next(s for s in self._streams if s.rest(_CHUNK_PATIENCE_S) == 0)
@@ -120,6 +130,12 @@ class ScoringLoop:
         order = grouped_order([job.span for _, _, job in jobs])
         return _Chunk(stream, [jobs[index] for index in order])
 
+    def _spans(self, chunk: _Chunk) -> list[TokenSpan]:
+        if chunk.fault is None:
+            return [job.span for _, _, job in chunk.rest]
+        assert self._liveness.control is not None
+        return [self._liveness.control]
+
     def _deliver(self, chunk: _Chunk, scores: SpanScores | None) -> None:
         """Hand on one step's scores; None means that the engine has no more."""
         if scores is None and chunk.rest:
@@ -128,46 +144,73 @@ class ScoringLoop:
         if len(found) > len(chunk.rest):
             raise EngineRuntimeError(f"scored more than the {len(chunk.jobs)} spans there were")
         results = [
-            (number, _conclusion(job, score))
+            (number, job.span, _conclusion(job, score))
             for (number, _, job), score in zip(chunk.rest, found, strict=False)
         ]
+        if len(found) == len(chunk.rest):
+            chunk.end()
         with self._thread.lock:
-            for number, result in results:
+            for number, span, result in results:
+                self._liveness.worked(None if isinstance(result, RequestFailure) else span)
                 chunk.stream.deliver(number, result)
                 chunk.stream.release(number)
             chunk.done += len(results)
-            if results:
-                self._failures = 0
             if not chunk.rest:
                 self._chunks.popleft()
 
     def _retry(self, chunk: _Chunk, error: EvalutionError) -> None:
-        rest = chunk.rest
         with self._thread.lock:
-            self._chunks.popleft()
-            if len(rest) > 1:
+            if chunk.fault is not None:
+                self._give_up(chunk, chunk.fault)
+            elif len(rest := chunk.rest) > 1:
                 half = (len(rest) + 1) // 2
+                self._chunks.popleft()
                 self._chunks.extendleft(
                     [_Chunk(chunk.stream, rest[half:]), _Chunk(chunk.stream, rest[:half])]
                 )
-                return
-            self._failures += 1
-            ((number, key, job),) = rest
-            if self._failures < _DEAD_AFTER:
-                told = _with_ids(error, [key])
-                chunk.stream.deliver(number, RequestFailure(told, job.metadata))
-                chunk.stream.release(number)
-                return
-            chunk.stream.fail(_with_ids(error, list(chunk.stream.running.values())))
+            elif not self._liveness.failed():
+                self._fail_alone(chunk, error)
+            elif self._liveness.control is None:
+                self._give_up(chunk, error)
+            else:
+                chunk.fault = error
+
+    def _clear(self, chunk: _Chunk, fault: EvalutionError, scores: SpanScores | None) -> None:
+        """The control has scored: it is the chunk's span that is bad, and not the runtime."""
+        if scores is None or any(isinstance(score, EvalutionError) for score in scores):
+            raise EngineRuntimeError("the control has no score")
+        if not scores:
+            return
+        chunk.end()
+        with self._thread.lock:
+            self._liveness.worked(None)
+            self._fail_alone(chunk, fault)
+
+    def _fail_alone(self, chunk: _Chunk, error: EvalutionError) -> None:
+        self._chunks.popleft()
+        ((number, key, job),) = chunk.rest
+        chunk.stream.deliver(number, RequestFailure(_with_ids(error, [key]), job.metadata))
+        chunk.stream.release(number)
+
+    def _give_up(self, chunk: _Chunk, error: EvalutionError) -> None:
+        self._chunks.popleft()
+        chunk.stream.fail(_with_ids(error, list(chunk.stream.running.values())))
+        for number, _, _ in chunk.rest:
             chunk.stream.release(number)
-            self._failures = 0
+        self._liveness.ended()
 
     def _drop_ended_chunks(self) -> None:
-        for chunk in [chunk for chunk in self._chunks if chunk.stream.ended]:
-            self._chunks.remove(chunk)
-            chunk.steps = None
-            for number, _, _ in chunk.rest:
-                chunk.stream.release(number)
+        with self._thread.lock:
+            ended = [chunk for chunk in self._chunks if chunk.stream.ended]
+            for chunk in ended:
+                self._chunks.remove(chunk)
+        # Without the lock, as every call of the engine; released once it has let go.
+        for chunk in ended:
+            chunk.end()
+        with self._thread.lock:
+            for chunk in ended:
+                for number, _, _ in chunk.rest:
+                    chunk.stream.release(number)
 
 
 def _with_ids(error: EvalutionError, lost: Sequence[Hashable]) -> EngineRuntimeError:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from evalution_core import (
-    BaseInferenceSession,
     Capability,
     CheckResult,
     EngineRuntimeError,
@@ -20,12 +18,11 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
     StreamEvent,
-    UnsupportedRequestError,
 )
-from evalution_enginekit.admission import Admission, check_batch_size
 from evalution_enginekit.generation import GenerationLoop, GenerationStream, TokenFeed
+from evalution_enginekit.kit_session import READ_AHEAD, KitSession, rolled, span_job
 from evalution_enginekit.planning import grouped_order
-from evalution_enginekit.preparation import Preparation
+from evalution_enginekit.preparation import Preparation, or_failure
 from evalution_enginekit.pulled_stream import PulledStream
 from evalution_enginekit.runtime_thread import RuntimeThread
 from evalution_enginekit.scoring import (
@@ -33,20 +30,15 @@ from evalution_enginekit.scoring import (
     ScoringLoop,
     ScoringStream,
     SpanScores,
-    rolling_output,
 )
-from evalution_enginekit.self_check import self_check
 from evalution_enginekit.streams import StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenScore, TokenSpan
 
 K = TypeVar("K", bound=Hashable)
 
-_READ_AHEAD = 2
-"""Requests that wait prepared, so that a free slot is refilled at once."""
 
-
-class TokenSession(BaseInferenceSession):
+class TokenSession(KitSession):
     """A session for a runtime that takes and gives token ids.
 
     A subclass writes `_generate_tokens` and `_score_tokens`, and `_release` for closing; all three
@@ -76,14 +68,13 @@ class TokenSession(BaseInferenceSession):
         dtype: str = "float32",
         model_vocabulary: int | None = None,
     ):
-        self._engine = engine
-        self._capabilities = capabilities
+        super().__init__(
+            engine=engine, capabilities=capabilities, max_model_len=max_model_len, dtype=dtype
+        )
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._batch_size = batch_size
         self._scoring_window = scoring_window
-        self._dtype = dtype
-        self._admission = Admission(engine, capabilities)
         self._preparation = Preparation(self._admission, tokenizer, max_model_len, model_vocabulary)
         self._thread = RuntimeThread(f"the {engine} session")
         self._generation = GenerationLoop(
@@ -95,8 +86,6 @@ class TokenSession(BaseInferenceSession):
         self._scoring = ScoringLoop(self._thread, self._score_tokens)
         self._thread.add(self._generation)
         self._thread.add(self._scoring)
-        self._check_lock = threading.Lock()
-        self._check_result: CheckResult | None = None
 
     # what an engine writes
 
@@ -124,10 +113,6 @@ class TokenSession(BaseInferenceSession):
     def _release_caches(self) -> None:
         """Free what can be computed again; may come between two steps of a generation."""
 
-    def _describe(self) -> dict[str, Any]:
-        """What `describe_execution` adds to, or puts in place of, what the kit knows."""
-        return {}
-
     # the contract
 
     @property
@@ -145,10 +130,6 @@ class TokenSession(BaseInferenceSession):
     @property
     def requests_in_flight(self) -> int:
         return self._generation.running
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return self._capabilities
 
     def generate(
         self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
@@ -179,9 +160,7 @@ class TokenSession(BaseInferenceSession):
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, StreamEvent]]:
-        self._begin(batch_size)
-        if Capability.STREAM not in self._capabilities:
-            raise UnsupportedRequestError(f"engine {self._engine} can't stream")
+        self._begin(batch_size, streams=True)
         return self._generated(requests, batch_size, deltas=True)
 
     def loglikelihood(
@@ -214,42 +193,7 @@ class TokenSession(BaseInferenceSession):
         )
         self._ensure_checked()
         spans = [span for windows in texts for span in windows]
-        scores = iter(self._score_spans(spans, batch_size))
-        return [
-            rolling_output(request, windows, [next(scores) for _ in windows])
-            for request, windows in zip(requests, texts, strict=True)
-        ]
-
-    def check(self) -> CheckResult:
-        self._thread.ensure_open()
-        with self._check_lock:
-            if not self._can(Capability.LOGLIKELIHOOD) and not self._can(Capability.ROLLING):
-                return CheckResult("not checkable", f"engine {self._engine} doesn't score")
-            has_path = self._can(Capability.GENERATE) and self._can(Capability.LOGPROBS)
-            if self._check_result is None:
-                self._check_result = self_check(
-                    self._tokenizer,
-                    complete=self._complete_ids if has_path else None,
-                    score=self._score_spans,
-                    max_model_len=self._max_model_len,
-                    dtype=self._dtype,
-                )
-            return self._check_result
-
-    def describe_execution(self) -> dict[str, Any]:
-        batching = "continuous" if Capability.REFILL in self._capabilities else "fixed batches"
-        check = self._check_result
-        return {
-            "backend": self._engine,
-            "device": None,
-            "dtype": self._dtype,
-            "batching": batching,
-            "attention": None,
-            "max_model_len": self._max_model_len,
-            "fallback": None,
-            "self_check": check.outcome if check else "not run",
-            **self._describe(),
-        }
+        return rolled(requests, texts, iter(self._score_spans(spans, batch_size)))
 
     def gc(self) -> None:
         self._thread.ensure_open()
@@ -260,16 +204,15 @@ class TokenSession(BaseInferenceSession):
 
     # within
 
-    def _begin(self, batch_size: int | None) -> None:
+    def _ensure_open(self) -> None:
         self._thread.ensure_open()
-        check_batch_size(batch_size)
 
-    def _can(self, capability: Capability) -> bool:
-        return capability in self._capabilities
+    def _self_check(self) -> CheckResult:
+        return self._compared_paths(self._tokenizer, self._max_model_len)
 
     def _generation_limits(self, batch_size: int | None) -> StreamLimits:
         cap = batch_size or self._batch_size
-        ahead = _READ_AHEAD if Capability.REFILL in self._capabilities else cap
+        ahead = READ_AHEAD if Capability.REFILL in self._capabilities else cap
         return StreamLimits(running=cap, ahead=ahead)
 
     def _generated(
@@ -282,7 +225,7 @@ class TokenSession(BaseInferenceSession):
         def opening() -> GenerationStream:
             return self._generation.open(self._generation_limits(batch_size), deltas=deltas)
 
-        prepare = self._preparation.generation_or_failure
+        prepare = or_failure(self._preparation.generation)
         return PulledStream(requests, opening, prepare, self._engine)
 
     def _scored(
@@ -294,7 +237,7 @@ class TokenSession(BaseInferenceSession):
             self._ensure_checked()
             return self._scoring.open(StreamLimits(running=window, ahead=window))
 
-        prepare = self._preparation.loglikelihood_or_failure
+        prepare = or_failure(self._preparation.loglikelihood)
         return PulledStream(  # pyright: ignore[reportReturnType]
             requests, opening, prepare, self._engine
         )
@@ -302,13 +245,12 @@ class TokenSession(BaseInferenceSession):
     def _score_spans(
         self, spans: Sequence[TokenSpan], batch_size: int | None = None
     ) -> list[TokenScore]:
-        """Scores in the order of `spans`; the first error of a span is raised."""
         window = min(batch_size or self._scoring_window, self._scoring_window)
         stream = self._scoring.open(StreamLimits(running=window, ahead=window))
         scores: dict[int, TokenScore] = {}
         try:
             for index in grouped_order(spans):
-                stream.submit(index, ScoringJob(spans[index], _itself, {}))
+                stream.submit(index, span_job(spans[index]))
             stream.finish_input()
             for index, score in stream.results():
                 if isinstance(score, RequestFailure):
@@ -320,7 +262,6 @@ class TokenSession(BaseInferenceSession):
         return [scores[index] for index in range(len(spans))]
 
     def _complete_ids(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
-        """Greedy continuation of ids with its log-probabilities, through the next-token path."""
         stream = self._generation.open(StreamLimits(running=1, ahead=0))
         try:
             stream.submit(0, self._preparation.probe(token_ids, length))
@@ -333,15 +274,3 @@ class TokenSession(BaseInferenceSession):
         finally:
             stream.close()
         raise EngineRuntimeError("the next-token path gave no result")
-
-    def _ensure_checked(self) -> None:
-        """Raise `EngineRuntimeError` if the self check failed: such a session must not score."""
-        result = self.check()
-        if result.outcome == "failed":
-            raise EngineRuntimeError(
-                f"engine {self._engine} failed its self check and refuses to score: {result.detail}"
-            )
-
-
-def _itself(score: TokenScore) -> TokenScore:
-    return score

@@ -19,8 +19,6 @@ class StopMatcher:
         self._length = 0
         self.cut: int | None = None
         """Where the stop string begins, once one is complete."""
-        self.stop: str | None = None
-        """The stop string that was found."""
 
     @property
     def certain(self) -> int:
@@ -33,10 +31,10 @@ class StopMatcher:
             return True
         begin = self._length - len(self._tail)
         text = self._tail + piece
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         self._length += len(piece)
         if found:
-            _, at, self.stop = min(found)
+            _, at = min(found)
             self.cut = begin + at
             return True
         self._tail = text[-self._reach :] if self._reach else ""

@@ -70,7 +70,8 @@ class ResultStream(Generic[K, J, T]):
         self._unread = 0
         self._parts: dict[int, _Result[K, T]] = {}
         self._cancelled: set[int] = set()
-        self._cancelled_ahead: set[K] = set()
+        self._on_its_way: tuple[K] | tuple[()] = ()
+        self._is_turned_away = False
         self._error: BaseException | None = None
         self._input_error: BaseException | None = None
         self._input_open = True
@@ -79,10 +80,15 @@ class ResultStream(Generic[K, J, T]):
 
     # the producer's side
 
+    def expect(self, key: K) -> None:
+        """The next `submit` or `reject` is of that key, which may be cancelled from now on."""
+        with self._changed:
+            self._on_its_way = (key,)
+
     def submit(self, key: K, job: J) -> None:
         """Add a job, without limit; `wait_for_room` says when the limits would have it."""
         with self._changed:
-            if self._enters(key):
+            if self._enters():
                 self.waiting.append((key, job))
             self._last_submit = time.monotonic()
         self._owner.wake()
@@ -90,7 +96,7 @@ class ResultStream(Generic[K, J, T]):
     def reject(self, key: K, failure: RequestFailure) -> None:
         """Answer a request that can't be run; it takes no slot."""
         with self._changed:
-            if self._enters(key):
+            if self._enters():
                 self._add_result(key, failure)
 
     def finish_input(self, error: BaseException | None = None) -> None:
@@ -186,15 +192,14 @@ class ResultStream(Generic[K, J, T]):
     def cancel(self, key: K) -> None:
         """Drop the jobs with that key wherever they are, with what is unread of them.
 
-        One that runs is to be dropped by the runtime, as `wants` tells it. A key that is unknown
-        may be that of the request which is about to be submitted: then that one never enters.
+        One that runs is to be dropped by the runtime, as `wants` tells it; one that is expected
+        never enters. A key that is none of theirs changes nothing, now or when it comes.
         """
         with self._changed:
             running = {number for number, its_key in self.running.items() if its_key == key}
             waiting = deque(pair for pair in self.waiting if pair[0] != key)
             unread = [result for result in self._results if result.key == key]
-            if not (running or unread or len(waiting) < len(self.waiting)):
-                self._cancelled_ahead.add(key)
+            self._is_turned_away |= key in self._on_its_way
             self._cancelled |= running
             self.waiting = waiting
             self._results = deque(result for result in self._results if result.key != key)
@@ -251,11 +256,10 @@ class ResultStream(Generic[K, J, T]):
             del self._parts[result.part_of]
         return result.key, result.value
 
-    def _enters(self, key: K) -> bool:
-        """Whether a request that comes is still wanted."""
-        is_wanted = not self.ended and key not in self._cancelled_ahead
-        # The others were of requests that had ended before: only one is on its way at a time.
-        self._cancelled_ahead.clear()
+    def _enters(self) -> bool:
+        """Whether the request that comes is still wanted."""
+        is_wanted = not (self.ended or self._is_turned_away)
+        self._on_its_way, self._is_turned_away = (), False
         return is_wanted
 
     def _add_result(self, key: K, result: T | RequestFailure) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator
 
 import pytest
 
 from evalution_conformance.comparison import assert_same_text
+from evalution_conformance.open_stream import CAP, open_stream, read_one
 from evalution_conformance.probes import LONG_ENOUGH, PROMPTS, SENTENCE
 from evalution_conformance.refusal import refusal_of
 from evalution_conformance.subject import Subject, collected, succeeded
 from evalution_conformance.suite import group, needs
-from evalution_conformance.watch import let_go, within
+from evalution_conformance.watch import within
 from evalution_core import (
     CancellableStream,
     Capability,
@@ -26,8 +26,7 @@ from evalution_core import (
     TextDelta,
 )
 
-_CAP = 2
-_MOST_READ_AHEAD = 4 * _CAP + 4
+_MOST_READ_AHEAD = 4 * CAP + 4
 """Running, waiting, finished and unread, and the small bound that the contract allows."""
 _SETTLE_S = 0.5
 _ABORT_S = 5.0
@@ -80,11 +79,11 @@ class ContinuousChecks:
                     return
                 yield number, subject.request(PROMPTS[0], max_new_tokens=1)
 
-        with _open(subject, endless()) as stream:
-            _read(stream)
+        with open_stream(subject, endless()) as stream:
+            read_one(stream)
             assert not too_far.wait(_SETTLE_S), (
                 f"after one result, more than {_MOST_READ_AHEAD} requests of an endless input "
-                f"were taken with batch_size={_CAP}"
+                f"were taken with batch_size={CAP}"
             )
 
     def test_closing_early_aborts_what_runs(self, subject: Subject) -> None:
@@ -94,8 +93,10 @@ class ContinuousChecks:
             PROMPTS[0], max_new_tokens=limit, ignore_eos=subject.declares(Capability.IGNORE_EOS)
         )
         short = subject.request(PROMPTS[0], max_new_tokens=1)
-        with _open(subject, ((n, request if n else short) for n in range(_ENDLESS))) as stream:
-            _read(stream)
+        with open_stream(
+            subject, ((n, request if n else short) for n in range(_ENDLESS))
+        ) as stream:
+            read_one(stream)
             begun = time.monotonic()
             within(stream.close, timeout=subject.patience, doing="closing a stream early")
             took = time.monotonic() - begun
@@ -123,7 +124,7 @@ class ContinuousChecks:
                 is_cancelled.wait(subject.patience)
             yield 2, short
 
-        with _open(subject, numbered()) as stream:
+        with open_stream(subject, numbered()) as stream:
             if not isinstance(stream, CancellableStream):
                 pytest.skip("the session's streams have no cancel()")
             first, _ = next(stream)
@@ -140,11 +141,38 @@ class ContinuousChecks:
         if subject.declares(Capability.REFILL):
             assert took <= _ABORT_S, f"the stream ended {took:.1f} seconds after the cancellation"
 
+    def test_cancelling_what_is_not_under_way_changes_nothing(self, subject: Subject) -> None:
+        """A key that is unknown, that is over, or that the input has yet to give stays as it is."""
+        short = subject.request(PROMPTS[1], max_new_tokens=1)
+        cancel: list[Callable[[Hashable], None]] = []
+        is_open = threading.Event()
+
+        def numbered() -> Iterator[tuple[int, GenerationRequest]]:
+            yield 0, short
+            if is_open.wait(subject.patience):
+                cancel[0](1)
+                cancel[0]("unknown")
+            yield 1, short
+            yield 2, short
+
+        with open_stream(subject, numbered()) as stream:
+            if not isinstance(stream, CancellableStream):
+                pytest.skip("the session's streams have no cancel()")
+            cancel.append(stream.cancel)
+            is_open.set()
+            first, _ = next(stream)
+            stream.cancel(first)
+            keys = [first, *(key for key, _ in stream)]
+        assert sorted(keys) == [0, 1, 2], (
+            f"1 was cancelled before the input gave it, {first} after its answer was read; of the "
+            f"requests 0, 1 and 2, {keys} came back"
+        )
+
     def test_an_unread_stream_blocks_nobody(self, subject: Subject) -> None:
         """The session answers other calls while a stream is open and unread."""
         requests = ((n, subject.request(PROMPTS[0])) for n in range(_ENDLESS))
-        with _open(subject, requests) as stream:
-            _read(stream)
+        with open_stream(subject, requests) as stream:
+            read_one(stream)
             output = within(
                 lambda: subject.complete(subject.request(PROMPTS[1], max_new_tokens=2)),
                 timeout=subject.patience,
@@ -157,13 +185,13 @@ class ContinuousChecks:
         third = threading.Event()
 
         def numbered() -> Iterator[tuple[int, GenerationRequest]]:
-            for number in range(4 * _CAP):
-                if number == _CAP:
+            for number in range(4 * CAP):
+                if number == CAP:
                     third.set()
                 yield number, subject.request(PROMPTS[0], max_new_tokens=2)
 
-        with _open(subject, numbered()) as stream:
-            _read(stream)
+        with open_stream(subject, numbered()) as stream:
+            read_one(stream)
             assert third.wait(subject.patience), (
                 "with one result read and a slot free, the next request isn't taken until the "
                 "caller asks for another result"
@@ -212,7 +240,7 @@ class ContinuousChecks:
                 yield 1, subject.request(PROMPTS[1])
 
         keys: list[int] = []
-        with _open(subject, waiting()) as stream:
+        with open_stream(subject, waiting()) as stream:
             for key, _ in stream:
                 keys.append(key)
                 answered.set()
@@ -258,25 +286,3 @@ class ContinuousChecks:
         assert joined == text[: text.find(stop)], (
             f"deltas before stop={stop!r} join to {joined!r}, expected {text[: text.find(stop)]!r}"
         )
-
-
-def _read(stream: Iterator[tuple[int, GenerationOutput | RequestFailure]]) -> None:
-    """Take one result, which must be an output."""
-    _, result = next(stream)
-    succeeded(result)
-
-
-@contextmanager
-def _open(
-    subject: Subject, requests: Iterator[tuple[int, GenerationRequest]]
-) -> Generator[Generator[tuple[int, GenerationOutput | RequestFailure]]]:
-    """A stream with a small batch, closed at the end without waiting for ever."""
-    stream = subject.session.generate_continuous(requests, batch_size=_CAP)
-    if not isinstance(stream, Generator):
-        raise AssertionError("generate_continuous() must give an iterator with close()")
-    try:
-        yield stream
-    except BaseException:
-        let_go(stream.close)  # it may hang, and must not hide what was found
-        raise
-    within(stream.close, timeout=subject.patience, doing="closing a stream")

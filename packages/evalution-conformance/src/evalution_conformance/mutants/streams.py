@@ -136,6 +136,38 @@ class CancelsTheWholeStream(ToySession):
         return _Ended(super().generate_continuous(requests, batch_size=batch_size))
 
 
+class _Strict(_Wrapped):
+    def cancel(self, key: Any) -> None:
+        raise KeyError(key)
+
+
+class _Foreseen(_Wrapped):
+    def __init__(self, stream: Any, dropped: set[Any]):
+        super().__init__(stream)
+        self._dropped = dropped
+
+    def cancel(self, key: Any) -> None:
+        self._dropped.add(key)
+
+
+@session_fault("test_cancelling_what_is_not_under_way_changes_nothing")
+class RemembersWhatWasCancelled(ToySession):
+    """A key that was cancelled is dropped when the input gives it."""
+
+    def generate_continuous(self, requests: Requests, *, batch_size: int | None = None) -> Results:
+        dropped: set[Any] = set()
+        kept = (pair for pair in requests if pair[0] not in dropped)
+        return _Foreseen(super().generate_continuous(kept, batch_size=batch_size), dropped)
+
+
+@session_fault("test_cancelling_what_is_not_under_way_changes_nothing")
+class RaisesForUnknownKeys(ToySession):
+    """A key that isn't under way can't be cancelled."""
+
+    def generate_continuous(self, requests: Requests, *, batch_size: int | None = None) -> Results:
+        return _Strict(super().generate_continuous(requests, batch_size=batch_size))
+
+
 @session_fault("test_an_unread_stream_blocks_nobody")
 class HoldsItsLock(ToySession):
     """A lock is held while the caller has a result in hand."""
