@@ -169,23 +169,23 @@ def test_what_can_not_wait_is_told_to_come_back(serving: Any, until: Any) -> Non
 LONG = {"prompt": "abc", "max_tokens": 4000, "ignore_eos": True}
 
 
-def leave_an_answer(client: httpx.Client, slow: Any) -> None:
+def leave_an_answer(client: httpx.Client, slow: Any, until: Any) -> None:
     with pytest.raises(httpx.ReadTimeout):
         client.post("/v1/completions", json=LONG, timeout=0.3)
 
 
-def leave_a_stream(client: httpx.Client, slow: Any) -> None:
+def leave_a_stream(client: httpx.Client, slow: Any, until: Any) -> None:
     with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
         next(answer.iter_text())
-        assert slow.requests_in_flight == 1
+        until(lambda: slow.requests_in_flight == 1)
 
 
 @pytest.mark.parametrize("leave", [leave_an_answer, leave_a_stream])
 def test_a_client_that_is_gone_takes_its_request_along(
-    serving: Any, slow: Any, leave: Callable[[httpx.Client, Any], None], until: Any
+    serving: Any, slow: Any, leave: Callable[[httpx.Client, Any, Any], None], until: Any
 ) -> None:
     client = serving(session=slow)
-    leave(client, slow)
+    leave(client, slow, until)
     until(lambda: "evalution_requests_aborted_total 1.0" in client.get("/metrics").text)
     until(lambda: slow.requests_in_flight == 0)
     assert "evalution_requests_inside 0.0" in client.get("/metrics").text
