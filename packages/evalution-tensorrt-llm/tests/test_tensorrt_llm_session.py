@@ -72,11 +72,11 @@ def test_an_error_of_one_request_costs_that_request_alone(
     requests = [("poor", GenerationRequest("a", max_new_tokens=13))]
     requests += [(str(at), GenerationRequest("a", max_new_tokens=at)) for at in (3, 4)]
     with engine().build(TINY) as session:
-        found = dict(session.generate_continuous(requests))
+        found: dict[str, Any] = dict(session.generate_continuous(requests))
     failure = found.pop("poor")
     assert isinstance(failure, RequestFailure)
     assert "TensorRT-LLM failed the request: no room in the cache" in str(failure.error)
-    lengths: dict[str, Any] = {key: output.completion_tokens for key, output in found.items()}
+    lengths = {key: output.completion_tokens for key, output in found.items()}
     assert lengths == {"3": 3, "4": 4}
 
 

@@ -15,6 +15,7 @@ from evalution_core import (
     EngineRuntimeError,
     EngineUnavailableError,
     GenerationRequest,
+    HasMaxModelLen,
     LoglikelihoodRequest,
     Model,
     RollingLoglikelihoodRequest,
@@ -150,6 +151,7 @@ def test_the_window_leaves_room_for_the_sampled_token(server: Any) -> None:
     server.window = 64
     try:
         with Tinker(base_url=server.url).build(TINY) as session:
+            assert isinstance(session, HasMaxModelLen)
             assert session.max_model_len == 63
         with pytest.raises(ConfigurationError, match="max_model_len=64 is more than the server's"):
             Tinker(base_url=server.url, max_model_len=64).build(TINY)
