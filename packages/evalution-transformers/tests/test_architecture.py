@@ -64,16 +64,20 @@ def test_the_window_of_a_model_with_parts_is_its_texts() -> None:
 def test_a_window_that_no_model_names_is_told(
     random_model: Callable[..., Any], caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    assert window_of(random_model(kind), 4096) == 4096
+    model = random_model(kind)
+    caplog.clear()
+    assert window_of(model, 4096) == 4096
     assert not caplog.messages
-    assert window_of(random_model(kind), None) == 2048
+    assert window_of(model, None) == 2048
     assert "names no longest sequence; max_model_len=2048 is taken for it" in caplog.text
 
 
 def test_a_window_of_the_models_own_is_not_told(
     random_model: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert window_of(random_model("llama"), None) == WINDOW
+    model = random_model("llama")
+    caplog.clear()
+    assert window_of(model, None) == WINDOW
     assert not caplog.messages
 
 
