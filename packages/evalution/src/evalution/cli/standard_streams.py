@@ -1,6 +1,7 @@
 """The standard streams of the console script, also where nobody reads them any more.
 
-A run must not end because its terminal is gone, or the reader behind a pipe has seen enough.
+A run must not end because the reader behind a pipe has seen enough, or, under nohup, its terminal
+is gone.
 """
 
 from __future__ import annotations
