@@ -145,7 +145,7 @@ def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(
         "in flight)\nhint: if it happens again, `isolate: true` at the top of the spec finds the "
         "request and records it as failed\n"
     )
-    assert f"to go on: evalution run {path} --output out --cache 'my answers'\n" in done.stdout
+    assert f"to resume: evalution run {path} --output out --cache 'my answers'\n" in done.stdout
     found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
     assert (found["status"], found["suites"]) == ("failed", [])
     assert (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
@@ -189,8 +189,8 @@ def test_ctrl_c_keeps_what_was_finished_and_the_run_can_go_on(
     assert done.returncode == 130
     assert "finishing what is in flight; Ctrl-C once more ends at once" in done.stderr
     assert "interrupted; what was finished is kept" in done.stderr
-    assert "to go on: " in done.stdout
-    _, again = done.stdout.split("to go on: evalution ")
+    assert "to resume: " in done.stdout
+    _, again = done.stdout.split("to resume: evalution ")
     found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
     assert found["status"] == "interrupted"
     text = (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")

@@ -35,7 +35,7 @@ def doctor(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Tell what works on this machine, and what mends the rest.
+    """Show what works on this machine, and how to fix the rest.
 
     An installed engine is imported in a process of its own, so one that crashes or hangs hurts
     nothing. Exit code 0 if at least one engine works, else 1.

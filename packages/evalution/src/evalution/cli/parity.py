@@ -40,7 +40,7 @@ def parity(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Hold an engine against another: the same token ids through both. Exit code 3: they differ."""
+    """Compare two engines: the same token ids through both. Exit code 3: they differ."""
     with told_errors(debug=debug):
         from evalution import parity as check  # noqa: PLC0415 - only this command needs it
         from evalution.parity import file  # noqa: PLC0415 - as above

@@ -125,7 +125,7 @@ def _show(result: RunResult, again: str) -> None:
         console(stderr=True).print(line, style="yellow", soft_wrap=True)
     print(f"results: {result.folder}")
     if result.status != "done":
-        print(f"to go on: {again}")
+        print(f"to resume: {again}")
 
 
 class _RunFailedError(EvalutionError):
