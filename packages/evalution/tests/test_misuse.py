@@ -191,7 +191,7 @@ def test_an_engine_whose_runtime_is_missing(command_line: Any, write: Any) -> No
     write(engine="faulty:Needs")
     done = command_line("run", "spec.yaml", "--output", "out")
     assert_told(done, 1, ['rt is not installed; pip install "rt>=3"'])
-    assert "hint: `evalution doctor` shows which engines work on this machine" in done.stderr
+    assert "hint: `evalution doctor` shows which engines work here" in done.stderr
 
 
 def test_a_number_that_is_none(command_line: Any, write: Any, folder: Path) -> None:

@@ -80,5 +80,5 @@ def tell(error: EvalutionError) -> None:
         label = "" if note.startswith(_HINT) else "note: "
         terminal.print(f"{label}{scrub(note)}", soft_wrap=True)
     if isinstance(error, EngineUnavailableError):
-        hint = "`evalution doctor` shows which engines work on this machine, and what the others lack"
+        hint = "`evalution doctor` shows which engines work here, and what others lack"
         terminal.print(f"{_HINT}{hint}", soft_wrap=True)
