@@ -9,6 +9,8 @@
   const narrow = window.matchMedia("(max-width: 600px)");
   const options = {
     displaylogo: false,
+    // Without a pointer that hovers, Plotly's buttons would always cover a part of the figure.
+    displayModeBar: window.matchMedia("(hover: hover)").matches ? "hover" : false,
     responsive: true,
     modeBarButtonsToRemove: ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
   };
@@ -54,6 +56,7 @@
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("--text") },
+      modebar: { bgcolor: colour("--panel"), color: colour("--muted"), activecolor: colour("--accent") },
       hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--line-strong"), font: { color: colour("--text") } },
       ...Object.fromEntries(axes.map((name) => [name, themedAxis(layout[name])])),
     };
