@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError
+from evalution_core import ConfigurationError, EngineUnavailableError
 from evalution_guidellm.bench.load import Load, Profile
 from evalution_guidellm.bench.options import counts, engine_subject, rates, served_subject
 
@@ -172,13 +172,19 @@ def test_one_of_two_credentials_for_a_server_is_refused_before_it_is_asked(
 
 
 @pytest.mark.parametrize(
-    ("target", "message"),
+    ("target", "kind", "message"),
     [
-        ("http://127.0.0.1:9", r"no server answers at http://127\.0\.0\.1:9 .*; start it"),
-        ("127.0.0.1:8000", "is no URL of a server"),
-        ("ftp://127.0.0.1", "is no URL of a server"),
+        (
+            "http://127.0.0.1:9",
+            EngineUnavailableError,
+            r"no server answers at http://127\.0\.0\.1:9 .*; start it",
+        ),
+        ("127.0.0.1:8000", ConfigurationError, "is no URL of a server"),
+        ("ftp://127.0.0.1", ConfigurationError, "is no URL of a server"),
     ],
 )
-def test_a_server_that_is_away_is_told_before_work(target: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+def test_a_server_that_is_away_is_told_before_work(
+    target: str, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
         served_subject(target, None, None).checked()
