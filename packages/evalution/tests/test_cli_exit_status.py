@@ -50,7 +50,7 @@ ENDINGS = [
     (UnknownEngineError("no such engine"), 2, "error: no such engine\n"),
     (UnsupportedRequestError("it has no beams"), 2, "error: it has no beams\n"),
     (EngineRuntimeError("device lost"), 1, "error: device lost\n"),
-    (EngineUnavailableError("no torch"), 1, "error: no torch\nhint: `evalution doctor` tells "),
+    (EngineUnavailableError("no torch"), 1, "error: no torch\nhint: `evalution doctor` shows "),
     (EvalutionError("the disk is full"), 1, "error: the disk is full\n"),
 ]
 endings = pytest.mark.parametrize(
