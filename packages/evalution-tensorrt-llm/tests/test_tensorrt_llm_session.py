@@ -69,8 +69,10 @@ def test_an_error_of_one_request_costs_that_request_alone(
             step(self, sequence, hidden)
 
     monkeypatch.setattr(fake.worker.Worker, "_take", failing)
-    requests = [("poor", GenerationRequest("a", max_new_tokens=13))]
-    requests += [(str(at), GenerationRequest("a", max_new_tokens=at)) for at in (3, 4)]
+    requests = [
+        (key, GenerationRequest("a", max_new_tokens=limit, ignore_eos=True))
+        for key, limit in (("poor", 13), ("3", 3), ("4", 4))
+    ]
     with engine().build(TINY) as session:
         found: dict[str, Any] = dict(session.generate_continuous(requests))
     failure = found.pop("poor")

@@ -71,6 +71,19 @@ def test_a_dump_says_where_the_work_stood() -> None:
     assert innermost(DUMP.partition("\n\n")[0]) is None
 
 
+def test_of_a_crash_the_thread_that_crashed_is_told() -> None:
+    busy = 'Thread 0x1 (most recent call first):\n  File "/kit/pulled_stream.py", line 7 in _pulled'
+    crashed = (
+        'Current thread 0x2 (most recent call first):\n  File "/site/acme/kernel.py", line 9 in go'
+    )
+    fatal = f"Fatal Python error: Segmentation fault\n\n{busy}\n\n{crashed}\n"
+    assert innermost(fatal) == "go (/site/acme/kernel.py:9)"
+    nowhere = "Current thread 0x2 (most recent call first):\n  <no Python frame>"
+    assert innermost(f"Fatal Python error: Segmentation fault\n\n{busy}\n\n{nowhere}\n") is None
+    # A dump that was asked for comes from the thread that the signal reached, whichever it was.
+    assert innermost(f"{busy}\n\n{crashed}\n") == "_pulled (/kit/pulled_stream.py:7)"
+
+
 @given(st.text())
 def test_any_text_may_stand_in_a_dump(text: str) -> None:
     assert isinstance(innermost(text), str | None)

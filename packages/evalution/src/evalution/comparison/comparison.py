@@ -200,7 +200,7 @@ def _suite(name: str, sides: _Sides) -> SuiteComparison:
             test = _test(values, is_mean=is_mean, higher_is_better=before.higher_is_better)
             if found.flipped_by is None and test is not None and _is_binary(values):
                 found.flipped_by = metric
-                found.flips = [*_flips(found, columns, sides)]
+                found.flips = [*_flips(found, columns, sides, right=before.higher_is_better)]
         known = before or after
         assert known is not None
         found.metrics.append(
@@ -253,8 +253,13 @@ def _is_mean(metric: MetricResult, name: str, columns: SampleColumns) -> bool:
     return math.isclose(mean, metric.value, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def _flips(suite: SuiteComparison, columns: _Columns, sides: _Sides) -> Iterator[Flip]:
-    """Rows whose two values of `flipped_by` differ; only of these are the texts read."""
+def _flips(
+    suite: SuiteComparison, columns: _Columns, sides: _Sides, *, right: bool
+) -> Iterator[Flip]:
+    """Rows whose two values of `flipped_by` differ; only of these are the texts read.
+
+    `right` is the value of a row that is right: 1, or 0 of an error rate.
+    """
     metric = suite.flipped_by
     assert metric is not None
     flipped: list[int] = []
@@ -262,11 +267,10 @@ def _flips(suite: SuiteComparison, columns: _Columns, sides: _Sides) -> Iterator
     for row, before, after in _numbers(suite.rows, columns, metric):
         if before != after:
             flipped.append(row)
-            winners.append("left" if before else "right")
+            winners.append("left" if before == right else "right")
     texts = [side.of(side.run[suite.name]).at(flipped) for side in sides]
-    for left, right, winner in zip(*texts, winners, strict=True):
-        answers = _answer(left, metric), _answer(right, metric)
-        yield Flip(left.index, left.target, *answers, winner)
+    for one, other, winner in zip(*texts, winners, strict=True):
+        yield Flip(one.index, one.target, _answer(one, metric), _answer(other, metric), winner)
 
 
 def _answer(sample: SampleResult, metric: str) -> str | None:

@@ -19,6 +19,8 @@ _WAITS = ("threading.py", "queue.py")
 """Files whose frames on top only say that a thread waits; the next one says for what."""
 _IDLE = ("wire.py", "child.py", "lanes.py", "streams.py", "runtime_thread.py")
 """Files of a worker and of the engine kit that wait where there is nothing to do."""
+_FATAL, _CURRENT = "Fatal Python error", "Current thread"
+"""What faulthandler writes of a crash, and of the thread that it dumps from."""
 
 _dumps: list[TextIO] = []
 
@@ -73,8 +75,13 @@ def read_stack(path: Path) -> str | None:
 
 
 def innermost(stack: str) -> str | None:
-    """Where the first thread that isn't merely waiting stands: `function (file:line)`."""
-    for thread in re.split(r"\n\s*\n", stack):
+    """Where the first thread that isn't merely waiting stands: `function (file:line)`.
+
+    Of a crash, only the thread that crashed counts: the others stood anywhere.
+    """
+    threads = re.split(r"\n\s*\n", stack)
+    crashed = [thread for thread in threads if thread.startswith(_CURRENT)]
+    for thread in (crashed or threads) if _FATAL in stack else threads:
         frames = [found for line in thread.splitlines() if (found := _FRAME.match(line))]
         telling = [found for found in frames if Path(found["file"]).name not in _WAITS]
         if telling and Path(telling[0]["file"]).name not in _IDLE:
