@@ -1,7 +1,7 @@
 """Trains the tiny model that `evalution-reference` carries, or checks the committed files.
 
 Needs torch (CPU), numpy, safetensors, tokenizers, gguf and jinja2. Training takes one thread and
-about five minutes; the same seed on the same machine gives the same files.
+about ten minutes; the same seed on the same machine gives the same files.
 
     python tools/train_tiny_model.py            # trains and writes the data folder
     python tools/train_tiny_model.py --check    # verifies the folder as it is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Weights = dict[str, Tensor]
+Storing = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +65,20 @@ def initial_weights(shape: LlamaShape, seed: int) -> Weights:
     return weights
 
 
-def logits(weights: Weights, shape: LlamaShape, tokens: Tensor) -> Tensor:
+def logits(
+    weights: Weights, shape: LlamaShape, tokens: Tensor, storing: Storing | None = None
+) -> Tensor:
     """Next-token logits `[batch, length, vocabulary]` in the dtype of the weights.
 
     Attention is causal and nothing is masked besides, so right padding changes no earlier row.
+    `storing` is what a cache does to the keys and values that it keeps; None: nothing.
     """
     hidden = weights["model.embed_tokens.weight"][tokens]
     cos, sin = _rotations(shape, tokens.shape[1], hidden.dtype)
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."
         normed = _norm(hidden, weights[prefix + "input_layernorm.weight"], shape.norm_eps)
-        hidden = hidden + _attention(weights, shape, prefix, normed, cos, sin)
+        hidden = hidden + _attention(weights, shape, prefix, normed, (cos, sin), storing)
         normed = _norm(hidden, weights[prefix + "post_attention_layernorm.weight"], shape.norm_eps)
         gate = functional.silu(normed @ weights[prefix + "mlp.gate_proj.weight"].T)
         up = normed @ weights[prefix + "mlp.up_proj.weight"].T
@@ -97,7 +102,12 @@ def _rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _attention(
-    weights: Weights, shape: LlamaShape, prefix: str, hidden: Tensor, cos: Tensor, sin: Tensor
+    weights: Weights,
+    shape: LlamaShape,
+    prefix: str,
+    hidden: Tensor,
+    rotations: tuple[Tensor, Tensor],
+    storing: Storing | None,
 ) -> Tensor:
     batch, length, _ = hidden.shape
 
@@ -106,9 +116,12 @@ def _attention(
         return projected.view(batch, length, count, shape.head_dim).transpose(1, 2)
 
     groups = shape.heads // shape.kv_heads
-    query = _rotate(heads("q_proj", shape.heads), cos, sin)
-    key = _rotate(heads("k_proj", shape.kv_heads), cos, sin).repeat_interleave(groups, dim=1)
-    value = heads("v_proj", shape.kv_heads).repeat_interleave(groups, dim=1)
+    query = _rotate(heads("q_proj", shape.heads), *rotations)
+    key = _rotate(heads("k_proj", shape.kv_heads), *rotations)
+    value = heads("v_proj", shape.kv_heads)
+    if storing is not None:
+        key, value = storing(key), storing(value)
+    key, value = (kept.repeat_interleave(groups, dim=1) for kept in (key, value))
     mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     mixed = mixed.transpose(1, 2).reshape(batch, length, shape.heads * shape.head_dim)
     return mixed @ weights[prefix + "self_attn.o_proj.weight"].T

@@ -17,6 +17,7 @@ from tiny_model.documents import DocumentSource
 from tiny_model.gguf_file import gguf_tensors, read_gguf_tensors
 from tiny_model.llama import LlamaShape, Weights
 from tiny_model.reference_values import ReferenceModel
+from tiny_model.rounding import F16_LIMIT, f16_cost
 from tiny_model.rows import read_rows
 from tiny_model.scores import FLOORS, held_out_scores
 from tiny_model.tokenizer import SPECIAL_TOKENS
@@ -45,6 +46,7 @@ def problems(folder: Path) -> list[str]:
             if scores[name] < low
         ),
         *_gguf_problems(folder, weights, shape),
+        *_rounding_problems(reference, weights, shape),
         *_differences("reference", {kind: reference[kind] for kind in again}, again),
     ]
 
@@ -98,6 +100,18 @@ def _gguf_problems(folder: Path, weights: Weights, shape: LlamaShape) -> Iterato
             step = 0.0 if file == "tiny-f32.gguf" else float(np.abs(tensor).max()) / Q8_0_STEPS
             if np.abs(found[name] - tensor).max() > step:
                 yield f"{file}: {name} differs from the checkpoint"
+
+
+def _rounding_problems(
+    reference: dict[str, Any], weights: Weights, shape: LlamaShape
+) -> Iterator[str]:
+    cases = [*reference["scoring"], *reference["truncation"]]
+    texts = [[*case["context_ids"], *case["continuation_ids"]] for case in cases]
+    texts += [case["token_ids"] for case in reference["rolling"]]
+    cost = f16_cost(weights, shape, [ids[: shape.context] for ids in texts])
+    print(f"f16 cache                {cost.largest:.1e} at most, {cost.mean:.1e} on average")
+    if cost.largest > F16_LIMIT:
+        yield f"a cache in f16 moves a log-probability by {cost.largest:.1e}, over {F16_LIMIT}"
 
 
 def _differences(place: str, recorded: Any, computed: Any) -> Iterator[str]:

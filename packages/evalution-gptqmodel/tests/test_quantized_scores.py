@@ -64,11 +64,11 @@ def mean_difference(found: list[float], expected: list[float]) -> float:
 @pytest.mark.parametrize(
     ("backend", "dtype", "kernel", "bound"),
     [
-        # Twice what was measured: 2.3e-3, 3.8e-3, 7.9e-3, 2.6e-3.
-        ("auto", "float32", "TorchFusedLinear", 5e-3),
-        ("gptq_torch_int8", "float32", "TorchInt8Linear", 8e-3),
-        ("auto", "auto", "TorchAtenLinear", 1.6e-2),
-        ("GPTQ_TORCH_ATEN", "float16", "TorchAtenLinear", 5e-3),
+        # Twice what was measured: 1.6e-3, 3.2e-3, 5.1e-3, 1.8e-3.
+        ("auto", "float32", "TorchFusedLinear", 3.2e-3),
+        ("gptq_torch_int8", "float32", "TorchInt8Linear", 6.4e-3),
+        ("auto", "auto", "TorchAtenLinear", 1.02e-2),
+        ("GPTQ_TORCH_ATEN", "float16", "TorchAtenLinear", 3.6e-3),
     ],
 )
 def test_each_kernel_gives_the_scores_of_its_own_weights(
@@ -109,7 +109,7 @@ def test_dequantized_weights_take_another_dtype(
 ) -> None:
     engine = GPTQModel(dtype="bfloat16", device="cpu", dequantize=True)
     with engine.build(Model(path=str(quantized))) as built:
-        assert mean_difference(rolled(built, texts), right) < 1.6e-2
+        assert mean_difference(rolled(built, texts), right) < 1.02e-2
         assert built.describe_execution()["dtype"] == "bfloat16"
 
 
@@ -117,7 +117,8 @@ def test_weights_that_were_not_quantised_are_told_apart(
     texts: list[str], right: list[float]
 ) -> None:
     with Reference(dtype="float64").build(Model(path="builtin:tiny")) as built:
-        assert mean_difference(rolled(built, texts), right) > 2e-2
+        # 1.8e-2 was measured, of which no kernel makes a third.
+        assert mean_difference(rolled(built, texts), right) > 1.2e-2
 
 
 def test_scores_do_not_depend_on_the_batch(session: Any, pairs: list[tuple[str, str]]) -> None:
@@ -125,7 +126,7 @@ def test_scores_do_not_depend_on_the_batch(session: Any, pairs: list[tuple[str, 
     backwards = requests[::-1]
     alone = [value for request in requests for value in values(session, [request], 1)]
     for size in BATCH_SIZES:
-        # What the kernel rounds may fall to either side: 1.3e-5 in the mean was measured.
+        # What the kernel rounds may fall to either side: 1.8e-6 in the mean was measured.
         assert mean_difference(values(session, requests, size), alone) < 1e-3
     turned = session.loglikelihood(backwards)[::-1]
     assert mean_difference([v for o in turned for v in o.token_logprobs], alone) < 1e-3
@@ -208,7 +209,7 @@ def test_an_accelerator_gives_the_scores_of_the_same_weights(
     quantized: Path, texts: list[str], right: list[float]
 ) -> None:
     with GPTQModel(device="cuda").build(Model(path=str(quantized))) as built:
-        assert mean_difference(rolled(built, texts), right) < 1.6e-2
+        assert mean_difference(rolled(built, texts), right) < 1.02e-2
         assert built.check().outcome == "passed"
 
 

@@ -189,7 +189,10 @@ def test_a_head_of_most_of_the_cache_is_kept_for_the_next_call(cramped: LlamaCpp
 @pytest.mark.parametrize(("n_ctx", "batch_size"), [(9, 1), (17, 16), (100, 200)])
 def test_a_cache_of_fewer_cells_than_sequences_runs(n_ctx: int, batch_size: int) -> None:
     engine = LlamaCpp(device="cpu", n_threads=1, n_ctx=n_ctx, batch_size=batch_size)
-    requests = [GenerationRequest(prompt, max_new_tokens=3) for prompt in ("The cat", "A dog")]
+    requests = [
+        GenerationRequest(prompt, max_new_tokens=3, ignore_eos=True)
+        for prompt in ("The cat", "A dog")
+    ]
     with engine.build(TINY) as session:
         assert session.describe_execution()["kv_cache"]["cells"] == n_ctx
         outputs = session.generate(requests * 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,18 @@ def test_a_tokenizer_by_path_takes_the_place_of_the_files() -> None:
     assert identity is not None
     assert files.items() < identity.items()
     assert "tokenizer/tokenizer.json" in identity
+
+
+def test_variables_of_the_template_belong_to_what_answers(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "named")
+    (tmp_path / "named" / "chat_template.jinja").write_text("{{ tone }}")
+    named = str(tmp_path / "named")
+    for tone in ("low", "high"):
+        model = Model("builtin:tiny", tokenizer_path=named, chat_template_kwargs={"tone": tone})
+        with LlamaCpp(device="cpu", n_threads=1).build(model) as session:
+            identity = session.identity()
+        assert identity is not None
+        assert identity["chat_template_kwargs"] == {"tone": tone}
 
 
 def test_a_tokenizer_outlives_its_session_without_a_crash() -> None:

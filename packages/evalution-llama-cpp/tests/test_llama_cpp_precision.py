@@ -70,8 +70,7 @@ def test_an_f16_cache_gives_what_llama_cpps_own_call_gives(texts: list[list[int]
     with engine.build(TINY) as session:
         assert worst(logprobs(session, texts), plain) < 1e-5
     with Reference(dtype="float64").build(TINY) as exact:
-        # What a float16 engine may differ by is 3e-3; llama.cpp itself differs by more here.
-        assert worst(plain, logprobs(exact, texts)) > 3e-3
+        assert 1e-4 < worst(plain, logprobs(exact, texts)) < 3e-3
 
 
 def test_an_f16_cache_is_close_on_weights_as_they_are_drawn_for_training(

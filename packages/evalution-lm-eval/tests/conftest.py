@@ -71,9 +71,10 @@ LAST_WORD = {
         {"metric": "acc", "aggregation": "mean", "higher_is_better": True},
     ],
 }
-# Values that are no numbers, and sums that are no means.
+# Values that are no numbers, and sums that are no means; a bare question gets wrong answers too.
 CLASSES = {
     **CHOICES,
+    "doc_to_text": "{{question}}",
     "metric_list": [
         {"metric": "mcc", "aggregation": "matthews_corrcoef", "higher_is_better": True},
         {"metric": "brier_score", "aggregation": "brier_score", "higher_is_better": False},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from evalution_core import (
     Model,
     RequestFailure,
     UnsupportedRequestError,
+    builtin_path,
 )
 from evalution_lm_eval import EvalutionLM
 from evalution_lm_eval.chat import ChatPrompt
@@ -279,6 +281,20 @@ def test_the_template_is_told_and_none_by_another_name(model: EvalutionLM) -> No
     assert "/" not in model.tokenizer_name
     with pytest.raises(ConfigurationError, match="no chat template named 'rag'"):
         model.chat_template("rag")
+
+
+def test_variables_of_the_chat_template_are_the_prompts_and_its_caches(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(builtin_path("builtin:tiny", "safetensors"), folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}{{ tone }}")
+    told: set[str] = set()
+    for variables, prompt in (({}, "say"), ({"tone": "!"}, "say!"), ({"tone": "?"}, "say?")):
+        model = EvalutionLM.create_from_arg_obj(
+            {"engine": "Reference", "path": str(folder), "chat_template_kwargs": variables}
+        )
+        assert model.apply_chat_template([{"role": "user", "content": "say"}]) == prompt
+        told.add(model.tokenizer_name)
+    assert len(told) == 3
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from evalution_core import ConfigurationError, Model, load_engine
+from evalution_core import (
+    ConfigurationError,
+    GenerationRequest,
+    LoglikelihoodRequest,
+    Model,
+    builtin_path,
+    load_engine,
+)
 from evalution_reference import Reference
 
 
@@ -88,3 +96,22 @@ def test_another_family_is_named(write_checkpoint: Callable[..., Path]) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
     with pytest.raises(ConfigurationError, match="mamba"):
         Reference().build(Model(str(folder)))
+
+
+def test_chat_is_rendered_with_the_models_variables(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(builtin_path("builtin:tiny", "safetensors"), folder)
+    (folder / "chat_template.jinja").write_text(
+        "{{ messages[0]['content'] }}{% if thinks is defined and not thinks %} quickly{% endif %}"
+    )
+    asked = GenerationRequest(messages=[{"role": "user", "content": "say"}], max_new_tokens=1)
+    scored = LoglikelihoodRequest(messages=asked.messages, continuation=" it")
+    seen: dict[str, float] = {}
+    for variables, prompt in (({}, "say"), ({"thinks": False}, "say quickly")):
+        with Reference().build(Model(str(folder), chat_template_kwargs=variables)) as session:
+            assert session.generate([asked])[0].prompt == prompt
+            seen[prompt] = session.loglikelihood([scored])[0].logprob
+            (expected,) = session.loglikelihood([LoglikelihoodRequest(prompt, " it")])
+            assert seen[prompt] == expected.logprob
+            assert ("chat_template_kwargs" in (session.identity() or {})) is bool(variables)
+    assert len(set(seen.values())) == 2

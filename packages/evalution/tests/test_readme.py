@@ -34,7 +34,7 @@ def test_the_python_runs_as_written(
 ) -> None:
     (code,) = blocks("python")
     exec(compile(code, "README.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("0.98")
+    assert capsys.readouterr().out.startswith("0.99")
     assert (tmp_path / "results" / "results.json").exists()
 
 

@@ -142,8 +142,8 @@ def test_llama_cpp_pythons_server_completes_as_the_reference(llama_cpp: str) -> 
 
 def test_llama_cpp_pythons_server_penalises_nothing(llama_cpp: str) -> None:
     in_process = pytest.importorskip("evalution_llama_cpp")
-    sentence = "Tom and Ann walk to the park. "
-    request = GenerationRequest(f"{sentence * 2}Tom and Ann", max_new_tokens=24)
+    sentence = "The cat sees a dog. "
+    request = GenerationRequest(f"{sentence * 3}The cat sees", max_new_tokens=24)
     with OpenAICompatible(llama_cpp, scoring="none").build(Model()) as session:
         assert session.describe_execution()["dialect"] == "llama-cpp-python"
         (served,) = session.generate([request])
