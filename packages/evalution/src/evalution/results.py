@@ -124,8 +124,9 @@ class RunResult:
 
     `limit` bounds the rows of every suite besides the suite's own `max_rows`. `step` is the step of
     training at which the model was evaluated, where it was one in the making. `notices` are what a
-    person should know of the run as a whole, such as answers that a damaged journal lost. All that
-    differs between two runs of the same thing stands under `timings`.
+    person should know besides the scores, such as answers that a damaged journal lost, or how many
+    samples of a suite have an unfinished thought. All that differs between two runs of the same
+    thing stands under `timings`.
     """
 
     model: dict[str, Any]

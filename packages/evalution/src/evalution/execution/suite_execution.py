@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from threading import Event
@@ -41,6 +42,7 @@ class SuiteExecution:
         write: takes each sample as it is finished; a later one of the same row replaces it.
         store: keeps each answer as it comes, and knows those of an earlier run.
         failed: told how many samples have failed and of the last; it may end the run.
+        notice: told in the end how many samples share each remark of their scores.
         stop: once set, what is in flight is finished and the rest left out.
     """
 
@@ -56,6 +58,7 @@ class SuiteExecution:
         progress: Progress,
         store: AnswerStore,
         failed: Callable[[int, str], None],
+        notice: Callable[[str], None],
         stop: Event,
     ):
         self._suite = suite
@@ -67,6 +70,7 @@ class SuiteExecution:
         self._progress = progress
         self._store = store
         self._told_failed = failed
+        self._notice = notice
         self._ledger = Ledger(suite.request_kind)
         self._intake = Intake(suite, name, limit, self._ledger, store, stop)
         with foreign_errors(f"suite {name!r}: tally"):
@@ -78,6 +82,7 @@ class SuiteExecution:
         self._done = 0
         self._requests = 0
         self._truncated: set[int] | None = None
+        self._remarks: dict[int, str] = {}
         self._told_at = 0.0
 
     def run(self) -> SuiteResult:
@@ -96,6 +101,8 @@ class SuiteExecution:
             self._tell()
         with foreign_errors(f"suite {self._name!r}: metrics", ScoringError):
             metrics = self._tally.results()
+        for remark, count in sorted(Counter(self._remarks.values()).items()):
+            self._notice(scrub(f"{self._name}: {count} of {self._done} samples {remark}"))
         first = self._first_failure
         return SuiteResult(
             name=self._name,
@@ -193,6 +200,8 @@ class SuiteExecution:
                 result.metrics = self._tally.record(result.index, score)
                 result.prediction = score.prediction
                 result.extracted = score.extracted
+                if score.remark is not None:
+                    self._remarks[result.index] = score.remark
         except EvalutionError as error:
             return error
         return None
@@ -243,6 +252,7 @@ class SuiteExecution:
         self, result: SampleResult, error: Exception, measures: Mapping[str, Measure] | None = None
     ) -> None:
         self._fail(result, error, measures)
+        self._remarks.pop(result.index, None)
         if self._truncated is not None:
             self._truncated.discard(result.index)
         self._write(result)

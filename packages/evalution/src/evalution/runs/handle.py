@@ -263,6 +263,7 @@ class Run:
                 progress=self._progress,
                 store=store,
                 failed=lambda count, latest: self._failures.check(failed_before + count, latest),
+                notice=self.result.notices.append,
                 stop=self._stop,
             ).run()
         finally:

@@ -23,12 +23,14 @@ class Score:
     """What the answers of a sample are worth: a measure for each of the suite's metrics.
 
     None is for a metric that the sample says nothing of, such as another subset's. `extracted` is
-    what was compared with the target, by metric or by filter.
+    what was compared with the target, by metric or by filter. `remark` is what makes the answer
+    worth a look, to follow "3 of 20 samples"; a run tells each one once a suite, with the count.
     """
 
     measures: Mapping[str, Measure | None]
     prediction: str | None = None
     extracted: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    remark: str | None = None
 
 
 class Estimate(NamedTuple):

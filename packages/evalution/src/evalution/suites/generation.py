@@ -28,6 +28,9 @@ class Generation(LocalQuestions, GenerationSuite):
     run on the answer and `target_filters` on the target; nothing else is changed, not even spaces
     at the ends. Named pipelines (`{strict: [...], loose: [...]}`) each give a metric of their own,
     `exact_match,<name>`. Decoding is greedy and ends at a `stop` or after `max_new_tokens`.
+
+    Of a model that thinks first, `think_end_token` is the text that ends its thought: only what
+    follows it, without white space at its front, is the answer, and only there a `stop` counts.
     """
 
     target: str

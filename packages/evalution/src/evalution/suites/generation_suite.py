@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from evalution.counts import count_problem
 from evalution.rows.local import Row
 from evalution.scoring.filters import Filter, apply_filters
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
+from evalution.scoring.thoughts import Thought, reply_in
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.selection import Case
 from evalution.suites.suite import RequestKind, Sample
@@ -32,6 +33,12 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
     Each pipeline of `pipelines` runs on the model's text and gives a metric of its name;
     `reference_filters` run on `answer_text`. Nothing else is changed, not even spaces at the ends.
     Decoding is greedy and ends at a `stop` or after `max_new_tokens`.
+
+    With a `think_end_token`, such as `</think>`, the answer is what follows the first one, without
+    white space at its front, up to a `stop`; no stop ends the thought. `max_new_tokens` count
+    both. A thought that outlasts them leaves an empty answer; a text that ends by itself without
+    the token is the answer, up to a `stop`. A class with a `score` of its own gets the whole text
+    and takes the answer from it with `evalution.scoring.thoughts.reply_in`.
     """
 
     request_kind = RequestKind.GENERATION
@@ -40,6 +47,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
 
     max_new_tokens: int = 256
     stop: Sequence[str] = ()
+    think_end_token: str | None = None
 
     def check_options(self) -> None:
         super().check_options()
@@ -47,6 +55,17 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             raise self.wrong("max_new_tokens", problem)
         if "" in self.stop:
             raise self.wrong("stop", "must hold no empty text")
+        if self.think_end_token == "":
+            raise self.wrong(
+                "think_end_token", "must be the text that ends a thought, such as '</think>'"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        shown = super().to_dict()
+        if self.think_end_token is None:
+            # A run of a release that did not have the option is the same run, and goes on.
+            del shown["think_end_token"]
+        return shown
 
     @property
     def answer_pipelines(self) -> Mapping[str, Sequence[Filter]]:
@@ -69,18 +88,50 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         )
 
     def score(self, sample: AnswerSample, answers: Sequence[GenerationOutput]) -> Score:
-        text = answers[0].text
+        written = answers[0]
+        if self.think_end_token is None:
+            return self._score(sample, written.text, written.text)
+        reply = reply_in(
+            written.text,
+            self.think_end_token,
+            self.stop,
+            is_cut_off=written.finish_reason == "length",
+        )
+        score = self._score(sample, written.text, reply.answer)
+        taken = {"answer": reply.answer, "thought": reply.thought.value}
+        score.extracted = {**taken, **score.extracted}
+        score.remark = self._remark(reply.thought)
+        return score
+
+    def _score(self, sample: AnswerSample, text: str, answer: str) -> Score:
         extracted = {
-            name: apply_filters(steps, text) for name, steps in self.answer_pipelines.items()
+            name: apply_filters(steps, answer) for name, steps in self.answer_pipelines.items()
         }
         measures = {
-            name: Measure(float(answer == sample.expected)) for name, answer in extracted.items()
+            name: Measure(float(found == sample.expected)) for name, found in extracted.items()
         }
         return Score(measures, text, extracted)
 
+    def _remark(self, thought: Thought) -> str | None:
+        match thought:
+            case Thought.ENDED:
+                return None
+            case Thought.UNFINISHED:
+                return (
+                    f"reached the length limit before {self.think_end_token!r}, so the answer is "
+                    f"empty; raise max_new_tokens (now {self.max_new_tokens}), or leave "
+                    "think_end_token out if the model does not think"
+                )
+            case Thought.ABSENT:
+                return (
+                    f"ended without {self.think_end_token!r}, so the whole text is the answer; if "
+                    "the model did think, check think_end_token: a special token does not show in "
+                    "a text"
+                )
+
     def _request(self, prompt: str | list[Message]) -> GenerationRequest:
+        # A stop could end the thought: with one, the answer is cut afterwards.
+        stop = self.stop if self.think_end_token is None else ()
         if isinstance(prompt, str):
-            return GenerationRequest(prompt, stop=self.stop, max_new_tokens=self.max_new_tokens)
-        return GenerationRequest(
-            messages=prompt, stop=self.stop, max_new_tokens=self.max_new_tokens
-        )
+            return GenerationRequest(prompt, stop=stop, max_new_tokens=self.max_new_tokens)
+        return GenerationRequest(messages=prompt, stop=stop, max_new_tokens=self.max_new_tokens)
