@@ -78,6 +78,7 @@ def test_the_runner_gets_the_engine_and_the_model(runners: Runners) -> None:
         revision="main",
         trust_remote_code=True,
         model_kwargs={"dtype": "float32"},
+        chat_template_kwargs={"enable_thinking": False},
     )
     name, given, model = handle
     assert name == "default"
@@ -90,6 +91,8 @@ def test_the_runner_gets_the_engine_and_the_model(runners: Runners) -> None:
         "main",
         True,
         {"dtype": "float32"},
+        {},
+        {"enable_thinking": False},
     )
 
 

@@ -22,6 +22,7 @@ def test_fields_keep_the_guides_order() -> None:
         "trust_remote_code",
         "model_kwargs",
         "tokenizer_kwargs",
+        "chat_template_kwargs",
     ]
     assert Model("tiny", "my label").label == "my label"
 
@@ -67,6 +68,7 @@ def test_to_dict_is_json_with_tokenizer_objects_by_class_and_no_credentials() ->
         tokenizer=json.JSONDecoder(),
         model_kwargs={"hf_token": "hf_abc", "dtype": "float32"},
         tokenizer_kwargs={"pad_token": "<pad>"},
+        chat_template_kwargs={"enable_thinking": False, "tags": ("a", None)},
     )
     shown = json.loads(json.dumps(model.to_dict(), allow_nan=False))
     assert shown == {
@@ -78,10 +80,11 @@ def test_to_dict_is_json_with_tokenizer_objects_by_class_and_no_credentials() ->
         "trust_remote_code": False,
         "model_kwargs": {"hf_token": "***", "dtype": "float32"},
         "tokenizer_kwargs": {"pad_token": "<pad>"},
+        "chat_template_kwargs": {"enable_thinking": False, "tags": ["a", None]},
     }
 
 
-@pytest.mark.parametrize("name", ["model_kwargs", "tokenizer_kwargs"])
+@pytest.mark.parametrize("name", ["model_kwargs", "tokenizer_kwargs", "chat_template_kwargs"])
 def test_keyword_arguments_are_a_mapping(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"model.{name} must be a mapping"):
         Model("tiny", **{name: 3})  # pyright: ignore[reportArgumentType]

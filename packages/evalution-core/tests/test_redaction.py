@@ -138,7 +138,16 @@ def test_an_engine_and_a_model_show_no_secret(
 
 
 @pytest.mark.parametrize(
-    "name", ["pad_token", "eos_token", "bos_token", "unk_token", "EOS_TOKEN", "mask_token"]
+    "name",
+    [
+        "pad_token",
+        "eos_token",
+        "bos_token",
+        "unk_token",
+        "EOS_TOKEN",
+        "mask_token",
+        "think_end_token",
+    ],
 )
 def test_a_token_of_the_vocabulary_is_no_secret(name: str) -> None:
     assert redact({name: "</s>"}) == {name: "</s>"}

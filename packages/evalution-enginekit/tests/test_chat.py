@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 import pytest
 
-from evalution_core import EngineUnavailableError, InvalidRequestError
+from evalution_core import ConfigurationError, EngineUnavailableError, InvalidRequestError, Model
 from evalution_enginekit import ChatTemplate
+from evalution_enginekit.chat import bound_template
 
 USER = {"role": "user", "content": "hi"}
+THINKS = (
+    "{{ bos_token }}{{ messages[0].content }}{% if depth is not defined %}{% set depth = 2 %}"
+    "{% endif %}{{ '' if enable_thinking is defined and enable_thinking is false else '<think>' }}"
+    "{{ depth }}"
+)
+"""Shaped like those of models that think unless they are told not to."""
 
 
 def render(source: str, *messages: Any, **options: Any) -> str:
@@ -113,13 +121,106 @@ def test_the_date_is_todays() -> None:
 
 def test_jinja_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(
-        EngineUnavailableError, match=r'needs jinja2; pip install "evalution-enginekit\[tokenizers'
-    ):
+    told = r'needs jinja2; pip install "evalution-enginekit\[tokenizers'
+    with pytest.raises(EngineUnavailableError, match=told):
         render("{{ messages }}")
+    with pytest.raises(EngineUnavailableError, match=told):
+        ChatTemplate(THINKS).with_variables({"enable_thinking": False})
 
 
 def test_a_template_crosses_processes() -> None:
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
     template.render([USER])
     assert pickle.loads(pickle.dumps(template)).render([USER]) == "<s>hi"
+
+
+def test_variables_are_bound_and_cross_processes() -> None:
+    template = ChatTemplate(THINKS, {"bos_token": "<s>"})
+    bound = template.with_variables({"enable_thinking": False})
+    for each in (bound, pickle.loads(pickle.dumps(bound))):
+        assert each.render([USER]) == "<s>hi2"
+        assert each.source == THINKS
+    assert bound.with_variables({"depth": 5}).render([USER]) == "<s>hi5"
+    assert bound.with_variables({"enable_thinking": True}).render([USER]) == "<s>hi<think>2"
+    assert template.render([USER]) == "<s>hi<think>2"
+
+
+def test_a_variable_reaches_macros_and_loops() -> None:
+    source = (
+        "{% macro told(m) %}{{ m.content }}{{ tone }}{% endmacro %}"
+        "{% for m in messages %}{{ told(m) }}{{ tone }}{% endfor %}"
+    )
+    assert ChatTemplate(source).with_variables({"tone": "!"}).render([USER]) == "hi!!"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["messages", "add_generation_prompt", "tools", "documents", "pad_token", "image_token"],
+)
+def test_what_a_template_is_given_anyway_is_no_variable(name: str) -> None:
+    template = ChatTemplate(f"{{{{ {name} }}}}", {"image_token": "<image>"})
+    with pytest.raises(ConfigurationError) as caught:
+        template.with_variables({name: "x"})
+    assert str(caught.value) == (
+        f"model.chat_template_kwargs may not set {name!r}: a chat template is given that one "
+        "anyway; leave it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (THINKS, "; did you mean 'enable_thinking'? (it reads: depth, enable_thinking)"),
+        ("{{ messages[0].content }}{{ bos_token }}", " (it reads: none)"),
+        ("{% set enable_thinkin = 1 %}{{ enable_thinkin }}", " (it reads: none)"),
+    ],
+)
+def test_a_variable_that_no_template_reads_is_told(source: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        ChatTemplate(source).with_variables({"enable_thinkin": False})
+    assert str(caught.value) == (
+        f"the model's chat template reads no variable 'enable_thinkin'{told}; leave it out of "
+        "chat_template_kwargs"
+    )
+
+
+def test_a_broken_template_takes_no_variables() -> None:
+    with pytest.raises(ConfigurationError, match="the model's chat template is broken: "):
+        ChatTemplate("{% if %}").with_variables({"x": 1})
+
+
+def test_a_model_without_a_template_takes_no_variables() -> None:
+    assert bound_template(Model("m"), None) is None
+    with pytest.raises(ConfigurationError) as caught:
+        bound_template(Model("m", chat_template_kwargs={"a": 1, "b": 2}), None)
+    assert str(caught.value) == (
+        "model.chat_template_kwargs sets a, b, and this model has no chat template that could read "
+        "it; leave it out, or set tokenizer_path to the tokenizer of the matching chat model"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "got"),
+    [
+        ("tone", date(2026, 7, 26), "'<datetime.date>'"),
+        ("tone", {"a": [1, b"x"]}, "{'a': [1, '<builtins.bytes>']}"),
+        ("tone", {1: "x"}, "{'1': 'x'}"),
+        ("tone", [math.nan], "['nan']"),
+    ],
+)
+def test_a_variable_is_plain(name: Any, value: Any, got: str) -> None:
+    template = ChatTemplate("{{ tone }}")
+    with pytest.raises(ConfigurationError) as caught:
+        template.with_variables({name: value})
+    assert str(caught.value) == (
+        f"model.chat_template_kwargs[{name!r}] must be text, a finite number, true, false, "
+        f"null, or a list or mapping of those whose names are text, got {got}; quote what is meant "
+        "as text"
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        bound_template(Model("m", chat_template_kwargs={1: "x"}), None)  # pyright: ignore[reportArgumentType]
+    assert str(caught.value) == (
+        "a name in model.chat_template_kwargs must be text, got 1; quote it"
+    )
+    plain = {"a": [1, 2.5, None, True, ("x",)]}
+    assert template.with_variables({"tone": plain}).variables == {"tone": plain}

@@ -50,6 +50,14 @@ STRICT = """{%- set ns = namespace(last=none, count=0) -%}
 {%- if message.role == 'user' -%}{{ ' [INST] ' + message.content + ' [/INST]' }}
 {%- elif message.role == 'assistant' -%}{{ ' ' + message.content + eos_token }}
 {%- else -%}{% continue %}{%- endif -%}{%- endfor -%}{{ ns.count }}"""
+THINKING = """{%- macro told(message) -%}
+{{ '<turn>' + message.role + '\\n' + message.content + (effort | tojson if effort else '') }}
+{%- endmacro -%}
+{%- set effort = effort if effort is defined else 'low' -%}
+{%- for message in messages -%}{{ told(message) }}{%- endfor -%}
+{%- if add_generation_prompt -%}<turn>model
+{% if thinks is defined and thinks is false %}<think>\\n\\n</think>\\n\\n{% endif %}
+{%- endif %}{{ effort }}"""
 TOOLS = """{% if tools %}<tools>
 {% for tool in tools %}
 {{ tool | tojson }}
@@ -164,3 +172,20 @@ def test_the_cases_hold_prompts_and_refusals(tokenizer: Any) -> None:
         ("strict", "a call"),
         ("generation", "a call"),
     }
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"thinks": False},
+        {"thinks": True, "effort": "high"},
+        {"effort": None},
+        {"effort": ["a", {"b": 1.5}]},
+    ],
+)
+def test_variables_are_rendered_alike(tokenizer: Any, variables: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    template = ChatTemplate(THINKING, SPECIALS).with_variables(variables)
+    theirs = by_transformers(tokenizer, THINKING, messages, add_generation_prompt=True, **variables)
+    assert theirs is not None
+    assert template.render(messages) == theirs

@@ -19,6 +19,7 @@ from evalution_enginekit.gguf_tokenizer import GGUFTokenizer, beside_gguf, gguf_
 
 pytest.importorskip("tokenizers", reason="the tokenizers library is not installed")
 
+TEMPLATE = "tokenizer.chat_template"
 TINY = read_gguf(builtin_path("builtin:tiny", "gguf"))
 FOLDER = builtin_path("builtin:tiny", "safetensors")
 OURS = GGUFTokenizer(TINY)
@@ -131,3 +132,15 @@ def test_another_models_tokenizer_is_refused() -> None:
     small = with_metadata(tokens=["a", "b"], token_type=[1, 1])
     with pytest.raises(ConfigurationError, match=r"has 260 tokens and the model in .* 2: it is"):
         beside_gguf(ByteTokenizer(), small)
+
+
+def test_the_files_template_is_rendered_with_the_models_variables() -> None:
+    silent = {key: value for key, value in TINY.metadata.items() if key != TEMPLATE}
+    file = replace(TINY, metadata={**silent, TEMPLATE: "{{ tone }}"})
+    model = Model(str(TINY.path), chat_template_kwargs={"tone": "calm"})
+    tokenizer = gguf_tokenizer_of(model, file)
+    for each in (tokenizer, pickle.loads(pickle.dumps(tokenizer))):
+        assert each.chat_template is not None
+        assert each.chat_template.render([]) == "calm"
+    with pytest.raises(ConfigurationError, match="sets tone, and this model has no chat template"):
+        gguf_tokenizer_of(model, replace(TINY, metadata=silent))

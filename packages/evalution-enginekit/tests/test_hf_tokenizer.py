@@ -11,6 +11,7 @@ import pytest
 from evalution_core import ConfigurationError, Model, builtin_path
 from evalution_enginekit import TokenizerFile, load_tokenizer
 from evalution_enginekit.hf_tokenizer import HFTokenizer
+from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
 
 pytest.importorskip("transformers", reason="needs the environment torch of tools/envs")
 pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("default")]
@@ -117,9 +118,34 @@ def test_a_live_tokenizer_is_wrapped(folder: Path) -> None:
     assert wrapped.encode("<s>the") == TokenizerFile(folder / "tokenizer.json").encode("<s>the")
 
 
+def test_a_live_tokenizer_without_a_folder_takes_nothing_from_the_working_directory(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    live = transformers.AutoTokenizer.from_pretrained(folder)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+    monkeypatch.chdir(tmp_path)
+    assert 7 in load_tokenizer(Model("m", tokenizer=live), tmp_path).eos_ids
+    assert 7 not in checkpoint_tokenizer(Model("owner/m", tokenizer=live), None).eos_ids
+
+
 def test_a_folder_that_holds_none(folder: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(ConfigurationError, match="no tokenizer could be loaded from "):
         loaded(folder)
+
+
+def test_its_template_is_rendered_with_the_models_variables(folder: Path) -> None:
+    import transformers
+
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ tone }}"}))
+    variables = {"tone": "calm"}
+    live = transformers.AutoTokenizer.from_pretrained(folder)
+    given = load_tokenizer(Model("m", tokenizer=live, chat_template_kwargs=variables), folder)
+    for each in (loaded(folder, chat_template_kwargs=variables), given):
+        assert each.chat_template is not None
+        assert each.chat_template.render([]) == "calm"
+    assert live.chat_template == "{{ tone }}"

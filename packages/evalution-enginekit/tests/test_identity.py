@@ -210,3 +210,11 @@ def test_a_model_on_the_hub_is_its_repository_and_commit(checkpoint: Path) -> No
     assert here is not None
     assert "repository" not in here
     assert shown.items() <= here.items()
+
+
+def test_variables_of_the_chat_template_count(checkpoint: Path) -> None:
+    variables = {"enable_thinking": False}
+    shown = {"chat_template_kwargs": variables}
+    assert told(checkpoint, chat_template_kwargs=variables) == {**OWN, **shown}
+    hub = checkpoint_identity(Model("owner/name", chat_template_kwargs=variables), None, (), "abc")
+    assert hub == {"repository": "owner/name", "revision": "abc", **shown}

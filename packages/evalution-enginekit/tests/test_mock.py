@@ -108,3 +108,8 @@ def test_a_closed_session_refuses_every_call() -> None:
     for call in calls:
         with pytest.raises(SessionClosedError, match="the Mock session is closed; build a new"):
             call()
+
+
+def test_its_template_reads_no_variable() -> None:
+    with pytest.raises(ConfigurationError, match=r"no variable 'thinks' \(it reads: none\)"):
+        Mock().build(Model("m", chat_template_kwargs={"thinks": True}))

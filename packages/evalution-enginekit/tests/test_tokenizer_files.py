@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
-from evalution_enginekit import ByteTokenizer, TokenizerFile, load_tokenizer
+from evalution_enginekit import ByteTokenizer, ChatTemplate, TokenizerFile, load_tokenizer
 from evalution_enginekit.tokenizer_files import checkpoint_tokenizer, declared_eos
 
 pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")
@@ -235,3 +235,42 @@ def test_without_a_folder_the_tokenizer_comes_from_the_hub(monkeypatch: pytest.M
     for model in (Model("owner/name"), Model("owner/name", tokenizer_path="owner/other")):
         assert checkpoint_tokenizer(model, None, {7}) == "loaded"
     assert asked == [("owner/name", {7}), ("owner/other", {7})]
+
+
+def test_the_template_is_rendered_with_the_models_variables(folder: Path) -> None:
+    write(folder / "tokenizer_config.json", chat_template="{{ bos_token }}{{ tone }}")
+    model = Model("m", chat_template_kwargs={"tone": "calm"})
+    tokenizer = load_tokenizer(model, folder)
+    again = pickle.loads(pickle.dumps(tokenizer))
+    for each in (tokenizer, again, checkpoint_tokenizer(model, folder)):
+        assert each.chat_template is not None
+        assert each.chat_template.render([]) == "calm"
+    assert again.encode("<s>the") == tokenizer.encode("<s>the")
+    plain = load_tokenizer(Model("m"), folder).chat_template
+    assert plain is not None
+    assert plain.render([]) == ""
+
+
+def test_a_tokenizer_of_the_callers_keeps_its_own_template(tmp_path: Path) -> None:
+    own = ByteTokenizer()
+    own.chat_template = template = ChatTemplate("{{ tone }}")
+    model = Model("m", tokenizer=own, chat_template_kwargs={"tone": "calm"})
+    for found in (load_tokenizer(model, tmp_path), checkpoint_tokenizer(model, None)):
+        for each in (found, pickle.loads(pickle.dumps(found))):
+            assert each.chat_template is not None
+            assert each.chat_template.render([]) == "calm"
+            assert each.encode("<bos>a") == own.encode("<bos>a")
+            assert each.decode([97, 257]) == "a"
+            for name in ("leading_ids", "bos_id", "eos_id", "eos_ids", "special_ids"):
+                assert getattr(each, name) == getattr(own, name)
+            assert each.vocabulary_size == own.vocabulary_size
+    assert own.chat_template is template
+    assert template.render([]) == ""
+
+
+def test_variables_without_a_template_are_refused(folder: Path, tmp_path: Path) -> None:
+    own = ByteTokenizer(has_template=False)
+    for tokenizer in (None, own):
+        model = Model("m", tokenizer=tokenizer, chat_template_kwargs={"tone": "calm"})
+        with pytest.raises(ConfigurationError, match="sets tone, and this model has no chat temp"):
+            load_tokenizer(model, folder)

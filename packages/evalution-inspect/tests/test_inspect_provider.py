@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
@@ -26,6 +27,7 @@ from evalution_core import (
     EngineRuntimeError,
     SessionClosedError,
     UnsupportedRequestError,
+    builtin_path,
 )
 from evalution_enginekit import TokenScore
 from evalution_enginekit.tokens import TokenSpan
@@ -158,6 +160,22 @@ def test_tools_are_refused_by_an_engine_that_has_none(scripted_engine: Any) -> N
     model = get_model("evalution/builtin:tiny", engine="Reference", memoize=False)
     with pytest.raises(UnsupportedRequestError, match=r"tools \(add\) and engine Reference lacks"):
         asyncio.run(model.generate("a", tools=[scripted_engine.add()]))
+    model.api.close()
+
+
+def test_chat_is_rendered_with_the_models_variables(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(builtin_path("builtin:tiny", "safetensors"), folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}{{ tone }}")
+    model: Any = get_model(
+        f"evalution/{folder}",
+        engine="Reference",
+        chat_template_kwargs={"tone": "!"},
+        memoize=False,
+    )
+    assert model.api._loaded.model.chat_template_kwargs == {"tone": "!"}
+    assert model.api._loaded.chat_template.render([{"content": "say"}]) == "say!"
+    asyncio.run(model.generate("say"))
     model.api.close()
 
 

@@ -198,3 +198,21 @@ def test_a_missing_handle_is_named() -> None:
 def test_options_of_loading_are_refused(handles: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="dtype, device can't be set for a model that is"):
         Transformers(dtype="float32", device="cpu").attach(handles)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_chat_of_a_lent_model_is_rendered_with_the_variables(
+    kind: type[TransformersCompat], handles: dict[str, Any]
+) -> None:
+    source = "{{ messages[0].content }}{% if thinks is defined and not thinks %} w7{% endif %}"
+    handles["tokenizer"].chat_template = source
+    model = Model("lent", chat_template_kwargs={"thinks": False})
+    asked = [GenerationRequest(messages=[{"role": "user", "content": "w5"}], max_new_tokens=1)]
+    with kind().attach(handles, model) as session:
+        assert session.generate(asked)[0].prompt == "w5 w7"
+    with kind().attach(handles) as session:
+        assert session.generate(asked)[0].prompt == "w5"
+    assert handles["tokenizer"].chat_template == source
+    handles["tokenizer"].chat_template = None
+    with pytest.raises(ConfigurationError, match="sets thinks, and this model has no chat templ"):
+        kind().attach(handles, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import pytest
 import evalution
 from evalution import Generation
 from evalution.replicas import Replicas
-from evalution_core import EngineSpec
+from evalution_core import EngineSpec, Model, builtin_path
 from evalution_reference import Reference
 
 ROWS = [{"q": f"{i} + 0?", "a": "4"} for i in range(10)]
@@ -35,6 +36,23 @@ def test_runs_share_answers_through_a_cache_and_models_do_not(tmp_path: Path) ->
     assert run("float32") == [10]
     assert run("float64") == [0]
     assert run("float32", max_new_tokens=5) == [0]
+
+
+def test_answers_of_a_chat_template_with_other_variables_are_not_shared(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(builtin_path("builtin:tiny", "safetensors"), folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}{{ thinks }}")
+
+    def recalled(**variables: bool) -> int:
+        model = Model(str(folder), chat_template_kwargs=variables)
+        tests = [sums(max_rows=2, max_new_tokens=2)]
+        found = evalution.run(
+            engine=Reference(), model=model, tests=tests, cache=tmp_path / "cache"
+        )
+        return found["sums"].recalled
+
+    assert [recalled(), recalled(), recalled(thinks=False)] == [0, 2, 0]
+    assert [recalled(thinks=True), recalled(thinks=False)] == [0, 2]
 
 
 def test_a_cache_is_left_out_where_the_model_can_not_be_told_by_content(

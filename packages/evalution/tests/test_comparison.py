@@ -296,6 +296,27 @@ def test_what_differs_besides_the_scores_is_named_by_field() -> None:
     ]
 
 
+def test_a_run_from_before_a_field_is_comparable() -> None:
+    before, now = run([sample(0)]), run([sample(0)])
+    now.model = {**before.model, "chat_template_kwargs": {}}
+    assert compare(before, now).differences == compare(now, before).differences == []
+    now.model = {**before.model, "chat_template_kwargs": {"enable_thinking": False}}
+    (difference,) = compare(before, now).differences
+    assert difference.to_dict() == {
+        "field": "model.chat_template_kwargs",
+        "left": None,
+        "right": {"enable_thinking": False},
+    }
+
+
+def test_a_row_without_an_error_wins_where_lower_is_better() -> None:
+    left = run([sample(0, 1.0), sample(1, 0.0)], higher_is_better=False)
+    right = run([sample(0, 0.0), sample(1, 0.0)], higher_is_better=False)
+    found = compare(left, right)["s"]
+    assert found.metrics[0].winner == "right"
+    assert [(flip.index, flip.winner) for flip in found.flips] == [(0, "right")]
+
+
 def test_flips_show_what_was_compared_with_the_target() -> None:
     left = run([sample(0, 0.0, prediction="so it is 5", extracted={"acc": "5"})])
     right = run([sample(0, 1.0, prediction="B", extracted={"acc": 1})])

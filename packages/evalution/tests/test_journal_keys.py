@@ -155,6 +155,8 @@ def test_a_key_depends_on_the_place_and_on_the_base() -> None:
         pytest.param(base(model=Model("m", trust_remote_code=True)), id="own-code"),
         pytest.param(base(model=Model("m", model_kwargs={"a": 1})), id="model-kwargs"),
         pytest.param(base(model=Model("m", tokenizer_kwargs={"a": 1})), id="tokenizer-kwargs"),
+        pytest.param(base(model=Model("m", chat_template_kwargs={"a": 1})), id="variables"),
+        pytest.param(base(model=Model("m", chat_template_kwargs={"a": True})), id="true-is-not-1"),
         pytest.param(base(execution={"dtype": "float16"}), id="settled-dtype"),
         pytest.param(base(execution={"max_model_len": 8}), id="settled-window"),
         pytest.param(base(policy={"bos": "twice"}), id="policy"),
@@ -204,6 +206,22 @@ def test_what_is_not_known_by_content_has_keys_in_its_run_alone(unknowable: Answ
     assert not unknowable.is_shareable
     assert key(request, unknowable) is not None
     assert cache_key(unknowable, request) is None
+
+
+def test_variables_of_a_lent_sessions_template_count() -> None:
+    def lent(variables: dict[str, Any] | None) -> AnswerBase:
+        return answer_base(
+            engine=None,
+            model=MODEL,
+            identity=None,
+            execution=None,
+            scoring_policy=POLICY,
+            variables=variables,
+        )
+
+    digests = {lent(each).digest for each in (None, {"thinks": True}, {"thinks": False})}
+    assert len(digests) == 3
+    assert lent({}) == lent(None)
 
 
 def _user(content: object, **more: object) -> list[dict[str, object]]:

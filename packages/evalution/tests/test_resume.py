@@ -18,6 +18,7 @@ from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
     InvalidRequestError,
+    Model,
     RequestFailure,
 )
 from evalution_enginekit.mock import Mock
@@ -149,6 +150,10 @@ def test_a_fresh_start_leaves_nothing_of_the_run_that_was_there(
     ("change", "difference"),
     [
         ({"model": "other"}, "run.model.path was 'm', now 'other'"),
+        (
+            {"model": Model("m", chat_template_kwargs={"enable_thinking": False})},
+            "run.model.chat_template_kwargs is asked for, it wasn't there",
+        ),
         ({"limit": 5}, "run.limit was None, now 5"),
         ({"tests": suites(max_new_tokens=9)}, "suite sums.max_new_tokens was 256, now 9"),
         ({"tests": suites()[:1]}, "suite choice was asked for, now it isn't there"),
@@ -304,3 +309,19 @@ def test_an_isolated_model_gives_the_same_results_and_goes_on_without_isolation(
         suite["metrics"] for suite in there[0]["suites"]
     ]
     assert found.engine["execution"]["isolated"]
+
+
+def test_a_run_with_variables_of_the_chat_template_goes_on_with_the_same_alone(
+    counted: Any, tmp_path: Path
+) -> None:
+    model = Model("m", chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(EngineRuntimeError, match="device lost"):
+        evalution.run(engine=counted.engine(5), model=model, tests=suites(), output=tmp_path)
+    other = Model("m", chat_template_kwargs={"enable_thinking": True})
+    told = "run.model.chat_template_kwargs.enable_thinking was False, now True"
+    with pytest.raises(ConfigurationError, match=told):
+        evalution.run(engine=counted.engine(), model=other, tests=suites(), output=tmp_path)
+    evalution.run(engine=counted.engine(), model=model, tests=suites(), output=tmp_path)
+    assert len(counted.computed) == 30
+    results, _ = files(tmp_path)
+    assert results["model"]["chat_template_kwargs"] == {"enable_thinking": False}

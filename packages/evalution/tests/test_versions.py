@@ -17,6 +17,7 @@ from evalution.conditions.git_commits import commit_of
 from evalution.conditions.tokenizer_record import tokenizer_record
 from evalution.conditions.versions import software_versions
 from evalution_core import Model
+from evalution_enginekit import ChatTemplate
 from evalution_enginekit.mock import Mock
 
 Install = Callable[..., None]
@@ -232,6 +233,19 @@ def test_the_same_ids_give_the_same_hash_and_another_template_another(
     assert len({record["encoding"] for record in records}) == 1
     assert hashes[0] is None
     assert hashes[1] == hashes[2] != hashes[3]
+
+
+def test_variables_of_the_template_are_recorded_and_a_servers_own_template_is_none(
+    scripted_session: Any,
+) -> None:
+    session = scripted_session()
+    session.tokenizer = Tokenizer()
+    session.tokenizer.chat_template = ChatTemplate("{{ tone }}")
+    assert "chat_template_kwargs" not in (tokenizer_record(session) or {})
+    session.tokenizer.chat_template = ChatTemplate("", variables={"tone": "low"})
+    record = tokenizer_record(session)
+    assert record is not None
+    assert (record["chat_template"], record["chat_template_kwargs"]) == (None, {"tone": "low"})
 
 
 def test_a_session_without_a_tokenizer_has_no_record(scripted_session: Any) -> None:

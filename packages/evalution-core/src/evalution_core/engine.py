@@ -133,6 +133,7 @@ class BaseEngine(ABC):
         trust_remote_code: bool = False,
         model_kwargs: Mapping[str, Any] | None = None,
         tokenizer_kwargs: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         label: str | None = None,
     ) -> RunHandle:
         """A handle that runs suites on this engine; nothing is loaded before the first `run`.
@@ -145,8 +146,7 @@ class BaseEngine(ABC):
             raise ConfigurationError(
                 "engine.model() needs a runner and none is installed; pip install evalution"
             )
-        start = runners[0].load()
-        return start(
+        return runners[0].load()(
             self,
             Model(
                 path=path,
@@ -157,5 +157,6 @@ class BaseEngine(ABC):
                 trust_remote_code=trust_remote_code,
                 model_kwargs=dict(model_kwargs or {}),
                 tokenizer_kwargs=dict(tokenizer_kwargs or {}),
+                chat_template_kwargs=dict(chat_template_kwargs or {}),
             ),
         )

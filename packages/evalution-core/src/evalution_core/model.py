@@ -17,6 +17,9 @@ class Model:
     `path` is `builtin:<name>`, a local path, a Hub id or the name of a remote model, looked up in
     that order; None only for an engine whose `default_model()` can answer.
     `tokenizer` and `tokenizer_path` replace the tokenizer that lies beside the weights.
+    `chat_template_kwargs` are variables that the chat template is rendered with besides those that
+    it always gets, such as `enable_thinking`: text, numbers, true, false, null, and lists and
+    mappings of them.
     """
 
     path: str | None = None
@@ -27,6 +30,7 @@ class Model:
     trust_remote_code: bool = False
     model_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tokenizer_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         hide(self)
@@ -34,9 +38,8 @@ class Model:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise ConfigurationError(f"model.{name} must be a non-empty string, got {value!r}")
-        for name in ("model_kwargs", "tokenizer_kwargs"):
-            value = getattr(self, name)
-            if not isinstance(value, Mapping):
+        for name in ("model_kwargs", "tokenizer_kwargs", "chat_template_kwargs"):
+            if not isinstance(value := getattr(self, name), Mapping):
                 raise ConfigurationError(f"model.{name} must be a mapping, got {redact(value)!r}")
         if type(self.trust_remote_code) is not bool:
             raise ConfigurationError(

@@ -30,12 +30,12 @@ _LEAST_HIDDEN = 8
 """Characters; a shorter secret stands in other words, and is no secret."""
 
 _hidden: set[str] = set()
-_VOCABULARY_TOKEN = re.compile(r"(?i)^(bos|eos|pad|unk|sep|cls|mask|eot|image|audio)_token$")
+_VOCABULARY = re.compile(r"(?i)^(bos|eos|pad|unk|sep|cls|mask|eot|image|audio|think_end)_token$")
 
 
 def is_secret_name(name: str) -> bool:
     """Whether a mapping's key (`hf_token`, `X-Api-Key`) names a credential."""
-    return bool(_SECRET_NAME.search(name)) and not _VOCABULARY_TOKEN.match(name)
+    return bool(_SECRET_NAME.search(name)) and not _VOCABULARY.match(name)
 
 
 def hide(value: Any, *, is_secret: bool = False) -> None:

@@ -7,35 +7,97 @@ environment that Transformers documents for them ("Writing a chat template").
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from evalution_core import EngineUnavailableError, InvalidRequestError, Message
+from evalution_core import (
+    ConfigurationError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    Message,
+    Model,
+    did_you_mean,
+    redact,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Template
     from jinja2.nodes import Node
     from jinja2.parser import Parser
 
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+"""The names of the tokens that templates may print."""
+_SET = frozenset(
+    {
+        "messages",
+        "add_generation_prompt",
+        "tools",
+        "documents",
+        "raise_exception",
+        "strftime_now",
+        "chat_template",  # servers take another template by that name
+        *SPECIAL_TOKENS,
+    }
+)
+"""What a template is given anyway, so that nobody else may set it."""
 _TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What a template's own expressions raise on messages that it wasn't written for."""
 
 
 class ChatTemplate:
-    """One template with the special tokens it may print (`bos_token`, `eos_token`, …)."""
+    """One template with the special tokens it may print (`bos_token`, `eos_token`, …).
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None):
+    `variables` are what it is rendered with besides, as `with_variables` has bound them.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ):
         self.source = source
         self.special_tokens = dict(special_tokens or {})
+        self.variables = dict(variables or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.source, self.special_tokens)
+        return type(self), (self.source, self.special_tokens, self.variables)
 
     @cached_property
     def _template(self) -> Template:
         return _environment().from_string(self.source)
+
+    def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
+        """This template, rendered with `variables` too; of two with one name, the new one counts.
+
+        Raises:
+            ConfigurationError: as `check_variables`, or the template doesn't read a variable.
+            EngineUnavailableError: Jinja is not installed.
+        """
+        check_variables(variables, self.special_tokens)
+        read = self._read_variables()
+        for name in variables:
+            if name not in read:
+                raise ConfigurationError(
+                    f"the model's chat template reads no variable {name!r}"
+                    f"{did_you_mean(name, read)} (it reads: {', '.join(sorted(read)) or 'none'}); "
+                    f"leave it out of chat_template_kwargs"
+                )
+        return ChatTemplate(self.source, self.special_tokens, {**self.variables, **variables})
+
+    def _read_variables(self) -> set[str]:
+        """The names of the variables that the template reads and nobody sets."""
+        jinja2 = _jinja()
+        from jinja2.meta import find_undeclared_variables  # noqa: PLC0415
+
+        try:
+            read = find_undeclared_variables(_environment().parse(self.source))
+        except jinja2.TemplateError as error:
+            raise ConfigurationError(f"the model's chat template is broken: {error}") from error
+        return read - _SET - self.special_tokens.keys()
 
     def render(
         self,
@@ -50,12 +112,7 @@ class ChatTemplate:
             InvalidRequestError: the template refuses the messages, with its own reason.
             EngineUnavailableError: Jinja is not installed.
         """
-        try:
-            import jinja2  # noqa: PLC0415 - extra [tokenizers] or [hf]
-        except ImportError as error:
-            raise EngineUnavailableError(
-                'rendering chat needs jinja2; pip install "evalution-enginekit[tokenizers]"'
-            ) from error
+        jinja2 = _jinja()
         try:
             return self._template.render(
                 messages=[_with_plain_content(message) for message in messages],
@@ -63,9 +120,72 @@ class ChatTemplate:
                 tools=list(tools) if tools else None,
                 documents=None,
                 **self.special_tokens,
+                **self.variables,
             )
         except (jinja2.TemplateError, *_TEMPLATE_FAULTS) as error:
             raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
+
+
+def bound_template(model: Model, template: ChatTemplate | None) -> ChatTemplate | None:
+    """`template`, rendered with what `model.chat_template_kwargs` says.
+
+    Raises:
+        ConfigurationError: it says something and there is no template, or as `with_variables`.
+        EngineUnavailableError: Jinja is not installed.
+    """
+    variables = model.chat_template_kwargs
+    if not variables:
+        return template
+    if template is None:
+        check_variables(variables)
+        raise ConfigurationError(
+            f"model.chat_template_kwargs sets {', '.join(variables)}, and this model has no chat "
+            f"template that could read it; leave it out, or set tokenizer_path to the tokenizer of "
+            f"the matching chat model"
+        )
+    return template.with_variables(variables)
+
+
+def check_variables(variables: Mapping[str, Any], special_tokens: Iterable[str] = ()) -> None:
+    """Refuse what can't be a variable of a chat template.
+
+    Servers are sent the variables, and journals tell answers apart by them, so a value must be one
+    of JSON. A date, as YAML reads it from `2026-07-26`, is none.
+
+    Raises:
+        ConfigurationError: a name is one that templates are given anyway, or a value isn't plain.
+    """
+    for name, value in variables.items():
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - YAML's 1: 2
+            raise ConfigurationError(
+                f"a name in model.chat_template_kwargs must be text, got {name!r}; quote it"
+            )
+        if not _is_plain(value):
+            raise ConfigurationError(
+                f"model.chat_template_kwargs[{name!r}] must be text, a finite number, true, false, "
+                f"null, or a list or mapping of those whose names are text, got {redact(value)!r}; "
+                f"quote what is meant as text"
+            )
+        if name in _SET or name in special_tokens:
+            raise ConfigurationError(
+                f"model.chat_template_kwargs may not set {name!r}: a chat template is given that "
+                f"one anyway; leave it out"
+            )
+
+
+def _is_plain(value: object) -> bool:
+    match value:
+        case None | bool() | int() | str():
+            return True
+        case float():
+            return math.isfinite(value)
+        case list() | tuple():
+            return all(_is_plain(member) for member in cast("Sequence[object]", value))
+        case Mapping():
+            members = cast("Mapping[object, object]", value).items()
+            return all(isinstance(name, str) and _is_plain(each) for name, each in members)
+        case _:
+            return False
 
 
 def _with_plain_content(message: Message) -> dict[str, Any]:
@@ -76,6 +196,16 @@ def _with_plain_content(message: Message) -> dict[str, Any]:
         if all(part.get("type") == "text" for part in parts):
             kept["content"] = "\n".join(str(part["text"]) for part in parts)
     return kept
+
+
+def _jinja() -> Any:
+    try:
+        import jinja2  # noqa: PLC0415 - extra [tokenizers] or [hf]
+    except ImportError as error:
+        raise EngineUnavailableError(
+            'rendering chat needs jinja2; pip install "evalution-enginekit[tokenizers]"'
+        ) from error
+    return jinja2
 
 
 def _environment() -> Any:

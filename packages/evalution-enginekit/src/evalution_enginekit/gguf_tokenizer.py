@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
-from evalution_enginekit.chat import ChatTemplate
+from evalution_enginekit.chat import ChatTemplate, bound_template
 from evalution_enginekit.gguf_file import GGUFFile
 from evalution_enginekit.gguf_pretokenizers import PRE_TOKENIZERS
 from evalution_enginekit.tokenizer_files import load_tokenizer, named_tokenizer
@@ -49,12 +49,14 @@ def gguf_tokenizer_of(model: Model, file: GGUFFile) -> Tokenizer:
     as on every engine, not with the file's.
 
     Raises:
-        ConfigurationError: no tokenizer is there, it is of a kind that isn't read, or it knows
-            more tokens than the model.
+        ConfigurationError: no tokenizer is there, it is of a kind that isn't read, it knows more
+            tokens than the model, or it has no chat template for the model's variables.
         EngineUnavailableError: the `tokenizers` library, or Transformers, is not installed.
     """
     if model.tokenizer is None and named_tokenizer(model) is None:
-        return GGUFTokenizer(file)
+        tokenizer = GGUFTokenizer(file)
+        tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
+        return tokenizer
     return beside_gguf(load_tokenizer(model, file.path.parent), file)
 
 
@@ -137,7 +139,7 @@ class GGUFTokenizer:
         self.chat_template = chat_template_of(file)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._file,)
+        return type(self), (self._file,), {"chat_template": self.chat_template}
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids

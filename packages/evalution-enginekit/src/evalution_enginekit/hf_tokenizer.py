@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from evalution_core import ConfigurationError, Model
-from evalution_enginekit.chat import ChatTemplate
+from evalution_enginekit.chat import ChatTemplate, bound_template
 from evalution_enginekit.runtime import import_runtime
 from evalution_enginekit.tokenizer import ids_before
 
@@ -45,7 +45,7 @@ def load_hf_tokenizer(model: Model, path: str, declared_eos: Iterable[int] = ())
 
     Raises:
         EngineUnavailableError: Transformers is missing or too old.
-        ConfigurationError: nothing loadable is there.
+        ConfigurationError: nothing loadable is there, or no chat template for the variables.
     """
     transformers = import_runtime(
         "transformers",
@@ -61,7 +61,9 @@ def load_hf_tokenizer(model: Model, path: str, declared_eos: Iterable[int] = ())
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"no tokenizer could be loaded from {path!r}: {error}") from error
-    return HFTokenizer(loaded, declared_eos)
+    tokenizer = HFTokenizer(loaded, declared_eos)
+    tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
+    return tokenizer
 
 
 class HFTokenizer:

@@ -34,7 +34,7 @@ def model_identity(model: Model, folder: Path, weights: Sequence[str]) -> dict[s
 
     `weights` are the glob patterns of the engine's weight files there; configuration and tokenizer
     files are taken without being named. Files of a tokenizer that lies elsewhere are
-    `tokenizer/<name>`, and `tokenizer_kwargs` is there where the model has some.
+    `tokenizer/<name>`, and what `told_arguments` tells is there too.
 
     None where the tokenizer can't be told by content: it is an object of the caller's, or comes
     from the Hub.
@@ -51,9 +51,7 @@ def model_identity(model: Model, folder: Path, weights: Sequence[str]) -> dict[s
         beside = _matching(path if path.is_dir() else path.parent, _DESCRIBING_FILES)
         files = beside if path.is_dir() else beside | {path}
         identity |= {f"tokenizer/{name}": told for name, told in files_identity(files).items()}
-    if model.tokenizer_kwargs:
-        identity["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
-    return identity
+    return identity | told_arguments(model)
 
 
 def checkpoint_identity(
@@ -68,12 +66,19 @@ def checkpoint_identity(
     elif revision is None or model.tokenizer is not None or model.tokenizer_path is not None:
         return None
     else:
-        identified = {"repository": model.path, "revision": revision}
-        if model.tokenizer_kwargs:
-            identified["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
+        identified = {"repository": model.path, "revision": revision} | told_arguments(model)
     if identified is not None and model.model_kwargs:
         identified["model_kwargs"] = redact(model.model_kwargs)
     return identified
+
+
+def told_arguments(model: Model) -> dict[str, Any]:
+    """`tokenizer_kwargs` and `chat_template_kwargs`, redacted, where the model has some."""
+    given = {
+        "tokenizer_kwargs": model.tokenizer_kwargs,
+        "chat_template_kwargs": model.chat_template_kwargs,
+    }
+    return {name: redact(arguments) for name, arguments in given.items() if arguments}
 
 
 def files_identity(files: Iterable[Path]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from evalution_core import (
     validate_options,
 )
 from evalution_enginekit.byte_tokenizer import ByteTokenizer
+from evalution_enginekit.chat import bound_template
 from evalution_enginekit.generation import TokenFeed
 from evalution_enginekit.scheduling import refill
 from evalution_enginekit.session import TokenSession
@@ -56,6 +57,7 @@ class Mock(BaseEngine):
             )
 
     def build(self, model: Model) -> MockSession:
+        bound_template(model, ByteTokenizer().chat_template)  # which reads no variable
         return MockSession(model.path or "mock", self.max_model_len, self.batch_size)
 
 

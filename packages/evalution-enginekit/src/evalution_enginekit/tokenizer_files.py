@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
-from evalution_enginekit.chat import ChatTemplate
+from evalution_enginekit.chat import SPECIAL_TOKENS, ChatTemplate, bound_template
 from evalution_enginekit.tokenizer import ids_before
 
 if TYPE_CHECKING:
     import tokenizers
 
     from evalution_enginekit.tokenizer import Tokenizer
-
-_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
 
 def load_tokenizer(model: Model, folder: Path) -> Tokenizer:
@@ -28,19 +26,24 @@ def load_tokenizer(model: Model, folder: Path) -> Tokenizer:
     What ends a generation is the model's to declare, whichever tokenizer it is read with: its
     `eos_ids` have the ids that `folder` declares, or else those declared beside the tokenizer.
 
+    Its chat template is rendered with `chat_template_kwargs`.
+
     Raises:
-        ConfigurationError: no tokenizer is there, or a file that describes it is broken.
+        ConfigurationError: no tokenizer is there, a file that describes it is broken, or it has no
+            chat template for the variables.
         EngineUnavailableError: the loader's library is not installed.
     """
     if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-        return _given_tokenizer(model.tokenizer, folder)
+        return given_tokenizer(model, model.tokenizer, lambda: declared_eos(folder))
     named = named_tokenizer(model)
     path = Path(named) if named else folder
     file = path / "tokenizer.json" if path.is_dir() else path
     declared = declared_eos(folder) or (_declared_beside(file) if path.exists() else frozenset())
     plain = not model.trust_remote_code and not model.tokenizer_kwargs
     if file.name.endswith(".json") and file.is_file() and plain:
-        return TokenizerFile(file, declared)
+        tokenizer = TokenizerFile(file, declared)
+        tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
+        return tokenizer
     if named is None and not any(path.glob("tokenizer*")) and not any(path.glob("vocab*")):
         raise ConfigurationError(
             f"no tokenizer in {path}: expected tokenizer.json; set tokenizer_path to a folder "
@@ -64,17 +67,33 @@ def checkpoint_tokenizer(
     """
     if folder is not None:
         return load_tokenizer(model, folder)
-    given = model.tokenizer
-    if hasattr(given, "leading_ids"):
-        return cast("Tokenizer", given)
-    from evalution_enginekit.hf_tokenizer import (  # noqa: PLC0415 - extra [hf]
-        HFTokenizer,
-        load_hf_tokenizer,
-    )
+    if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
+        return given_tokenizer(model, model.tokenizer, lambda: declared_eos)
+    from evalution_enginekit.hf_tokenizer import load_hf_tokenizer  # noqa: PLC0415 - extra [hf]
 
-    if not (given is None or isinstance(given, str)):
-        return HFTokenizer(given, declared_eos)
     return load_hf_tokenizer(model, named_tokenizer(model) or str(model.path), declared_eos)
+
+
+def given_tokenizer(
+    model: Model, given: Any, declared_eos: Callable[[], Iterable[int]]
+) -> Tokenizer:
+    """A tokenizer object of the caller's: one of the kit's protocol, or a Transformers one.
+
+    It isn't changed; variables of the chat template are bound beside it. `declared_eos` tells the
+    ids that the model says end a generation, which the kit's protocol has already.
+
+    Raises:
+        ConfigurationError: it has no chat template for `chat_template_kwargs`.
+    """
+    if hasattr(given, "leading_ids"):
+        if not model.chat_template_kwargs:
+            return given
+        return _Retemplated(given, bound_template(model, given.chat_template))
+    from evalution_enginekit.hf_tokenizer import HFTokenizer  # noqa: PLC0415 - extra [hf]
+
+    tokenizer = HFTokenizer(given, declared_eos())
+    tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
+    return tokenizer
 
 
 def named_tokenizer(model: Model) -> str | None:
@@ -120,7 +139,7 @@ class TokenizerFile:
         self._tokenizer = tokenizer = _load(file)
         config = _read_json(file.with_name("tokenizer_config.json"))
         specials = {
-            name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))
+            name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name)))
         }
         self.leading_ids = ids_before(
             tokenizer.encode("a", add_special_tokens=True).ids,
@@ -140,7 +159,7 @@ class TokenizerFile:
         self.chat_template = _chat_template(file, config, specials)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._file, self.eos_ids)
+        return type(self), (self._file, self.eos_ids), {"chat_template": self.chat_template}
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -205,10 +224,16 @@ def _read_json(file: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", content)
 
 
-def _given_tokenizer(tokenizer: Any, folder: Path) -> Tokenizer:
-    """A tokenizer object of the caller's: one of the kit's protocol, or a Transformers one."""
-    if hasattr(tokenizer, "leading_ids"):
-        return tokenizer
-    from evalution_enginekit.hf_tokenizer import HFTokenizer  # noqa: PLC0415 - extra [hf]
+class _Retemplated:
+    """A tokenizer with another chat template."""
 
-    return HFTokenizer(tokenizer, declared_eos(folder))
+    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None):
+        self.leading_ids = tokenizer.leading_ids
+        self.bos_id = tokenizer.bos_id
+        self.eos_id = tokenizer.eos_id
+        self.eos_ids = tokenizer.eos_ids
+        self.special_ids = tokenizer.special_ids
+        self.vocabulary_size = tokenizer.vocabulary_size
+        self.chat_template = chat_template
+        self.encode = tokenizer.encode
+        self.decode = tokenizer.decode

@@ -55,7 +55,7 @@ def loaded_as_floats(options: Options, model: Model, backend: str) -> Runnable:
     return replace(runnable, described={**told, "quantized_backend": "dequantized"})
 
 
-def borrowed(options: Options, handles: Mapping[str, Any]) -> Runnable:
+def borrowed(options: Options, handles: Mapping[str, Any], named: Model | None = None) -> Runnable:
     """The caller's model and tokenizer, examined.
 
     `handles["model"]` is what GPTQModel's loader gave, or the model of Transformers in it.
@@ -71,7 +71,7 @@ def borrowed(options: Options, handles: Mapping[str, Any]) -> Runnable:
         if settings is not None and not given.load_quantized_model:
             raise ConfigurationError(_UNREADY)
         handles = {**handles, "model": given if settings is None else given.model}
-    runnable = building.borrowed(options, handles)
+    runnable = building.borrowed(options, handles, named)
     if not kernels_of(runnable.model):
         raise ConfigurationError(
             f"no layer of this {type(runnable.model).__name__} is one of GPTQModel's quantised "

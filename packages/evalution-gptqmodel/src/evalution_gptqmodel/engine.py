@@ -102,7 +102,7 @@ class GPTQModel(BaseEngine):
 
         The model is what GPTQModel's loader gave, or the model of Transformers in it. The options
         `backend`, `dtype`, `device`, `attn_implementation` and `dequantize` must be left at their
-        defaults.
+        defaults. Of `model`, `chat_template_kwargs` counts.
 
         Raises:
             ConfigurationError: a handle is missing or of another kind, such an option is set, or
@@ -113,7 +113,7 @@ class GPTQModel(BaseEngine):
         from evalution_gptqmodel.building import borrowed  # noqa: PLC0415 - it imports torch
         from evalution_transformers.building import continuous_session  # noqa: PLC0415 - as well
 
-        return continuous_session(options, borrowed(options, handles), wishes)
+        return continuous_session(options, borrowed(options, handles, model), wishes)
 
 
 def _options(engine: GPTQModel) -> Options:

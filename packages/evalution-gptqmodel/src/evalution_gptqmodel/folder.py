@@ -17,6 +17,7 @@ from huggingface_hub import snapshot_download
 from evalution_core import ConfigurationError, Model
 from evalution_core.redaction import redact, scrub
 from evalution_enginekit import model_identity
+from evalution_enginekit.identity import told_arguments
 from evalution_enginekit.model_folder import model_folder
 
 _WANTED = "the folder of a quantised checkpoint, or a Hub id as in owner/name"
@@ -48,8 +49,7 @@ class Folder:
             found = model_identity(model, self.path, _WEIGHTS)
         elif model.tokenizer is None and model.tokenizer_path is None:
             found = {"repository": model.path, "revision": self.revision}
-            if model.tokenizer_kwargs:
-                found["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
+            found |= told_arguments(model)
         else:
             found = None
         if found is not None and model.model_kwargs:

@@ -18,6 +18,7 @@ from evalution_core import (
 from evalution_inspect.tool_calls import ToolFormat
 
 _MODEL_FIELDS = (
+    "chat_template_kwargs",
     "label",
     "model_kwargs",
     "revision",

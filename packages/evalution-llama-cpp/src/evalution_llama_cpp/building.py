@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from evalution_core import Capability, ConfigurationError, Model
 from evalution_enginekit import Tokenizer, files_identity, model_identity
+from evalution_enginekit.chat import bound_template
 from evalution_enginekit.gguf_file import GGUFFile
 from evalution_enginekit.gguf_source import gguf_file_of, parts_of
 from evalution_enginekit.gguf_tokenizer import chat_template_of, gguf_tokenizer_of
+from evalution_enginekit.identity import told_arguments
 from evalution_enginekit.model_fields import refuse_gguf_model_fields
 from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_llama_cpp.context import Context
@@ -80,7 +82,7 @@ def session_of(engine: LlamaCpp, model: Model, library: Library) -> LlamaCppSess
 
 
 def parameters_of(engine: LlamaCpp, device: Device) -> Parameters:
-    # llama.cpp's own choice, f16, moves log-probabilities by up to 1e-2 nats; on a CPU f32 costs
+    # llama.cpp's own choice, f16, moves log-probabilities by up to 5e-3 nats; on a CPU f32 costs
     # about a tenth of the time. Its flash attention rounds to f16 whatever the cache's type is.
     cache_type = "f16" if device.offloads or engine.flash_attn is not False else "f32"
     return Parameters(
@@ -121,7 +123,7 @@ def arithmetic(weights: str, wanted: Parameters) -> str:
     """The least precise of weights, KV cache and attention, by its usual name where it has one."""
     found = {weights, wanted.type_k.upper(), wanted.type_v.upper()}
     if wanted.flash_attn is not False:
-        # llama.cpp's kernel rounds to f16 on the CPU: 9e-3 nats were seen with a cache of f32.
+        # llama.cpp's kernel rounds to f16 on the CPU: 5e-3 nats were seen with a cache of f32.
         found.add("F16")
     for precise in ("F32", "F16", "BF16"):
         if found <= {"F32", precise}:
@@ -137,7 +139,7 @@ def _capabilities(engine: LlamaCpp) -> frozenset[Capability]:
 def _tokenizer(model: Model, file: GGUFFile, weights: Weights) -> Tokenizer:
     """llama.cpp's own, unless the model names another or llama.cpp's would end the process."""
     if model.tokenizer is None and named_tokenizer(model) is None and takes_any_text(file):
-        return LlamaTokenizer(weights, chat_template_of(file))
+        return LlamaTokenizer(weights, bound_template(model, chat_template_of(file)))
     tokenizer = gguf_tokenizer_of(model, file)
     if tokenizer.vocabulary_size > weights.vocabulary_size:
         raise ConfigurationError(
@@ -153,7 +155,8 @@ def _identity(model: Model, file: GGUFFile) -> dict[str, Any] | None:
     if named is None:
         return None
     # Of the folder only the file counts; a tokenizer that lies elsewhere counts too.
-    return parts | {name: told for name, told in named.items() if "tokenizer/" in name}
+    beside = {name: told for name, told in named.items() if "tokenizer/" in name}
+    return {**parts, **beside, **told_arguments(model)}
 
 
 def _described(

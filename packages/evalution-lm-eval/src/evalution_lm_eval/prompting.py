@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from abc import ABC
 from collections.abc import Sequence
@@ -66,7 +67,10 @@ class PromptingLM(TemplateLM, ABC):
     @property
     def tokenizer_name(self) -> str:
         """A file name for the tokenizer with its template, by which lm-eval caches prompts."""
-        source = "" if self._template is None else self._template.source
+        template = self._template
+        source = "" if template is None else template.source
+        if template is not None and template.variables:
+            source += json.dumps(template.variables, sort_keys=True)
         digest = hashlib.sha256(source.encode()).hexdigest()[:8]
         return f"{re.sub(r'[^A-Za-z0-9._-]+', '__', self._name)}-{digest}"
 

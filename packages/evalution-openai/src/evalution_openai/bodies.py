@@ -30,14 +30,22 @@ class Exchange:
 class BodyWriter:
     """Writes bodies for one model on one server; `extra` fields win, and a None takes one out.
 
+    `variables` are for the chat template, where the server renders the messages.
     What a server would apply unasked is switched off in each, so that a request means the same as
     on any engine: greedy is the likeliest token, and `top_k=0` cuts nothing.
     """
 
-    def __init__(self, model: str, dialect: Dialect, extra: Mapping[str, Any]):
+    def __init__(
+        self,
+        model: str,
+        dialect: Dialect,
+        extra: Mapping[str, Any],
+        variables: Mapping[str, Any] | None = None,
+    ):
         self._model = model
         self._dialect = dialect
         self._extra = dict(extra)
+        self._variables = dict(variables or {})
 
     def exchange(self, prompt: RequestPrompt, *, streams: bool) -> Exchange:
         """Completions for ids and text, chat for messages that the server is to render."""
@@ -49,6 +57,8 @@ class BodyWriter:
                 body |= {"logprobs": True, "top_logprobs": request.logprobs}
             if not request.add_generation_prompt:
                 body |= {"add_generation_prompt": False}
+            if self._variables:
+                body |= {"chat_template_kwargs": self._variables}
             route = "/chat/completions"
         else:
             fed = prompt.text if prompt.token_ids is None else list(prompt.token_ids)

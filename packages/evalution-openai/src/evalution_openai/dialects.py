@@ -23,7 +23,7 @@ class Dialect:
     `max_tokens`. `native` are capabilities that its own extensions give. `neutral` are the fields
     that switch off what it would apply unasked, such as a penalty of the model's
     `generation_config.json`; empty: there are no such fields, or it refuses those that it doesn't
-    know.
+    know. `takes_variables`: where it renders messages, it heeds `chat_template_kwargs`.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Dialect:
     limit_field: str = "max_tokens"
     native: frozenset[Capability] = frozenset()
     neutral: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    takes_variables: bool = False
 
     @property
     def is_evalution(self) -> bool:
@@ -72,15 +73,26 @@ _NEUTRAL_LLAMA_CPP_PYTHON: Mapping[str, Any] = {"repeat_penalty": 1.0, "min_p": 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        Dialect("evalution", tells_ids=True),
+        Dialect("evalution", tells_ids=True, takes_variables=True),
         Dialect(
             "vllm",
             tells_ids=True,
             native=frozenset({Capability.SEED, Capability.IGNORE_EOS}),
             neutral=_NEUTRAL,
+            takes_variables=True,
         ),
-        Dialect("sglang", native=frozenset({Capability.IGNORE_EOS}), neutral=_NEUTRAL),
-        Dialect("llamacpp", native=frozenset({Capability.IGNORE_EOS}), neutral=_NEUTRAL_LLAMA_CPP),
+        Dialect(
+            "sglang",
+            native=frozenset({Capability.IGNORE_EOS}),
+            neutral=_NEUTRAL,
+            takes_variables=True,
+        ),
+        Dialect(
+            "llamacpp",
+            native=frozenset({Capability.IGNORE_EOS}),
+            neutral=_NEUTRAL_LLAMA_CPP,
+            takes_variables=True,
+        ),
         Dialect("llama-cpp-python", neutral=_NEUTRAL_LLAMA_CPP_PYTHON),
         Dialect("openai", most_stops=4, limit_field="max_completion_tokens"),
         Dialect("plain", most_stops=4),

@@ -131,7 +131,8 @@ class OpenAICompatible(BaseEngine):
             EngineUnavailableError: no server answers at `base_url`.
             ConfigurationError: the key isn't accepted or its variable isn't set, no model is named
                 and the server lists none, `max_model_len` is more than the server's, or `model` has
-                a field that is the server's to decide (`revision`, `model_kwargs`).
+                a field that is the server's to decide (`revision`, `model_kwargs`) or that it
+                isn't known to heed (`chat_template_kwargs`).
         """
         from evalution_openai.building import build_session  # noqa: PLC0415 - httpx, for use alone
 

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from evalution_core import EngineRuntimeError, EvalutionError, Message, UnsupportedRequestError
 from evalution_enginekit import ChatTemplate
+from evalution_enginekit.chat import SPECIAL_TOKENS
 from evalution_enginekit.tokenizer import ids_before
 
 Post = Callable[[str, Mapping[str, Any]], Any]
 
 _REMEMBERED = 4096
-_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 _UNTOLD_VOCABULARY = 1 << 31
 
 
@@ -21,20 +21,27 @@ class RemoteTokenizer:
     """The kit's tokenizer on `/tokenize` and `/detokenize`, as vLLM and Evalution serve them.
 
     `facts` is what `/tokenizer_info` answered; what it doesn't tell is found out by encoding the
-    special tokens that it names. Recent texts are remembered. Not for any event loop: each call
-    waits for the server.
+    special tokens that it names. `variables` are for the chat template. Recent texts are
+    remembered. Not for any event loop: each call waits for the server.
     """
 
-    def __init__(self, post: Post, root: str, model: str | None, facts: Mapping[str, Any]):
+    def __init__(
+        self,
+        post: Post,
+        root: str,
+        model: str | None,
+        facts: Mapping[str, Any],
+        variables: Mapping[str, Any] | None = None,
+    ):
         self._post = post
         self._root = root
         self._model = {"model": model} if model else {}
+        self._variables = dict(variables or {})
         self.encode = lru_cache(_REMEMBERED)(self._encode)
-        specials = {n: t for n in _SPECIAL_NAMES if isinstance(t := facts.get(n), str)}
-        source = facts.get("chat_template")
-        self.chat_template: ChatTemplate | None = self._served_template()
-        if isinstance(source, str):
-            self.chat_template = ChatTemplate(source, specials)
+        specials = {n: t for n in SPECIAL_TOKENS if isinstance(t := facts.get(n), str)}
+        self.chat_template: ChatTemplate | None = self._told_template(facts, specials)
+        if self.chat_template is None:
+            self.chat_template = self._served_template()
         self.bos_id = self._told_id(facts, "bos_id", specials.get("bos_token"))
         self.eos_id = self._told_id(facts, "eos_id", specials.get("eos_token"))
         leading = _ids(facts.get("leading_ids"))
@@ -70,9 +77,20 @@ class RemoteTokenizer:
             raise EngineRuntimeError("/tokenize answered without a list of ids in 'tokens'")
         return list(token_ids)
 
+    def _told_template(
+        self, facts: Mapping[str, Any], specials: Mapping[str, str]
+    ) -> ChatTemplate | None:
+        """The template that the server tells, with the variables that it has bound itself."""
+        source, bound = facts.get("chat_template"), facts.get("chat_template_kwargs")
+        if not isinstance(source, str):
+            return None
+        known = cast("Mapping[str, Any]", bound) if isinstance(bound, Mapping) else None
+        template = ChatTemplate(source, specials, known)
+        return template.with_variables(self._variables) if self._variables else template
+
     def _served_template(self) -> ServedTemplate | None:
         """The template that the server keeps to itself; None where it renders nothing for us."""
-        template = ServedTemplate(self._render)
+        template = ServedTemplate(self._render, self._variables)
         try:
             template.render([{"role": "user", "content": "a"}])
         except EvalutionError:
@@ -80,10 +98,12 @@ class RemoteTokenizer:
         return template
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        body = {
+        body: dict[str, Any] = {
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
         }
+        if self._variables:
+            body["chat_template_kwargs"] = self._variables
         answer = self._post(f"{self._root}/tokenize", {**self._model, **body})
         if not (token_ids := _ids(answer.get("tokens"))):
             raise EngineRuntimeError("/tokenize answered without a list of ids in 'tokens'")
@@ -98,10 +118,15 @@ class RemoteTokenizer:
 
 
 class ServedTemplate(ChatTemplate):
-    """A chat template that only the server has: it renders to ids, which are read back as text."""
+    """A chat template that only the server has: it renders to ids, which are read back as text.
 
-    def __init__(self, render: Callable[[Sequence[Message], bool], str]):
-        super().__init__("")
+    Its `source` is empty; `variables` are those that `render` sends.
+    """
+
+    def __init__(
+        self, render: Callable[[Sequence[Message], bool], str], variables: Mapping[str, Any]
+    ):
+        super().__init__("", variables=variables)
         self._served = render
 
     def render(

@@ -73,7 +73,8 @@ class Survey:
                 f"the server at {scrub(options.base_url)} has no model {self.model!r}; set "
                 f"model.path or model_name to {self.served.names[0]!r}, or leave both out"
             )
-        self.writer = BodyWriter(self.model, self.dialect, options.extra_body)
+        self._variables = model.chat_template_kwargs
+        self.writer = BodyWriter(self.model, self.dialect, options.extra_body, self._variables)
         self._local = _local_tokenizer(model)
         self.tokenizer: Tokenizer | None = self._local or self._remote_tokenizer()
         self._climb = self._climbed()
@@ -87,7 +88,7 @@ class Survey:
         return Findings(
             api=self._options.api,
             encodes=self.encodes,
-            renders=self._renders,
+            renders=self.renders,
             leaves_open=self.dialect.tells_ids,
             ids=("read" if self._local else "left") if reads else "kept",
             rung=rung,
@@ -125,7 +126,7 @@ class Survey:
         return dict.fromkeys(_SCORES, self._climb.reason)
 
     @property
-    def _renders(self) -> bool:
+    def renders(self) -> bool:
         """Whether messages are rendered here: by a local tokenizer, or a template that was told."""
         if self._options.api == "completions":
             return True
@@ -171,7 +172,7 @@ class Survey:
                 if not self._ask(f"{root}/tokenize", body).get("tokens"):
                     return None
                 facts = self._loop.call(lambda: tokenizer_facts(self._endpoint))
-                tokenizer = RemoteTokenizer(self._ask, root, self.model, facts)
+                tokenizer = RemoteTokenizer(self._ask, root, self.model, facts, self._variables)
                 tokenizer.decode(tokenizer.encode("a"))
         except ConfigurationError:
             raise
@@ -249,6 +250,7 @@ class Survey:
             self.dialect.is_evalution
             and self._local is None
             and self._options.api != "completions"
+            and not self._variables
             and self._climb.name in (None, "evalution")
             and own in (None, self.served.max_model_len)
         )

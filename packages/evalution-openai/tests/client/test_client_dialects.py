@@ -15,7 +15,7 @@ from evalution_core import (
     Model,
     UnsupportedRequestError,
 )
-from evalution_enginekit import ByteTokenizer
+from evalution_enginekit import ByteTokenizer, ChatTemplate
 
 CHAT = [{"role": "user", "content": "Hi?"}]
 OF_VLLM = {
@@ -178,4 +178,107 @@ def test_fields_of_the_model_that_are_the_servers_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"engine OpenAICompatible {message}"):
         connect(Model("scripted", **fields))
+    assert not server.requests
+
+
+THINKING_OFF = Model("scripted", chat_template_kwargs={"enable_thinking": False})
+ASKS_FOR_A_THOUGHT = (
+    "{{ messages[0].content }}"
+    "{% if enable_thinking is defined and not enable_thinking %} now{% endif %}"
+)
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang", "llamacpp", "evalution"])
+def test_a_server_that_renders_is_sent_the_variables_with_messages_alone(
+    connect: Callable[..., Any], server: Any, owner: str
+) -> None:
+    server.routes -= {"/tokenize"}
+    server.owner = owner
+    requests = [GenerationRequest("a"), GenerationRequest(messages=CHAT)]
+    options = {"dialect": owner, "scoring": "none", "model_name": "scripted"}
+    connect(THINKING_OFF, **options).generate(requests)
+    assert server.bodies("/chat/completions")[-1]["chat_template_kwargs"] == {
+        "enable_thinking": False
+    }
+    assert "chat_template_kwargs" not in server.bodies("v1/completions")[-1]
+    connect(**options).generate(requests)
+    assert "chat_template_kwargs" not in server.bodies("/chat/completions")[-1]
+
+
+@pytest.mark.parametrize("dialect", ["plain", "openai", "llama-cpp-python"])
+def test_a_server_that_may_ignore_the_variables_is_refused(
+    connect: Callable[..., Any], server: Any, dialect: str
+) -> None:
+    server.routes -= {"/tokenize"}
+    with pytest.raises(ConfigurationError) as caught:
+        connect(THINKING_OFF, dialect=dialect, scoring="none")
+    assert str(caught.value) == (
+        "engine OpenAICompatible takes no model.chat_template_kwargs: the server renders the "
+        f"chat, and one of the dialect {dialect!r} isn't known to take variables for it; set "
+        "tokenizer_path and api='completions' so that chats are rendered here, the option dialect "
+        "if it is one of evalution, vllm, sglang, llamacpp, or, in extra_body, what it takes "
+        "instead"
+    )
+    extra = THINKING_OFF.chat_template_kwargs
+    asked = {"extra_body": {"chat_template_kwargs": extra}, "scoring": "none"}
+    session = connect(Model("scripted"), dialect=dialect, **asked)
+    session.generate([GenerationRequest(messages=CHAT)])
+    assert server.bodies("/chat/completions")[-1]["chat_template_kwargs"] == extra
+
+
+@pytest.mark.parametrize("options", [{"dialect": "vllm"}, {"api": "completions"}])
+def test_variables_that_only_some_chats_would_have_are_refused(
+    connect: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    extra = {"chat_template_kwargs": {"enable_thinking": False}}
+    with pytest.raises(ConfigurationError) as caught:
+        connect(Model("scripted"), extra_body=extra, **options)
+    assert str(caught.value) == (
+        "extra_body has chat_template_kwargs, which have no effect on chats that are rendered "
+        "here; set chat_template_kwargs of the model instead, which hold wherever chats are "
+        "rendered"
+    )
+
+
+def test_a_template_that_the_server_keeps_is_rendered_with_the_variables(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    server.has_template = True
+    with pytest.raises(ConfigurationError, match="the server renders the chat, and one of the d"):
+        connect(THINKING_OFF)
+    server.owner = "vllm"
+    session = connect(THINKING_OFF)
+    session.generate([GenerationRequest(messages=CHAT, max_new_tokens=2)])
+    assert session.tokenizer.chat_template.variables == {"enable_thinking": False}
+    rendered = [body for body in server.bodies("/tokenize") if body.get("messages") == CHAT]
+    assert [body["chat_template_kwargs"] for body in rendered] == [{"enable_thinking": False}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [({}, {}), ({"enable_thinking": False}, {"api": "completions"})],
+)
+def test_a_local_template_is_rendered_with_the_variables(
+    connect: Callable[..., Any],
+    server: Any,
+    fields: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = ChatTemplate(ASKS_FOR_A_THOUGHT)
+    model = Model("scripted", tokenizer=tokenizer, chat_template_kwargs=fields)
+    connect(model, **options).generate([GenerationRequest(messages=CHAT, max_new_tokens=2)])
+    expected = "Hi? now" if fields else "Hi?"
+    assert server.bodies("v1/completions")[-1]["prompt"] == [256, *expected.encode()]
+
+
+def test_variables_that_nobody_could_render_are_refused(
+    connect: Callable[..., Any], server: Any
+) -> None:
+    server.routes -= {"/tokenize"}
+    with pytest.raises(ConfigurationError, match="sets enable_thinking, and this model has no ch"):
+        connect(THINKING_OFF, api="completions")
+    server.requests.clear()
+    with pytest.raises(ConfigurationError, match="may not set 'messages': a chat template is giv"):
+        connect(Model("scripted", chat_template_kwargs={"messages": []}))
     assert not server.requests

@@ -29,11 +29,11 @@ from safetensors import SafetensorError
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_core.redaction import redact, scrub
-from evalution_enginekit import Tokenizer, load_tokenizer, model_identity
-from evalution_enginekit.hf_tokenizer import load_hf_tokenizer
+from evalution_enginekit import Tokenizer, model_identity
+from evalution_enginekit.identity import told_arguments
 from evalution_enginekit.model_folder import model_folder
 from evalution_enginekit.runtime import brief
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
 from evalution_openvino.engine import torchvision_hint
 from evalution_openvino.model_arguments import FILE, check_arguments, check_files
 from evalution_transformers.loading import declared_eos
@@ -76,7 +76,7 @@ def load(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
     if folder is not None:
         check_files(model, folder)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
-    tokenizer = _tokenizer(model, folder)
+    tokenizer = checkpoint_tokenizer(model, folder)
     source = str(folder or model.path)
     # Tracing a model warns of each Python value that it keeps as a constant, and compressing its
     # weights shows progress where results are expected.
@@ -108,12 +108,6 @@ def load(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
     if folder is None:
         tokenizer.eos_ids |= declared_eos(loaded)  # pyright: ignore[reportAttributeAccessIssue]
     return Exported(loaded, tokenizer, Path(loaded.model_save_dir), export is not None, identified)
-
-
-def _tokenizer(model: Model, folder: Path | None) -> Tokenizer:
-    if folder is not None or not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-        return load_tokenizer(model, folder or Path())
-    return load_hf_tokenizer(model, named_tokenizer(model) or str(model.path))
 
 
 def _is_exported(model: Model, folder: Path | None) -> bool:
@@ -212,9 +206,7 @@ def _hub_identity(model: Model) -> dict[str, Any] | None:
     commit: Any = getattr(config, "_commit_hash", None)
     if commit is None or model.tokenizer is not None or model.tokenizer_path is not None:
         return None
-    found: dict[str, Any] = {"repository": model.path, "revision": str(commit)}
-    if model.tokenizer_kwargs:
-        found["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
+    found = {"repository": model.path, "revision": str(commit), **told_arguments(model)}
     return _with_arguments(model, found)
 
 

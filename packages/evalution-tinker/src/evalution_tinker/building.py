@@ -15,6 +15,7 @@ from evalution_core import (
     scrub,
 )
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
+from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
 from evalution_tinker.clients import (
     WEIGHTS,
     OwnClient,
@@ -142,7 +143,7 @@ def _check_known(name: str, server: Server) -> None:
 def _tokenizer(options: Tinker, model: Model, name: str | None) -> Tokenizer:
     own = model.tokenizer_path or (model.tokenizer if isinstance(model.tokenizer, str) else None)
     if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-        return load_tokenizer(model, Path())
+        return checkpoint_tokenizer(model, None)
     path = options.tokenizer_path or own or name
     if path is None or path.startswith(WEIGHTS):
         raise ConfigurationError(
@@ -156,5 +157,6 @@ def _tokenizer(options: Tinker, model: Model, name: str | None) -> Tokenizer:
         tokenizer_path=str(folder) if folder.exists() else path,
         trust_remote_code=model.trust_remote_code,
         tokenizer_kwargs=model.tokenizer_kwargs,
+        chat_template_kwargs=model.chat_template_kwargs,
     )
     return load_tokenizer(named, folder if folder.is_dir() else folder.parent)

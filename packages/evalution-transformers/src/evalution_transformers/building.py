@@ -11,7 +11,7 @@ import torch
 
 from evalution_core import Capability, ConfigurationError, Model
 from evalution_enginekit import Tokenizer
-from evalution_enginekit.hf_tokenizer import HFTokenizer
+from evalution_enginekit.tokenizer_files import given_tokenizer
 from evalution_transformers.architecture import Architecture, examine, window_of
 from evalution_transformers.fixed_batches import FixedBatches
 from evalution_transformers.forward import CausalModel, Forward
@@ -79,11 +79,14 @@ def prepared(
     return _runnable(options, checkpoint.model, checkpoint.tokenizer, identified, None)
 
 
-def borrowed(options: Options, handles: Mapping[str, Any]) -> Runnable:
+def borrowed(options: Options, handles: Mapping[str, Any], named: Model | None = None) -> Runnable:
     """The caller's own model and tokenizer, examined in eval mode.
 
+    `named` is what `attach` was told of them; its `chat_template_kwargs` count.
+
     Raises:
-        ConfigurationError: a handle is missing, or isn't what Transformers would give.
+        ConfigurationError: a handle is missing, or isn't what Transformers would give, or the
+            tokenizer has no chat template for the variables.
     """
     found: Any = handles
     names = ("model", "tokenizer")
@@ -102,7 +105,8 @@ def borrowed(options: Options, handles: Mapping[str, Any]) -> Runnable:
     model = _unwrapped(handles["model"])
     lent = lending(model)
     with lent():
-        return _runnable(options, model, _tokenizer(handles["tokenizer"], model), None, lent)
+        tokenizer = _tokenizer(handles["tokenizer"], model, named or Model())
+        return _runnable(options, model, tokenizer, None, lent)
 
 
 def session_of(
@@ -250,14 +254,13 @@ def _runnable(
     )
 
 
-def _tokenizer(given: Any, model: CausalModel) -> Tokenizer:
-    if hasattr(given, "leading_ids"):
-        return given
-    if not (hasattr(given, "encode") and hasattr(given, "added_tokens_decoder")):
+def _tokenizer(given: Any, model: CausalModel, named: Model) -> Tokenizer:
+    of_transformers = hasattr(given, "encode") and hasattr(given, "added_tokens_decoder")
+    if not (of_transformers or hasattr(given, "leading_ids")):
         raise ConfigurationError(
             f"attach takes a tokenizer of Transformers or of the kit, got {type(given).__name__}"
         )
-    return HFTokenizer(given, declared_eos(model))
+    return given_tokenizer(named, given, lambda: declared_eos(model))
 
 
 def _unwrapped(handle: Any) -> CausalModel:

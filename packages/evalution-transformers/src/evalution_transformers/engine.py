@@ -79,7 +79,7 @@ class TransformersCompat(BaseEngine):
         """A session on `handles["model"]` and `handles["tokenizer"]`, which stay the caller's.
 
         It is left in the mode it was found in after each step. The options of loading, from `dtype`
-        to `adapter`, must be left at their defaults.
+        to `adapter`, must be left at their defaults. Of `model`, `chat_template_kwargs` counts.
 
         Raises:
             ConfigurationError: a handle is missing or of another kind, or such an option is set.
@@ -87,7 +87,7 @@ class TransformersCompat(BaseEngine):
         building = _runtime()
         options = _options(self)
         _refuse_loading_options(self)
-        runnable = building.borrowed(options, handles)
+        runnable = building.borrowed(options, handles, model)
         return building.session_of(options, runnable, building.fixed_batches(runnable))
 
 
@@ -139,7 +139,8 @@ class Transformers(TransformersCompat):
         building = _runtime()
         options, wishes = _options(self), _paged_wishes(self)
         _refuse_loading_options(self)
-        return building.continuous_session(options, building.borrowed(options, handles), wishes)
+        runnable = building.borrowed(options, handles, model)
+        return building.continuous_session(options, runnable, wishes)
 
 
 def _runtime() -> Any:

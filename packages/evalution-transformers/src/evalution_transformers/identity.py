@@ -11,6 +11,7 @@ import torch
 from evalution_core import Model
 from evalution_core.redaction import redact
 from evalution_enginekit import files_identity, model_identity
+from evalution_enginekit.identity import told_arguments
 from evalution_transformers.loading import Checkpoint
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.gguf")
@@ -65,7 +66,4 @@ def _hub_identity(model: Model, checkpoint: Checkpoint) -> dict[str, Any] | None
     revision: Any = getattr(checkpoint.model.config, "_commit_hash", None)
     if revision is None or model.tokenizer is not None or model.tokenizer_path is not None:
         return None
-    found: dict[str, Any] = {"repository": model.path, "revision": str(revision)}
-    if model.tokenizer_kwargs:
-        found["tokenizer_kwargs"] = redact(model.tokenizer_kwargs)
-    return found
+    return {"repository": model.path, "revision": str(revision), **told_arguments(model)}

@@ -23,7 +23,7 @@ from evalution_enginekit import Tokenizer, load_tokenizer
 from evalution_enginekit.hf_tokenizer import HFTokenizer, load_hf_tokenizer
 from evalution_enginekit.model_folder import model_folder
 from evalution_enginekit.runtime import in_range
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.tokenizer_files import given_tokenizer, named_tokenizer
 from evalution_transformers.adapters import add_adapter
 from evalution_transformers.forward import CausalModel
 from evalution_transformers.upstream_loading import loading
@@ -157,8 +157,7 @@ def _tokenizer(model: Model, folder: Path | None) -> Tokenizer:
         if folder is not None and not own_gguf:
             return load_tokenizer(model, folder)
         if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-            given = model.tokenizer
-            return cast(Tokenizer, given) if hasattr(given, "leading_ids") else HFTokenizer(given)
+            return given_tokenizer(model, model.tokenizer, frozenset)
         return load_hf_tokenizer(model, named_tokenizer(model) or path)
 
 

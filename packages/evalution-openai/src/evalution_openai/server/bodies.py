@@ -110,6 +110,9 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables that the chat template is rendered with, besides its own."
+    )
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
 
@@ -124,6 +127,9 @@ class LoglikelihoodItem(BaseModel):
     context_input_ids: TokenIds | None = None
     continuation_input_ids: TokenIds | None = None
     messages: Messages | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Refused: the server's own are what contexts are rendered with."
+    )
     truncation: Literal["left", "error"] | None = Field(None, description="Absent: left.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,7 +20,11 @@ from evalution_openai.server.answers import (
 from evalution_openai.server.bodies import ChatBody
 from evalution_openai.server.events import EventStream
 from evalution_openai.server.logprobs import chat_logprobs, spelling_of
-from evalution_openai.server.prompts import chat_requests, check_listed
+from evalution_openai.server.prompts import (
+    chat_requests,
+    check_listed,
+    rendered_requests,
+)
 from evalution_openai.server.served import Served
 
 
@@ -28,6 +33,8 @@ async def chat(served: Served, body: ChatBody) -> dict[str, Any] | EventStream:
     requests = chat_requests(body, served)
     served.admit(requests)
     check_listed(requests, served)
+    if variables := body.chat_template_kwargs:
+        requests = await asyncio.to_thread(rendered_requests, requests, variables, served)
     call = _Call(served, body, requests)
     if body.stream:
         return EventStream(call.chunks())

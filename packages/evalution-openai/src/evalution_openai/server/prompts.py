@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from evalution_core import Capability, GenerationRequest, Message
+from evalution_core import Capability, ConfigurationError, GenerationRequest, Message
+from evalution_enginekit import ChatTemplate
 from evalution_openai.server.bodies import ChatBody, ChatMessage, CompletionBody, GenerationBody
 from evalution_openai.server.problems import Problem, unsupported
-from evalution_openai.server.served import Served
+from evalution_openai.server.served import Served, WholeTokenizer
 
 _COMPLETION_TOKENS, _CHAT_TOKENS = 16, 256
 """How many are generated where a body doesn't say; the first is OpenAI's."""
@@ -124,6 +125,40 @@ def chat_requests(body: ChatBody, served: Served) -> list[GenerationRequest]:
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
     }
     return [GenerationRequest(**_seeded(options, choice)) for choice in range(body.n or 1)]
+
+
+def rendered_requests(
+    requests: Sequence[GenerationRequest], variables: Mapping[str, Any], served: Served
+) -> list[GenerationRequest]:
+    """The requests of one conversation as texts, rendered with variables that are the client's own.
+
+    The session would render with its model's alone. Rendering takes time: call it on a thread.
+
+    Raises:
+        Problem: the session keeps its template to itself, or it doesn't read such a variable.
+        InvalidRequestError: the template refuses the messages.
+    """
+    tokenizer = served.tokenizer
+    template = tokenizer.chat_template if isinstance(tokenizer, WholeTokenizer) else None
+    if not isinstance(template, ChatTemplate) or not template.source:
+        raise unsupported(
+            "chat_template_kwargs of a request need the model's chat template, which this engine "
+            "doesn't give; leave the field out",
+            param="chat_template_kwargs",
+        )
+    first = requests[0]
+    try:
+        template = template.with_variables(variables)
+    except ConfigurationError as error:
+        raise Problem(400, str(error), param="chat_template_kwargs") from error
+    text = template.render(
+        first.messages or (),
+        add_generation_prompt=first.add_generation_prompt,
+        tools=first.tools,
+    )
+    return [
+        replace(request, messages=None, rendered_prompt=text, tools=None) for request in requests
+    ]
 
 
 def dumped(messages: Sequence[ChatMessage]) -> list[Message]:

@@ -21,7 +21,7 @@ from evalution_openai.server.bodies import (
     RollingBody,
     RollingItem,
 )
-from evalution_openai.server.problems import ErrorDetail, Problem, problem_of
+from evalution_openai.server.problems import ErrorDetail, Problem, problem_of, unsupported
 from evalution_openai.server.prompts import check_count, dumped
 from evalution_openai.server.served import Served
 
@@ -72,6 +72,12 @@ def _items(requests: Sequence[Any] | None, body: Any, served: Served) -> Sequenc
 
 
 def _pair(item: LoglikelihoodItem) -> LoglikelihoodRequest:
+    if item.chat_template_kwargs:
+        raise unsupported(
+            "a context is rendered with the variables that the server was started with; leave "
+            "chat_template_kwargs out, or send the rendered text as context",
+            param="chat_template_kwargs",
+        )
     return LoglikelihoodRequest(
         context=item.context or "",
         continuation=item.continuation or "",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from typing_extensions import TypedDict
 
 from evalution_core import SpecialTokens
+from evalution_enginekit import ChatTemplate
 from evalution_openai.server.bodies import DetokenizeBody, TokenizeBody
 from evalution_openai.server.problems import Problem
 from evalution_openai.server.served import Served, WholeTokenizer
@@ -30,6 +32,7 @@ class TokenizerInfo(TypedDict):
     eos_token: str | None
     pad_token: None
     chat_template: str | None
+    chat_template_kwargs: dict[str, Any] | None
     leading_ids: list[int] | None
     bos_id: int | None
     eos_id: int | None
@@ -71,7 +74,8 @@ async def tokenizer_info(served: Served) -> TokenizerInfo:
         "bos_token": _text(served, special.bos_id if special else None),
         "eos_token": _text(served, special.eos_id if special else None),
         "pad_token": None,
-        "chat_template": template.source if template is not None else None,
+        "chat_template": (template.source or None) if template is not None else None,
+        "chat_template_kwargs": template.variables if isinstance(template, ChatTemplate) else None,
         "leading_ids": list(special.leading_ids) if special else None,
         "bos_id": special.bos_id if special else None,
         "eos_id": special.eos_id if special else None,

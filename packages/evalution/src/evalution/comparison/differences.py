@@ -33,7 +33,10 @@ def run_differences(left: RunResult, right: RunResult) -> list[Difference]:
 
 
 def leaf_differences(left: Any, right: Any, at: str = "") -> Iterator[Difference]:
-    """A difference for each value that isn't the same, however deep it stands; `at` is its path."""
+    """A difference for each value that isn't the same, however deep it stands; `at` is its path.
+
+    An empty mapping is the same as none at all.
+    """
     if left == right or at in _LEFT_OUT:
         return
     if not (isinstance(left, Mapping) and isinstance(right, Mapping)):
@@ -41,5 +44,7 @@ def leaf_differences(left: Any, right: Any, at: str = "") -> Iterator[Difference
         return
     before, after = cast(Mapping[str, Any], left), cast(Mapping[str, Any], right)
     for name in [*before, *(name for name in after if name not in before)]:
+        if [side[name] for side in (before, after) if name in side] == [{}]:
+            continue  # a field that is empty here, and that the other's Evalution didn't have yet
         place = f"{at}.{name}" if at else name
         yield from leaf_differences(before.get(name), after.get(name), place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from evalution.foreign_code import foreign_errors
@@ -12,6 +13,7 @@ from evalution_core import (
     EvalutionError,
     HasTokenizer,
     SpecialTokens,
+    redact,
     scrub,
 )
 
@@ -28,11 +30,18 @@ class _Template(Protocol):
     def source(self) -> str: ...
 
 
+@runtime_checkable
+class _WithVariables(Protocol):
+    @property
+    def variables(self) -> Mapping[str, Any]: ...
+
+
 def tokenizer_record(session: BaseInferenceSession) -> dict[str, Any] | None:
     """Hashes that tell one tokenizer and chat template from another; None if there is no access.
 
     `encoding` is the SHA-256 of the ids of a fixed text, so it compares across engines whatever
     files the tokenizer came from; `chat_template` that of the template's text, None without one.
+    `chat_template_kwargs` are the variables that the template is rendered with, if any.
     Where the tokenizer fails, `error` says how: a record must not cost the run.
     """
     try:
@@ -55,7 +64,10 @@ def _record(tokenizer: Any) -> dict[str, Any]:
         found["bos_id"], found["eos_id"] = tokenizer.bos_id, tokenizer.eos_id
     template = getattr(tokenizer, "chat_template", None)
     source = template.source if isinstance(template, _Template) else template
-    found["chat_template"] = _sha256(source) if isinstance(source, str) else None
+    # A template without a text is one that a server keeps to itself.
+    found["chat_template"] = _sha256(source) if isinstance(source, str) and source else None
+    if isinstance(template, _WithVariables) and template.variables:
+        found["chat_template_kwargs"] = redact(template.variables)
     return found
 
 

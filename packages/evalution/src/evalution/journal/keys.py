@@ -24,6 +24,9 @@ from evalution_core.redaction import SECRET_FIELD
 _KEY_VERSION = 1
 """Changes when the same answer gets another key, or a default of a request another meaning."""
 
+LATER_FIELDS = ("chat_template_kwargs",)
+"""Fields of a model that the first journals didn't know: left empty, they count for nothing."""
+
 _DIGEST_SIZE = 32
 _DECISIVE = ("dtype", "max_model_len")
 """What an engine may settle only when it loads the model, and cuts or rounds answers."""
@@ -45,6 +48,7 @@ def answer_base(
     execution: Mapping[str, Any] | None,
     scoring_policy: Mapping[str, Any],
     software: Mapping[str, str] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> AnswerBase:
     """Who answers: the model by content, the engine with the options that change numbers.
 
@@ -56,8 +60,11 @@ def answer_base(
         scoring_policy: the rules of scoring, as recorded in results.
         software: versions of the engine and its runtime, as far as they are known: another release
             may give other numbers.
+        variables: those that the session's chat template is rendered with: of a session that was
+            lent, `model` doesn't tell them.
     """
     ignored = {"label"} if identity is None else {"label", "path"}
+    ignored |= {name for name in LATER_FIELDS if not getattr(model, name)}
     told: dict[str, Any] = {
         "contract": CONTRACT_VERSION,
         "keys": _KEY_VERSION,
@@ -69,6 +76,8 @@ def answer_base(
     }
     if software:
         told["software"] = software
+    if engine is None and variables:
+        told["chat_template_kwargs"] = variables
     if engine is not None:
         kind = type(engine)
         told["engine"] = f"{kind.__module__}:{kind.__qualname__}"

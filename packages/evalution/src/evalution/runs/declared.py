@@ -8,6 +8,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from evalution.journal.keys import LATER_FIELDS
 from evalution.results import to_json
 from evalution.runs.backend import ModelBackend
 from evalution.suites.declaration import path_options
@@ -36,7 +37,8 @@ def run_declaration(
     A run with a backend has that besides.
     """
     declared = model.to_dict()
-    del declared["label"]
+    for name in ("label", *(name for name in LATER_FIELDS if not declared[name])):
+        del declared[name]
     if declared["path"] is not None and Path(declared["path"]).exists():
         declared["path"] = os.path.abspath(declared["path"])
     return _plain(

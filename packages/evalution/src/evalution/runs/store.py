@@ -62,6 +62,7 @@ def run_answer_base(
     engine: BaseEngine | None, model: Model, record: Mapping[str, Any]
 ) -> AnswerBase:
     """What every key of a run's answers begins with; `record` is the engine's part of results."""
+    tokenizer: Mapping[str, Any] = record["tokenizer"] or {}
     return answer_base(
         engine=engine and answering_engine(engine),
         model=model,
@@ -69,6 +70,7 @@ def run_answer_base(
         execution=record["execution"],
         scoring_policy=SCORING_POLICY,
         software=answering_software(engine),
+        variables=tokenizer.get("chat_template_kwargs"),
     )
 
 
