@@ -14,10 +14,12 @@ from evalution_enginekit import (
     ByteTokenizer,
     TokenEvent,
     TokenFeed,
+    Tokenizer,
     TokenPrompt,
     TokenScore,
     TokenSession,
     TokenSpan,
+    bound_tokenizer,
 )
 
 CAPABILITIES = frozenset(
@@ -47,12 +49,12 @@ class TokenEngine(BaseEngine):
         file = Path(model.path or "")
         if not file.is_file():
             raise ConfigurationError(f"TokenEngine counts a text file; {model.path!r} is none")
-        return PairSession(file.read_text("utf-8"), self.smoothing, self.batch_size)
+        tokenizer = bound_tokenizer(model, ByteTokenizer())
+        return PairSession(file.read_text("utf-8"), tokenizer, self.smoothing, self.batch_size)
 
 
 class PairSession(TokenSession):
-    def __init__(self, text: str, smoothing: float, batch_size: int):
-        tokenizer = ByteTokenizer()
+    def __init__(self, text: str, tokenizer: Tokenizer, smoothing: float, batch_size: int):
         super().__init__(
             engine="TokenEngine",
             capabilities=CAPABILITIES,

@@ -26,6 +26,7 @@ from evalution_enginekit import (
     RequestSession,
     TokenScore,
     TokenSpan,
+    bound_tokenizer,
 )
 from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock, table
 
@@ -63,7 +64,7 @@ class Hosted(BaseEngine):
             engine="Hosted",
             capabilities=MOCK_CAPABILITIES,
             loop=RequestLoop("the Hosted session", self.batch_size),
-            tokenizer=ByteTokenizer(),
+            tokenizer=bound_tokenizer(model, ByteTokenizer()),
             max_model_len=self.max_model_len,
             dtype="float64",
         )

@@ -12,7 +12,7 @@ import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_enginekit import ByteTokenizer, ChatTemplate, TokenizerFile, load_tokenizer
-from evalution_enginekit.tokenizer_files import checkpoint_tokenizer, declared_eos
+from evalution_enginekit.tokenizer_files import bound_tokenizer, checkpoint_tokenizer, declared_eos
 
 pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")
 
@@ -255,7 +255,8 @@ def test_a_tokenizer_of_the_callers_keeps_its_own_template(tmp_path: Path) -> No
     own = ByteTokenizer()
     own.chat_template = template = ChatTemplate("{{ tone }}")
     model = Model("m", tokenizer=own, chat_template_kwargs={"tone": "calm"})
-    for found in (load_tokenizer(model, tmp_path), checkpoint_tokenizer(model, None)):
+    bound = bound_tokenizer(model, own)
+    for found in (load_tokenizer(model, tmp_path), checkpoint_tokenizer(model, None), bound):
         for each in (found, pickle.loads(pickle.dumps(found))):
             assert each.chat_template is not None
             assert each.chat_template.render([]) == "calm"

@@ -15,7 +15,7 @@ from evalution_enginekit.runtime import import_runtime, runtime_errors
 from evalution_enginekit.scheduling import refill
 from evalution_enginekit.session import TokenSession
 from evalution_enginekit.tokenizer import Tokenizer
-from evalution_enginekit.tokenizer_files import TokenizerFile, load_tokenizer
+from evalution_enginekit.tokenizer_files import TokenizerFile, bound_tokenizer, load_tokenizer
 from evalution_enginekit.tokens import (
     TokenEvent,
     TokenPrompt,
@@ -46,6 +46,7 @@ __all__ = [
     "TokenizerFile",
     "WrongScoresError",
     "batches",
+    "bound_tokenizer",
     "encode_pair",
     "files_identity",
     "import_runtime",

@@ -22,10 +22,11 @@ from evalution_core import (
     validate_options,
 )
 from evalution_enginekit.byte_tokenizer import ByteTokenizer
-from evalution_enginekit.chat import bound_template
 from evalution_enginekit.generation import TokenFeed
 from evalution_enginekit.scheduling import refill
 from evalution_enginekit.session import TokenSession
+from evalution_enginekit.tokenizer import Tokenizer
+from evalution_enginekit.tokenizer_files import bound_tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore, TokenSpan
 
 _ROWS = 61
@@ -57,16 +58,16 @@ class Mock(BaseEngine):
             )
 
     def build(self, model: Model) -> MockSession:
-        bound_template(model, ByteTokenizer().chat_template)  # which reads no variable
-        return MockSession(model.path or "mock", self.max_model_len, self.batch_size)
+        tokenizer = bound_tokenizer(model, ByteTokenizer())
+        return MockSession(model.path or "mock", tokenizer, self.max_model_len, self.batch_size)
 
 
 class MockSession(TokenSession):
-    def __init__(self, name: str, max_model_len: int, batch_size: int):
+    def __init__(self, name: str, tokenizer: Tokenizer, max_model_len: int, batch_size: int):
         super().__init__(
             engine="Mock",
             capabilities=MOCK_CAPABILITIES,
-            tokenizer=ByteTokenizer(),
+            tokenizer=tokenizer,
             max_model_len=max_model_len,
             batch_size=batch_size,
             dtype="float64",

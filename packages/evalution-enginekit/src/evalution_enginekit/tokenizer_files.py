@@ -86,14 +86,24 @@ def given_tokenizer(
         ConfigurationError: it has no chat template for `chat_template_kwargs`.
     """
     if hasattr(given, "leading_ids"):
-        if not model.chat_template_kwargs:
-            return given
-        return _Retemplated(given, bound_template(model, given.chat_template))
+        return bound_tokenizer(model, given)
     from evalution_enginekit.hf_tokenizer import HFTokenizer  # noqa: PLC0415 - extra [hf]
 
     tokenizer = HFTokenizer(given, declared_eos())
     tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
     return tokenizer
+
+
+def bound_tokenizer(model: Model, tokenizer: Tokenizer) -> Tokenizer:
+    """`tokenizer`, unchanged, or beside it one that renders with `model.chat_template_kwargs`.
+
+    Raises:
+        ConfigurationError: it has no chat template that reads these variables.
+        EngineUnavailableError: Jinja is not installed.
+    """
+    if not model.chat_template_kwargs:
+        return tokenizer
+    return _Retemplated(tokenizer, bound_template(model, tokenizer.chat_template))
 
 
 def named_tokenizer(model: Model) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from evalution_conformance.comparison import assert_same_score, assert_same_text
-from evalution_conformance.probes import PAIRS, PROMPTS
+from evalution_conformance.probes import CHATS, PAIRS, PROMPTS
 from evalution_conformance.refusal import refusal_of
 from evalution_conformance.subject import Subject, succeeded
 from evalution_conformance.suite import needs
@@ -16,10 +17,13 @@ from evalution_conformance.watch import within
 from evalution_core import (
     BaseInferenceSession,
     Capability,
+    ConfigurationError,
     GenerationRequest,
+    InvalidRequestError,
     LoglikelihoodRequest,
     RollingLoglikelihoodRequest,
     SessionClosedError,
+    UnsupportedRequestError,
 )
 
 _COMMON_KEYS = {
@@ -32,6 +36,7 @@ _COMMON_KEYS = {
     "fallback",
 }
 _CONFIGURATION_BYTES = 1 << 16
+_UNREAD = "evalution_conformance_reads_nothing"
 
 
 class BuildChecks:
@@ -97,6 +102,21 @@ class LifecycleChecks:
         _assert_same_answer(subject, second, before, "a second session")
         after = _answer(subject, subject.session)
         _assert_same_answer(subject, after, before, "after another session was closed")
+
+    def test_template_variables_are_not_dropped(self, subject: Subject) -> None:
+        """`chat_template_kwargs` that no template reads are refused, by `build` or with a chat."""
+        model = dataclasses.replace(subject.model, chat_template_kwargs={_UNREAD: True})
+        request = GenerationRequest(messages=CHATS[0], max_new_tokens=1)
+        try:
+            with subject.fresh(model=model) as session:
+                session.generate([request])
+        except (ConfigurationError, InvalidRequestError, UnsupportedRequestError):
+            return
+        raise AssertionError(
+            f"no chat template reads {_UNREAD!r}, yet a model with it in chat_template_kwargs was "
+            f"built and answered a chat; render with bound_tokenizer of evalution_enginekit, or "
+            f"refuse the field with refuse_model_fields of evalution_enginekit.model_fields"
+        )
 
     def test_describe_execution_tells_the_common_keys_and_no_counters(
         self, subject: Subject

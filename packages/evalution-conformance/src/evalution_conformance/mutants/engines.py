@@ -138,6 +138,15 @@ class KeepsItsWeights(Toy):
         return Toy.build(self, model)
 
 
+@engine_fault("test_template_variables_are_not_dropped")
+@dataclass(slots=True)
+class DropsTemplateVariables(Toy):
+    """Chat is rendered without the model's `chat_template_kwargs`."""
+
+    def build(self, model: Model) -> BaseInferenceSession:
+        return Toy.build(self, dataclasses.replace(model, chat_template_kwargs={}))
+
+
 @session_fault("test_closing_twice_is_harmless")
 class ClosesOnce(ToySession):
     """A second `close` fails."""

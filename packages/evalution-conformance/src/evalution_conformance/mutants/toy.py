@@ -31,6 +31,7 @@ from evalution_enginekit import (
     TokenScore,
     TokenSession,
     TokenSpan,
+    bound_tokenizer,
     refill,
 )
 
@@ -71,10 +72,11 @@ class ToySession(TokenSession):
     salt = 0
 
     def __init__(self, engine: Toy, model: Model):
+        tokenizer = MergingTokenizer(has_template=model.path != UNTEMPLATED)
         super().__init__(
             engine=type(engine).__name__,
             capabilities=engine.capabilities,
-            tokenizer=MergingTokenizer(has_template=model.path != UNTEMPLATED),
+            tokenizer=bound_tokenizer(model, tokenizer),
             max_model_len=engine.max_model_len,
             batch_size=engine.batch_size,
             dtype="float64",
