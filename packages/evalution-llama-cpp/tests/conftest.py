@@ -11,6 +11,7 @@ import pytest
 
 WIDTH, INNER, LAYERS, HEADS, KV_HEADS, HEAD, VOCABULARY = 64, 128, 3, 4, 2, 16, 320
 STATE, CHANNELS, KERNEL, RANK = 16, 128, 4, 4
+EXPERTS, USED = 4, 2
 WINDOW = 8
 
 ATTENTION: dict[str, tuple[int, ...]] = {
@@ -24,11 +25,34 @@ ATTENTION: dict[str, tuple[int, ...]] = {
     "ffn_up": (INNER, WIDTH),
     "ffn_down": (WIDTH, INNER),
 }
+BIASES = {
+    "attn_q.bias": (HEADS * HEAD,),
+    "attn_k.bias": (KV_HEADS * HEAD,),
+    "attn_v.bias": (KV_HEADS * HEAD,),
+}
+OF_HEADS = {"attn_q_norm": (HEAD,), "attn_k_norm": (HEAD,)}
+UNGROUPED = {
+    "attn_k": (HEADS * HEAD, WIDTH),
+    "attn_v": (HEADS * HEAD, WIDTH),
+    "attn_q_norm": (HEADS * HEAD,),
+    "attn_k_norm": (HEADS * HEAD,),
+}
+MIXTURE = {name: shape for name, shape in ATTENTION.items() if not name.startswith("ffn")} | {
+    "ffn_norm": (WIDTH,),
+    "ffn_gate_inp": (EXPERTS, WIDTH),
+    "ffn_gate_exps": (EXPERTS, INNER, WIDTH),
+    "ffn_up_exps": (EXPERTS, INNER, WIDTH),
+    "ffn_down_exps": (EXPERTS, WIDTH, INNER),
+}
 AROUND = {"post_attention_norm": (WIDTH,), "post_ffw_norm": (WIDTH,)}
 LAYER_TENSORS = {
     "llama": ATTENTION,
+    "qwen2": ATTENTION | BIASES,
+    "qwen3": ATTENTION | OF_HEADS,
+    "qwen3moe": MIXTURE | OF_HEADS,
+    "olmoe": MIXTURE | UNGROUPED,
     "gemma2": ATTENTION | AROUND,
-    "gemma-embedding": ATTENTION | AROUND | {"attn_q_norm": (HEAD,), "attn_k_norm": (HEAD,)},
+    "gemma-embedding": ATTENTION | AROUND | OF_HEADS,
     "mamba": {
         "attn_norm": (WIDTH,),
         "ssm_in": (2 * CHANNELS, WIDTH),
@@ -43,8 +67,25 @@ LAYER_TENSORS = {
     },
 }
 """Shapes by name, `.weight` left out; a dot at the end stands for a name without it."""
+UNTIED = ("olmoe", "qwen2")
+"""Those whose output isn't the embedding's weights."""
+_PLAIN: dict[str, Any] = {
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.dimension_count": HEAD,
+    "rope.freq_base": 10000.0,
+}
+_SPARSE = {
+    **_PLAIN,
+    "expert_count": EXPERTS,
+    "expert_used_count": USED,
+    "expert_feed_forward_length": INNER,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "llama": {"attention.layer_norm_rms_epsilon": 1e-5, "rope.dimension_count": HEAD},
+    "llama": _PLAIN,
+    "qwen2": _PLAIN,
+    "qwen3": {**_PLAIN, "rope.freq_base": 1e6},
+    "qwen3moe": _SPARSE,
+    "olmoe": {**_SPARSE, "attention.head_count_kv": HEADS},
     "gemma2": {
         "attention.layer_norm_rms_epsilon": 1e-6,
         "attention.key_length": HEAD,
@@ -141,6 +182,8 @@ def _shapes(architecture: str) -> dict[str, tuple[int, ...]]:
         "token_embd.weight": (VOCABULARY, WIDTH),
         "output_norm.weight": (WIDTH,),
     }
+    if architecture in UNTIED:
+        whole["output.weight"] = (VOCABULARY, WIDTH)
     for layer in range(LAYERS):
         for name, shape in LAYER_TENSORS[architecture].items():
             full = name.removesuffix(".") if "." in name else f"{name}.weight"
@@ -149,10 +192,11 @@ def _shapes(architecture: str) -> dict[str, tuple[int, ...]]:
 
 
 def _drawn(name: str, shape: tuple[int, ...], deviation: float | None) -> Any:
-    if len(shape) == 1:
-        return np.ones(shape, np.float32)
     chance = np.random.default_rng([*name.encode()])
     values = chance.standard_normal(shape, np.float32)
+    if len(shape) == 1:
+        # Gains are near 1, and what is added is small.
+        return values * np.float32(0.1) + np.float32(not name.endswith("bias"))
     values *= np.float32(deviation or shape[-1] ** -0.5)
     return -np.abs(values) if name.endswith("ssm_a") else values
 
