@@ -26,6 +26,9 @@ def test_only_equal_values_have_no_differences(before: Any, now: Any) -> None:
         ({}, {"a": "x"}, ["a is 'x', it wasn't there"]),
         ({"a": {"b": 1}}, {}, ["a was asked for, now it isn't there"]),
         ({"a": {"b": 1}}, {"a": [1]}, ["a was {'b': 1}, now [1]"]),
+        ({"a": False}, {"a": 0}, ["a was False, now 0"]),
+        ({"a": [1]}, {"a": [True]}, ["a was [1], now [True]"]),
+        ({"a": 1}, {"a": 1.0}, []),
         ({"a": "x" * 99}, {"a": None}, [f"a was '{'x' * 58}…, now None"]),
     ],
 )

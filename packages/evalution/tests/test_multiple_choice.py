@@ -77,7 +77,7 @@ def test_exactly_one_choice_is_right_by_each_metric(
 
 def test_choices_may_be_templates() -> None:
     suite = MultipleChoice(
-        data=[{"q": "x", "a": "one", "gold": True}],
+        data=[{"q": "x", "a": "one", "gold": 1}],
         prompt="q",
         choices=["no", "yes, {a}"],
         target="gold",
@@ -123,6 +123,7 @@ def test_in_a_chat_each_solved_row_is_a_turn() -> None:
             "column 'right' holds 3, which is neither the text of a choice nor an index",
         ),
         ({"right": -1}, "column 'right' holds -1"),
+        ({"right": True}, "column 'right' holds True, which is neither"),
         ({"right": "four"}, "holds 'four', which is neither"),
         ({"options": "abc"}, "column 'options' holds no list of choices, but 'abc'"),
         ({"options": []}, "column 'options' holds no list of choices, but []"),

@@ -86,10 +86,31 @@ def test_a_folder_that_can_not_be_used_is_told(tmp_path: Path, name: str, messag
     (tmp_path / "file").touch()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "samples.jsonl").write_text("kept", encoding="utf-8")
+    (tmp_path / "taken" / "results.json").write_text('{"schema_version": 1}', encoding="utf-8")
     with pytest.raises(ConfigurationError) as caught:
         RunFolder(tmp_path / name)
     assert message in str(caught.value)
     assert (tmp_path / "taken" / "samples.jsonl").read_text(encoding="utf-8") == "kept"
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("samples.jsonl", '{"question": "1 + 1?"}\n'),
+        ("results.json", '{"results": {"mine": 1}}'),
+        ("results.json", "notes"),
+    ],
+)
+def test_files_that_no_run_wrote_are_left_alone(
+    tmp_path: Path, name: str, content: str, fresh: bool
+) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    message = f"holds a {name} that no run is known to have written, .* name another --output"
+    with pytest.raises(ConfigurationError, match=message):
+        RunFolder(tmp_path, fresh=fresh)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text(encoding="utf-8") == content
 
 
 def test_samples_are_read_back_in_the_order_of_the_rows(tmp_path: Path) -> None:

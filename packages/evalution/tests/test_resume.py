@@ -21,6 +21,7 @@ from evalution_core import (
     Model,
     RequestFailure,
 )
+from evalution_enginekit import ByteTokenizer, ChatTemplate
 from evalution_enginekit.mock import Mock
 
 ROWS = [{"q": f"{i} + 0?", "a": "4", "choices": ["x", "yy"], "right": 0} for i in range(10)]
@@ -325,3 +326,41 @@ def test_a_run_with_variables_of_the_chat_template_goes_on_with_the_same_alone(
     assert len(counted.computed) == 30
     results, _ = files(tmp_path)
     assert results["model"]["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize("is_lent", [False, True])
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ({"tone": "low"}, {"tone": "high"}, "tone was 'low', now 'high'"),
+        ({"tone": False}, {"tone": 0}, "tone was False, now 0"),
+        ({"agent_token": "one"}, {"agent_token": "two"}, "chat_template_kwargs_hash was"),
+    ],
+)
+def test_a_run_goes_on_only_with_the_variables_that_a_server_has_bound(
+    scripted: Any,
+    scripted_session: Any,
+    tmp_path: Path,
+    is_lent: bool,
+    before: dict[str, Any],
+    now: dict[str, Any],
+    told: str,
+) -> None:
+    """The model that is asked for tells nothing of them: the session's tokenizer does."""
+
+    def dying(events: Any) -> Iterator[Any]:
+        yield from (next(events), next(events))
+        raise RuntimeError("device lost")
+
+    def go_on(variables: dict[str, Any], *script: Any) -> evalution.RunResult:
+        session = scripted_session(*script)
+        session.tokenizer = ByteTokenizer()
+        session.tokenizer.chat_template = ChatTemplate("{{ tone }}", variables=variables)
+        who: dict[str, Any] = {"session": session} if is_lent else {"engine": scripted(session)}
+        return evalution.run(**who, model="m", tests=suites()[:1], output=tmp_path)
+
+    with pytest.raises(EngineRuntimeError, match="device lost"):
+        go_on(before, dying)
+    with pytest.raises(ConfigurationError, match=f"of a model that was another: tokenizer.*{told}"):
+        go_on(now)
+    assert go_on(before)["sums"].recalled == 2

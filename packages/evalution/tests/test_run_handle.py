@@ -210,6 +210,18 @@ def test_what_a_session_lacks_is_told_before_it_works(scripted: Any, scripted_se
         evalution.run(engine=scripted(Without()), model="m", tests=[generation()])
 
 
+def test_why_a_session_lacks_it_is_told(scripted: Any, scripted_session: Any) -> None:
+    class Without(scripted_session):
+        capabilities = frozenset({Capability.GENERATE})
+
+        def loglikelihood(self, *_: Any, **__: Any) -> Any:
+            raise UnsupportedRequestError("/v1/completions answered 404")
+
+    told = "suite 'rows' needs loglikelihood; /v1/completions answered 404"
+    with pytest.raises(UnsupportedRequestError, match=f"^{told}$"):
+        evalution.run(engine=scripted(Without()), model="m", tests=[choice()])
+
+
 def test_a_session_that_fails_its_check_scores_nothing(
     scripted: Any, scripted_session: Any
 ) -> None:

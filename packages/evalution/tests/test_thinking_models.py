@@ -120,6 +120,25 @@ def test_a_text_whose_end_is_unknown_is_an_answer() -> None:
     assert score.extracted["exact_match"] == "2"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "written", "extracted", "remark"),
+    [
+        ("<think>\n\n</think>\n\n", "2\n\n3", {"answer": "2", "thought": "closed"}, None),
+        ("<think>\n", "2\n\n3", {"answer": "", "thought": "unfinished"}, "before '</think>'"),
+        ("", "hm</think>\n", {"answer": "", "thought": "ended"}, "right behind '</think>'"),
+    ],
+)
+def test_an_answer_that_reached_the_length_limit(
+    prompt: str, written: str, extracted: dict[str, str], remark: str | None
+) -> None:
+    suite = sums(think_end_token=END)
+    output = GenerationOutput(prompt, written, finish_reason="length")
+    score = suite.score(next(suite.samples()), [output])
+    assert score.extracted == {**extracted, "exact_match": extracted["answer"]}
+    told = score.remark and score.remark.partition(", so the answer is empty")[0]
+    assert told == (remark and f"reached the length limit {remark}")
+
+
 def test_suites_known_by_name_have_the_option() -> None:
     kind: Any = load_suite("gsm8k")
     row = {"question": "1 + 1?", "answer": "#### 2"}

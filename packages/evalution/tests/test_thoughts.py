@@ -37,6 +37,23 @@ def test_what_the_answer_is(text: str, is_cut_off: bool, answer: str, thought: T
     assert found == Reply(answer, thought)
 
 
+@pytest.mark.parametrize("is_cut_off", [False, True])
+@pytest.mark.parametrize(
+    ("text", "answer", "thought"),
+    [
+        ("\n 4\n\nQuestion: 5", "4", Thought.CLOSED),
+        ("", "", Thought.CLOSED),
+        ("<t>hm</t> 4", "4", Thought.ENDED),
+    ],
+)
+def test_behind_a_prompt_that_ended_the_thought_there_is_none(
+    text: str, answer: str, thought: Thought, is_cut_off: bool
+) -> None:
+    stops = ["Question:", "\n\n"]
+    found = reply_in(text, END, stops, is_cut_off=is_cut_off, is_closed=True)
+    assert found == Reply(answer, thought)
+
+
 @given(thoughts, letters, stop_lists, st.booleans())
 def test_no_thought_changes_an_answer(
     thought: str, rest: str, stops: list[str], is_cut_off: bool

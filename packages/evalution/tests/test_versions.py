@@ -246,6 +246,19 @@ def test_variables_of_the_template_are_recorded_and_a_servers_own_template_is_no
     record = tokenizer_record(session)
     assert record is not None
     assert (record["chat_template"], record["chat_template_kwargs"]) == (None, {"tone": "low"})
+    assert "chat_template_kwargs_hash" not in record
+
+
+def test_variables_that_look_secret_are_told_apart(scripted_session: Any) -> None:
+    session = scripted_session()
+    session.tokenizer = Tokenizer()
+    hashes: set[str] = set()
+    for value in ("xyz", "LOUD"):
+        session.tokenizer.chat_template = ChatTemplate("", variables={"agent_token": value})
+        record = tokenizer_record(session) or {}
+        assert record["chat_template_kwargs"] == {"agent_token": "***"}
+        hashes.add(record["chat_template_kwargs_hash"])
+    assert len(hashes) == 2
 
 
 def test_a_session_without_a_tokenizer_has_no_record(scripted_session: Any) -> None:

@@ -59,15 +59,17 @@ class Mock(BaseEngine):
 
     def build(self, model: Model) -> MockSession:
         tokenizer = bound_tokenizer(model, ByteTokenizer())
-        return MockSession(model.path or "mock", tokenizer, self.max_model_len, self.batch_size)
+        return MockSession(model.path or "mock", self.max_model_len, self.batch_size, tokenizer)
 
 
 class MockSession(TokenSession):
-    def __init__(self, name: str, tokenizer: Tokenizer, max_model_len: int, batch_size: int):
+    def __init__(
+        self, name: str, max_model_len: int, batch_size: int, tokenizer: Tokenizer | None = None
+    ):
         super().__init__(
             engine="Mock",
             capabilities=MOCK_CAPABILITIES,
-            tokenizer=tokenizer,
+            tokenizer=tokenizer or ByteTokenizer(),
             max_model_len=max_model_len,
             batch_size=batch_size,
             dtype="float64",

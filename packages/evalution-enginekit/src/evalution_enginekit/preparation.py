@@ -186,8 +186,9 @@ def _check_thought(context: str, continuation: str) -> None:
     if context.rstrip().endswith(opening) and closing not in continuation:
         raise InvalidRequestError(
             f"the chat template ends the prompt with {opening}, so an answer right behind it would "
-            f"be scored as a thought; give the prompt as context instead of messages, or with "
-            f"{closing} at its end"
+            f"be scored as a thought; set the variable in chat_template_kwargs of the model by which "
+            f"its template leaves the thought out (enable_thinking: false, say), or give the prompt "
+            f"as context instead of messages, with {closing} at its end"
         )
 
 

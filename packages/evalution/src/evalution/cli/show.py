@@ -217,7 +217,7 @@ def _lines(sample: SampleResult) -> Iterator[str]:
         "error": sample.error,
         "prompt": _prompt(sample),
         "target": sample.target,
-        "answer": sample.prediction,
+        "text" if "answer" in sample.extracted else "answer": sample.prediction,
         "taken": _listed(dict(sample.extracted)) or None,
         "tokens": _listed(dict(sample.tokens)) or None,
     }

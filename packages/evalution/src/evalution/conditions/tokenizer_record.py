@@ -41,7 +41,8 @@ def tokenizer_record(session: BaseInferenceSession) -> dict[str, Any] | None:
 
     `encoding` is the SHA-256 of the ids of a fixed text, so it compares across engines whatever
     files the tokenizer came from; `chat_template` that of the template's text, None without one.
-    `chat_template_kwargs` are the variables that the template is rendered with, if any.
+    `chat_template_kwargs` are the variables that the template is rendered with, if any; where some
+    are redacted, `chat_template_kwargs_hash` tells them from others.
     Where the tokenizer fails, `error` says how: a record must not cost the run.
     """
     try:
@@ -67,7 +68,10 @@ def _record(tokenizer: Any) -> dict[str, Any]:
     # A template without a text is one that a server keeps to itself.
     found["chat_template"] = _sha256(source) if isinstance(source, str) and source else None
     if isinstance(template, _WithVariables) and template.variables:
-        found["chat_template_kwargs"] = redact(template.variables)
+        found["chat_template_kwargs"] = shown = redact(template.variables)
+        if shown != template.variables:
+            exact = json.dumps(template.variables, sort_keys=True, default=repr)
+            found["chat_template_kwargs_hash"] = _sha256(exact)
     return found
 
 

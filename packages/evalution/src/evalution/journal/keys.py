@@ -60,8 +60,8 @@ def answer_base(
         scoring_policy: the rules of scoring, as recorded in results.
         software: versions of the engine and its runtime, as far as they are known: another release
             may give other numbers.
-        variables: those that the session's chat template is rendered with: of a session that was
-            lent, `model` doesn't tell them.
+        variables: those that the session's chat template is rendered with, where `model` doesn't
+            tell them: the session was lent, or a server has bound them.
     """
     ignored = {"label"} if identity is None else {"label", "path"}
     ignored |= {name for name in LATER_FIELDS if not getattr(model, name)}
@@ -76,7 +76,7 @@ def answer_base(
     }
     if software:
         told["software"] = software
-    if engine is None and variables:
+    if variables:
         told["chat_template_kwargs"] = variables
     if engine is not None:
         kind = type(engine)

@@ -106,7 +106,7 @@ def listed(found: list[str]) -> str:
 def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
     old, new = _as_mapping(before), _as_mapping(now)
     if old is None or new is None:
-        if before != now:
+        if _exact(before) != _exact(now):
             yield f"{path} was {_shown(before)}, now {_shown(now)}"
         return
     for name in [*old, *(name for name in new if name not in old)]:
@@ -117,6 +117,13 @@ def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
             yield f"{inner} {_told(new[name], 'is')}, it wasn't there"
         else:
             yield from _differences(old[name], new[name], inner)
+
+
+def _exact(value: Any) -> Any:
+    """`value` with booleans as text: to a chat template false is another value than 0."""
+    if isinstance(value, list):
+        return [_exact(member) for member in cast(list[Any], value)]
+    return str(value) if isinstance(value, bool) else value
 
 
 def _told(value: Any, verb: str) -> str:

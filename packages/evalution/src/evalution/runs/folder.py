@@ -35,8 +35,8 @@ class RunFolder:
         retry_failed: reopen a finished run too, for the sake of its failed samples.
 
     Raises:
-        ConfigurationError: it can't be made or written, holds a finished run, or one that can't go
-            on; or another process is at it.
+        ConfigurationError: it can't be made or written, holds a finished run, one that can't go
+            on, or files of a run's names that no run wrote; or another process is at it.
     """
 
     def __init__(self, path: Path, *, fresh: bool = False, retry_failed: bool = False):
@@ -46,6 +46,7 @@ class RunFolder:
             self.is_new = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             journal = path / JOURNAL
+            _check_foreign(path)
             if not fresh:
                 _check_unfinished(path, retry_failed=retry_failed)
             self.is_resumed = journal.exists() and not fresh
@@ -162,26 +163,37 @@ def opened_folder(
 
 
 def _check_unfinished(path: Path, *, retry_failed: bool) -> None:
-    status = _status(path / RESULTS)
+    status = _content(path / RESULTS).get("status")
     if status == "done" and not retry_failed:
         raise ConfigurationError(
             f"{path} already holds a finished run; name another --output, or start over with "
             "--fresh"
         )
-    has_more = any((path / name).exists() for name in (RESULTS, SAMPLES))
-    if has_more and not (path / JOURNAL).exists():
+    if (path / RESULTS).exists() and not (path / JOURNAL).exists():
         raise ConfigurationError(
             f"{path} holds a run without its {JOURNAL}, which can't go on; name another --output, "
             "or start over with --fresh"
         )
 
 
-def _status(results: Path) -> str | None:
+def _check_foreign(path: Path) -> None:
+    """Refuse files that have the names of a run's and may be somebody's rows or notes."""
+    if (path / JOURNAL).exists() or "schema_version" in _content(path / RESULTS):
+        return
+    for name in (RESULTS, SAMPLES):
+        if (path / name).exists():
+            raise ConfigurationError(
+                f"{path} holds a {name} that no run is known to have written, and a run would "
+                "replace it; name another --output"
+            )
+
+
+def _content(results: Path) -> dict[str, Any]:
     try:
         found: Any = json.loads(results.read_bytes())
     except (FileNotFoundError, ValueError):  # a part of a file: the journal is the truth
-        return None
-    return found.get("status") if isinstance(found, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def _is_made(path: Path) -> bool:

@@ -236,7 +236,7 @@ class Run:
         try:
             self._lease.open(self._progress, self._store.path)
             base = run_answer_base(self._engine, self._model, self.result.engine)
-            self._store.bind(base, self.result.engine["identity"])
+            self._store.bind(base, self.result.engine)
         except BaseException as error:
             clean_up(error, self._lease.close, self._store.discard)
             raise

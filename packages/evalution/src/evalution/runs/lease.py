@@ -21,7 +21,12 @@ from evalution_core import (
     BaseInferenceSession,
     CheckResult,
     EngineRuntimeError,
+    EvalutionError,
+    GenerationRequest,
+    LoglikelihoodRequest,
     Model,
+    RollingLoglikelihoodRequest,
+    UnsupportedRequestError,
 )
 
 
@@ -86,6 +91,8 @@ class SessionLease:
         with foreign_errors("capabilities"):
             capabilities = session.capabilities
         if capabilities is not None:
+            if suite.request_kind.capability not in capabilities:
+                _refuse(session, suite)
             check_capabilities([suite], capabilities, "of the model as it was loaded")
         if self._is_used:
             with foreign_errors("gc"):
@@ -166,6 +173,24 @@ class SessionLease:
             raise EngineRuntimeError(
                 f"the session failed its self check, so its scores would be wrong: {check.detail}"
             )
+
+
+def _refuse(session: BaseInferenceSession, suite: AnySuite) -> None:
+    """Raise the session's own refusal of the suite's requests, which may tell why."""
+    try:
+        with foreign_errors(f"a request of suite {suite.title!r}"):
+            match suite.request_kind:
+                case RequestKind.GENERATION:
+                    session.generate([GenerationRequest("a", max_new_tokens=1)])
+                case RequestKind.LOGLIKELIHOOD:
+                    session.loglikelihood([LoglikelihoodRequest("a", "b")])
+                case RequestKind.ROLLING:
+                    session.loglikelihood_rolling([RollingLoglikelihoodRequest("a")])
+    except UnsupportedRequestError as error:
+        needed = suite.request_kind.capability
+        raise UnsupportedRequestError(f"suite {suite.title!r} needs {needed}; {error}") from error
+    except EvalutionError:
+        return
 
 
 def _remove_empty(folder: Path) -> None:

@@ -21,10 +21,13 @@ from evalution.paths import typed_path
 from evalution.results import RunResult, SampleResult, SuiteResult
 from evalution.runs.declared import RUN, differences, is_asked, listed, section_of
 from evalution.runs.folder import DefaultFolder, RunFolder, as_output, opened_folder
-from evalution_core import BaseEngine, ConfigurationError, Model
+from evalution_core import BaseEngine, ConfigurationError, Model, redact
 
 CACHE = "answers.sqlite"
-_IDENTITY = "identity"
+_IDENTITY, _TOKENIZER = "identity", "tokenizer"
+_VARIABLES = ("chat_template_kwargs", "chat_template_kwargs_hash")
+_TEXT_TO_IDS = ("encoding", "chat_template", *_VARIABLES)
+"""What of a tokenizer's record decides on the ids that a model is fed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,11 @@ def run_answer_base(
 ) -> AnswerBase:
     """What every key of a run's answers begins with; `record` is the engine's part of results."""
     tokenizer: Mapping[str, Any] = record["tokenizer"] or {}
+    rendered_with = {name: tokenizer[name] for name in _VARIABLES if name in tokenizer}
+    if engine is not None and rendered_with.get(_VARIABLES[0]) == redact(
+        model.chat_template_kwargs
+    ):
+        rendered_with = {}  # the model tells them
     return answer_base(
         engine=engine and answering_engine(engine),
         model=model,
@@ -70,7 +78,7 @@ def run_answer_base(
         execution=record["execution"],
         scoring_policy=SCORING_POLICY,
         software=answering_software(engine),
-        variables=tokenizer.get("chat_template_kwargs"),
+        variables=rendered_with,
     )
 
 
@@ -126,22 +134,16 @@ class RunStore:
                 self._tell_notice(self._cache)
             undo.pop_all()
 
-    def bind(self, base: AnswerBase, identity: Mapping[str, Any] | None) -> None:
-        """Say who answers, now that the session stands.
+    def bind(self, base: AnswerBase, record: Mapping[str, Any]) -> None:
+        """Say who answers, now that the session stands; `record` is the engine's part of results.
 
         Raises:
-            ConfigurationError: the model's files are others than those of the run in the folder.
+            ConfigurationError: the model's files are others than those of the run in the folder, or
+                its tokenizer or chat template is, as where a server was started anew.
         """
         self._base = base
         if self._folder is not None:
-            journal = self._folder.journal
-            known = journal.declared(_IDENTITY)
-            if _IDENTITY in known and (found := differences(known[_IDENTITY], identity)):
-                raise ConfigurationError(
-                    f"{self._folder.path} holds an unfinished run of a model that was another: "
-                    f"{listed(found)}; name another --output, or start over with --fresh"
-                )
-            journal.declare(_IDENTITY, identity)
+            self._check_answering(self._folder, record)
         if self._cache is not None and not base.is_shareable:
             self._notices.append(
                 "the cache isn't used: what this model is can't be told by its content"
@@ -221,6 +223,22 @@ class RunStore:
                 "another --output, or start over with --fresh"
             )
         folder.journal.declare_all({n: value for n, value in now.items() if n not in before})
+
+    def _check_answering(self, folder: RunFolder, record: Mapping[str, Any]) -> None:
+        now: dict[str, Any] = {_IDENTITY: record[_IDENTITY]}
+        tokenizer: Mapping[str, Any] = record[_TOKENIZER] or {}
+        if "encoding" in tokenizer:
+            now[_TOKENIZER] = {name: tokenizer.get(name) for name in _TEXT_TO_IDS}
+        before = folder.journal.declared(*now)
+        found = differences(before.get(_IDENTITY, now[_IDENTITY]), now[_IDENTITY])
+        if not found and _TOKENIZER in before:
+            found = differences(before[_TOKENIZER], now[_TOKENIZER], _TOKENIZER)
+        if found:
+            raise ConfigurationError(
+                f"{folder.path} holds an unfinished run of a model that was another: "
+                f"{listed(found)}; name another --output, or start over with --fresh"
+            )
+        folder.journal.declare_all(now)
 
     def _tell_notice(self, journal: Journal) -> None:
         if journal.notice is not None:

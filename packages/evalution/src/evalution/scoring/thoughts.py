@@ -12,6 +12,7 @@ class Thought(StrEnum):
 
     ENDED = "ended"
     UNFINISHED = "unfinished"
+    CLOSED = "closed"
     ABSENT = "absent"
 
 
@@ -23,21 +24,33 @@ class Reply:
     thought: Thought
 
 
-def reply_in(text: str, end_token: str, stops: Sequence[str], *, is_cut_off: bool) -> Reply:
+def reply_in(
+    text: str,
+    end_token: str,
+    stops: Sequence[str],
+    *,
+    is_cut_off: bool,
+    is_closed: bool = False,
+) -> Reply:
     """The answer in a text that was generated without stop strings.
 
     It is what follows the first `end_token`, as in the reasoning parsers of serving runtimes,
     without white space at its front, up to the first stop. A text without the token is an answer
-    as a whole, up to the first stop, unless it was cut off: then it is a thought.
+    as a whole, up to the first stop, unless it was cut off: then it is a thought. Behind a prompt
+    that ended the thought already it is no thought.
 
     Args:
         end_token: what ends the thought, not empty.
         stops: what ends the answer; in the thought they may stand.
         is_cut_off: the text ended because its length ran out.
+        is_closed: the prompt ends with `end_token`, as templates write it for a model that isn't
+            to think.
     """
     _, token, answer = text.partition(end_token)
     if token:
         return Reply(text_before_stop(answer.lstrip(), stops), Thought.ENDED)
+    if is_closed:
+        return Reply(text_before_stop(text.lstrip(), stops), Thought.CLOSED)
     if is_cut_off:
         return Reply("", Thought.UNFINISHED)
     return Reply(text_before_stop(text, stops), Thought.ABSENT)

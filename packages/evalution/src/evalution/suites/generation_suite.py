@@ -10,7 +10,7 @@ from evalution.counts import count_problem
 from evalution.rows.local import Row
 from evalution.scoring.filters import Filter, apply_filters
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
-from evalution.scoring.thoughts import Thought, reply_in
+from evalution.scoring.thoughts import Reply, Thought, reply_in
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.selection import Case
 from evalution.suites.suite import RequestKind, Sample
@@ -91,16 +91,18 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         written = answers[0]
         if self.think_end_token is None:
             return self._score(sample, written.text, written.text)
+        is_cut_off = written.finish_reason == "length"
         reply = reply_in(
             written.text,
             self.think_end_token,
             self.stop,
-            is_cut_off=written.finish_reason == "length",
+            is_cut_off=is_cut_off,
+            is_closed=written.prompt.rstrip().endswith(self.think_end_token.rstrip()),
         )
         score = self._score(sample, written.text, reply.answer)
         taken = {"answer": reply.answer, "thought": reply.thought.value}
         score.extracted = {**taken, **score.extracted}
-        score.remark = self._remark(reply.thought)
+        score.remark = self._remark(reply, is_cut_off=is_cut_off)
         return score
 
     def _score(self, sample: AnswerSample, text: str, answer: str) -> Score:
@@ -112,10 +114,15 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         }
         return Score(measures, text, extracted)
 
-    def _remark(self, thought: Thought) -> str | None:
-        match thought:
-            case Thought.ENDED:
-                return None
+    def _remark(self, reply: Reply, *, is_cut_off: bool) -> str | None:
+        match reply.thought:
+            case Thought.ENDED | Thought.CLOSED:
+                if reply.answer or not is_cut_off:
+                    return None
+                return (
+                    f"reached the length limit right behind {self.think_end_token!r}, so the "
+                    f"answer is empty; raise max_new_tokens (now {self.max_new_tokens})"
+                )
             case Thought.UNFINISHED:
                 return (
                     f"reached the length limit before {self.think_end_token!r}, so the answer is "

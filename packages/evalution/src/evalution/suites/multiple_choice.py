@@ -50,8 +50,9 @@ class MultipleChoice(LocalQuestions, ChoiceSuite):
         value = row[self.target]
         if isinstance(value, str) and value in choices:
             return choices.index(value)
-        if isinstance(value, int) and 0 <= value < len(choices):
-            return int(value)
+        # A bool is an int too, but true is as likely the first of "yes" and "no".
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
+            return value
         raise ConfigurationError(
             f"{row.place}: column {self.target!r} holds {value!r}, which is neither the text of a "
             f"choice nor an index from 0 to {len(choices) - 1}"
