@@ -16,7 +16,7 @@ from rich.console import Console
 import evalution
 from evalution.comparison import compare
 from evalution.comparison.pairing import pair_samples
-from evalution.comparison.table import comparison_table, remarks
+from evalution.comparison.table import comparison_table, legend, remarks
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
 from evalution.samples.columns import SampleColumns
 from evalution.samples.line import line_of
@@ -347,6 +347,9 @@ def test_a_narrow_terminal_still_tells_which_score_it_is(width: int, columns: in
     named = [name for name in ("left", "right", "difference", "better", "test") if name in shown]
     assert len(named) == (columns if columns < 5 else columns - 1)
     assert (" p " in shown) == (columns >= 5)
+    explained = {part.partition(":")[0] for part in legend(width).split("; ")}
+    expected = {3: set[str](), 5: {"better", "p"}, 6: {"better", "p", "[…]"}}[columns]
+    assert explained == expected | {"difference"}
 
 
 @settings(deadline=None)

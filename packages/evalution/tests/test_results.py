@@ -219,6 +219,16 @@ def test_every_score_is_readable_on_a_narrow_terminal(width: int) -> None:
     assert "…" not in shown.get()
 
 
+@pytest.mark.parametrize(("truncated", "is_shown"), [(0, False), (None, False), (7, True)])
+def test_a_narrow_terminal_shows_what_was_truncated(truncated: int | None, is_shown: bool) -> None:
+    terminal = Console(width=50)
+    found = run_result(name="rows")
+    found.suites[0].truncated = truncated
+    with terminal.capture() as shown:
+        terminal.print(result_table(found, width=50))
+    assert ("cut" in shown.get()) == is_shown
+
+
 def test_a_progress_bar_shows_brackets_as_they_are() -> None:
     terminal = Console(width=80, force_terminal=True, file=io.StringIO())
     bar = ProgressBar(terminal)

@@ -186,8 +186,8 @@ def _check_thought(context: str, continuation: str) -> None:
     if context.rstrip().endswith(opening) and closing not in continuation:
         raise InvalidRequestError(
             f"the chat template ends the prompt with {opening}, so an answer right behind it would "
-            f"be scored as a thought; set the variable in chat_template_kwargs of the model by which "
-            f"its template leaves the thought out (enable_thinking: false, say), or give the prompt "
+            f"be scored as a thought; set the template's variable that leaves the thought out in "
+            f"chat_template_kwargs of the model (enable_thinking: false, say), or give the prompt "
             f"as context instead of messages, with {closing} at its end"
         )
 

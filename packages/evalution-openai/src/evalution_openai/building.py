@@ -42,6 +42,13 @@ _LOADING = {
     )
 }
 """Of a model whose tokenizer isn't loaded here."""
+_NO_TEMPLATE = (
+    "the server renders the chat, and its engine gives it no chat template to render with "
+    "variables of a request; start the server with these chat_template_kwargs, or with an engine "
+    "that gives its chat template, or set tokenizer_path and api='completions' so that chats are "
+    "rendered here"
+)
+"""Of Evalution's server."""
 
 
 def build_session(
@@ -89,8 +96,9 @@ def _check_variables(options: OpenAICompatible, model: Model, survey: Survey) ->
     """Refuse variables of the chat template that no rendering would heed.
 
     Raises:
-        ConfigurationError: the server renders and isn't known to take them, or nobody renders; or
-            they are in `extra_body`, where only a server of no known dialect would find them.
+        ConfigurationError: the server renders and isn't known to take them, or refuses them as
+            its engine gives it no template, or nobody renders; or they are in `extra_body`, where
+            only a server of no known dialect would find them.
     """
     if _VARIABLES in options.extra_body and (survey.renders or survey.dialect.takes_variables):
         raise ConfigurationError(
@@ -113,3 +121,5 @@ def _check_variables(options: OpenAICompatible, model: Model, survey: Survey) ->
             f"extra_body, what it takes instead"
         )
         refuse_model_fields(options, model, {_VARIABLES: remedy})
+    if survey.takes_no_variables():
+        refuse_model_fields(options, model, {_VARIABLES: _NO_TEMPLATE})

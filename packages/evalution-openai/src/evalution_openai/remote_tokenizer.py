@@ -85,7 +85,7 @@ class RemoteTokenizer:
         if not isinstance(source, str):
             return None
         known = cast("Mapping[str, Any]", bound) if isinstance(bound, Mapping) else None
-        template = ChatTemplate(source, specials, known)
+        template = ChatTemplate(source, _printed(facts, specials), known)
         return template.with_variables(self._variables) if self._variables else template
 
     def _served_template(self) -> ServedTemplate | None:
@@ -145,6 +145,15 @@ class ServedTemplate(ChatTemplate):
         if tools:
             raise UnsupportedRequestError("the server's chat template is not given tools")
         return self._served(messages, add_generation_prompt)
+
+
+def _printed(facts: Mapping[str, Any], specials: Mapping[str, str]) -> Mapping[str, str]:
+    """The special tokens that the server's template prints; `specials` where it tells no more."""
+    told: Any = facts.get("special_tokens")
+    if not isinstance(told, Mapping):
+        return specials
+    tokens = cast("Mapping[str, Any]", told)
+    return {name: text for name, text in tokens.items() if isinstance(text, str)}
 
 
 def _ids(value: Any) -> Sequence[int] | None:

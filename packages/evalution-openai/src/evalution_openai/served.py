@@ -11,6 +11,7 @@ from evalution_core import (
     EngineRuntimeError,
     EngineUnavailableError,
     EvalutionError,
+    UnsupportedRequestError,
     scrub,
 )
 from evalution_enginekit import RequestLoop
@@ -76,6 +77,15 @@ async def tokenizer_facts(endpoint: Endpoint) -> Mapping[str, Any]:
         return await endpoint.get(f"{endpoint.address.root}/tokenizer_info", max_retries=1)
     except EngineRuntimeError:
         return {}
+
+
+async def keeps_template(endpoint: Endpoint) -> bool:
+    """Whether Evalution's server has said that its engine gives no chat template."""
+    try:
+        facts = await tokenizer_facts(endpoint)
+    except UnsupportedRequestError:  # it gives no tokenizer at all
+        return True
+    return "chat_template" in facts and facts["chat_template"] is None
 
 
 def served_model(options: OpenAICompatible) -> str | None:

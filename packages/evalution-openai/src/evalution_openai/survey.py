@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -33,7 +33,7 @@ from evalution_openai.rungs import (
     StepwiseRung,
 )
 from evalution_openai.scoring_ladder import Climb, Probe
-from evalution_openai.served import Served, find_served, tokenizer_facts
+from evalution_openai.served import Served, find_served, keeps_template, tokenizer_facts
 from evalution_openai.session import Findings
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class Survey:
         self.dialect = dialect_of(options.dialect, self.served.owner, host)
         if self.dialect.is_evalution and self.served.names and self.model not in self.served.names:
             raise ConfigurationError(
-                f"the server at {scrub(options.base_url)} has no model {self.model!r}; set "
-                f"model.path or model_name to {self.served.names[0]!r}, or leave both out"
+                f"the server at {scrub(options.base_url)} has no model {self.model!r}; "
+                f"{_remedy(self.model, self.served.names)}"
             )
         self._variables = model.chat_template_kwargs
         self.writer = BodyWriter(self.model, self.dialect, options.extra_body, self._variables)
@@ -134,6 +134,10 @@ class Survey:
             self.tokenizer is not None and self.tokenizer.chat_template is not None
         )
         return self.encodes and known and self._options.api == "auto"
+
+    def takes_no_variables(self) -> bool:
+        """Whether the server, one of Evalution, would refuse every chat that has variables."""
+        return self.dialect.is_evalution and self._loop.call(lambda: keeps_template(self._endpoint))
 
     def _described(self) -> dict[str, Any]:
         climb = self._climb
@@ -266,6 +270,14 @@ class Survey:
             return own if told is None else own or told
         needs = next(r.needs for r in self._rungs(self._probing) if r.name == self._climb.name)
         return min(own or told, told - needs)
+
+
+def _remedy(model: str | None, listed: Sequence[str]) -> str:
+    name = PurePath(model or "").name
+    if name in listed and name != model:
+        # A spec takes a folder beside it for the model of that name.
+        return f"a folder called {name!r} was taken for it: set the option model_name to {name!r}"
+    return f"set model.path or model_name to {listed[0]!r}, or leave both out"
 
 
 def _listed(served: Served, options: OpenAICompatible) -> str:

@@ -318,3 +318,7 @@ def test_evalutions_server_is_asked_for_its_own_model_alone(
     server.owner = "evalution"
     with pytest.raises(ConfigurationError, match=r"has no model 'three'; .* to 'scripted', or"):
         connect(Model("three"))
+    with pytest.raises(
+        ConfigurationError, match=r"a folder called 'scripted' .* model_name to 'sc"
+    ):
+        connect(Model("/runs/scripted"))

@@ -22,6 +22,7 @@ from evalution_core import (
     builtin_path,
     load_engine,
 )
+from evalution_enginekit import ByteTokenizer, ChatTemplate
 from evalution_openai import OpenAICompatible
 
 CHAT = [{"role": "user", "content": "say"}]
@@ -37,6 +38,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("model") / "templated"
     shutil.copytree(builtin_path("builtin:tiny", "safetensors"), found)
     (found / "chat_template.jinja").write_text(TEMPLATE)
+    return found
+
+
+@pytest.fixture(scope="module")
+def separated(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of `folder` with a template that prints special tokens."""
+    found = tmp_path_factory.mktemp("model") / "separated"
+    shutil.copytree(folder, found)
+    (found / "chat_template.jinja").write_text(
+        "{{ messages[0]['content'] }}{{ sep_token }}{{ tone }}{{ pad_token }}{{ unk_token }}:"
+    )
+    settings = found / "tokenizer_config.json"
+    config = json.loads(settings.read_text()) if settings.is_file() else {}
+    settings.write_text(json.dumps({**config, "sep_token": "####", "unk_token": {"content": "?"}}))
     return found
 
 
@@ -146,6 +161,38 @@ def test_a_session_that_keeps_its_template_to_itself_takes_none(serving: Any) ->
     )
 
 
+@pytest.mark.parametrize("gives", [None, ByteTokenizer(has_template=False)])
+def test_a_client_of_ours_is_refused_where_no_request_may_have_variables(
+    serving: Any, gives: ByteTokenizer | None
+) -> None:
+    session = Closed()
+    if gives is not None:
+        session.tokenizer = gives  # pyright: ignore[reportAttributeAccessIssue]
+    client = serving(session=session, model_name="closed")
+    if gives is not None:
+        assert client.get("/tokenizer_info").json()["special_tokens"] is None
+    url = str(client.base_url)
+    own = ByteTokenizer()
+    own.chat_template = ChatTemplate(TEMPLATE)
+    variables = {"thinks": False}
+    for tokenizer, api in ((None, "auto"), (None, "chat"), (own, "chat")):
+        engine = OpenAICompatible.from_options({"base_url": url, "api": api})
+        with pytest.raises(ConfigurationError) as caught:
+            engine.build(Model("closed", tokenizer=tokenizer, chat_template_kwargs=variables))
+        assert str(caught.value) == (
+            "engine OpenAICompatible takes no model.chat_template_kwargs: the server renders the "
+            "chat, and its engine gives it no chat template to render with variables of a request; "
+            "start the server with these chat_template_kwargs, or with an engine that gives its "
+            "chat template, or set tokenizer_path and api='completions' so that chats are rendered "
+            "here"
+        )
+        engine.build(Model("closed", tokenizer=tokenizer)).close()
+    for api in ("auto", "completions"):
+        engine = OpenAICompatible.from_options({"base_url": url, "api": api})
+        model = Model("closed", tokenizer=own, chat_template_kwargs=variables)
+        engine.build(model).close()
+
+
 def test_a_client_of_ours_renders_with_the_servers_variables_and_its_own(
     templated: httpx.Client, session: BaseInferenceSession
 ) -> None:
@@ -177,11 +224,59 @@ def test_a_client_of_ours_renders_with_the_servers_variables_and_its_own(
         )
 
 
-def test_a_context_takes_no_variables_of_its_own(templated: httpx.Client) -> None:
-    body = {"messages": CHAT, "continuation": "a", "chat_template_kwargs": {"thinks": False}}
+def test_a_client_of_ours_renders_with_all_special_tokens_of_the_server(
+    serving: Any, separated: Path
+) -> None:
+    asked = [GenerationRequest(messages=CHAT, max_new_tokens=1)]
+    model = Model(str(separated), chat_template_kwargs={"tone": " softly"})
+    with load_engine("Reference")().build(model) as session:
+        client = serving(session=session, model_name="separated")
+        told = client.get("/tokenizer_info").json()["special_tokens"]
+        assert (told["sep_token"], told["unk_token"]) == ("####", "?")
+        pad = told.get("pad_token", "")
+        (expected,) = session.generate(asked)
+        assert expected.prompt == f"say#### softly{pad}?:"
+        url = str(client.base_url)
+        for variables, tone in (({}, " softly"), ({"tone": "!"}, "!")):
+            engine = OpenAICompatible(base_url=url, api="completions")
+            with engine.build(Model("separated", chat_template_kwargs=variables)) as remote:
+                assert remote.generate(asked)[0].prompt == f"say####{tone}{pad}?:"
+
+
+OWN_VARIABLES = (
+    "a context is rendered with the variables that the server was started with; leave "
+    "chat_template_kwargs out, or send the rendered text as context"
+)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        {"messages": CHAT, "continuation": "a"},
+        {"requests": [{"messages": CHAT, "continuation": "a"}]},
+        {"requests": []},
+    ],
+)
+def test_a_context_takes_no_variables_of_its_own(
+    templated: httpx.Client, context: dict[str, Any]
+) -> None:
+    body = {**context, "chat_template_kwargs": {"thinks": False}}
     answer = templated.post("/v1/eval/loglikelihood", json=body)
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == (
-        "a context is rendered with the variables that the server was started with; leave "
-        "chat_template_kwargs out, or send the rendered text as context"
-    )
+    error = answer.json()["error"]
+    assert error["message"] == OWN_VARIABLES
+    assert (error["code"], error["param"]) == ("unsupported", "chat_template_kwargs")
+    without = templated.post("/v1/eval/loglikelihood", json={**body, "chat_template_kwargs": {}})
+    assert without.status_code == 200
+
+
+def test_variables_of_one_context_fail_that_one_alone(templated: httpx.Client) -> None:
+    one = {"messages": CHAT, "continuation": "a"}
+    wrong = {**one, "chat_template_kwargs": {"thinks": False}}
+    answer = templated.post("/v1/eval/loglikelihood", json={"requests": [one, wrong, one]})
+    assert answer.status_code == 200, answer.text
+    first, refused, last = answer.json()["results"]
+    assert refused["error"]["message"] == OWN_VARIABLES
+    assert refused["error"]["code"] == "unsupported"
+    alone = templated.post("/v1/eval/loglikelihood", json=one).json()
+    assert first["logprob"] == last["logprob"] == pytest.approx(alone["logprob"], abs=1e-9)

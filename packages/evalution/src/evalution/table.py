@@ -44,9 +44,12 @@ def console(*, stderr: bool = False) -> Console:
 def result_table(result: RunResult, *, width: int = _WIDTH) -> Table:
     """Suite, metric, value ± standard error, n, failed, truncated; ↑ or ↓ says what is better.
 
-    On a terminal of less than 64 columns value and n stay: a score must be readable in full.
+    On a terminal of less than 64 columns value and n stay, and what was truncated if something
+    was: a score must be readable in full.
     """
-    shown = _NUMBERS if width >= _NARROW else ("value", "n")
+    has_cut = any(suite.truncated for suite in result.suites)
+    narrow = ("value", "n", "cut") if has_cut else ("value", "n")
+    shown = _NUMBERS if width >= _NARROW else narrow
     table = Table(title=_title(result), box=box.SIMPLE_HEAD, title_justify="left")
     for name in ("suite", "metric"):
         table.add_column(name, overflow="fold")

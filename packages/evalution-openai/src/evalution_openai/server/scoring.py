@@ -14,6 +14,7 @@ from evalution_core import (
     RequestFailure,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
+    UnsupportedRequestError,
 )
 from evalution_openai.server.bodies import (
     LoglikelihoodBody,
@@ -24,6 +25,11 @@ from evalution_openai.server.bodies import (
 from evalution_openai.server.problems import ErrorDetail, Problem, problem_of, unsupported
 from evalution_openai.server.prompts import check_count, dumped
 from evalution_openai.server.served import Served
+
+_OWN_VARIABLES = (
+    "a context is rendered with the variables that the server was started with; leave "
+    "chat_template_kwargs out, or send the rendered text as context"
+)
 
 
 class RollingAnswer(TypedDict):
@@ -52,15 +58,17 @@ class RollingBatch(TypedDict):
 
 async def loglikelihood(served: Served, body: LoglikelihoodBody) -> dict[str, Any]:
     """Score continuations given their contexts: one, or `requests`."""
+    if body.chat_template_kwargs:
+        raise unsupported(_OWN_VARIABLES, param="chat_template_kwargs")
     items = _items(body.requests, body, served)
-    admitted = [_admitted(served.admission.loglikelihood, _pair(item)) for item in items]
+    admitted = [_admitted(served.admission.loglikelihood, _pair, item) for item in items]
     return await _answered(served.loglikelihood.results, admitted, body.requests is None, _shown)
 
 
 async def rolling(served: Served, body: RollingBody) -> dict[str, Any]:
     """Score texts as a whole: one, or `requests`."""
     items = _items(body.requests, body, served)
-    admitted = [_admitted(served.admission.rolling, _text(item)) for item in items]
+    admitted = [_admitted(served.admission.rolling, _text, item) for item in items]
     return await _answered(served.rolling.results, admitted, body.requests is None, _shown_whole)
 
 
@@ -73,11 +81,7 @@ def _items(requests: Sequence[Any] | None, body: Any, served: Served) -> Sequenc
 
 def _pair(item: LoglikelihoodItem) -> LoglikelihoodRequest:
     if item.chat_template_kwargs:
-        raise unsupported(
-            "a context is rendered with the variables that the server was started with; leave "
-            "chat_template_kwargs out, or send the rendered text as context",
-            param="chat_template_kwargs",
-        )
+        raise UnsupportedRequestError(_OWN_VARIABLES)
     return LoglikelihoodRequest(
         context=item.context or "",
         continuation=item.continuation or "",
@@ -92,9 +96,10 @@ def _text(item: RollingItem) -> RollingLoglikelihoodRequest:
     return RollingLoglikelihoodRequest(item.text or "", item.input_ids)
 
 
-def _admitted(check: Any, request: Any) -> Any:
+def _admitted(check: Any, made: Any, item: Any) -> Any:
     """The request, or the failure that it is for every session like this one."""
     try:
+        request = made(item)
         check(request)
     except EvalutionError as error:
         return RequestFailure(error)

@@ -33,6 +33,7 @@ class TokenizerInfo(TypedDict):
     pad_token: None
     chat_template: str | None
     chat_template_kwargs: dict[str, Any] | None
+    special_tokens: dict[str, str] | None
     leading_ids: list[int] | None
     bos_id: int | None
     eos_id: int | None
@@ -69,13 +70,15 @@ async def tokenizer_info(served: Served) -> TokenizerInfo:
     special = codec if isinstance(codec, SpecialTokens) else None
     whole = codec if isinstance(codec, WholeTokenizer) else None
     template = whole.chat_template if whole else None
+    known = template if isinstance(template, ChatTemplate) else None
     return {
         "tokenizer_class": type(codec).__name__,
         "bos_token": _text(served, special.bos_id if special else None),
         "eos_token": _text(served, special.eos_id if special else None),
         "pad_token": None,
         "chat_template": (template.source or None) if template is not None else None,
-        "chat_template_kwargs": template.variables if isinstance(template, ChatTemplate) else None,
+        "chat_template_kwargs": known.variables if known is not None else None,
+        "special_tokens": known.special_tokens if known is not None else None,
         "leading_ids": list(special.leading_ids) if special else None,
         "bos_id": special.bos_id if special else None,
         "eos_id": special.eos_id if special else None,

@@ -42,7 +42,7 @@ def compare(
             terminal.print(line, soft_wrap=True)
         if found.suites:
             terminal.print(table.comparison_table(found, width=terminal.width))
-            terminal.print(table.LEGEND, style="dim", soft_wrap=True)
+            terminal.print(table.legend(terminal.width), style="dim", soft_wrap=True)
         for line in table.remarks(found):
             terminal.print(line, style="yellow", soft_wrap=True)
         most = _FLIPS_SHOWN if flipped is None else flipped

@@ -13,11 +13,13 @@ from evalution.comparison.significance import PairedTest
 from evalution.results import MetricResult, RunResult
 
 SIGNIFICANT = 0.05
-LEGEND = (
-    "difference: right minus left, [95 % interval]; better: whichever way the arrow points; "
-    "p: how often chance alone makes as large a difference over the rows that both answered, "
-    f"* below {SIGNIFICANT}"
-)
+_MEANINGS = {
+    "difference": "difference: right minus left",
+    "test": "[…]: 95 % interval",
+    "better": "better: whichever way the arrow points",
+    "p": "p: how often chance alone makes as large a difference over the rows that both answered, "
+    f"* below {SIGNIFICANT}",
+}
 _SHOWN = ("left", "right", "difference", "better", "p", "test")
 _NARROW = 110
 _VERY_NARROW = 72
@@ -33,7 +35,7 @@ def comparison_table(comparison: Comparison, *, width: int) -> Table:
     On a terminal of less than 110 columns without interval and test, of less than 72 also without
     winner and p: which suite and metric it is must be readable.
     """
-    shown = _SHOWN if width >= _NARROW else _SHOWN[: 5 if width >= _VERY_NARROW else 3]
+    shown = _columns(width)
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("suite", "metric"):
         table.add_column(name, overflow="fold")
@@ -47,6 +49,16 @@ def comparison_table(comparison: Comparison, *, width: int) -> Table:
             table.add_row(*names, *(cells[column] for column in shown))
         table.add_section()
     return table
+
+
+def legend(width: int) -> str:
+    """What the columns mean that `comparison_table` has at this width."""
+    shown = _columns(width)
+    return "; ".join(text for column, text in _MEANINGS.items() if column in shown)
+
+
+def _columns(width: int) -> tuple[str, ...]:
+    return _SHOWN if width >= _NARROW else _SHOWN[: 5 if width >= _VERY_NARROW else 3]
 
 
 def flip_table(suite: SuiteComparison, limit: int) -> Table:
