@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -171,6 +172,21 @@ def test_an_export_that_fails_leaves_nothing(
         OpenVINO().build(Model(path=str(tmp_path)))
     assert "no causal model for OpenVINO could be loaded from" in str(caught.value)
     assert not list(made.iterdir())
+
+
+def test_weights_that_are_missing_are_not_made_up(
+    write_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "lacking"
+    shutil.copytree(write_checkpoint("llama"), folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    told = _refusal(OpenVINO(), Model(str(folder)))
+    assert told.startswith(f"the checkpoint {str(folder)!r} lacks 1 weights of a causal model")
+    assert "(lm_head.weight); its answers would be those of random ones" in told
 
 
 def test_what_was_exported_goes_with_the_last_model(write_checkpoint: Callable[..., Path]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from evalution_core import EngineRuntimeError, LoglikelihoodRequest
+from evalution_core import EngineRuntimeError, LoglikelihoodRequest, Model
+from evalution_vllm import VLLM
 from evalution_vllm.session import VLLMSession
 
 PAIR = LoglikelihoodRequest("The red cat", " sleeps in the park every morning.")
@@ -66,3 +67,16 @@ def test_a_runtime_that_tells_something_else_never_scores(
     session._check_result = None
     assert session.check().outcome == "passed"
     assert session.loglikelihood([PAIR])[0].logprob < 0
+
+
+def test_a_model_that_can_not_be_run_is_told_as_the_session_is_built(
+    engine: VLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM 0.32 says so of heads of 16 numbers on a CPU, once the first prompt is run."""
+
+    def run(*_: Any) -> None:
+        raise RuntimeError("Unsupported CPU attention configuration: head_dim=16")
+
+    monkeypatch.setattr("evalution_vllm.session.cache_problem", run)
+    with pytest.raises(EngineRuntimeError, match=r"prefix cache failed: .* head_dim=16"):
+        engine.build(Model("builtin:tiny"))

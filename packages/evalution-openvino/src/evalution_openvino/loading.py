@@ -36,7 +36,7 @@ from evalution_enginekit.runtime import brief
 from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
 from evalution_openvino.engine import torchvision_hint
 from evalution_openvino.model_arguments import FILE, check_arguments, check_files
-from evalution_transformers.loading import declared_eos
+from evalution_transformers.loading import check_complete, declared_eos
 
 _WEIGHTS = ("openvino_model.*", "*.safetensors", "*.safetensors.index.json", "*.bin")
 _WANTED = (
@@ -87,6 +87,8 @@ def load(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
             ready = _is_exported(model, folder)
             export = None if ready else _export(source, model, identified)
             loaded = _read(source, export, model, device, properties)
+        except ConfigurationError:
+            raise
         except ImportError as error:
             raise EngineUnavailableError(
                 f"loading {source!r} needs more: {scrub(str(error))}{torchvision_hint(error)}"
@@ -151,6 +153,7 @@ def _export(source: str, model: Model, identified: Mapping[str, Any] | None) -> 
             return found
         export = _ExportFolder()
         try:
+            _check_weights(source, model, subfolder)
             main_export(
                 source,
                 export.path,
@@ -168,6 +171,22 @@ def _export(source: str, model: Model, identified: Mapping[str, Any] | None) -> 
             raise
         _exports[key] = export
         return export
+
+
+def _check_weights(source: str, model: Model, subfolder: str) -> None:
+    """Refuse a checkpoint that lacks weights, which the exporter's own loading doesn't tell.
+
+    It is read a second time for that; what was read is let go before the export begins.
+    """
+    _, report = transformers.AutoModelForCausalLM.from_pretrained(
+        source,
+        dtype="auto",
+        revision=model.revision or "main",
+        subfolder=subfolder,
+        trust_remote_code=model.trust_remote_code,
+        output_loading_info=True,
+    )
+    check_complete(source, report)
 
 
 def _read(

@@ -21,6 +21,7 @@ from evalution_sglang.environment import CPU, QUIET, SCORES
 from evalution_sglang.host import EngineHost
 from evalution_sglang.installation import Runtime, runtime
 from evalution_sglang.upstream import Engine, ModelConfig
+from evalution_sglang.weights import check_weights
 
 if TYPE_CHECKING:
     from evalution_sglang.engine import SGLang
@@ -56,6 +57,8 @@ def load(engine: SGLang, model: Model) -> Loaded:
     folder = model_folder(model.path)
     sglang = runtime()
     given = arguments(engine, model, str(folder or model.path), sglang)
+    if folder is not None:
+        check_weights(folder)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
     tokenizer = checkpoint_tokenizer(model, folder)
     switches = SCORES | (CPU if given["device"] == "cpu" else {})

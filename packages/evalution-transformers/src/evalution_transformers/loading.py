@@ -176,12 +176,19 @@ def _load(path: str, model: Model, placement: Placement, device: torch.device) -
             **arguments,
         )
         loaded, report = found
-        _check_complete(path, report)
+        check_complete(path, report)
         return _placed(loaded, placement, arguments, device)
 
 
-def _check_complete(path: str, report: Mapping[str, Any]) -> None:
-    """Upstream makes up, at random, what a checkpoint lacks, and only warns."""
+def check_complete(path: str, report: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint without all weights: upstream makes them up at random, and only warns.
+
+    Args:
+        report: what `from_pretrained` gives with `output_loading_info`.
+
+    Raises:
+        ConfigurationError: weights are missing; the message names some.
+    """
     missing = sorted(str(name) for name in report.get("missing_keys", ()))
     if missing:
         shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")

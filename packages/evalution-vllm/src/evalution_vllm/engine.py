@@ -125,6 +125,7 @@ class VLLM(BaseEngine):
             ConfigurationError: nothing loadable is there, or options contradict the model, the
                 device, each other or the installed version.
             EngineUnavailableError: vLLM is missing or out of range, or memory doesn't suffice.
+            EngineRuntimeError: vLLM loads the checkpoint, and can't run it on this device.
         """
         from evalution_vllm.loading import load  # noqa: PLC0415 - only once a session is asked for
         from evalution_vllm.session import session_of  # noqa: PLC0415 - as above

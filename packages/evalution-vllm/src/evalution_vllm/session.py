@@ -124,7 +124,8 @@ def session_of(engine: VLLM, loaded: Loaded) -> VLLMSession:
                 fallback=f"fixed batches: {problem}",
             )
         parameters = Parameters(loaded.vllm)
-        unread = cache_problem(llm_engine, parameters, loaded, vocabulary)
+        with runtime_errors("a trial of the prefix cache"):
+            unread = cache_problem(llm_engine, parameters, loaded, vocabulary)
         return VLLMSession(
             engine=engine,
             loaded=loaded,

@@ -1,0 +1,92 @@
+"""A checkpoint that isn't whole is refused before SGLang makes up what it lacks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalution_core import ConfigurationError, Model, builtin_path
+from evalution_sglang import SGLang
+
+pytest.importorskip("sglang", reason="sglang is not installed")
+
+from evalution_sglang.weights import check_weights
+
+TINY = builtin_path("builtin:tiny", "safetensors")
+SHARDS = {
+    "model.embed_tokens.weight": "model-00001-of-00002.safetensors",
+    "model.layers.0.mlp.up_proj.weight": "model-00001-of-00002.safetensors",
+    "model.layers.1.mlp.up_proj.weight": "model-00002-of-00002.safetensors",
+}
+
+
+def copied(folder: Path, **changes: Any) -> Path:
+    """The tiny checkpoint with other values in its configuration."""
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / name, folder)
+    config = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}), "utf-8")
+    return folder
+
+
+def sharded(folder: Path, **config: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    index = {"weight_map": SHARDS}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+    for name in set(SHARDS.values()):
+        (folder / name).touch()
+    return folder
+
+
+def test_whole_checkpoints_are_let_through(tmp_path: Path) -> None:
+    check_weights(TINY)
+    check_weights(sharded(tmp_path, text_config={"num_hidden_layers": 2}))
+
+
+def test_other_formats_and_unknown_names_are_left_to_sglang(tmp_path: Path) -> None:
+    check_weights(tmp_path)
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 9}', "utf-8")
+    (tmp_path / "pytorch_model.bin").touch()
+    check_weights(tmp_path)
+
+
+def test_a_layer_without_weights_is_refused(tmp_path: Path) -> None:
+    told = r"lacks the weights of 5 of its 7 layers \(2, 3, 4, …\); its answers would be those of"
+    with pytest.raises(ConfigurationError, match=told):
+        check_weights(copied(tmp_path, num_hidden_layers=7))
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    with pytest.raises(ConfigurationError, match=r"lacks the weights of 1 of its 3 layers \(2\)"):
+        check_weights(sharded(tmp_path, num_hidden_layers=3))
+
+
+def test_a_file_that_the_index_names_and_is_not_there_is_named(tmp_path: Path) -> None:
+    folder = sharded(tmp_path, num_hidden_layers=2)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    told = r"lacks 1 of the files that its index names \(model-00002-of-00002.safetensors\); copy"
+    with pytest.raises(ConfigurationError, match=told):
+        check_weights(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("model.safetensors", b"x" * 40, "model.safetensors can't be read: .*; copy it again"),
+        ("config.json", b"{", "config.json can't be read: .*; copy it again"),
+        ("model.safetensors.index.json", b"{}", "has no weight_map; copy it again"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    (copied(tmp_path) / name).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=told):
+        check_weights(tmp_path)
+
+
+def test_the_engine_refuses_before_anything_starts(tmp_path: Path) -> None:
+    folder = copied(tmp_path, num_hidden_layers=3)
+    with pytest.raises(ConfigurationError, match="lacks the weights of 1 of its 3 layers"):
+        SGLang(device="cpu", dtype="float32").build(Model(str(folder)))
