@@ -178,7 +178,7 @@ def _check_weights(source: str, model: Model, subfolder: str) -> None:
 
     It is read a second time for that; what was read is let go before the export begins.
     """
-    _, report = transformers.AutoModelForCausalLM.from_pretrained(
+    found: Any = transformers.AutoModelForCausalLM.from_pretrained(
         source,
         dtype="auto",
         revision=model.revision or "main",
@@ -186,6 +186,7 @@ def _check_weights(source: str, model: Model, subfolder: str) -> None:
         trust_remote_code=model.trust_remote_code,
         output_loading_info=True,
     )
+    _, report = found
     check_complete(source, report)
 
 
