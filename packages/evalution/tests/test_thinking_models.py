@@ -139,6 +139,13 @@ def test_an_answer_that_reached_the_length_limit(
     assert told == (remark and f"reached the length limit {remark}")
 
 
+def test_a_blank_token_closes_no_prompt() -> None:
+    suite = sums(think_end_token="\n\n", stop=[])
+    output = GenerationOutput("Question: 1\n\n", "hm", finish_reason="length")
+    score = suite.score(next(suite.samples()), [output])
+    assert score.extracted["thought"] == "unfinished"
+
+
 def test_suites_known_by_name_have_the_option() -> None:
     kind: Any = load_suite("gsm8k")
     row = {"question": "1 + 1?", "answer": "#### 2"}

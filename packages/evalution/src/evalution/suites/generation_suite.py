@@ -92,12 +92,14 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         if self.think_end_token is None:
             return self._score(sample, written.text, written.text)
         is_cut_off = written.finish_reason == "length"
+        # Templates put blank lines behind the token; one that is blank itself is taken as it is.
+        closing = self.think_end_token.rstrip() or self.think_end_token
         reply = reply_in(
             written.text,
             self.think_end_token,
             self.stop,
             is_cut_off=is_cut_off,
-            is_closed=written.prompt.rstrip().endswith(self.think_end_token.rstrip()),
+            is_closed=written.prompt.rstrip().endswith(closing),
         )
         score = self._score(sample, written.text, reply.answer)
         taken = {"answer": reply.answer, "thought": reply.thought.value}
