@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from evalution_core import BaseEngine, Capability, ConfigurationError, Model, neutral
+from evalution_core import BaseEngine, Capability, ConfigurationError, Model, speed_only
 from evalution_enginekit import (
     ByteTokenizer,
     TokenEvent,
@@ -33,7 +33,7 @@ CAPABILITIES = frozenset(
         Capability.IGNORE_EOS,
         Capability.TRUNCATION,
         Capability.STREAM,
-        Capability.REFILL,
+        Capability.CONTINUOUS_BATCHING,
     }
 )
 
@@ -41,7 +41,7 @@ CAPABILITIES = frozenset(
 @dataclass(slots=True)
 class TokenEngine(BaseEngine):
     smoothing: float = 0.001
-    batch_size: int = neutral(default=8)
+    batch_size: int = speed_only(default=8)
 
     capabilities = CAPABILITIES
 

@@ -40,7 +40,7 @@ class Scores(Toy):
 class FixedBatches(Toy):
     """Runs a batch to its end before the next one."""
 
-    capabilities = CAPABILITIES - {Capability.REFILL}
+    capabilities = CAPABILITIES - {Capability.CONTINUOUS_BATCHING}
 
 
 @dataclass(slots=True)

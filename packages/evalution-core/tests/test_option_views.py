@@ -14,9 +14,9 @@ from evalution_core import (
     BaseInferenceSession,
     ConfigurationError,
     Model,
-    neutral,
     numeric_options,
     secret,
+    speed_only,
 )
 
 
@@ -40,8 +40,8 @@ class Acme(Buildable):
     max_model_len: int = 512
     graphs: bool | tuple[bool, bool] = False
     cache: CacheConfig = field(default_factory=CacheConfig)
-    batch_size: int | None = neutral(default=None)
-    hooks: dict[str, str] = neutral(default_factory=dict)  # noqa: RUF009 - a field
+    batch_size: int | None = speed_only(default=None)
+    hooks: dict[str, str] = speed_only(default_factory=dict)  # noqa: RUF009 - a field
     api_key: str | None = secret()
 
 

@@ -15,8 +15,8 @@ from evalution_core import (
     ConfigurationError,
     EngineSpec,
     Model,
-    neutral,
     secret,
+    speed_only,
     validate_options,
 )
 
@@ -47,8 +47,8 @@ class Acme(Buildable):
     gpus: list[int] = field(default_factory=list[int])
     cache: CacheConfig = field(default_factory=CacheConfig)
     draft: EngineSpec | None = None
-    batch_size: int | None = neutral(default=None)
-    hooks: dict[str, str] = neutral(default_factory=dict)  # noqa: RUF009 - a field
+    batch_size: int | None = speed_only(default=None)
+    hooks: dict[str, str] = speed_only(default_factory=dict)  # noqa: RUF009 - a field
     api_key: str | None = secret()
 
 

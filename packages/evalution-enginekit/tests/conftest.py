@@ -65,7 +65,7 @@ class Echo(TokenSession):
             for key in feed.cancelled():
                 self.dropped.append(key)
                 running.pop(key, None)
-            if Capability.REFILL in self._capabilities or not running:
+            if Capability.CONTINUOUS_BATCHING in self._capabilities or not running:
                 for prompt in feed.take(self._batch_size - len(running)):
                     self.admitted.append(prompt)
                     running[prompt.key] = self._echo(prompt)

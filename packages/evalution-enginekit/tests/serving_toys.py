@@ -16,9 +16,16 @@ from evalution_enginekit import (
     TokenSession,
     TokenSpan,
 )
-from evalution_enginekit.serving import RequestUpdate, ServingLoop, ServingRuntime
-from evalution_enginekit.serving_forms import EventLoopRequests, FixedBatchRequests, Work
-from evalution_enginekit.span_groups import SpanGroup, span_groups
+from evalution_enginekit.serving import (
+    EventLoopRequests,
+    FixedBatchRequests,
+    RequestUpdate,
+    ServingLoop,
+    ServingRuntime,
+    SpanGroup,
+    Work,
+    span_groups,
+)
 
 LOUD = "!"
 
@@ -149,7 +156,7 @@ class Served(TokenSession):
     def __init__(self, runtime: ServingRuntime, *, slots: int = 3, scored_tokens: int = 1000):
         capabilities = frozenset(Capability) - {Capability.ATTACH, Capability.LOGPROBS}
         if isinstance(runtime, FixedBatchRequests):
-            capabilities -= {Capability.REFILL}
+            capabilities -= {Capability.CONTINUOUS_BATCHING}
         super().__init__(
             engine="Served",
             capabilities=capabilities,

@@ -17,7 +17,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_enginekit.admission import Admission, check_batch_size
+from evalution_enginekit.validation import Admission, check_batch_size
 
 ALL = Admission("Toy", frozenset(Capability))
 USER = {"role": "user", "content": "hi"}

@@ -215,7 +215,9 @@ class WholeInputSession(MockSession):
 
 def test_a_session_without_refill_gets_rounds_that_end() -> None:
     with WholeInputSession("a", 512, 8) as session:
-        front = AsyncSession(session, MOCK_CAPABILITIES - {Capability.REFILL, Capability.STREAM})
+        front = AsyncSession(
+            session, MOCK_CAPABILITIES - {Capability.CONTINUOUS_BATCHING, Capability.STREAM}
+        )
         requests = [asked(number) for number in range(5)]
 
         async def twice() -> list[GenerationOutput]:

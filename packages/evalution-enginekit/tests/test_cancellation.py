@@ -21,9 +21,8 @@ from evalution_core import (
     LoglikelihoodRequest,
     RequestFailure,
 )
-from evalution_enginekit.pulled_stream import PulledStream
 from evalution_enginekit.request_loop import RequestJob, RequestLoop, Tell
-from evalution_enginekit.streams import ResultStream, StreamLimits
+from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
 
 WAIT_S = 20
 Stream: TypeAlias = ResultStream[str, str, str]
@@ -240,7 +239,7 @@ def ask(prompt: str, **options: Any) -> GenerationRequest:
 
 
 @pytest.mark.parametrize("call", ["generate_continuous", "stream"])
-@pytest.mark.parametrize("without", [(), (Capability.REFILL,)])
+@pytest.mark.parametrize("without", [(), (Capability.CONTINUOUS_BATCHING,)])
 def test_a_session_drops_a_cancelled_request_and_goes_on(
     echo: Echoes, call: str, without: Any
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evalution_core import ConfigurationError
-from evalution_enginekit.command_options import model_fields, option_pairs
+from evalution_enginekit.runtime import model_fields, option_pairs
 
 
 def test_values_are_json_where_they_can_be() -> None:

@@ -36,7 +36,7 @@ def settle(session: Any) -> None:
         session.gc()
 
 
-@pytest.mark.parametrize(("without", "ahead"), [((), 2), ((Capability.REFILL,), 2)])
+@pytest.mark.parametrize(("without", "ahead"), [((), 2), ((Capability.CONTINUOUS_BATCHING,), 2)])
 def test_input_and_unread_results_are_bounded(echo: Echoes, without: Any, ahead: int) -> None:
     session = echo(batch_size=2, without=without)
     pulled: list[int] = []

@@ -14,11 +14,11 @@ from evalution_core import (
     LoglikelihoodRequest,
     RequestFailure,
 )
-from evalution_enginekit.byte_tokenizer import ByteTokenizer
+from evalution_enginekit.completion import CompletionPiece, RequestPrompt
 from evalution_enginekit.mock import MockSession
-from evalution_enginekit.pieces import CompletionPiece, RequestPrompt
 from evalution_enginekit.request_loop import RequestLoop
 from evalution_enginekit.request_session import RequestSession
+from evalution_enginekit.tokenizer import ByteTokenizer
 
 REQUESTS = [
     (text, GenerationRequest(text, max_new_tokens=2, metadata={"of": text}))
@@ -49,7 +49,9 @@ class HostedFragileSession(RequestSession):
 
 @pytest.fixture(params=["tokens", "requests"])
 def session(request: pytest.FixtureRequest) -> Iterator[Any]:
-    capabilities = frozenset({Capability.GENERATE, Capability.STREAM, Capability.REFILL})
+    capabilities = frozenset(
+        {Capability.GENERATE, Capability.STREAM, Capability.CONTINUOUS_BATCHING}
+    )
     built: Any = (
         FragileSession()
         if request.param == "tokens"

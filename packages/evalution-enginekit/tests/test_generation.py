@@ -35,7 +35,7 @@ def keyed(*prompts: str) -> list[tuple[str, GenerationRequest]]:
     return [(prompt, ask(prompt)) for prompt in prompts]
 
 
-@pytest.mark.parametrize("without", [(), (Capability.REFILL,)])
+@pytest.mark.parametrize("without", [(), (Capability.CONTINUOUS_BATCHING,)])
 def test_outputs_come_in_order_whatever_runs_together(echo: Echoes, without: Any) -> None:
     session = echo(without=without)
 
@@ -68,7 +68,7 @@ def test_a_free_slot_takes_the_next_request_at_once(echo: Echoes) -> None:
 
 
 def test_without_refill_a_batch_is_finished_before_the_next(echo: Echoes) -> None:
-    session = echo(batch_size=2, without=[Capability.REFILL])
+    session = echo(batch_size=2, without=[Capability.CONTINUOUS_BATCHING])
     outputs = session.generate([ask(text) for text in ("abcd", "e", "f", "gh")])
     assert [output.text for output in outputs] == ["abcd", "e", "f", "gh"]
     together = [step for step in session.steps if len(step) == 2]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution_core import ConfigurationError, Model, builtin_path
-from evalution_enginekit.gguf_file import read_gguf
-from evalution_enginekit.gguf_source import gguf_file_of, locate_gguf, parts_of
+from evalution_enginekit.gguf.file import read_gguf
+from evalution_enginekit.gguf.source import gguf_file_of, locate_gguf, parts_of
 
 TINY = builtin_path("builtin:tiny", "gguf")
 _CODES: dict[type, tuple[int, str]] = {int: (4, "<I"), float: (6, "<f"), bool: (7, "<?")}

@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 
 from evalution_core import ConfigurationError, Model, builtin_path
 from evalution_enginekit import ByteTokenizer, TokenizerFile
-from evalution_enginekit.gguf_file import GGUFFile, read_gguf
-from evalution_enginekit.gguf_pretokenizers import PRE_TOKENIZERS
-from evalution_enginekit.gguf_tokenizer import GGUFTokenizer, beside_gguf, gguf_tokenizer_of
+from evalution_enginekit.gguf.file import GGUFFile, read_gguf
+from evalution_enginekit.gguf.tokenizer import (
+    PRE_TOKENIZERS,
+    GGUFTokenizer,
+    beside_gguf,
+    gguf_tokenizer_of,
+)
 
 pytest.importorskip("tokenizers", reason="the tokenizers library is not installed")
 

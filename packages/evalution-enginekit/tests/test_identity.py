@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from evalution_core import Model
-from evalution_enginekit import ByteTokenizer, files_identity, identity
-from evalution_enginekit.identity import checkpoint_identity, model_identity
+from evalution_enginekit import ByteTokenizer, files_identity
+from evalution_enginekit import model_source as identity
+from evalution_enginekit.model_source import checkpoint_identity, model_identity
 
 
 @pytest.fixture

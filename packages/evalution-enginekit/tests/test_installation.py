@@ -8,7 +8,7 @@ from importlib.metadata import version
 import pytest
 
 from evalution_core import EngineUnavailableError
-from evalution_enginekit.installation import (
+from evalution_enginekit.runtime import (
     described_distribution,
     linux_install_hint,
     require_distribution,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evalution_core import ConfigurationError
-from evalution_enginekit.model_folder import model_folder
+from evalution_enginekit.model_source import model_folder
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution_enginekit import shared_prefix
-from evalution_enginekit.prefix_trie import PrefixTrie
+from evalution_enginekit.planning import PrefixTrie
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
 

@@ -19,9 +19,9 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_enginekit import ByteTokenizer, TokenSpan
-from evalution_enginekit.admission import Admission
 from evalution_enginekit.chat import ChatTemplate
-from evalution_enginekit.preparation import Preparation, or_failure
+from evalution_enginekit.request_encoding import Preparation, or_failure
+from evalution_enginekit.validation import Admission
 
 BOS, EOS, USER, ASSISTANT = 256, 257, 258, 259
 CHAT = [{"role": "user", "content": "hi"}]

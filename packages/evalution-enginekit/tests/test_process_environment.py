@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from evalution_enginekit.process_environment import process_environment
+from evalution_enginekit.runtime import process_environment
 
 
 def test_the_environment_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

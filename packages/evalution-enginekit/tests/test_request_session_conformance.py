@@ -16,7 +16,7 @@ from evalution_core import (
     InvalidRequestError,
     Model,
     RollingLoglikelihoodRequest,
-    neutral,
+    speed_only,
 )
 from evalution_enginekit import (
     ByteTokenizer,
@@ -55,7 +55,7 @@ class HostedModel:
 @dataclass(slots=True)
 class Hosted(BaseEngine):
     max_model_len: int = 512
-    batch_size: int = neutral(default=4)
+    batch_size: int = speed_only(default=4)
 
     capabilities = MOCK_CAPABILITIES
 

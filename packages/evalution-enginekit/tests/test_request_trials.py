@@ -204,7 +204,7 @@ class Hosted(RequestSession):
 def hosted(*capabilities: Capability, encodes: bool) -> Hosted:
     return Hosted(
         engine="Hosted",
-        capabilities=frozenset(capabilities) | {Capability.REFILL},
+        capabilities=frozenset(capabilities) | {Capability.CONTINUOUS_BATCHING},
         loop=RequestLoop("the Hosted session", DEPTH),
         tokenizer=ByteTokenizer() if encodes else None,
         max_model_len=512 if encodes else None,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evalution_core import BaseEngine, BaseInferenceSession, ConfigurationError, Model
-from evalution_enginekit.runtime_arguments import (
+from evalution_enginekit.runtime import (
     SET_BY_THE_ENGINE,
     check_at_least_one,
     further_arguments,

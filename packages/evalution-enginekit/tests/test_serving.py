@@ -20,8 +20,7 @@ from evalution_enginekit import (
     TokenScore,
     TokenSpan,
 )
-from evalution_enginekit.serving import RequestUpdate, ServingLoop
-from evalution_enginekit.span_groups import span_groups
+from evalution_enginekit.serving import RequestUpdate, ServingLoop, span_groups
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def test_it_offers_what_callers_may_look_for(echo: Echoes) -> None:
 
 
 def test_it_describes_itself_and_what_the_engine_adds(echo: Echoes) -> None:
-    session = echo(without=[Capability.REFILL])
+    session = echo(without=[Capability.CONTINUOUS_BATCHING])
     session._describe = lambda: {"device": "cpu", "kernel": "toy"}
     assert session.describe_execution() == {
         "backend": "Echo",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution_enginekit import TokenSpan
-from evalution_enginekit.span_groups import span_groups
+from evalution_enginekit.serving import span_groups
 
 
 @st.composite

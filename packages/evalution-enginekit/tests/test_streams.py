@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution_core import InvalidRequestError, RequestFailure
-from evalution_enginekit.pulled_stream import PulledStream
-from evalution_enginekit.streams import ResultStream, StreamLimits
+from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
 
 WAIT_S = 20
 Stream: TypeAlias = ResultStream[str, str, str]

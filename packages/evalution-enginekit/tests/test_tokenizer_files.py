@@ -223,7 +223,7 @@ def test_a_checkpoint_has_the_tokenizer_of_its_folder_or_the_callers(folder: Pat
 
 
 def test_without_a_folder_the_tokenizer_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evalution_enginekit import hf_tokenizer
+    from evalution_enginekit import tokenizer_files as hf_tokenizer
 
     asked: list[tuple[str, set[int]]] = []
 

@@ -10,10 +10,10 @@ from typing import Any
 from inspect_ai.model import get_model
 from inspect_ai.tool import Tool, tool
 
-from evalution_core import BaseEngine, Capability, Model, neutral, register_engine
+from evalution_core import BaseEngine, Capability, Model, register_engine, speed_only
 from evalution_enginekit import ChatTemplate, TokenEvent, TokenFeed, TokenScore, TokenSession
-from evalution_enginekit.byte_tokenizer import ByteTokenizer
-from evalution_enginekit.scheduling import refill
+from evalution_enginekit.generation import batch_continuously
+from evalution_enginekit.tokenizer import ByteTokenizer
 from evalution_enginekit.tokens import TokenPrompt, TokenSpan
 
 TEMPLATE = (
@@ -37,8 +37,8 @@ REPLIES = {
 class Scripted(BaseEngine):
     """Replies by what the prompt holds, byte by byte; `…` where nothing fits, for ever."""
 
-    batch_size: int = neutral(default=4)
-    limit: int | None = neutral(default=None)
+    batch_size: int = speed_only(default=4)
+    limit: int | None = speed_only(default=None)
     template: bool = True
     lacks: str | None = None
 
@@ -67,7 +67,7 @@ class ScriptedSession(TokenSession):
         self.begun = threading.Event()
 
     def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        return refill(feed, self._batch_size, _Reply, self._step)
+        return batch_continuously(feed, self._batch_size, _Reply, self._step)
 
     def _step(self, replies: list[_Reply]) -> list[TokenEvent]:
         self.begun.set()

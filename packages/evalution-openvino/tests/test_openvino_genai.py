@@ -33,7 +33,7 @@ def test_without_genai_it_generates_in_fixed_batches(monkeypatch: pytest.MonkeyP
         OpenVINO(genai=True).build(TINY)
     with _built(OpenVINO(dtype="float32")) as session:
         told = session.describe_execution()
-        assert Capability.REFILL not in session.capabilities
+        assert Capability.CONTINUOUS_BATCHING not in session.capabilities
     assert (told["batching"], told["generation"]) == ("fixed batches", "generate")
     assert "continuous batching: needs openvino-genai>=9999" in told["fallback"]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evalution_core import EngineRuntimeError, InvalidRequestError
 from evalution_enginekit import TokenPrompt, TokenSpan
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import SpanGroup
 from evalution_sglang.outputs import Meta, generation_update, group_scores, scored_update
 from evalution_sglang.parameters import Parameters
 

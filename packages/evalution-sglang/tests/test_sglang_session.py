@@ -14,7 +14,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import SpanGroup
 from evalution_sglang import SGLang
 from evalution_sglang.session import SGLangSession
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution_enginekit import TokenSpan
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import SpanGroup
 from evalution_sglang.shared_prefixes import SharedPrefixes
 
 HEAD = list(range(100, 200))

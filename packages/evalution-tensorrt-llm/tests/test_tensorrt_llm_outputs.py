@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evalution_core import EngineRuntimeError
 from evalution_enginekit import TokenPrompt, TokenSpan
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import SpanGroup
 from evalution_tensorrt_llm.outputs import generation_update, group_scores, scored_ids
 from evalution_tensorrt_llm.releases import Reading
 

@@ -193,7 +193,7 @@ def test_fixed_batches_say_so(
         told = session.describe_execution()
         assert told["fallback"] == "fixed batches: continuous_batching is off"
         assert told["batching"] == "fixed batches"
-        assert not {Capability.REFILL, Capability.STREAM} & session.capabilities
+        assert not {Capability.CONTINUOUS_BATCHING, Capability.STREAM} & session.capabilities
     assert sum("falls back to fixed batches" in record.message for record in caplog.records) == 1
     monkeypatch.setattr(fake.LLM, "generate", lambda *_, **__: [])
     monkeypatch.delattr(fake.LLM, "generate_async")

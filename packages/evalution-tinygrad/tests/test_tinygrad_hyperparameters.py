@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("tinygrad", reason="tinygrad is not installed")
 
 from evalution_core import ConfigurationError, builtin_path
-from evalution_enginekit.gguf_file import GGUFFile, GGUFTensor, read_gguf
+from evalution_enginekit.gguf.file import GGUFFile, GGUFTensor, read_gguf
 from evalution_tinygrad.hyperparameters import check_hyperparameters
 
 _TINY = read_gguf(builtin_path("builtin:tiny", "gguf"))

@@ -168,7 +168,7 @@ def test_the_execution_is_described() -> None:
         told = session.describe_execution() or {}
         assert session.max_model_len == 64
         assert session.preferred_batch_size == 16
-        assert Capability.REFILL in (session.capabilities or Tinygrad.capabilities)
+        assert Capability.CONTINUOUS_BATCHING in (session.capabilities or Tinygrad.capabilities)
         identity = session.identity() or {}
     wanted = {
         "device": "CPU:X86",

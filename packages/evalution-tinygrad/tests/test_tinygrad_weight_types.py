@@ -17,7 +17,7 @@ from tinygrad import Tensor
 from tinygrad.llm.gguf import ggml_data_to_tensor
 
 from evalution_core import ConfigurationError, builtin_path
-from evalution_enginekit.gguf_file import GGUFFile, GGUFTensor, read_gguf
+from evalution_enginekit.gguf.file import GGUFFile, GGUFTensor, read_gguf
 from evalution_tinygrad.device import place
 from evalution_tinygrad.loading import check_weight_types
 

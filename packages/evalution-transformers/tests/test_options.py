@@ -114,7 +114,7 @@ def test_a_model_that_cannot_share_says_so_and_does_not_refill(
         assert "reaches 16 tokens back" in told["scoring_fallback"]
         assert told["fallback"].startswith("continuous batching: its attention reaches")
         assert told["batching"] == "fixed batches"
-        assert Capability.REFILL not in session.capabilities
+        assert Capability.CONTINUOUS_BATCHING not in session.capabilities
         assert len(session.generate([GenerationRequest("w5 w6", max_new_tokens=3)])) == 1
     notices = [record for record in caplog.records if "falls back" in record.message]
     assert len(notices) == 1

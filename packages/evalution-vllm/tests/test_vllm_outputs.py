@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evalution_core import EngineRuntimeError
 from evalution_enginekit import TokenPrompt, TokenSpan
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import SpanGroup
 from evalution_vllm.outputs import begins_in_time, generation_update, group_scores
 
 logprobs = pytest.importorskip("vllm.logprobs", reason="vllm is not installed")

@@ -19,7 +19,7 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_enginekit import TokenPrompt, TokenSpan
-from evalution_enginekit.span_groups import SpanGroup, span_groups
+from evalution_enginekit.serving import SpanGroup, span_groups
 from evalution_vllm import VLLM
 from evalution_vllm.session import VLLMSession
 
@@ -183,7 +183,7 @@ def test_fixed_batches_give_the_same_and_say_so(
         told = other.describe_execution()
         assert told["fallback"] == "fixed batches: continuous_batching is off"
         assert told["batching"] == "fixed batches"
-        assert Capability.REFILL not in other.capabilities
+        assert Capability.CONTINUOUS_BATCHING not in other.capabilities
         found = dict(other.generate_continuous(list(enumerate(prompts))))
         for at, output in enumerate(expected):
             assert (found[at].text, found[at].token_ids) == (output.text, output.token_ids)  # pyright: ignore

@@ -17,8 +17,8 @@ from evalution_core import (
     LoglikelihoodRequest,
     Model,
     RollingLoglikelihoodRequest,
-    neutral,
     secret,
+    speed_only,
 )
 
 
@@ -26,7 +26,7 @@ from evalution_core import (
 class Plain(BaseEngine):
     dtype: str = "float32"
     extra: Any = None
-    threads: int = neutral(default=1)
+    threads: int = speed_only(default=1)
     key: str | None = secret()
 
     def build(self, model: Model) -> BaseInferenceSession:
@@ -172,7 +172,7 @@ def test_one_models_answers_never_serve_another(other: AnswerBase) -> None:
 @pytest.mark.parametrize(
     "same",
     [
-        pytest.param(base(Plain(threads=4)), id="neutral"),
+        pytest.param(base(Plain(threads=4)), id="speed_only"),
         pytest.param(base(Plain(key="planted")), id="secret"),
         pytest.param(base(model=Model("m", label="my model")), id="label"),
         pytest.param(base(model=Model("moved")), id="moved"),

@@ -20,7 +20,8 @@ MOCK = "evalution_enginekit.mock:Mock"
 TEST = {"type": "generation", "data": "rows.jsonl", "prompt": "question", "target": "answer"}
 FAULTY = """
 from dataclasses import dataclass
-from evalution_core import EngineRuntimeError, EngineUnavailableError, LoglikelihoodOutput, neutral
+from evalution_core import EngineRuntimeError, EngineUnavailableError, LoglikelihoodOutput
+from evalution_core import speed_only
 from evalution_enginekit.mock import Mock, MockSession
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class NaNSession(MockSession):
 
 @dataclass(slots=True)
 class Dying(Mock):
-    dies: bool = neutral(default=False)
+    dies: bool = speed_only(default=False)
 
     def build(self, model):
         return DyingSession(self.dies, self.max_model_len)

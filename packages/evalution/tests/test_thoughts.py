@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.scoring.thoughts import Reply, Thought, reply_in, text_before_stop
-from evalution_enginekit.stopping import StopMatcher
+from evalution_enginekit.completion import StopMatcher
 
 END = "</t>"
 letters = st.text("ab \n</t>", max_size=12)

@@ -20,9 +20,9 @@ from evalution_core.errors import (
 from evalution_core.model import Model
 from evalution_core.options import (
     EngineSpec,
-    neutral,
     numeric_options,
     secret,
+    speed_only,
     validate_options,
 )
 from evalution_core.redaction import hide, redact, scrub
@@ -101,7 +101,6 @@ __all__ = [
     "hide",
     "load_engine",
     "nearest_name",
-    "neutral",
     "normalized",
     "numeric_options",
     "raise_failures",
@@ -109,5 +108,6 @@ __all__ = [
     "register_engine",
     "scrub",
     "secret",
+    "speed_only",
     "validate_options",
 ]

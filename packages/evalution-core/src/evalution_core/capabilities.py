@@ -36,7 +36,7 @@ class Capability(StrEnum):
     """Message parts that aren't text."""
     STREAM = "stream"
     """Text of a request while it is being generated."""
-    REFILL = "refill"
+    CONTINUOUS_BATCHING = "continuous_batching"
     """A free slot takes the next request at once, not when its batch is done."""
     ATTACH = "attach"
     """A session on a model that the caller has in memory."""

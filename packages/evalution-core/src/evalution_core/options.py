@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _A_LIST = "Input should be a list"
-_NEUTRAL_FIELD = "evalution.neutral"
+_SPEED_ONLY_FIELD = "evalution.speed_only"
 
 
 class Declaration(Protocol):
@@ -39,11 +39,11 @@ def secret(*, default: Any = None) -> Any:
     return field(default=default, repr=False, metadata={SECRET_FIELD: True})
 
 
-def neutral(*, default: Any = MISSING, default_factory: Any = MISSING) -> Any:
+def speed_only(*, default: Any = MISSING, default_factory: Any = MISSING) -> Any:
     """A dataclass field that changes speed or memory but no number: no part of a run's identity."""
     if default_factory is not MISSING:
-        return field(default_factory=default_factory, metadata={_NEUTRAL_FIELD: True})
-    return field(default=default, metadata={_NEUTRAL_FIELD: True})
+        return field(default_factory=default_factory, metadata={_SPEED_ONLY_FIELD: True})
+    return field(default=default, metadata={_SPEED_ONLY_FIELD: True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +131,11 @@ def options_schema(kind: type[Declaration]) -> dict[str, Any]:
 
 
 def numeric_options(declaration: Declaration) -> dict[str, Any]:
-    """The redacted options that may change a number: all that are neither neutral nor secret."""
+    """The redacted options that may change a number: all that are neither speed-only nor secret."""
     return {
         f.name: redact(getattr(declaration, f.name))
         for f in option_fields(type(declaration))
-        if not f.metadata.get(_NEUTRAL_FIELD) and not f.metadata.get(SECRET_FIELD)
+        if not f.metadata.get(_SPEED_ONLY_FIELD) and not f.metadata.get(SECRET_FIELD)
     }
 
 

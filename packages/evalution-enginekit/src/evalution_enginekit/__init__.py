@@ -1,20 +1,17 @@
 """For engine authors: text above, tokens below, and everything in between written once."""
 
 from evalution_enginekit.batching import BatchLimits, batches, run_halving
-from evalution_enginekit.byte_tokenizer import ByteTokenizer
 from evalution_enginekit.chat import ChatTemplate
-from evalution_enginekit.generation import TokenFeed
-from evalution_enginekit.identity import files_identity, model_identity
+from evalution_enginekit.completion import CompletionPiece, RequestPrompt
+from evalution_enginekit.generation import TokenFeed, batch_continuously
+from evalution_enginekit.model_source import files_identity, model_identity
 from evalution_enginekit.pairs import encode_pair
-from evalution_enginekit.pieces import CompletionPiece, RequestPrompt
-from evalution_enginekit.planning import ScoringPlan, Segment, Target, plan_scoring
-from evalution_enginekit.prefix_trie import shared_prefix
+from evalution_enginekit.planning import ScoringPlan, Segment, Target, plan_scoring, shared_prefix
 from evalution_enginekit.request_loop import RequestLoop
 from evalution_enginekit.request_session import RequestSession
 from evalution_enginekit.runtime import import_runtime, runtime_errors
-from evalution_enginekit.scheduling import refill
 from evalution_enginekit.session import TokenSession
-from evalution_enginekit.tokenizer import Tokenizer
+from evalution_enginekit.tokenizer import ByteTokenizer, Tokenizer
 from evalution_enginekit.tokenizer_files import TokenizerFile, bound_tokenizer, load_tokenizer
 from evalution_enginekit.tokens import (
     TokenEvent,
@@ -45,6 +42,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerFile",
     "WrongScoresError",
+    "batch_continuously",
     "batches",
     "bound_tokenizer",
     "encode_pair",
@@ -53,7 +51,6 @@ __all__ = [
     "load_tokenizer",
     "model_identity",
     "plan_scoring",
-    "refill",
     "rolling_windows",
     "run_halving",
     "runtime_errors",

@@ -14,9 +14,7 @@ from evalution_core import (
     TextDelta,
     TopLogprobs,
 )
-from evalution_enginekit.completion import Completion
-from evalution_enginekit.pieces import CompletionPiece, RequestPrompt
-from evalution_enginekit.stopping import StopMatcher
+from evalution_enginekit.completion import Completion, CompletionPiece, RequestPrompt, StopMatcher
 from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenPrompt
 

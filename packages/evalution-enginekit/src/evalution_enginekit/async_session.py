@@ -31,7 +31,7 @@ from evalution_core import (
 )
 
 _GATHERING_S = 0.02
-"""How long a round of a session without refill stays open after the last request came."""
+"""Seconds that a round of a session without continuous batching stays open after a request."""
 _ROUND_S = 0.2
 """How long it stays open at most, or requests that come steadily would keep it from starting."""
 _CLOSE_WAIT_S = 10.0
@@ -44,8 +44,9 @@ class AsyncSession:
     """A session as tasks see it: each awaits its own request, and the session runs them together.
 
     All requests go into one long stream of the session, where a new one joins those that run. A
-    session that doesn't declare `refill` gets rounds of the requests that wait. Tasks of several
-    event loops may use it at once. The session stays the caller's, who closes it after this.
+    session that doesn't declare `continuous_batching` gets rounds of the requests that wait. Tasks
+    of several event loops may use it at once. The session stays the caller's, who closes it after
+    this.
 
     A task that is cancelled gives up its request: it is aborted where the session's stream can do
     that, else its answer is dropped.
@@ -67,7 +68,7 @@ class AsyncSession:
     ):
         self._session = session
         self._batch_size = batch_size
-        self._patience = None if Capability.REFILL in capabilities else _GATHERING_S
+        self._patience = None if Capability.CONTINUOUS_BATCHING in capabilities else _GATHERING_S
         self._tells = deltas and Capability.STREAM in capabilities
         self._changed = threading.Condition()
         self._waiting: OrderedDict[int, _Call] = OrderedDict()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from evalution_core import FinishReason, GenerationOutput, TextDelta, TopLogprobs
-from evalution_enginekit.detokenizer import Detokenizer
-from evalution_enginekit.stopping import StopMatcher
+from evalution_core import FinishReason, GenerationOutput, GenerationRequest, TextDelta, TopLogprobs
 from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenPrompt
 
@@ -141,3 +140,138 @@ class Completion:
             if not special:
                 shown.append(piece[max(0, begin - offset) : end - offset])
         return "".join(shown)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPrompt:
+    """A validated request, with its prompt as far as it is the kit's to make.
+
+    `token_ids` are what to feed, where they were given or the session encodes; `text` is what is
+    completed, None where the runtime renders `request.messages` itself. `stop_ids` are the
+    tokenizer's end-of-sequence ids, empty with `ignore_eos`. `is_live`: pieces are wanted as they
+    come, not only at the end.
+    """
+
+    request: GenerationRequest
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    truncated_tokens: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+    is_live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionPiece:
+    """The next part of a completion; one piece may be the whole of it.
+
+    With `text`, that is the completion's text, and `token_ids` are told only where they are the
+    contract's: neither EOS nor a stop string's own. Without, the session's tokenizer reads the
+    text from `token_ids`, which then are all that were generated. The last piece has `finish`.
+    The counts, `prompt` (what was completed, as text) and `runtime` may come with any piece.
+    """
+
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    logprobs: Sequence[float] | None = None
+    top_logprobs: Sequence[dict[int, float]] | None = None
+    finish: FinishReason | None = None
+    prompt: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    truncated_tokens: int | None = None
+    runtime: dict[str, Any] | None = None
+
+
+def joined(earlier: object, later: object) -> TextDelta:
+    """Two unread deltas of a request as one."""
+    assert isinstance(earlier, TextDelta)
+    assert isinstance(later, TextDelta)
+    return TextDelta(earlier.text + later.text, earlier.token_ids + later.token_ids)
+
+
+class StopMatcher:
+    """Finds the first stop string to be complete, however the text is cut into pieces.
+
+    If several are complete with the same character, the one that began first counts. Positions are
+    characters from the beginning of the text.
+    """
+
+    def __init__(self, stops: Sequence[str]):
+        self._stops = tuple(stops)
+        self._reach = max((len(stop) for stop in self._stops), default=1) - 1
+        self._tail = ""
+        self._length = 0
+        self.cut: int | None = None
+        """Where the stop string begins, once one is complete."""
+
+    @property
+    def certain(self) -> int:
+        """How much of the text is final: none of it can be the beginning of a stop string."""
+        return self._length - self._held() if self.cut is None else self.cut
+
+    def push(self, piece: str) -> bool:
+        """Take the next piece; whether a stop string is complete now."""
+        if self.cut is not None:
+            return True
+        begin = self._length - len(self._tail)
+        text = self._tail + piece
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        self._length += len(piece)
+        if found:
+            _, at = min(found)
+            self.cut = begin + at
+            return True
+        self._tail = text[-self._reach :] if self._reach else ""
+        return False
+
+    def _held(self) -> int:
+        for size in range(len(self._tail), 0, -1):
+            end = self._tail[-size:]
+            if any(len(stop) > size and stop.startswith(end) for stop in self._stops):
+                return size
+        return 0
+
+
+_CONTEXT = 6
+_LONGEST_HOLD = 32
+"""Tokens after which bytes that still end in an incomplete character are taken for broken ones."""
+
+
+class Detokenizer:
+    """Text of a continuation as it reads after its prompt, special tokens spelled out.
+
+    A token is decoded together with those before it, since many vocabularies bind a space or a
+    part of a character to the neighbour (the method of text-generation-inference and vLLM: two
+    offsets, and bytes held back while they decode to U+FFFD).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]):
+        self._decode = tokenizer.decode
+        self._ids = list(prompt_ids[-_CONTEXT:])
+        self._context = 0
+        self._read = len(self._ids)
+        self._context_text = self._text(0, self._read)
+
+    def push(self, token_id: int) -> str:
+        """Text that is complete with this token; empty while a character is incomplete."""
+        self._ids.append(token_id)
+        text = self._text(self._context, len(self._ids))
+        held = len(self._ids) - self._read
+        if text.endswith("\ufffd") and held <= _LONGEST_HOLD:
+            return ""
+        return self._advance(text)
+
+    def flush(self) -> str:
+        """What is left when no more tokens come; an incomplete character reads U+FFFD."""
+        if self._read == len(self._ids):
+            return ""
+        return self._advance(self._text(self._context, len(self._ids)))
+
+    def _advance(self, text: str) -> str:
+        piece = text[len(self._context_text) :]
+        self._context, self._read = self._read, len(self._ids)
+        self._context_text = self._text(self._context, self._read)
+        return piece
+
+    def _text(self, begin: int, end: int) -> str:
+        return self._decode(self._ids[begin:end], skip_special_tokens=False)

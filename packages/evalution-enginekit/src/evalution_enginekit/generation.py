@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from evalution_core import (
     EngineRuntimeError,
@@ -14,8 +14,7 @@ from evalution_core import (
     RequestFailure,
     TextDelta,
 )
-from evalution_enginekit.completion import Completion
-from evalution_enginekit.pieces import joined
+from evalution_enginekit.completion import Completion, joined
 from evalution_enginekit.runtime import end_steps, runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
 from evalution_enginekit.streams import ResultStream, StreamLimits
@@ -23,7 +22,7 @@ from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenPrompt
 
 _BATCH_PATIENCE_S = 0.05
-"""How long an engine without refill lets a batch fill after the last request came."""
+"""How long an engine without continuous batching lets a batch fill after the last request came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +79,12 @@ class GenerationLoop:
         tokenizer: Tokenizer,
         generate: Callable[[TokenFeed], Iterator[Sequence[TokenEvent]]],
         *,
-        refill: bool,
+        continuous: bool,
     ):
         self._thread = thread
         self._tokenizer = tokenizer
         self._generate = generate
-        self._patience = 0.0 if refill else _BATCH_PATIENCE_S
+        self._patience = 0.0 if continuous else _BATCH_PATIENCE_S
         self._asked = False
         self._streams: list[GenerationStream] = []
         self._telling: set[GenerationStream] = set()
@@ -255,3 +254,40 @@ class GenerationLoop:
         for stream in over:
             self._streams.remove(stream)
             self._telling.discard(stream)
+
+
+class Decoding(Protocol):
+    """A sequence that an engine is generating."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last step gave it a stop id or its last token."""
+        ...
+
+
+S = TypeVar("S", bound=Decoding)
+
+
+def batch_continuously(
+    feed: TokenFeed,
+    slots: int,
+    begin: Callable[[TokenPrompt], S],
+    step: Callable[[list[S]], Sequence[TokenEvent]],
+) -> Iterator[Sequence[TokenEvent]]:
+    """Continuous batching for an engine whose step advances all running sequences by a token.
+
+    What `_generate_tokens` of such an engine returns: `begin` makes a sequence of a prompt, `step`
+    runs all of them once and says what each got. A sequence leaves when it is done or its key was
+    cancelled, and its slot is taken before the next step.
+    """
+    running: dict[int, S] = {}
+    while True:
+        for key in feed.cancelled():
+            running.pop(key, None)
+        for prompt in feed.take(slots - len(running)):
+            running[prompt.key] = begin(prompt)
+        if not running:
+            return
+        events = step(list(running.values()))
+        running = {key: sequence for key, sequence in running.items() if not sequence.is_done}
+        yield events

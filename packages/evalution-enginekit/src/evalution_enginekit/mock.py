@@ -18,14 +18,12 @@ from evalution_core import (
     Capability,
     ConfigurationError,
     Model,
-    neutral,
+    speed_only,
     validate_options,
 )
-from evalution_enginekit.byte_tokenizer import ByteTokenizer
-from evalution_enginekit.generation import TokenFeed
-from evalution_enginekit.scheduling import refill
+from evalution_enginekit.generation import TokenFeed, batch_continuously
 from evalution_enginekit.session import TokenSession
-from evalution_enginekit.tokenizer import Tokenizer
+from evalution_enginekit.tokenizer import ByteTokenizer, Tokenizer
 from evalution_enginekit.tokenizer_files import bound_tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore, TokenSpan
 
@@ -45,7 +43,7 @@ class Mock(BaseEngine):
     """Answers instantly and always the same. `model.path` picks the table, any name will do."""
 
     max_model_len: int = 512
-    batch_size: int = neutral(default=8)
+    batch_size: int = speed_only(default=8)
 
     capabilities = MOCK_CAPABILITIES
 
@@ -78,7 +76,7 @@ class MockSession(TokenSession):
         self._table = table(name)
 
     def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        return refill(feed, self._batch_size, _Sequence, self._step)
+        return batch_continuously(feed, self._batch_size, _Sequence, self._step)
 
     def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:
         return [sequence.step(self._table) for sequence in sequences]

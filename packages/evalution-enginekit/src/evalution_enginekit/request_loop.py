@@ -1,4 +1,4 @@
-"""Requests of all open streams on one event loop, as many at once as the runtime likes."""
+"""Whether a runtime that fails one request after the other is dead (decision 0007)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from evalution_core import (
     EngineRuntimeError,
@@ -18,10 +18,43 @@ from evalution_core import (
     SessionClosedError,
     TextDelta,
 )
-from evalution_enginekit.liveness import PATIENCE, Liveness
-from evalution_enginekit.pieces import joined
+from evalution_enginekit.completion import joined
 from evalution_enginekit.runtime import runtime_errors
 from evalution_enginekit.streams import ResultStream, StreamLimits
+
+C = TypeVar("C")
+
+PATIENCE = 3
+"""Failures in a row, each of one request by itself, until a runtime is doubted."""
+
+
+@dataclass(slots=True)
+class Liveness(Generic[C]):
+    """What speaks against a runtime, failures in a row, and for it, its control.
+
+    Requests that fail side by side are no proof: the choices of one bad question do. So a runtime
+    in doubt is given its control, and is dead if that fails too.
+    """
+
+    control: C | None = None
+    """What worked last; before anything has, what is sure to work on a runtime that lives."""
+    failures: int = 0
+
+    def worked(self, done: C | None) -> None:
+        """The runtime answered: `done` is what it did right, if it did."""
+        self.failures = 0
+        if done is not None:
+            self.control = done
+
+    def failed(self, *, patience: int = PATIENCE) -> bool:
+        """Note that a request failed by itself; whether the runtime is in doubt."""
+        self.failures += 1
+        return self.failures >= patience
+
+    def ended(self) -> None:
+        """It was taken for dead: whoever comes next finds out anew."""
+        self.failures = 0
+
 
 R = TypeVar("R")
 Tell = Callable[[TextDelta], None]

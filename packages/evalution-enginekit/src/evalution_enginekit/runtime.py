@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
-from collections.abc import Generator, Iterator
+import sys
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
+from typing import Any
 
-from evalution_core import EngineRuntimeError, EngineUnavailableError, EvalutionError, scrub
+from evalution_core import (
+    BaseEngine,
+    ConfigurationError,
+    EngineRuntimeError,
+    EngineUnavailableError,
+    EvalutionError,
+    Model,
+    did_you_mean,
+    scrub,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -120,3 +134,187 @@ def _release(text: str) -> tuple[int, ...]:
 
 def _padded(release: tuple[int, ...], width: int) -> tuple[int, ...]:
     return release + (0,) * (width - len(release))
+
+
+Python = tuple[int, int]
+
+_LINUX = "linux"
+
+
+def require_linux(runtime: str) -> None:
+    """Raise `EngineUnavailableError`, which names other engines, unless this is Linux."""
+    if sys.platform != _LINUX:
+        raise EngineUnavailableError(f"{runtime} runs on Linux alone; {_elsewhere()}")
+
+
+def require_distribution(*names: str, install: str) -> None:
+    """Raise `EngineUnavailableError` where none is installed, before anything is imported."""
+    if _installed(names) is None:
+        raise EngineUnavailableError(f"{' or '.join(names)} is not installed; {install}")
+
+
+def linux_install_hint(runtime: str, command: str, *, lowest: Python, highest: Python) -> str:
+    """The command that brings a runtime for this machine and Python, or what goes before it.
+
+    Args:
+        runtime: its name, for people.
+        command: what installs it where the Python fits.
+        lowest, highest: the versions of Python that it has releases for.
+    """
+    if sys.platform != _LINUX:
+        return _elsewhere()
+    found = sys.version_info[:2]
+    if lowest <= found <= highest:
+        return command
+    wanted = _text(lowest) if lowest == highest else f"{_text(lowest)} to {_text(highest)}"
+    return (
+        f"{runtime} has no release for Python {_text(found)}; make an environment with Python "
+        f"{wanted}, and there {command}"
+    )
+
+
+def described_distribution(*names: str) -> str:
+    """The first of them that is installed, with its version; the first one's name if none is."""
+    return _installed(names) or names[0]
+
+
+def _installed(names: Sequence[str]) -> str | None:
+    for name in names:
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _elsewhere() -> str:
+    return (
+        f"on {sys.platform} take the engine Transformers (pip install evalution-transformers) or "
+        f"LlamaCpp (pip install evalution-llama-cpp)"
+    )
+
+
+def _text(python: Python) -> str:
+    return ".".join(map(str, python))
+
+
+SET_BY_THE_ENGINE = "the engine sets it"
+
+
+def check_at_least_one(engine: BaseEngine, names: Iterable[str]) -> None:
+    """Raise `ConfigurationError` over a number below 1 among these options."""
+    for name in names:
+        value = getattr(engine, name)
+        if isinstance(value, int) and value < 1:
+            raise ConfigurationError(f"{name}={value} must be at least 1")
+
+
+def further_arguments(
+    sources: Mapping[str, Mapping[str, Any]],
+    *,
+    refused: Mapping[str, str],
+    taken: Collection[str],
+) -> dict[str, Any]:
+    """All of `sources` together, which are mappings of arguments by what a user calls them.
+
+    Args:
+        sources: `{"vllm_kwargs": {…}, "model.model_kwargs": {…}}`.
+        refused: why an argument can't be in any of them, or which option has its place.
+        taken: arguments that options of their own have set.
+
+    Raises:
+        ConfigurationError: an argument is refused, or set twice.
+    """
+    found: dict[str, Any] = {}
+    for source, values in sources.items():
+        for name, value in values.items():
+            if name in refused:
+                raise ConfigurationError(f"{source} may not hold {name}: {refused[name]}")
+            if name in taken or name in found:
+                raise ConfigurationError(f"{name} is set twice, the second time in {source}")
+            found[name] = value
+    return found
+
+
+def set_options(engine: BaseEngine, names: Iterable[str]) -> dict[str, Any]:
+    """Those of the named options that aren't at their defaults, with their values."""
+    default = type(engine)()
+    return {
+        name: value
+        for name in names
+        if (value := getattr(engine, name)) is not None and value != getattr(default, name)
+    }
+
+
+def refuse_unknown(
+    names: Iterable[str], known: Collection[str], runtime: str, kind: str = "argument"
+) -> None:
+    """Raise `ConfigurationError` over a name that `runtime`, as in `vllm 0.33.0`, hasn't."""
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(
+                f"{runtime} has no {kind} {name!r}{did_you_mean(name, known)}; leave it out, or "
+                f"install a version that has it"
+            )
+
+
+@contextmanager
+def process_environment(
+    variables: Mapping[str, str], *, defaults: Mapping[str, str] | None = None
+) -> Generator[None]:
+    """The process environment with `variables`, and with those of `defaults` that nobody has set.
+
+    Afterwards it is what it was before, whatever the runtime wrote there meanwhile; processes that
+    were started inside keep what they were given.
+    """
+    before = dict(os.environ)
+    for name, value in (defaults or {}).items():
+        os.environ.setdefault(name, value)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+
+
+_PLACED = ("path", "tokenizer")
+"""Fields of a model that have a place of their own, or no form as text."""
+
+
+def option_pairs(option: str, pairs: Sequence[str] | None) -> dict[str, Any]:
+    """Values by name; they are JSON where they can be read as such, else text.
+
+    Args:
+        option: as it is written on the command line, for messages.
+        pairs: each KEY=VALUE.
+
+    Raises:
+        ConfigurationError: one isn't.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, separator, text = pair.partition("=")
+        if not name or not separator:
+            raise ConfigurationError(f"{option} {pair!r} is not KEY=VALUE")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def model_fields(option: str, pairs: Sequence[str] | None) -> dict[str, Any]:
+    """Fields of a `Model` besides its path; errors as `option_pairs`, and for an unknown field."""
+    given = option_pairs(option, pairs)
+    known = [field.name for field in fields(Model) if field.name not in _PLACED]
+    for name in given:
+        if name not in known:
+            raise ConfigurationError(
+                f"{option} {name!r} is not a field of a model{did_you_mean(name, known)} "
+                f"(fields: {', '.join(known)})"
+            )
+    return given

@@ -17,8 +17,8 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
-from evalution_enginekit.liveness import Liveness
 from evalution_enginekit.planning import grouped_order
+from evalution_enginekit.request_loop import Liveness
 from evalution_enginekit.runtime import end_steps, runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
 from evalution_enginekit.streams import ResultStream, StreamLimits

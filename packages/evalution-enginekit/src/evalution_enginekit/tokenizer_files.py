@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_enginekit.chat import SPECIAL_TOKENS, ChatTemplate, bound_template
+from evalution_enginekit.runtime import import_runtime
 from evalution_enginekit.tokenizer import ids_before
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ def load_tokenizer(model: Model, folder: Path) -> Tokenizer:
             f"no tokenizer in {path}: expected tokenizer.json; set tokenizer_path to a folder "
             "that has one"
         )
-    from evalution_enginekit.hf_tokenizer import load_hf_tokenizer  # noqa: PLC0415 - extra [hf]
 
     return load_hf_tokenizer(model, str(path), declared)
 
@@ -69,7 +69,6 @@ def checkpoint_tokenizer(
         return load_tokenizer(model, folder)
     if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
         return given_tokenizer(model, model.tokenizer, lambda: declared_eos)
-    from evalution_enginekit.hf_tokenizer import load_hf_tokenizer  # noqa: PLC0415 - extra [hf]
 
     return load_hf_tokenizer(model, named_tokenizer(model) or str(model.path), declared_eos)
 
@@ -87,7 +86,6 @@ def given_tokenizer(
     """
     if hasattr(given, "leading_ids"):
         return bound_tokenizer(model, given)
-    from evalution_enginekit.hf_tokenizer import HFTokenizer  # noqa: PLC0415 - extra [hf]
 
     tokenizer = HFTokenizer(given, declared_eos())
     tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
@@ -247,3 +245,101 @@ class _Retemplated:
         self.chat_template = chat_template
         self.encode = tokenizer.encode
         self.decode = tokenizer.decode
+
+
+TRANSFORMERS = ">=4.57,<6"
+
+
+class AddedToken(Protocol):
+    special: bool
+
+
+class TransformersTokenizer(Protocol):
+    """The calls of `PreTrainedTokenizerBase` that the kit makes."""
+
+    bos_token_id: int | None
+    eos_token_id: int | None
+    all_special_ids: list[int]
+    chat_template: str | Mapping[str, str] | None
+    special_tokens_map: Mapping[str, Any]
+    added_tokens_decoder: Mapping[int, AddedToken]
+
+    def get_vocab(self) -> Mapping[str, int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
+    ) -> str: ...
+
+
+def load_hf_tokenizer(model: Model, path: str, declared_eos: Iterable[int] = ()) -> HFTokenizer:
+    """`AutoTokenizer.from_pretrained`, with the model's revision, trust and extra arguments.
+
+    `declared_eos` are the ids that the model says end a generation.
+
+    Raises:
+        EngineUnavailableError: Transformers is missing or too old.
+        ConfigurationError: nothing loadable is there, or no chat template for the variables.
+    """
+    transformers = import_runtime(
+        "transformers",
+        TRANSFORMERS,
+        install='pip install "evalution-enginekit[hf]"',
+    )
+    try:
+        loaded = transformers.AutoTokenizer.from_pretrained(
+            path,
+            revision=model.revision,
+            trust_remote_code=model.trust_remote_code,
+            **model.tokenizer_kwargs,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"no tokenizer could be loaded from {path!r}: {error}") from error
+    tokenizer = HFTokenizer(loaded, declared_eos)
+    tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
+    return tokenizer
+
+
+class HFTokenizer:
+    """The kit's tokenizer on a Transformers one; `eos_ids` adds what the model declares."""
+
+    def __init__(self, tokenizer: TransformersTokenizer, declared_eos: Iterable[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self.leading_ids = ids_before(
+            tokenizer.encode("a", add_special_tokens=True),
+            tokenizer.encode("a", add_special_tokens=False),
+        )
+        self.bos_id = tokenizer.bos_token_id
+        self.eos_id = tokenizer.eos_token_id
+        own = () if self.eos_id is None else (self.eos_id,)
+        self.eos_ids = frozenset((*own, *declared_eos))
+        # all_special_ids has only the tokens that a name such as eos_token refers to.
+        added = tokenizer.added_tokens_decoder.items()
+        unnamed = (token_id for token_id, token in added if token.special)
+        self.special_ids = frozenset((*tokenizer.all_special_ids, *unnamed))
+        # Ids may have gaps, so the number of tokens is no bound of them.
+        self.vocabulary_size = max(tokenizer.get_vocab().values()) + 1
+        self.chat_template = _transformers_chat_template(tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(
+            list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
+
+
+def _transformers_chat_template(tokenizer: TransformersTokenizer) -> ChatTemplate | None:
+    source = tokenizer.chat_template
+    if isinstance(source, Mapping):
+        source = source.get("default")
+    if not isinstance(source, str):
+        return None
+    specials = tokenizer.special_tokens_map.items()
+    return ChatTemplate(source, {name: text for name, text in specials if isinstance(text, str)})

@@ -18,9 +18,9 @@ import pytest
 
 from evalution_core import InvalidRequestError
 from evalution_enginekit import Tokenizer, TokenizerFile, encode_pair, rolling_windows
-from evalution_enginekit.hf_tokenizer import HFTokenizer
 from evalution_enginekit.pairs import fit_pair
 from evalution_enginekit.tokenizer import conditioning_id
+from evalution_enginekit.tokenizer_files import HFTokenizer
 from evalution_enginekit.windows import rolling_ids
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs the environment lm-eval of tools/envs")

@@ -17,8 +17,7 @@ from huggingface_hub import snapshot_download
 from evalution_core import ConfigurationError, Model
 from evalution_core.redaction import redact, scrub
 from evalution_enginekit import model_identity
-from evalution_enginekit.identity import told_arguments
-from evalution_enginekit.model_folder import model_folder
+from evalution_enginekit.model_source import model_folder, told_arguments
 
 _WANTED = "the folder of a quantised checkpoint, or a Hub id as in owner/name"
 _DECLARATIONS = ("config.json", "quantize_config.json", "quant_config.json")

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from evalution_core import Capability, ConfigurationError, Model
 from evalution_enginekit import Tokenizer, files_identity, model_identity
 from evalution_enginekit.chat import bound_template
-from evalution_enginekit.gguf_file import GGUFFile
-from evalution_enginekit.gguf_source import gguf_file_of, parts_of
-from evalution_enginekit.gguf_tokenizer import chat_template_of, gguf_tokenizer_of
-from evalution_enginekit.identity import told_arguments
-from evalution_enginekit.model_fields import refuse_gguf_model_fields
+from evalution_enginekit.gguf.file import GGUFFile
+from evalution_enginekit.gguf.source import gguf_file_of, parts_of
+from evalution_enginekit.gguf.tokenizer import chat_template_of, gguf_tokenizer_of
+from evalution_enginekit.model_source import refuse_gguf_model_fields, told_arguments
 from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_llama_cpp.context import Context
 from evalution_llama_cpp.device import Device, gpus_of, resolve_device
@@ -133,7 +132,7 @@ def arithmetic(weights: str, wanted: Parameters) -> str:
 
 def _capabilities(engine: LlamaCpp) -> frozenset[Capability]:
     every = type(engine).capabilities
-    return every if engine.continuous_batching else every - {Capability.REFILL}
+    return every if engine.continuous_batching else every - {Capability.CONTINUOUS_BATCHING}
 
 
 def _tokenizer(model: Model, file: GGUFFile, weights: Weights) -> Tokenizer:

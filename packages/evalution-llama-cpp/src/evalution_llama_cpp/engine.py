@@ -10,7 +10,7 @@ from evalution_core import (
     Capability,
     ConfigurationError,
     Model,
-    neutral,
+    speed_only,
     validate_options,
 )
 from evalution_llama_cpp.device import DeviceName, gpus_of, resolve_device
@@ -90,15 +90,15 @@ class LlamaCpp(BaseEngine):
     main_gpu: int = 0
     tensor_split: tuple[float, ...] | None = None
     offload_kqv: bool = True
-    n_batch: int | None = neutral(default=None)
-    n_ubatch: int = neutral(default=512)
-    n_threads: int | None = neutral(default=None)
-    n_threads_batch: int | None = neutral(default=None)
-    use_mmap: bool = neutral(default=True)
-    use_mlock: bool = neutral(default=False)
-    batch_size: int = neutral(default=16)
+    n_batch: int | None = speed_only(default=None)
+    n_ubatch: int = speed_only(default=512)
+    n_threads: int | None = speed_only(default=None)
+    n_threads_batch: int | None = speed_only(default=None)
+    use_mmap: bool = speed_only(default=True)
+    use_mlock: bool = speed_only(default=False)
+    batch_size: int = speed_only(default=16)
     llama_kwargs: dict[str, int | float | bool] | None = None
-    verbose: bool = neutral(default=False)
+    verbose: bool = speed_only(default=False)
 
     capabilities = CAPABILITIES
 

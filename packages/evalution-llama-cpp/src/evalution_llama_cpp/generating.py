@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
-from evalution_enginekit.prefix_trie import shared_prefix
+from evalution_enginekit.planning import shared_prefix
 from evalution_enginekit.sampling import TokenChoice
 from evalution_llama_cpp.cache_ledger import CacheLedger, Share
 from evalution_llama_cpp.context import Context, Logits

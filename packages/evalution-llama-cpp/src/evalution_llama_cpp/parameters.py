@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from evalution_core import ConfigurationError
 from evalution_core.spelling import did_you_mean
-from evalution_enginekit.gguf_file import GGUFFile
+from evalution_enginekit.gguf.file import GGUFFile
 from evalution_llama_cpp.library import Library, Structure
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]

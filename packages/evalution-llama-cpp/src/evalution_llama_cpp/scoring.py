@@ -9,7 +9,7 @@ import numpy as np
 
 from evalution_core import EngineRuntimeError
 from evalution_enginekit import Target, TokenScore, TokenSpan, plan_scoring
-from evalution_enginekit.prefix_trie import shared_prefix
+from evalution_enginekit.planning import shared_prefix
 from evalution_llama_cpp.cache_ledger import CacheLedger, Share
 from evalution_llama_cpp.context import Context, Logits
 from evalution_llama_cpp.log_softmax import token_logprobs

@@ -73,7 +73,7 @@ class LlamaCppSession(TokenSession):
             context,
             self._ledger,
             slots=batch_size,
-            refill=Capability.REFILL in capabilities,
+            refill=Capability.CONTINUOUS_BATCHING in capabilities,
             head=lambda: self._scorer.head,
             forget_head=self._scorer.forget_head,
         )

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 
 from evalution_enginekit.chat import ChatTemplate
-from evalution_enginekit.gguf_file import GGUFFile
+from evalution_enginekit.gguf.file import GGUFFile
 from evalution_llama_cpp.weights import Weights
 
 _UNKNOWN, _CONTROL = 1 << 0, 1 << 3

@@ -13,7 +13,7 @@ from evalution_core import (
     LoglikelihoodRequest,
     did_you_mean,
 )
-from evalution_enginekit.admission import Admission
+from evalution_enginekit.validation import Admission
 from evalution_lm_eval.chat import ChatPrompt
 
 DEFAULT_MAX_GEN_TOKS = 256

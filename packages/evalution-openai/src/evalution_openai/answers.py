@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from evalution_core import EngineRuntimeError, FinishReason, redact
-from evalution_enginekit.pieces import CompletionPiece
+from evalution_enginekit.completion import CompletionPiece
 from evalution_openai.refusals import quote
 
 _SPELLED_ID = "token_id:"

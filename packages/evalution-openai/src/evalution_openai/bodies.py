@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from evalution_core import GenerationRequest
-from evalution_enginekit.pieces import RequestPrompt
+from evalution_enginekit.completion import RequestPrompt
 from evalution_openai.dialects import Dialect
 
 _CHARACTERS_A_TOKEN = 4

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit import RequestLoop
 from evalution_enginekit.chat import bound_template, check_variables
-from evalution_enginekit.model_fields import refuse_model_fields
+from evalution_enginekit.model_source import refuse_model_fields
 from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_openai.connection import open_endpoint
 from evalution_openai.dialects import DIALECTS

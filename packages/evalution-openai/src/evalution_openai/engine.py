@@ -10,8 +10,8 @@ from evalution_core import (
     Capability,
     ConfigurationError,
     Model,
-    neutral,
     secret,
+    speed_only,
     validate_options,
 )
 from evalution_core.redaction import SECRET_FIELD
@@ -63,17 +63,17 @@ class OpenAICompatible(BaseEngine):
     base_url: str = "http://127.0.0.1:8000"
     api_key: str | None = secret()
     model_name: str | None = None
-    timeout_s: float = neutral(default=300.0)
-    batch_size: int | Literal["auto"] = neutral(default=4)
-    api_key_env: str | None = neutral(default=None)
+    timeout_s: float = speed_only(default=300.0)
+    batch_size: int | Literal["auto"] = speed_only(default=4)
+    api_key_env: str | None = speed_only(default=None)
     extra_headers: dict[str, str] = field(
         default_factory=dict[str, str], repr=False, metadata={SECRET_FIELD: True}
     )
     extra_body: dict[str, Any] = field(default_factory=dict[str, Any])
-    max_retries: int = neutral(default=5)
-    deadline_s: float = neutral(default=900.0)
-    requests_per_minute: int | None = neutral(default=None)
-    tokens_per_minute: int | None = neutral(default=None)
+    max_retries: int = speed_only(default=5)
+    deadline_s: float = speed_only(default=900.0)
+    requests_per_minute: int | None = speed_only(default=None)
+    tokens_per_minute: int | None = speed_only(default=None)
     api: Literal["auto", "completions", "chat"] = "auto"
     dialect: DialectName = "auto"
     max_model_len: int | None = None
@@ -81,7 +81,7 @@ class OpenAICompatible(BaseEngine):
         "auto", "none", "evalution", "echo", "prompt_logprobs", "sglang", "stepwise"
     ] = "auto"
     stepwise_top: int = 0
-    timings: bool = neutral(default=False)
+    timings: bool = speed_only(default=False)
 
     capabilities = OPENAI_CAPABILITIES
 

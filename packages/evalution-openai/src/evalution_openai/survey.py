@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _PROBE_RETRIES = 1
 _PROBE_TEXT = "The first of 3 apples"
 _ALWAYS = frozenset(
-    {Capability.GENERATE, Capability.STREAM, Capability.REFILL, Capability.SAMPLING}
+    {Capability.GENERATE, Capability.STREAM, Capability.CONTINUOUS_BATCHING, Capability.SAMPLING}
 )
 _SCORES = frozenset({Capability.LOGLIKELIHOOD, Capability.ROLLING})
 _NOT_CHECKED = CheckResult("not checkable", "the server can't score prompts")

@@ -66,7 +66,7 @@ def build(engine: OpenVINO, model: Model) -> TransformersSession:
     generation: Generation = batches
     capabilities = engine.capabilities
     if genai is None:
-        capabilities -= {Capability.REFILL}
+        capabilities -= {Capability.CONTINUOUS_BATCHING}
     else:
         settings = _scheduler(engine, loaded, rows, window)
         generation = GenaiBatching(

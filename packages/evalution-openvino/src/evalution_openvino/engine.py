@@ -15,7 +15,7 @@ from evalution_core import (
     ConfigurationError,
     EngineUnavailableError,
     Model,
-    neutral,
+    speed_only,
 )
 from evalution_enginekit import import_runtime
 
@@ -65,16 +65,16 @@ class OpenVINO(BaseEngine):
     device: str | None = None
     dtype: DType = "auto"
     ov_config: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    compile: bool | None = neutral(default=None)
-    dynamic_shapes: bool | None = neutral(default=None)
-    cache_dir: str | None = neutral(default=None)
+    compile: bool | None = speed_only(default=None)
+    dynamic_shapes: bool | None = speed_only(default=None)
+    cache_dir: str | None = speed_only(default=None)
     max_model_len: int | None = None
-    batch_size: int | Literal["auto"] | None = neutral(default=None)
-    pass_tokens: int | None = neutral(default=None)
+    batch_size: int | Literal["auto"] | None = speed_only(default=None)
+    pass_tokens: int | None = speed_only(default=None)
     genai: bool | None = None
-    cache_size: int | None = neutral(default=None)
-    max_num_batched_tokens: int | None = neutral(default=None)
-    enable_prefix_caching: bool | None = neutral(default=None)
+    cache_size: int | None = speed_only(default=None)
+    max_num_batched_tokens: int | None = speed_only(default=None)
+    enable_prefix_caching: bool | None = speed_only(default=None)
 
     capabilities = OPENVINO_CAPABILITIES
 

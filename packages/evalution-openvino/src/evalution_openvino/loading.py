@@ -30,8 +30,7 @@ from safetensors import SafetensorError
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_core.redaction import redact, scrub
 from evalution_enginekit import Tokenizer, model_identity
-from evalution_enginekit.identity import told_arguments
-from evalution_enginekit.model_folder import model_folder
+from evalution_enginekit.model_source import model_folder, told_arguments
 from evalution_enginekit.runtime import brief
 from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
 from evalution_openvino.engine import torchvision_hint

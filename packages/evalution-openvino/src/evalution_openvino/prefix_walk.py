@@ -22,7 +22,7 @@ from evalution_enginekit import (
     TokenSpan,
     plan_scoring,
 )
-from evalution_enginekit.prefix_trie import shared_prefix
+from evalution_enginekit.planning import shared_prefix
 from evalution_openvino.stateful import Logits, Pass, State, StatefulRequest
 from evalution_transformers.scoring import Tally
 

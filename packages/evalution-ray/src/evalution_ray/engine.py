@@ -14,7 +14,7 @@ from evalution.replication import ReplicatedEngine
 from evalution.workers import WorkerOptions
 from evalution.workers.parcel import pack_configuration
 from evalution.workers.supervision import Supervision
-from evalution_core import ConfigurationError, EngineUnavailableError, Model, neutral, secret
+from evalution_core import ConfigurationError, EngineUnavailableError, Model, secret, speed_only
 from evalution_core.spelling import did_you_mean
 from evalution_ray.actor import Plan, SessionActor
 from evalution_ray.capacity import described, described_nodes, rooms
@@ -58,16 +58,16 @@ class RayReplicas(ReplicatedEngine):
         log_to_driver: show what actors print, where this process is connected by the engine.
     """
 
-    address: str | None = neutral(default=None)
-    num_cpus: float = neutral(default=1.0)
-    num_gpus: float = neutral(default=0.0)
-    memory: int | None = neutral(default=None)
-    resources: dict[str, float] | None = neutral(default=None)  # noqa: RUF009 - it holds None
-    placement: Literal["SPREAD", "DEFAULT"] = neutral(default="SPREAD")
+    address: str | None = speed_only(default=None)
+    num_cpus: float = speed_only(default=1.0)
+    num_gpus: float = speed_only(default=0.0)
+    memory: int | None = speed_only(default=None)
+    resources: dict[str, float] | None = speed_only(default=None)  # noqa: RUF009 - it holds None
+    placement: Literal["SPREAD", "DEFAULT"] = speed_only(default="SPREAD")
     runtime_env: dict[str, Any] | None = secret()  # noqa: RUF009 - it holds None
-    autoscales: bool = neutral(default=False)
-    start_timeout: float = neutral(default=120.0)
-    log_to_driver: bool = neutral(default=False)
+    autoscales: bool = speed_only(default=False)
+    start_timeout: float = speed_only(default=120.0)
+    log_to_driver: bool = speed_only(default=False)
 
     def check(self) -> None:
         ReplicatedEngine.check(self)

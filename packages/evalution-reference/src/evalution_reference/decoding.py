@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt, refill
-from evalution_enginekit.prefix_trie import shared_prefix
+from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt, batch_continuously
+from evalution_enginekit.planning import shared_prefix
 from evalution_enginekit.sampling import TokenChoice
 from evalution_reference.kv_cache import KVCache
 from evalution_reference.llama import Floats, Llama
@@ -27,7 +27,7 @@ class Decoder:
         self._prefixes: deque[tuple[Sequence[int], KVCache]] = deque(maxlen=_PREFIXES_KEPT)
 
     def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        return refill(feed, self._slots, self._begin, self._step)
+        return batch_continuously(feed, self._slots, self._begin, self._step)
 
     def forget_prefixes(self) -> None:
         self._prefixes.clear()

@@ -14,12 +14,12 @@ from evalution_core import (
     ConfigurationError,
     Model,
     builtin_path,
-    neutral,
+    speed_only,
     validate_options,
 )
 from evalution_core.builtins import PREFIX
 from evalution_enginekit import load_tokenizer
-from evalution_enginekit.model_fields import refuse_model_fields
+from evalution_enginekit.model_source import refuse_model_fields
 from evalution_reference.checkpoint import load_checkpoint
 from evalution_reference.llama import Llama
 from evalution_reference.session import ReferenceSession
@@ -46,7 +46,7 @@ class Reference(BaseEngine):
 
     dtype: Literal["float32", "float64"] = "float32"
     max_model_len: int | None = None
-    batch_size: int = neutral(default=16)
+    batch_size: int = speed_only(default=16)
 
     capabilities = REFERENCE_CAPABILITIES
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalution_enginekit import ScoringPlan, Segment, TokenScore, TokenSpan, plan_scoring
-from evalution_enginekit.prefix_trie import shared_prefix
+from evalution_enginekit.planning import shared_prefix
 from evalution_reference.kv_cache import KVCache
 from evalution_reference.llama import Floats, Llama
 from evalution_reference.log_softmax import token_logprobs

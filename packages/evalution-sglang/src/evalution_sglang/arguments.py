@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from evalution_core import ConfigurationError, Model
-from evalution_enginekit.runtime_arguments import (
+from evalution_enginekit.runtime import (
     SET_BY_THE_ENGINE,
     further_arguments,
     refuse_unknown,

@@ -10,10 +10,10 @@ from evalution_core import (
     Capability,
     ConfigurationError,
     Model,
-    neutral,
+    speed_only,
     validate_options,
 )
-from evalution_enginekit.runtime_arguments import check_at_least_one
+from evalution_enginekit.runtime import check_at_least_one
 
 if TYPE_CHECKING:
     from evalution_sglang.session import SGLangSession
@@ -78,20 +78,20 @@ class SGLang(BaseEngine):
     quantization: str | None = None
     load_format: str | None = None
     kv_cache_dtype: str | None = None
-    mem_fraction_static: float | None = neutral(default=None)
-    max_running_requests: int | None = neutral(default=None)
-    max_total_tokens: int | None = neutral(default=None)
-    max_prefill_tokens: int | None = neutral(default=None)
-    chunked_prefill_size: int | None = neutral(default=None)
-    page_size: int | None = neutral(default=None)
-    schedule_policy: str | None = neutral(default=None)
-    disable_radix_cache: bool = neutral(default=False)
+    mem_fraction_static: float | None = speed_only(default=None)
+    max_running_requests: int | None = speed_only(default=None)
+    max_total_tokens: int | None = speed_only(default=None)
+    max_prefill_tokens: int | None = speed_only(default=None)
+    chunked_prefill_size: int | None = speed_only(default=None)
+    page_size: int | None = speed_only(default=None)
+    schedule_policy: str | None = speed_only(default=None)
+    disable_radix_cache: bool = speed_only(default=False)
     attention_backend: str | None = None
     sampling_backend: str | None = None
     enable_deterministic_inference: bool = False
     random_seed: int | None = None
-    batch_size: int | Literal["auto"] | None = neutral(default=None)
-    scored_tokens: int | None = neutral(default=None)
+    batch_size: int | Literal["auto"] | None = speed_only(default=None)
+    scored_tokens: int | None = speed_only(default=None)
     sglang_kwargs: dict[str, Any] | None = None
 
     capabilities = SGLANG_CAPABILITIES

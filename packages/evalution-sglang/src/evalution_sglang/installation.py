@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from evalution_enginekit import import_runtime
-from evalution_enginekit.installation import (
+from evalution_enginekit.runtime import (
     described_distribution,
     linux_install_hint,
+    process_environment,
     require_distribution,
     require_linux,
 )
-from evalution_enginekit.process_environment import process_environment
 from evalution_sglang.environment import CPU, QUIET
 from evalution_sglang.upstream import Engine, MakesModelConfig
 

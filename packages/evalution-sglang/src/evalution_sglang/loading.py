@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from evalution_core import ConfigurationError, EngineUnavailableError, EvalutionError, Model
 from evalution_enginekit import Tokenizer
-from evalution_enginekit.hf_tokenizer import HFTokenizer
-from evalution_enginekit.identity import checkpoint_identity
-from evalution_enginekit.model_folder import model_folder
-from evalution_enginekit.process_environment import process_environment
-from evalution_enginekit.runtime import brief
-from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
+from evalution_enginekit.model_source import checkpoint_identity, model_folder
+from evalution_enginekit.runtime import brief, process_environment
+from evalution_enginekit.tokenizer_files import HFTokenizer, checkpoint_tokenizer
 from evalution_sglang.arguments import arguments, model_arguments
 from evalution_sglang.environment import CPU, QUIET, SCORES
 from evalution_sglang.host import EngineHost

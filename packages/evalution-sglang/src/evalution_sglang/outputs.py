@@ -7,8 +7,7 @@ from typing import Any, TypedDict
 from evalution_core import EngineRuntimeError, EvalutionError, FinishReason, InvalidRequestError
 from evalution_core.redaction import scrub
 from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
-from evalution_enginekit.serving import RequestUpdate
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import RequestUpdate, SpanGroup
 
 Entry = tuple[float | None, int, str | None]
 """A log-probability, the token that it belongs to, and the token's text."""

@@ -6,7 +6,7 @@ import secrets
 from typing import Any
 
 from evalution_enginekit import TokenPrompt
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import SpanGroup
 
 _SEEDS = 1 << 63
 _TOLD_TOGETHER = 8

@@ -10,9 +10,7 @@ from typing import Any
 from evalution_core import EngineRuntimeError, InvalidRequestError
 from evalution_core.redaction import scrub
 from evalution_enginekit import TokenPrompt
-from evalution_enginekit.serving import RequestUpdate
-from evalution_enginekit.serving_forms import EventLoopRequests
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import EventLoopRequests, RequestUpdate, SpanGroup
 from evalution_sglang.host import EngineHost
 from evalution_sglang.outputs import generation_update, scored_update
 from evalution_sglang.parameters import Parameters

@@ -14,8 +14,7 @@ from evalution_enginekit import (
     TokenSpan,
     runtime_errors,
 )
-from evalution_enginekit.serving import ServingLoop
-from evalution_enginekit.span_groups import span_groups
+from evalution_enginekit.serving import ServingLoop, span_groups
 from evalution_sglang.installation import described_version
 from evalution_sglang.loading import Loaded
 from evalution_sglang.parameters import Parameters

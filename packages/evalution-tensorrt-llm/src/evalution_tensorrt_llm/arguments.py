@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from evalution_core import ConfigurationError, Model
-from evalution_enginekit.runtime_arguments import (
+from evalution_enginekit.runtime import (
     SET_BY_THE_ENGINE,
     further_arguments,
     refuse_unknown,

@@ -11,7 +11,7 @@ from typing import Any, cast
 from evalution_core import ConfigurationError, Model
 from evalution_core.redaction import scrub
 from evalution_enginekit import import_runtime
-from evalution_enginekit.hf_tokenizer import TRANSFORMERS
+from evalution_enginekit.tokenizer_files import TRANSFORMERS
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 

@@ -10,10 +10,10 @@ from evalution_core import (
     Capability,
     ConfigurationError,
     Model,
-    neutral,
+    speed_only,
     validate_options,
 )
-from evalution_enginekit.runtime_arguments import check_at_least_one
+from evalution_enginekit.runtime import check_at_least_one
 from evalution_tensorrt_llm.installation import described_version, runtime
 
 if TYPE_CHECKING:
@@ -66,17 +66,17 @@ class TensorRTLLM(BaseEngine):
     tensor_parallel_size: int = 1
     max_model_len: int | None = None
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    runtime_backend: Literal["pytorch"] | None = neutral(default=None)
-    free_gpu_memory_fraction: float | None = neutral(default=None)
+    runtime_backend: Literal["pytorch"] | None = speed_only(default=None)
+    free_gpu_memory_fraction: float | None = speed_only(default=None)
     kv_cache_dtype: str | None = None
-    enable_block_reuse: bool = neutral(default=False)
-    max_batch_size: int | None = neutral(default=None)
-    max_num_tokens: int | None = neutral(default=None)
+    enable_block_reuse: bool = speed_only(default=False)
+    max_batch_size: int | None = speed_only(default=None)
+    max_num_tokens: int | None = speed_only(default=None)
     pipeline_parallel_size: int = 1
     attn_backend: str | None = None
-    continuous_batching: bool = neutral(default=True)
-    batch_size: int | Literal["auto"] | None = neutral(default=None)
-    scored_tokens: int | None = neutral(default=None)
+    continuous_batching: bool = speed_only(default=True)
+    batch_size: int | Literal["auto"] | None = speed_only(default=None)
+    scored_tokens: int | None = speed_only(default=None)
     llm_kwargs: dict[str, Any] | None = None
 
     capabilities = TENSORRT_LLM_CAPABILITIES

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
 
-from evalution_enginekit.process_environment import process_environment
+from evalution_enginekit.runtime import process_environment
 
 _QUIET = {"TLLM_LOG_LEVEL": "warning"}
 _PRIVATE = {"TRTLLM_NO_USAGE_STATS": "1"}

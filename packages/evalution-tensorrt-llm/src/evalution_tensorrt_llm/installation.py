@@ -7,7 +7,7 @@ from importlib.metadata import version
 from types import ModuleType
 
 from evalution_enginekit import import_runtime
-from evalution_enginekit.installation import (
+from evalution_enginekit.runtime import (
     described_distribution,
     linux_install_hint,
     require_linux,

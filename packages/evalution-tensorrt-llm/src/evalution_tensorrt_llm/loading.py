@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from evalution_core import ConfigurationError, EngineUnavailableError, EvalutionError, Model
 from evalution_core.redaction import scrub
 from evalution_enginekit import Tokenizer
-from evalution_enginekit.identity import checkpoint_identity
-from evalution_enginekit.model_folder import model_folder
+from evalution_enginekit.model_source import checkpoint_identity, model_folder
 from evalution_enginekit.runtime import brief
 from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
 from evalution_tensorrt_llm.arguments import arguments

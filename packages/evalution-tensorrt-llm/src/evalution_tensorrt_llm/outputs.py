@@ -9,8 +9,7 @@ import numpy as np
 
 from evalution_core import EngineRuntimeError, FinishReason
 from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
-from evalution_enginekit.serving import RequestUpdate
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import RequestUpdate, SpanGroup
 from evalution_tensorrt_llm.releases import Reading
 from evalution_tensorrt_llm.upstream import Output, Tensor, TokenLogprobs
 

@@ -12,9 +12,7 @@ from typing import Any
 from evalution_core import EngineRuntimeError, EvalutionError
 from evalution_core.redaction import scrub
 from evalution_enginekit import TokenPrompt
-from evalution_enginekit.serving import RequestUpdate
-from evalution_enginekit.serving_forms import EventLoopRequests, Work
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import EventLoopRequests, RequestUpdate, SpanGroup, Work
 from evalution_tensorrt_llm.outputs import generation_update, group_scores, scored_ids
 from evalution_tensorrt_llm.parameters import Parameters
 from evalution_tensorrt_llm.releases import Reading

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from evalution_core import Capability, EvalutionError
 from evalution_enginekit import TokenEvent, TokenFeed, TokenScore, TokenSession, TokenSpan
-from evalution_enginekit.serving import ServingLoop, ServingRuntime
-from evalution_enginekit.serving_forms import FixedBatchRequests
-from evalution_enginekit.span_groups import SpanGroup, span_groups
+from evalution_enginekit.serving import (
+    FixedBatchRequests,
+    ServingLoop,
+    ServingRuntime,
+    SpanGroup,
+    span_groups,
+)
 from evalution_tensorrt_llm.installation import described_version
 from evalution_tensorrt_llm.loading import Loaded
 from evalution_tensorrt_llm.parameters import Parameters
@@ -123,7 +127,8 @@ def session_of(engine: TensorRTLLM, loaded: Loaded) -> TensorRTLLMSession:
                 engine=engine,
                 loaded=loaded,
                 runtime=FixedBatchRequests(BatchRuns(loaded.llm, requests)),
-                capabilities=type(engine).capabilities - {Capability.REFILL, Capability.STREAM},
+                capabilities=type(engine).capabilities
+                - {Capability.CONTINUOUS_BATCHING, Capability.STREAM},
                 fallback=f"fixed batches: {problem}",
             )
         loop = asyncio.new_event_loop()

@@ -12,7 +12,7 @@ from evalution_core import (
     ConfigurationError,
     Model,
     hide,
-    neutral,
+    speed_only,
     validate_options,
 )
 from evalution_enginekit import import_runtime
@@ -53,12 +53,12 @@ class Tinker(BaseEngine):
     """
 
     base_url: str | None = None
-    api_key_env: str = neutral(default="TINKER_API_KEY")
+    api_key_env: str = speed_only(default="TINKER_API_KEY")
     tokenizer_path: str | None = None
     max_model_len: int | None = None
-    timeout_s: float = neutral(default=90.0)
-    request_timeout_s: float = neutral(default=300.0)
-    batch_size: int = neutral(default=8)
+    timeout_s: float = speed_only(default=90.0)
+    request_timeout_s: float = speed_only(default=300.0)
+    batch_size: int = speed_only(default=8)
 
     capabilities = TINKER_CAPABILITIES
 

@@ -10,11 +10,11 @@ from evalution_core import (
     Capability,
     ConfigurationError,
     Model,
-    neutral,
+    speed_only,
     validate_options,
 )
 from evalution_enginekit import import_runtime
-from evalution_enginekit.model_fields import refuse_gguf_model_fields
+from evalution_enginekit.model_source import refuse_gguf_model_fields
 
 if TYPE_CHECKING:
     from evalution_tinygrad.session import TinygradSession
@@ -65,12 +65,12 @@ class Tinygrad(BaseEngine):
     dtype: Literal["auto", "float32", "float16"] = "auto"
     max_model_len: int | None = None
     max_context: int | None = None
-    jit: int | None = neutral(default=None)
-    jitbeam: int | None = neutral(default=None)
-    realize: bool = neutral(default=True)
-    batch_size: int | Literal["auto"] | None = neutral(default=None)
-    pass_tokens: int = neutral(default=256)
-    cache_tokens: int | None = neutral(default=None)
+    jit: int | None = speed_only(default=None)
+    jitbeam: int | None = speed_only(default=None)
+    realize: bool = speed_only(default=True)
+    batch_size: int | Literal["auto"] | None = speed_only(default=None)
+    pass_tokens: int = speed_only(default=256)
+    cache_tokens: int | None = speed_only(default=None)
 
     capabilities = CAPABILITIES
 
@@ -122,7 +122,7 @@ class Tinygrad(BaseEngine):
         """
         refuse_gguf_model_fields(self, model, "tinygrad has none; leave it out")
         version = _runtime_version()
-        from evalution_enginekit.gguf_tokenizer import gguf_tokenizer_of  # noqa: PLC0415
+        from evalution_enginekit.gguf.tokenizer import gguf_tokenizer_of  # noqa: PLC0415
         from evalution_tinygrad.device import place  # noqa: PLC0415 - it imports tinygrad
         from evalution_tinygrad.loading import (  # noqa: PLC0415
             check_weight_types,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evalution_core import ConfigurationError
-from evalution_enginekit.gguf_file import GGUFFile
+from evalution_enginekit.gguf.file import GGUFFile
 
 _SIZES = (
     "context_length",

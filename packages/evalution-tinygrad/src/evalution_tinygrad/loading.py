@@ -19,8 +19,8 @@ from tinygrad.llm.model import Transformer
 
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit import runtime_errors
-from evalution_enginekit.gguf_file import GGUFFile
-from evalution_enginekit.gguf_source import gguf_file_of
+from evalution_enginekit.gguf.file import GGUFFile
+from evalution_enginekit.gguf.source import gguf_file_of
 from evalution_tinygrad.attention import attention_of
 from evalution_tinygrad.hyperparameters import check_hyperparameters
 from evalution_tinygrad.rotary import Rotary

@@ -17,8 +17,8 @@ from evalution_enginekit import (
     TokenSpan,
     model_identity,
 )
-from evalution_enginekit.gguf_file import GGUFFile
-from evalution_enginekit.gguf_source import parts_of
+from evalution_enginekit.gguf.file import GGUFFile
+from evalution_enginekit.gguf.source import parts_of
 from evalution_tinygrad.decoding import Decoder
 from evalution_tinygrad.device import Placement
 from evalution_tinygrad.forward import Forward

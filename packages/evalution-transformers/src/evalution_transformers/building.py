@@ -215,7 +215,9 @@ def continuous_session(
     fallback = f"paged attention: {problem}" if asked else None
     if not runnable.architecture.packs:
         fallback = f"continuous batching: {runnable.architecture.why_not}"
-        options = replace(options, capabilities=options.capabilities - {Capability.REFILL})
+        options = replace(
+            options, capabilities=options.capabilities - {Capability.CONTINUOUS_BATCHING}
+        )
     if fallback is not None:
         _log.warning("%s falls back, without %s", options.engine, fallback)
     if not runnable.architecture.packs:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from evalution_core import BaseEngine, Capability, ConfigurationError, Model, neutral
+from evalution_core import BaseEngine, Capability, ConfigurationError, Model, speed_only
 from evalution_enginekit import import_runtime
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ DType = Literal["auto", "float64", "float32", "float16", "bfloat16"]
 COMPAT_CAPABILITIES = frozenset(Capability) - {
     Capability.TOOLS,
     Capability.MULTIMODAL,
-    Capability.REFILL,
+    Capability.CONTINUOUS_BATCHING,
 }
 
 
@@ -47,8 +47,8 @@ class TransformersCompat(BaseEngine):
     attn_implementation: str | None = None
     max_model_len: int | None = None
     adapter: str | None = None
-    batch_size: int | Literal["auto"] | None = neutral(default=None)
-    pass_tokens: int | None = neutral(default=None)
+    batch_size: int | Literal["auto"] | None = speed_only(default=None)
+    pass_tokens: int | None = speed_only(default=None)
 
     capabilities = COMPAT_CAPABILITIES
 
@@ -109,18 +109,18 @@ class Transformers(TransformersCompat):
     """
 
     paged: bool | None = None
-    cache_tokens: int | None = neutral(default=None)
-    manual_eviction: bool | None = neutral(default=None)
-    allow_block_sharing: bool | None = neutral(default=None)
-    max_batch_tokens: int | None = neutral(default=None)
-    max_blocks_per_request: int | None = neutral(default=None)
-    use_async_batching: bool | None = neutral(default=None)
-    use_cuda_graph: bool | tuple[bool, bool] | None = neutral(default=None)
-    q_padding_interval_size: int | None = neutral(default=None)
-    kv_padding_interval_size: int | None = neutral(default=None)
-    max_cached_graphs: int | None = neutral(default=None)
+    cache_tokens: int | None = speed_only(default=None)
+    manual_eviction: bool | None = speed_only(default=None)
+    allow_block_sharing: bool | None = speed_only(default=None)
+    max_batch_tokens: int | None = speed_only(default=None)
+    max_blocks_per_request: int | None = speed_only(default=None)
+    use_async_batching: bool | None = speed_only(default=None)
+    use_cuda_graph: bool | tuple[bool, bool] | None = speed_only(default=None)
+    q_padding_interval_size: int | None = speed_only(default=None)
+    kv_padding_interval_size: int | None = speed_only(default=None)
+    max_cached_graphs: int | None = speed_only(default=None)
 
-    capabilities = COMPAT_CAPABILITIES | {Capability.REFILL}
+    capabilities = COMPAT_CAPABILITIES | {Capability.CONTINUOUS_BATCHING}
 
     def build(self, model: Model) -> TransformersSession:
         """Load the checkpoint, as `TransformersCompat` does.

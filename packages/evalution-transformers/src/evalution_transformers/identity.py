@@ -11,7 +11,7 @@ import torch
 from evalution_core import Model
 from evalution_core.redaction import redact
 from evalution_enginekit import files_identity, model_identity
-from evalution_enginekit.identity import told_arguments
+from evalution_enginekit.model_source import told_arguments
 from evalution_transformers.loading import Checkpoint
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.gguf")

@@ -20,10 +20,14 @@ from evalution_core import (
     Model,
 )
 from evalution_enginekit import Tokenizer, load_tokenizer
-from evalution_enginekit.hf_tokenizer import HFTokenizer, load_hf_tokenizer
-from evalution_enginekit.model_folder import model_folder
+from evalution_enginekit.model_source import model_folder
 from evalution_enginekit.runtime import in_range
-from evalution_enginekit.tokenizer_files import given_tokenizer, named_tokenizer
+from evalution_enginekit.tokenizer_files import (
+    HFTokenizer,
+    given_tokenizer,
+    load_hf_tokenizer,
+    named_tokenizer,
+)
 from evalution_transformers.adapters import add_adapter
 from evalution_transformers.forward import CausalModel
 from evalution_transformers.upstream_loading import loading

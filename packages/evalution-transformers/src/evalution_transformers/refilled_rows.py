@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from evalution_enginekit import TokenEvent, TokenFeed
-from evalution_enginekit.prefix_trie import shared_prefix
+from evalution_enginekit.planning import shared_prefix
 from evalution_transformers.fixed_batches import FixedBatches
 from evalution_transformers.forward import Forward, Inputs
 from evalution_transformers.kv_cache import LayerStates, RowCache, branch_states

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from evalution_enginekit.prefix_trie import shared_prefix
+from evalution_enginekit.planning import shared_prefix
 from evalution_transformers.forward import Forward, Inputs
 from evalution_transformers.kv_cache import new_cache
 

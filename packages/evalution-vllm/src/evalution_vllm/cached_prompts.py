@@ -7,7 +7,7 @@ cache; then it has nothing to tell of the cached part, and scores need nothing o
 from __future__ import annotations
 
 from evalution_enginekit import TokenScore, TokenSpan
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import SpanGroup
 from evalution_vllm.loading import Loaded
 from evalution_vllm.outputs import begins_in_time, group_scores
 from evalution_vllm.parameters import Parameters

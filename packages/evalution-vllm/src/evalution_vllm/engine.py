@@ -10,10 +10,10 @@ from evalution_core import (
     Capability,
     ConfigurationError,
     Model,
-    neutral,
+    speed_only,
     validate_options,
 )
-from evalution_enginekit.runtime_arguments import check_at_least_one
+from evalution_enginekit.runtime import check_at_least_one
 from evalution_vllm.installation import described_version, runtime
 
 if TYPE_CHECKING:
@@ -68,28 +68,28 @@ class VLLM(BaseEngine):
     """
 
     tensor_parallel_size: int = 1
-    gpu_memory_utilization: float | None = neutral(default=None)
+    gpu_memory_utilization: float | None = speed_only(default=None)
     max_model_len: int | None = None
     enforce_eager: bool = False
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     quantization: str | None = None
     kv_cache_dtype: str | None = None
-    enable_prefix_caching: bool | None = neutral(default=None)
-    max_num_seqs: int | None = neutral(default=None)
-    max_num_batched_tokens: int | None = neutral(default=None)
-    kv_cache_memory_bytes: int | None = neutral(default=None)
-    block_size: int | None = neutral(default=None)
-    swap_space: float | None = neutral(default=None)
-    cpu_offload_gb: float | None = neutral(default=None)
+    enable_prefix_caching: bool | None = speed_only(default=None)
+    max_num_seqs: int | None = speed_only(default=None)
+    max_num_batched_tokens: int | None = speed_only(default=None)
+    kv_cache_memory_bytes: int | None = speed_only(default=None)
+    block_size: int | None = speed_only(default=None)
+    swap_space: float | None = speed_only(default=None)
+    cpu_offload_gb: float | None = speed_only(default=None)
     pipeline_parallel_size: int = 1
     load_format: str | None = None
     attention_backend: str | None = None
     seed: int | None = None
     batch_invariant: bool = False
-    multiprocessing: bool = neutral(default=True)
-    continuous_batching: bool = neutral(default=True)
-    batch_size: int | Literal["auto"] | None = neutral(default=None)
-    scored_tokens: int | None = neutral(default=None)
+    multiprocessing: bool = speed_only(default=True)
+    continuous_batching: bool = speed_only(default=True)
+    batch_size: int | Literal["auto"] | None = speed_only(default=None)
+    scored_tokens: int | None = speed_only(default=None)
     vllm_kwargs: dict[str, Any] | None = None
 
     capabilities = VLLM_CAPABILITIES

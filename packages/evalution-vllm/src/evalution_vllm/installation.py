@@ -7,12 +7,12 @@ from pathlib import Path
 from types import ModuleType
 
 from evalution_enginekit import import_runtime
-from evalution_enginekit.installation import (
+from evalution_enginekit.runtime import (
     described_distribution,
     linux_install_hint,
+    process_environment,
     require_linux,
 )
-from evalution_enginekit.process_environment import process_environment
 from evalution_vllm.environment import PRIVATE, QUIET
 
 VERSIONS = ">=0.32,<0.34"

@@ -17,12 +17,9 @@ from evalution_core import (
 )
 from evalution_core.redaction import scrub
 from evalution_enginekit import Tokenizer
-from evalution_enginekit.hf_tokenizer import HFTokenizer
-from evalution_enginekit.identity import checkpoint_identity
-from evalution_enginekit.model_folder import model_folder
-from evalution_enginekit.process_environment import process_environment
-from evalution_enginekit.runtime import brief
-from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
+from evalution_enginekit.model_source import checkpoint_identity, model_folder
+from evalution_enginekit.runtime import brief, process_environment
+from evalution_enginekit.tokenizer_files import HFTokenizer, checkpoint_tokenizer
 from evalution_vllm.arguments import PROMPT_PART, arguments, model_arguments
 from evalution_vllm.core_apart import CoreApart
 from evalution_vllm.core_here import CoreHere

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from evalution_core import EngineRuntimeError, FinishReason
 from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
-from evalution_enginekit.serving import RequestUpdate
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import RequestUpdate, SpanGroup
 from evalution_vllm.upstream import Logprobs, Output
 
 _FINISHED: dict[str, FinishReason] = {"stop": "stop", "length": "length"}

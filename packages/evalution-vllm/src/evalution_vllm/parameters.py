@@ -8,7 +8,7 @@ from typing import Any
 from evalution_core import EvalutionError, InvalidRequestError
 from evalution_core.redaction import scrub
 from evalution_enginekit import TokenPrompt
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import SpanGroup
 from evalution_vllm.upstream import MakesParameters
 
 LISTED_LIMIT = 128

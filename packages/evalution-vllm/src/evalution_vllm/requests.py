@@ -9,9 +9,7 @@ from typing import Any
 
 from evalution_core import EngineRuntimeError, EvalutionError
 from evalution_enginekit import TokenPrompt
-from evalution_enginekit.serving import RequestUpdate
-from evalution_enginekit.serving_forms import Work
-from evalution_enginekit.span_groups import SpanGroup
+from evalution_enginekit.serving import RequestUpdate, SpanGroup, Work
 from evalution_vllm.outputs import begins_in_time, generation_update, group_scores
 from evalution_vllm.parameters import Parameters
 from evalution_vllm.upstream import BatchEngine, Output, StepEngine

@@ -15,9 +15,7 @@ from evalution_enginekit import (
     TokenSpan,
     runtime_errors,
 )
-from evalution_enginekit.serving import ServingLoop, ServingRuntime
-from evalution_enginekit.serving_forms import FixedBatchRequests
-from evalution_enginekit.span_groups import span_groups
+from evalution_enginekit.serving import FixedBatchRequests, ServingLoop, ServingRuntime, span_groups
 from evalution_vllm.cached_prompts import cache_problem
 from evalution_vllm.installation import described_version
 from evalution_vllm.loading import Loaded, device_name
@@ -119,7 +117,8 @@ def session_of(engine: VLLM, loaded: Loaded) -> VLLMSession:
                 engine=engine,
                 loaded=loaded,
                 runtime=FixedBatchRequests(runs),
-                capabilities=type(engine).capabilities - {Capability.REFILL, Capability.STREAM},
+                capabilities=type(engine).capabilities
+                - {Capability.CONTINUOUS_BATCHING, Capability.STREAM},
                 reads_cache_problem="fixed batches score without the cache",
                 fallback=f"fixed batches: {problem}",
             )

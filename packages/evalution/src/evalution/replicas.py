@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from evalution.replication import ReplicatedEngine
 from evalution.workers import SupervisedSession, build_supervised
 from evalution.workers.building import check_workers
-from evalution_core import ConfigurationError, Model, neutral, validate_options
+from evalution_core import ConfigurationError, Model, speed_only, validate_options
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Replicas(ReplicatedEngine):
         restarts: how often in a row a process may end without having answered anything.
     """
 
-    devices: list[str] | None = neutral(default=None)  # noqa: RUF009 - it holds None
+    devices: list[str] | None = speed_only(default=None)  # noqa: RUF009 - it holds None
 
     def __post_init__(self) -> None:
         validate_options(self)

@@ -17,8 +17,8 @@ from evalution_core import (
     ConfigurationError,
     EngineSpec,
     load_engine,
-    neutral,
     redact,
+    speed_only,
     validate_options,
 )
 from evalution_core.options import parse_options
@@ -54,11 +54,11 @@ class ReplicatedEngine(BaseEngine):
     """
 
     engine: EngineSpec | SkipJsonSchema[BaseEngine | None] = None
-    replicas: int | None = neutral(default=None)
+    replicas: int | None = speed_only(default=None)
     _: KW_ONLY
-    request_timeout: float | None = neutral(default=None)
-    build_timeout: float | None = neutral(default=None)
-    restarts: int = neutral(default=8)
+    request_timeout: float | None = speed_only(default=None)
+    build_timeout: float | None = speed_only(default=None)
+    restarts: int = speed_only(default=8)
 
     capabilities: ClassVar[frozenset[Capability]] = cast(
         "frozenset[Capability]", _InnerCapabilities()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from evalution_core import BaseEngine, ConfigurationError, Model, TextDelta, neutral
+from evalution_core import BaseEngine, ConfigurationError, Model, TextDelta, speed_only
 from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock, MockSession
 
 POISON = "poison"
@@ -58,7 +58,7 @@ class Troubled(BaseEngine):
     trouble: Trouble = "kill"
     poison: str = POISON
     folder: str | None = None
-    batch_size: int = neutral(default=8)
+    batch_size: int = speed_only(default=8)
     forks: bool = False
 
     capabilities = MOCK_CAPABILITIES

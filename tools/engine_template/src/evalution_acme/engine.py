@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evalution_acme.session import AcmeSession
-from evalution_core import BaseEngine, Capability, ConfigurationError, Model, neutral
+from evalution_core import BaseEngine, Capability, ConfigurationError, Model, speed_only
 from evalution_enginekit import ByteTokenizer, bound_tokenizer, import_runtime, runtime_errors
 
 CAPABILITIES = frozenset(
@@ -19,7 +19,7 @@ CAPABILITIES = frozenset(
         Capability.IGNORE_EOS,
         Capability.TRUNCATION,
         Capability.STREAM,
-        Capability.REFILL,
+        Capability.CONTINUOUS_BATCHING,
     }
 )
 
@@ -36,7 +36,7 @@ class Acme(BaseEngine):
 
     device: str = "cpu"
     max_model_len: int = 512
-    batch_size: int = neutral(default=8)
+    batch_size: int = speed_only(default=8)
 
     capabilities = CAPABILITIES
 

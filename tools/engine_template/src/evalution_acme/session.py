@@ -16,7 +16,7 @@ from evalution_enginekit import (
     TokenScore,
     TokenSession,
     TokenSpan,
-    refill,
+    batch_continuously,
 )
 
 
@@ -70,7 +70,7 @@ class AcmeSession(TokenSession):
         self._device = device
 
     def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        return refill(feed, self.preferred_batch_size, _Sequence.of, self._step)
+        return batch_continuously(feed, self.preferred_batch_size, _Sequence.of, self._step)
 
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         yield [self._score(span) for span in spans]

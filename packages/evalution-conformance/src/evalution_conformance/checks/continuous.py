@@ -103,7 +103,7 @@ class ContinuousChecks:
         if isinstance(subject.session, HasRequestsInFlight):
             left = subject.session.requests_in_flight
             assert left == 0, f"the stream is closed and {left} requests are still in flight"
-        if subject.declares(Capability.REFILL):
+        if subject.declares(Capability.CONTINUOUS_BATCHING):
             assert took <= _ABORT_S, f"closing a stream early took {took:.1f} seconds"
         subject.complete(short)
 
@@ -120,7 +120,7 @@ class ContinuousChecks:
             yield 0, short
             yield 1, long
             is_taken.set()
-            if subject.declares(Capability.REFILL):
+            if subject.declares(Capability.CONTINUOUS_BATCHING):
                 is_cancelled.wait(subject.patience)
             yield 2, short
 
@@ -138,7 +138,7 @@ class ContinuousChecks:
             pytest.skip("the probe that was to be cancelled is answered first")
         assert 1 not in keys, "the request that was cancelled is answered"
         assert sorted(keys) == [0, 2], f"of the requests 0 and 2 beside it, {keys} came back"
-        if subject.declares(Capability.REFILL):
+        if subject.declares(Capability.CONTINUOUS_BATCHING):
             assert took <= _ABORT_S, f"the stream ended {took:.1f} seconds after the cancellation"
 
     def test_cancelling_what_is_not_under_way_changes_nothing(self, subject: Subject) -> None:
@@ -230,8 +230,8 @@ class ContinuousChecks:
 
     def test_the_input_may_wait_for_a_result(self, subject: Subject) -> None:
         """It works for a producer that waits for an earlier result."""
-        if not subject.declares(Capability.REFILL):
-            pytest.skip("fixed batches (no capability refill) are exempt from waiting producers")
+        if not subject.declares(Capability.CONTINUOUS_BATCHING):
+            pytest.skip("fixed batches (without continuous_batching) need no waiting producer")
         answered = threading.Event()
 
         def waiting() -> Iterator[tuple[int, GenerationRequest]]:

@@ -115,7 +115,7 @@ class LifecycleChecks:
         raise AssertionError(
             f"no chat template reads {_UNREAD!r}, yet a model with it in chat_template_kwargs was "
             f"built and answered a chat; render with bound_tokenizer of evalution_enginekit, or "
-            f"refuse the field with refuse_model_fields of evalution_enginekit.model_fields"
+            f"refuse the field with refuse_model_fields of evalution_enginekit.model_source"
         )
 
     def test_describe_execution_tells_the_common_keys_and_no_counters(

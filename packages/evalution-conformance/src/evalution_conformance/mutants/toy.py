@@ -21,8 +21,8 @@ from evalution_core import (
     RequestFailure,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
-    neutral,
     secret,
+    speed_only,
 )
 from evalution_enginekit import (
     TokenEvent,
@@ -31,8 +31,8 @@ from evalution_enginekit import (
     TokenScore,
     TokenSession,
     TokenSpan,
+    batch_continuously,
     bound_tokenizer,
-    refill,
 )
 
 K = TypeVar("K")
@@ -51,7 +51,7 @@ class Toy(BaseEngine):
     """The sound engine, or with `fault` a session that has one."""
 
     max_model_len: int = 96
-    batch_size: int = neutral(default=4)
+    batch_size: int = speed_only(default=4)
     fault: str = ""
     endpoint: str = "local"
     api_key: str | None = secret()
@@ -87,7 +87,7 @@ class ToySession(TokenSession):
         return table(self.salt)
 
     def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        return refill(feed, self._batch_size, _Sequence, self._step)
+        return batch_continuously(feed, self._batch_size, _Sequence, self._step)
 
     def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:
         return [sequence.step(self.table) for sequence in sequences]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from evalution_core import ConfigurationError, scrub
-from evalution_enginekit import command_options
+from evalution_enginekit import runtime as command_options
 from evalution_guidellm.bench.subject import EngineSubject, ServedSubject
 
 _MOST = 65_536

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
-from evalution_enginekit.command_options import model_fields, option_pairs
+from evalution_enginekit.runtime import model_fields, option_pairs
 from evalution_openai.server import ServerSettings, needing_extra
 from evalution_openai.server.arenas import limit_malloc_arenas
 

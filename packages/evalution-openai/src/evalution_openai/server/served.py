@@ -21,7 +21,7 @@ from evalution_core import (
     SpecialTokens,
     TextCodec,
 )
-from evalution_enginekit.admission import Admission
+from evalution_enginekit.validation import Admission
 from evalution_openai.server.generation_lane import GenerationLane
 from evalution_openai.server.held_bytes import HeldBytes
 from evalution_openai.server.metrics import Metrics
@@ -90,7 +90,7 @@ class Served:
         self.generation = GenerationLane(
             session,
             limit=concurrent,
-            refills=Capability.REFILL in self.capabilities,
+            refills=Capability.CONTINUOUS_BATCHING in self.capabilities,
             streams=Capability.STREAM in self.capabilities,
             waited=metrics.waited("generation"),
         )

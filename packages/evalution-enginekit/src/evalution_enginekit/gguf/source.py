@@ -11,7 +11,7 @@ from typing import Any
 
 from evalution_core import ConfigurationError, Model, builtin_path, scrub
 from evalution_core.builtins import PREFIX
-from evalution_enginekit.gguf_file import GGUFFile, read_gguf
+from evalution_enginekit.gguf.file import GGUFFile, read_gguf
 from evalution_enginekit.runtime import import_runtime
 
 HUB = ">=0.34,<3"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from evalution_core import Model
+from evalution_core import BaseEngine, ConfigurationError, Model, builtin_path
+from evalution_core.builtins import PREFIX
 from evalution_core.redaction import redact
 from evalution_enginekit.tokenizer_files import named_tokenizer
 
@@ -141,3 +142,47 @@ def _write_cache(entries: dict[str, str]) -> None:
     except OSError:
         # a read-only home costs hashing again, nothing else
         return
+
+
+def refuse_model_fields(engine: BaseEngine, model: Model, remedies: Mapping[str, str]) -> None:
+    """Refuse what would be ignored.
+
+    Args:
+        remedies: by the name of a field, what to do instead.
+
+    Raises:
+        ConfigurationError: one of these fields is set.
+    """
+    for name, remedy in remedies.items():
+        if getattr(model, name):
+            raise ConfigurationError(
+                f"engine {type(engine).__name__} takes no model.{name}: {remedy}"
+            )
+
+
+def refuse_gguf_model_fields(engine: BaseEngine, model: Model, parameters: str) -> None:
+    """The same for an engine that reads GGUF files; `parameters` is where those of it go."""
+    remedies = {"model_kwargs": parameters}
+    if model.tokenizer_path is None:
+        remedies["tokenizer_kwargs"] = "a file's own tokenizer takes none; set tokenizer_path too"
+    refuse_model_fields(engine, model, remedies)
+
+
+_WANTED = "a folder with config.json and weights, a Hub id as in owner/name, or builtin:tiny"
+
+
+def model_folder(path: str, wanted: str = _WANTED) -> Path | None:
+    """The folder that `path` names, or that a builtin's checkpoint lies in; None: it is a Hub id.
+
+    Raises:
+        ConfigurationError: it can only be a folder, and there is none; the message says to give
+            what is `wanted`.
+    """
+    if path.startswith(PREFIX):
+        return builtin_path(path, "safetensors")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ConfigurationError(f"model folder {path!r} does not exist; give {wanted}")
+    return None

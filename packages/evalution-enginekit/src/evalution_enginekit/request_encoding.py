@@ -18,7 +18,6 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_enginekit.admission import Admission, check_unicode
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.generation import GenerationJob
 from evalution_enginekit.pairs import ContextIds, EncodedPair, fit_pair, pair_of
@@ -30,6 +29,7 @@ from evalution_enginekit.tokenizer import (
     encode_with_leading,
 )
 from evalution_enginekit.tokens import TokenPrompt, TokenScore, TokenSpan
+from evalution_enginekit.validation import Admission, check_unicode
 from evalution_enginekit.windows import rolling_ids, rolling_windows, without_leading
 
 J = TypeVar("J")
