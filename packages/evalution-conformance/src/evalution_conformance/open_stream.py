@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 
+import evalution_core.streams
 from evalution_conformance.subject import Subject, succeeded
 from evalution_conformance.watch import let_go, within
-from evalution_core import GenerationOutput, GenerationRequest, RequestFailure
+from evalution_core import (
+    GenerationOutput,
+    GenerationRequest,
+    RequestFailure,
+    RequestStream,
+)
 
 CAP = 2
 """Requests that may run at once in it."""
@@ -16,11 +22,18 @@ CAP = 2
 @contextmanager
 def open_stream(
     subject: Subject, requests: Iterator[tuple[int, GenerationRequest]]
-) -> Generator[Generator[tuple[int, GenerationOutput | RequestFailure]]]:
+) -> Generator[RequestStream[int, GenerationOutput | RequestFailure]]:
     """A stream with a small batch, closed at the end without waiting for ever."""
-    stream = subject.session.generate_continuous(requests, batch_size=CAP)
-    if not isinstance(stream, Generator):
-        raise AssertionError("generate_continuous() must give an iterator with close()")
+
+    def call(
+        source: Iterable[tuple[int, GenerationRequest]],
+    ) -> Iterator[tuple[int, GenerationOutput | RequestFailure]]:
+        results = subject.session.generate_continuous(source, batch_size=CAP)
+        if not isinstance(results, Generator | RequestStream):
+            raise AssertionError("generate_continuous() must return a RequestStream or a generator")
+        return results  # pyright: ignore[reportUnknownVariableType]
+
+    stream = evalution_core.streams.open_stream(call, requests)
     try:
         yield stream
     except BaseException:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from evalution_enginekit.tokens import TokenSpan
+from evalution_core.encoding import TokenSpan
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,7 @@ from evalution_core import (
     LoglikelihoodOutput,
     LoglikelihoodRequest,
 )
-from evalution_enginekit.tokenizer import encode_with_leading
+from evalution_core.encoding import encode_with_leading
 
 
 def _with_values(output: LoglikelihoodOutput, values: list[float]) -> LoglikelihoodOutput:
