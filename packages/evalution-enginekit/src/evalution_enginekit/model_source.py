@@ -73,6 +73,16 @@ def checkpoint_identity(
     return identified
 
 
+def read_commit_hash(config: object) -> str | None:
+    """Return the Hub commit that a configuration of Transformers was read from.
+
+    None for a configuration from a folder. Transformers keeps it in an attribute that is there only
+    when it is known.
+    """
+    commit: object = getattr(config, "_commit_hash", None)
+    return None if commit is None else str(commit)
+
+
 def told_arguments(model: Model) -> dict[str, Any]:
     """`tokenizer_kwargs` and `chat_template_kwargs`, redacted, where the model has some."""
     given = {
