@@ -19,7 +19,7 @@ from evalution_core import (
 )
 from evalution_core.builtins import PREFIX
 from evalution_enginekit import load_tokenizer
-from evalution_enginekit.model_source import refuse_model_fields
+from evalution_enginekit.model_source import refuse_model_fields, window_of
 from evalution_reference.checkpoint import load_checkpoint
 from evalution_reference.llama import Llama
 from evalution_reference.session import ReferenceSession
@@ -72,18 +72,12 @@ class Reference(BaseEngine):
         refuse_model_fields(self, model, _UNUSED)
         folder = _folder(model)
         config, weights = load_checkpoint(folder)
-        own = config.max_position_embeddings
-        limit = own if self.max_model_len is None else self.max_model_len
-        if not 1 < limit <= own:
-            raise ConfigurationError(
-                f"max_model_len={limit} must be between 2 and the model's own {own}"
-            )
         return ReferenceSession(
             model=model,
             llama=Llama(config, weights, self.dtype),
             tokenizer=load_tokenizer(model, folder),
             folder=folder,
-            max_model_len=limit,
+            max_model_len=window_of(self.max_model_len, config.max_position_embeddings),
             batch_size=self.batch_size,
             capabilities=REFERENCE_CAPABILITIES,
         )

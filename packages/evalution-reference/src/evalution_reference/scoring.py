@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalution_enginekit import ScoringPlan, Segment, TokenScore, TokenSpan, plan_scoring
-from evalution_enginekit.planning import shared_prefix
+from evalution_enginekit.planning import SpanScores, shared_prefix
+from evalution_enginekit.sampling import token_logprobs
 from evalution_reference.kv_cache import KVCache
 from evalution_reference.llama import Floats, Llama
-from evalution_reference.log_softmax import token_logprobs
 
 _SEGMENTS_AT_ONCE = 16
 _ROWS_AT_ONCE = 256
@@ -48,20 +48,12 @@ class PrefixScorer:
 
     def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         """After each forward pass, the scores that are complete, in the order of the spans."""
-        logprobs = [[0.0] * (len(span.token_ids) - span.start) for span in spans]
-        greedy = [True] * len(spans)
-        missing = [len(values) for values in logprobs]
-        done = 0
+        scores = SpanScores(spans)
         for passed in self._passes(plan_scoring(spans)):
             for segment, found in passed:
                 for target, (logprob, is_greedy) in zip(segment.targets, found, strict=True):
-                    logprobs[target.span][target.slot] = logprob
-                    greedy[target.span] &= is_greedy
-                    missing[target.span] -= 1
-            begin = done
-            while done < len(spans) and not missing[done]:
-                done += 1
-            yield [TokenScore(logprobs[at], greedy[at]) for at in range(begin, done)]
+                    scores.add(target, logprob, is_greedy)
+            yield scores.take_complete()
 
     def forget_head(self) -> None:
         self._head = None
@@ -127,6 +119,6 @@ class PrefixScorer:
         """Log-probability and greediness of each target; several may read the same row."""
         for at in range(0, len(rows), _ROWS_AT_ONCE):
             wanted, inverse = np.unique(rows[at : at + _ROWS_AT_ONCE], return_inverse=True)
-            logits = self._model.logits(hidden[wanted])[inverse]
-            found = token_logprobs(logits, np.array(targets[at : at + _ROWS_AT_ONCE]))
+            token_ids = np.array(targets[at : at + _ROWS_AT_ONCE])
+            found = token_logprobs(self._model.logits(hidden[wanted]), token_ids, inverse)
             yield from zip(*found, strict=True)
