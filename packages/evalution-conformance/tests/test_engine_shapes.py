@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mutants.toy import CAPABILITIES, UNTEMPLATED, Toy, ToySession
+
 from evalution_conformance import EngineConformance
-from evalution_conformance.mutants.toy import CAPABILITIES, UNTEMPLATED, Toy, ToySession
 from evalution_core import (
     BaseInferenceSession,
     Capability,

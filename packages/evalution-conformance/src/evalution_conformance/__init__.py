@@ -2,16 +2,14 @@
 
 from evalution_conformance.checks.boundary import BoundaryChecks
 from evalution_conformance.checks.continuous import ContinuousChecks
-from evalution_conformance.checks.discovery import DiscoveryChecks
+from evalution_conformance.checks.discovery import DiscoveryChecks, PackagingChecks
 from evalution_conformance.checks.generation import GenerationChecks
 from evalution_conformance.checks.lifecycle import BuildChecks, LifecycleChecks
-from evalution_conformance.checks.packaging import PackagingChecks
 from evalution_conformance.checks.rolling import RollingChecks
 from evalution_conformance.checks.sampling import SamplingChecks
 from evalution_conformance.checks.scoring import ScoringChecks
 from evalution_conformance.checks.stopping import StoppingChecks
-from evalution_conformance.gaps import Gap
-from evalution_conformance.suite import Conformance
+from evalution_conformance.suite import Conformance, Gap
 
 __all__ = ["EngineConformance", "Gap", "StructuralConformance"]
 
