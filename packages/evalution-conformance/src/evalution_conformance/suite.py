@@ -103,6 +103,11 @@ def get_group(check: Check) -> str:
     return check.__module__.rpartition(".")[2]
 
 
+def get_needs(check: Check) -> frozenset[Capability]:
+    """Return the capabilities of the requests that a check sends."""
+    return _needs.get(check, frozenset())
+
+
 def is_chosen(declaration: type[Conformance], name: str) -> bool:
     """Return False for a check that the class leaves out."""
     if declaration.checks is None:
@@ -194,7 +199,7 @@ def run_check(check: Check, subject: Subject) -> Literal["passed", "refused"]:
 
 
 def _run(check: Check, subject: Subject) -> Literal["passed", "refused"]:
-    wanted = _needs.get(check)
+    wanted = get_needs(check)
     missing = wanted - subject.capabilities if wanted else None
     if not missing:
         check(None, subject)
