@@ -25,6 +25,7 @@ from evalution_core.options import (
     speed_only,
     validate_options,
 )
+from evalution_core.plugins import did_you_mean, nearest_name, normalized
 from evalution_core.redaction import hide, redact, scrub
 from evalution_core.requests import (
     FinishReason,
@@ -53,7 +54,6 @@ from evalution_core.session import (
     SpecialTokens,
     TextCodec,
 )
-from evalution_core.spelling import did_you_mean, nearest_name, normalized
 from evalution_core.streams import RequestStream
 
 __all__ = [

@@ -15,7 +15,7 @@ from evalution.workers import WorkerOptions
 from evalution.workers.parcel import pack_configuration
 from evalution.workers.supervision import Supervision
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, secret, speed_only
-from evalution_core.spelling import did_you_mean
+from evalution_core.plugins import did_you_mean
 from evalution_ray.actor import Plan, SessionActor
 from evalution_ray.capacity import described, described_nodes, rooms
 from evalution_ray.connection import Connection, connect, load_ray

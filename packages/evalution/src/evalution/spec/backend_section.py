@@ -14,7 +14,7 @@ from evalution.foreign_code import foreign_errors
 from evalution.hints import BACKEND_HINT
 from evalution.runs.backend import BackendReader, ModelBackend
 from evalution_core import ConfigurationError, EngineUnavailableError
-from evalution_core.entries import installed
+from evalution_core.plugins import installed
 
 GROUP = "evalution.backends"
 
