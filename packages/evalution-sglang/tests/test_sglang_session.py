@@ -200,10 +200,10 @@ def test_cache_too_small_for_the_window_shrinks_it_or_is_refused() -> None:
     from types import SimpleNamespace
 
     from evalution_core import ConfigurationError
-    from evalution_sglang.load import _fitting
+    from evalution_sglang.load import fit_window
 
     started: Any = SimpleNamespace(tokenizer_manager=SimpleNamespace(max_req_input_len=101))
-    assert _fitting(SGLang(), 512, started) == 100
-    assert _fitting(SGLang(max_model_len=64), 64, started) == 64
+    assert fit_window(SGLang(), 512, started) == 100
+    assert fit_window(SGLang(max_model_len=64), 64, started) == 64
     with pytest.raises(ConfigurationError, match="has room for requests of 100 tokens"):
-        _fitting(SGLang(context_length=512), 512, started)
+        fit_window(SGLang(context_length=512), 512, started)

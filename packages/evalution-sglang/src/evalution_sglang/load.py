@@ -80,28 +80,38 @@ def _start(
     arguments: dict[str, Any],
     resources: ExitStack,
 ) -> StartedModel[Runtime]:
-    option, asked = _window_option(options)
     switches = SCORES | (CPU if arguments["device"] == "cpu" else {})
     with process_environment(switches, defaults=_defaults(arguments)), _start_method():
         config = sglang.model_config(arguments["model_path"], **select_model_arguments(arguments))
+        option, asked = _window_option(options)
         window = window_of(asked, config.context_len, option=option)
         arguments["context_length"] = window + _RESERVED
         with loading_errors(str(model.path), _START_HINTS):
             thread = EngineThread(sglang.engine, arguments)
         resources.callback(thread.end)
-    room = _room(thread.engine)
+    return StartedModel(
+        Runtime(thread, config),
+        fit_window(options, window, thread.engine),
+        # SGLang stops at these by itself.
+        frozenset(config.hf_eos_token_id or ()),
+        read_commit_hash(config.hf_config),
+    )
+
+
+def fit_window(options: SGLangOptions, window: int, engine: Engine) -> int:
+    """Return `window`, or the part of it that the cache of a started engine has room for.
+
+    Raises:
+        ConfigurationError: an option asks for more than that.
+    """
+    option, asked = _window_option(options)
+    room = engine.tokenizer_manager.max_req_input_len - 1
     if asked is not None and room < window:
         raise ConfigurationError(
             f"{option}={window} doesn't fit: SGLang's cache has room for requests of {room} "
             f"tokens; raise max_total_tokens or mem_fraction_static, or lower {option}"
         )
-    return StartedModel(
-        Runtime(thread, config),
-        min(window, room),
-        # SGLang stops at these by itself.
-        frozenset(config.hf_eos_token_id or ()),
-        read_commit_hash(config.hf_config),
-    )
+    return min(window, room)
 
 
 def _window_option(options: SGLangOptions) -> tuple[str, int | None]:
@@ -109,11 +119,6 @@ def _window_option(options: SGLangOptions) -> tuple[str, int | None]:
     if options.context_length is not None:
         return "context_length", options.context_length
     return "max_model_len", options.max_model_len
-
-
-def _room(engine: Engine) -> int:
-    """Return the tokens that a request may feed to a started engine."""
-    return engine.tokenizer_manager.max_req_input_len - 1
 
 
 def _defaults(arguments: Mapping[str, Any]) -> dict[str, str]:
