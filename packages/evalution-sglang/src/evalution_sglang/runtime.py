@@ -1,4 +1,4 @@
-"""Which SGLang is installed, and what to install where there is none."""
+"""The installed SGLang: its import, versions, install hint and environment variables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,29 @@ from evalution_enginekit.runtime import (
     require_distribution,
     require_linux,
 )
-from evalution_sglang.environment import CPU, QUIET
 from evalution_sglang.upstream import Engine, MakesModelConfig
 
 VERSIONS = ">=0.5.22,<0.5.24"
 DISTRIBUTIONS = ("sglang",)
+QUIET = {
+    # Upstream replaces the handlers of the root logger otherwise, in this process too.
+    "SGLANG_LOGGING_CONFIG_PATH": str(Path(__file__).with_name("logging.json")),
+    # Each of its processes warns of missing kernels for other devices.
+    "PYTHONWARNINGS": "ignore",
+}
+"""Defaults of environment variables while SGLang is imported and started."""
+CPU = {
+    # Without it, kernels of another runtime are loaded, and the scheduler dies.
+    "SGLANG_USE_CPU_ENGINE": "1",
+}
+"""Environment variables that are set then on a CPU."""
+SCORES = {
+    # Log-probabilities of the model's own distribution, whatever the temperature.
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
+    # The window is longer than the model's own by tokens that are never fed.
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+}
+"""Environment variables under which SGLang starts."""
 
 _ENGINE = "sglang.srt.entrypoints.engine"
 _ARGUMENTS = "sglang.srt.server_args"
@@ -33,7 +51,7 @@ _GPUS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
+class Library:
     """The classes of SGLang that are called, and the one that holds the engine's arguments."""
 
     engine: type[Engine]
@@ -41,18 +59,18 @@ class Runtime:
     model_config: MakesModelConfig
 
 
-def runtime() -> Runtime:
-    """SGLang, imported without a trace in this process.
+def import_sglang() -> Library:
+    """Import SGLang and leave this process as it was.
 
     Raises:
-        EngineUnavailableError: it is missing, out of range or broken, or this is no Linux.
+        EngineUnavailableError: it is missing, out of range or broken, or this is not Linux.
     """
     require_linux("SGLang")
     require_distribution(*DISTRIBUTIONS, install=install_hint())
-    switches = CPU if device_found() == "cpu" else {}
+    switches = CPU if find_device() == "cpu" else {}
     logger = logging.getLogger("sglang")
     if logger.level == logging.NOTSET:
-        # Each start tells half a thousand arguments.
+        # Each start logs some five hundred arguments.
         logger.setLevel(logging.ERROR)
     with process_environment(switches, defaults=QUIET), _event_loop_policy():
         module: Any = import_runtime(
@@ -60,11 +78,11 @@ def runtime() -> Runtime:
         )
         arguments: Any = import_module(_ARGUMENTS)
         config: Any = import_module(_MODEL_CONFIG)
-    return Runtime(module.Engine, arguments.ServerArgs, config.ModelConfig)
+    return Library(module.Engine, arguments.ServerArgs, config.ModelConfig)
 
 
-def device_found() -> str:
-    """The kind of device that torch finds: `cuda`, `xpu`, …, or `cpu`.
+def find_device() -> str:
+    """Return the kind of device that torch finds: `cuda`, `xpu`, …, or `cpu`.
 
     Raises:
         EngineUnavailableError: torch is missing.
@@ -75,17 +93,17 @@ def device_found() -> str:
     return str(torch.accelerator.current_accelerator().type)
 
 
-def described_version() -> str:
-    """As in `sglang 0.5.23`."""
+def describe_version() -> str:
+    """Return the installed version, as in `sglang 0.5.23`."""
     return described_distribution(*DISTRIBUTIONS)
 
 
 def install_hint() -> str:
-    """The command that brings an SGLang for this machine and Python, or another engine."""
-    return linux_install_hint("SGLang", _command(), lowest=_LOWEST, highest=_HIGHEST)
+    """Return the command that installs SGLang for this machine and Python, or another engine."""
+    return linux_install_hint("SGLang", _install_command(), lowest=_LOWEST, highest=_HIGHEST)
 
 
-def _command() -> str:
+def _install_command() -> str:
     if any(Path(device).exists() for device in _GPUS):
         return f'pip install "sglang{VERSIONS}"'
     return (
@@ -96,7 +114,7 @@ def _command() -> str:
 
 @contextmanager
 def _event_loop_policy() -> Generator[None]:
-    """Upstream sets its own for the whole process when it is imported."""
+    """Restore the event loop policy, which upstream replaces when it is imported."""
     # Python 3.14, which deprecates policies, has no SGLang.
     before = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
     try:

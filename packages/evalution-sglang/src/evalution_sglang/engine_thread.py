@@ -1,14 +1,20 @@
-"""The thread that an engine of SGLang belongs to, and the processes that belong to the engine."""
+"""The thread that starts an engine of SGLang, watches its processes, and ends them.
+
+SGLang's processes report a failure by SIGQUIT, which would end this process; here it is caught.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import faulthandler
 import multiprocessing
 import os
+import signal
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from importlib import import_module
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -16,41 +22,81 @@ from pathlib import Path
 from typing import Any
 
 from evalution_core import EngineRuntimeError
-from evalution_sglang.quit_signal import is_alone, quit_told
 from evalution_sglang.upstream import Engine
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _GRACE_S = 10.0
 _LAST_WORDS_S = 5.0
 _DUMP = 1 << 16
 _SOCKET = "ipc://"
 
+_lock = threading.Lock()
+_pipes: list[tuple[int, int]] = []
+"""The end to read and the end to write of each `catch_sigquit`."""
 
-class EngineHost:
+
+@contextmanager
+def catch_sigquit() -> Generator[int]:
+    """Yield a file descriptor that can be read after a SIGQUIT, which then has no other effect.
+
+    Of several that are open the last one catches a signal, which may be meant for another: see
+    `is_only_catcher`. Python lets only the main thread set handlers, and upstream, which ends the
+    whole process tree, sets its own only there. Any thread may set that of `faulthandler`, whose
+    dump is what can be read.
+    """
+    pipe = os.pipe()
+    for end in pipe:
+        os.set_blocking(end, False)
+    with _lock:
+        _pipes.append(pipe)
+        _install()
+    try:
+        yield pipe[0]
+    finally:
+        with _lock:
+            _pipes.remove(pipe)
+            _install()
+        for end in pipe:
+            os.close(end)
+
+
+def is_only_catcher() -> bool:
+    """Return whether each signal is meant for the one `catch_sigquit` of this process."""
+    return len(_pipes) == 1
+
+
+def _install() -> None:
+    if _pipes:
+        faulthandler.register(signal.SIGQUIT, file=_pipes[-1][1], all_threads=False)
+    else:
+        faulthandler.unregister(signal.SIGQUIT)
+
+
+class EngineThread:
     """Starts an engine, watches its processes, and ends them.
 
-    All on one thread that lives as long as they do: they have the kernel kill them when the thread
+    One thread does all this, as long as they live: they have the kernel kill them when the thread
     that started them ends. It isn't the main thread, where upstream would set signal handlers.
 
     Args:
         kind: SGLang's class of engines.
-        given: what it is called with.
+        arguments: of its constructor.
 
     Attributes:
         engine: SGLang's engine; its event loop may be run on any thread but the main one.
-        described: what it tells of itself, its arguments as it resolved them included.
+        described: its own description, with its arguments as it resolved them.
 
     Raises:
-        Exception: what the engine's constructor raised; nothing of it is left then.
+        Exception: any error of the engine's constructor; nothing of the engine is left then.
     """
 
-    def __init__(self, kind: type[Engine], given: Mapping[str, Any]):
+    def __init__(self, kind: type[Engine], arguments: Mapping[str, Any]):
         self._kind = kind
-        self._given = given
+        self._arguments = arguments
         self._ending = threading.Event()
         self._started: Future[tuple[Engine, dict[str, Any]]] = Future()
         self._failure: str | None = None
-        self._thread = threading.Thread(target=self._run, name="SGLang's host", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="SGLang's engine", daemon=True)
         self._thread.start()
         try:
             self.engine, self.described = self._started.result()
@@ -73,10 +119,10 @@ class EngineHost:
         self._thread.join()
 
     def _run(self) -> None:
-        with quit_told() as told:
+        with catch_sigquit() as signals:
             try:
-                engine = self._constructed()
-            except BaseException as error:  # noqa: BLE001 - raised where the engine was asked for
+                engine = self._construct()
+            except BaseException as error:  # noqa: BLE001 - raised again in the constructor
                 self._started.set_exception(error)
                 return
             known = set(engine.get_all_child_pids())
@@ -87,19 +133,19 @@ class EngineHost:
                 self._started.set_exception(error)
             else:
                 self._started.set_result((engine, described))
-                self._watch(processes, told)
+                self._watch(processes, signals)
             _stop_watchdog(engine)
             _kill(processes)
         _close_loop(engine.loop)
-        _forget_sockets(engine)
+        _close_sockets(engine)
 
-    def _constructed(self) -> Engine:
+    def _construct(self) -> Engine:
         earlier = set(multiprocessing.active_children())
         # In two steps, since a constructor that fails leaves a hook behind as well, which kills
         # every process that this one has when it exits.
         engine = self._kind.__new__(self._kind)
         try:
-            engine.__init__(**self._given)
+            engine.__init__(**self._arguments)
         except BaseException:
             _kill(set(multiprocessing.active_children()) - earlier)
             raise
@@ -107,44 +153,44 @@ class EngineHost:
             atexit.unregister(engine.shutdown)
         return engine
 
-    def _watch(self, processes: list[BaseProcess], told: int) -> None:
-        """Until a process ends, or SGLang says that one failed, or `end` is called."""
+    def _watch(self, processes: list[BaseProcess], signals: int) -> None:
+        """Wait until a process ends, SGLang reports a failure, or `end` is called."""
         sentinels = [process.sentinel for process in processes]
         while not self._ending.is_set():
-            ready = connection.wait([*sentinels, told], timeout=_LOOK_S)
-            if told in ready:
-                os.read(told, _DUMP)
-                # A process that fails tells of it before it ends; one that hangs doesn't end.
+            ready = connection.wait([*sentinels, signals], timeout=_POLL_S)
+            if signals in ready:
+                os.read(signals, _DUMP)
+                # A process that fails reports it before it ends; one that hangs doesn't end.
                 ready = connection.wait(sentinels, timeout=_LAST_WORDS_S)
-                if not ready and not is_alone():
+                if not ready and not is_only_catcher():
                     continue
             elif not ready:
                 continue
-            self._failure = _failure_of(
+            self._failure = _describe_failure(
                 processes[at] for at, one in enumerate(sentinels) if one in ready
             )
             self._ending.wait()
 
 
-def _failure_of(ended: Iterable[BaseProcess]) -> str:
+def _describe_failure(ended: Iterable[BaseProcess]) -> str:
     for process in ended:
         process.join()
         return (
-            f"a process of SGLang ended by itself, exit code {process.exitcode}; its words are on "
+            f"a process of SGLang ended by itself, exit code {process.exitcode}; its output is on "
             f"standard error"
         )
-    return "SGLang told of a failure by SIGQUIT; what it said is on standard error"
+    return "SGLang reported a failure by SIGQUIT; its output is on standard error"
 
 
 def _stop_watchdog(engine: Engine) -> None:
-    """Upstream's own, which would take the end of the processes for a failure."""
+    """Stop upstream's own watchdog, which would take the end of the processes for a failure."""
     watchdog = engine.tokenizer_manager._subprocess_watchdog  # pyright: ignore[reportPrivateUsage]
     if watchdog is not None:
         watchdog.stop()
 
 
 def _kill(processes: Collection[BaseProcess]) -> None:
-    """End processes and all that they started.
+    """Kill processes and all that they started.
 
     Upstream's `shutdown` would kill every other process that this one started as well.
     """
@@ -176,8 +222,8 @@ def _close_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-def _forget_sockets(engine: Engine) -> None:
-    """Close this end of the connections, and remove the files that they leave."""
+def _close_sockets(engine: Engine) -> None:
+    """Close this end of the connections, and remove their socket files."""
     manager = engine.tokenizer_manager
     for socket in (manager.recv_from_detokenizer, manager.send_to_scheduler, engine.send_to_rpc):
         socket.context.destroy(linger=0)
