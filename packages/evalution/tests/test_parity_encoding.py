@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution.parity.encoding import Encoder, encoder_of, with_ids
-from mutants.toy import MergingTokenizer
 from evalution_core import (
     GenerationRequest,
     InvalidRequestError,
@@ -23,6 +22,7 @@ from evalution_enginekit import ByteTokenizer, load_tokenizer
 from evalution_enginekit.mock import Mock
 from evalution_enginekit.pairs import encode_pair
 from evalution_enginekit.tokenizer import conditioning_id, encode_with_leading
+from mutants.toy import MergingTokenizer
 
 TOKENIZERS: dict[str, Any] = {
     "bytes": ByteTokenizer(),
