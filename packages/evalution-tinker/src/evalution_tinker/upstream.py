@@ -1,9 +1,13 @@
-"""Requests of one sampling client, on any event loop, with errors as the contract has them."""
+"""The sampling client of tinker as Protocols, and its calls in the contract's terms.
+
+A call raises the contract's errors, and prompt log-probabilities get one form.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, cast
@@ -15,10 +19,11 @@ from evalution_core import (
     InvalidRequestError,
     scrub,
 )
-from evalution_tinker.server import client_version, server_name
+from evalution_enginekit import WrongScoresError
+from evalution_tinker.runtime import read_client_version, read_server_name
 
 _WALLS = ("only supports as proto", "always carry sample_sequence_ids")
-"""What a newer client says of an older server's answers: 0.25 on, and 0.26 on."""
+"""Parts of a newer client's errors on an older server's answers: since 0.25, and since 0.26."""
 _BAD_REQUEST, _REFUSED = (400, 413, 422), (401, 403)
 
 
@@ -45,13 +50,13 @@ class SampleResponse(Protocol):
 
 
 class SamplingClient(Protocol):
-    """What tinker 0.24 to 0.38 have in common."""
+    """The methods that tinker 0.24 to 0.38 have in common."""
 
     def sample(self, prompt: Any, num_samples: int, sampling_params: Any, **wanted: Any) -> Any: ...
 
 
 class Sampling:
-    """Asks through `client`.
+    """Requests to one sampling client, on any event loop.
 
     Args:
         tinker: the module.
@@ -68,13 +73,13 @@ class Sampling:
         self._known = frozenset(inspect.signature(client.sample).parameters)
 
     def takes(self, parameter: str) -> bool:
-        """Whether the installed client has this parameter of `sample`."""
+        """Return True if the installed client's `sample` has this parameter."""
         return parameter in self._known
 
     async def sample(
         self, token_ids: Sequence[int], params: dict[str, Any], **wanted: Any
     ) -> SampleResponse:
-        """One completion of `token_ids`; `wanted` are further parameters of the client's `sample`.
+        """Sample one completion of `token_ids`; `wanted` goes to the client's `sample` as it is.
 
         Raises:
             InvalidRequestError: the server refuses the request.
@@ -87,7 +92,7 @@ class Sampling:
         try:
             asked: Any = self._client.sample(prompt, 1, types.SamplingParams(**params), **wanted)
             async with asyncio.timeout(self._timeout_s):
-                return await _awaited(asked)
+                return await _await_response(asked)
         except TimeoutError as error:
             raise EngineRuntimeError(
                 f"the server did not answer within {self._timeout_s:g} s (request_timeout_s)"
@@ -97,21 +102,21 @@ class Sampling:
                 raise await asyncio.to_thread(self._wall) from error
             raise
         except self._tinker.APIStatusError as error:
-            raise _refusal(error) from error
+            raise _to_error(error) from error
 
     def _wall(self) -> EngineUnavailableError:
         server = "the server"
         if self._url is not None:
-            server = f"the server at {scrub(self._url)} ({server_name(self._url)})"
+            server = f"the server at {scrub(self._url)} ({read_server_name(self._url)})"
         return EngineUnavailableError(
-            f"tinker {client_version()} can't read the answers of {server}, which speaks an older "
-            "form of the protocol; upgrade the server, or install an older client (tinker 0.24.1 "
-            "reads SkyRL 0.3.0)"
+            f"tinker {read_client_version()} can't read the answers of {server}, which speaks an "
+            "older form of the protocol; upgrade the server, or install an older client (tinker "
+            "0.24.1 reads SkyRL 0.3.0)"
         )
 
 
-async def _awaited(asked: Any) -> Any:
-    """The result of a request: a plain future before tinker 0.38, an awaitable from then on."""
+async def _await_response(asked: Any) -> Any:
+    """Await a request: a plain future before tinker 0.38, an awaitable since."""
     if isinstance(asked, Awaitable):
         return await cast("Awaitable[Any]", asked)
     if isinstance(asked, Future):
@@ -119,10 +124,65 @@ async def _awaited(asked: Any) -> Any:
     raise TypeError(f"sample() gave {asked!r}, which can't be awaited")
 
 
-def _refusal(error: Any) -> Exception:
+def _to_error(error: Any) -> Exception:
     text = scrub(f"the server answered HTTP {error.status_code}: {error.message}")
     if error.status_code in _BAD_REQUEST:
         return InvalidRequestError(text)
     if error.status_code in _REFUSED:
         return ConfigurationError(text)
     return EngineRuntimeError(text)
+
+
+_ABOVE_ZERO = 1e-6
+"""Rounding may lift the log-probability of a sure token this far."""
+_TIE = 1e-9
+
+TopRow = list[tuple[int, float]] | None
+
+
+def align_logprobs(listed: Sequence[float | None] | None, length: int, start: int) -> list[float]:
+    """Return the log-probabilities of a prompt's tokens from `start` on, which is at least 1.
+
+    The protocol lists one for each token, the first being None; SkyRL 0.3.0 leaves that one out.
+
+    Raises:
+        WrongScoresError: another length, or a value that is missing or not a log-probability.
+    """
+    if listed is None:
+        raise WrongScoresError("the server returned no prompt log-probabilities")
+    if len(listed) not in (length, length - 1):
+        raise WrongScoresError(
+            f"the server returned {len(listed)} log-probabilities of a prompt of {length} tokens, "
+            f"which are neither {length} nor {length - 1}, so they can't be aligned"
+        )
+    first = length - len(listed)
+    found: list[float] = []
+    for place, value in enumerate(listed[start - first :], start=start):
+        if value is None or not math.isfinite(value) or value > _ABOVE_ZERO:
+            raise WrongScoresError(
+                f"the server returned {value!r} as log-probability of prompt token {place} of "
+                f"{length}"
+            )
+        found.append(float(value))
+    return found
+
+
+def are_greedy(
+    logprobs: Sequence[float], rows: Sequence[TopRow] | None, length: int
+) -> bool | None:
+    """Return True if no listed token is more likely than the prompt's own; None if unlisted.
+
+    Args:
+        logprobs: of the last tokens of the prompt.
+        rows: `topk_prompt_logprobs`, with or without an entry for the first token.
+        length: of the prompt.
+    """
+    if rows is None or len(rows) not in (length, length - 1):
+        return None
+    last = rows[len(rows) - len(logprobs) :]
+    if not all(last):
+        return None
+    best = [max(value for _, value in row) for row in last if row]
+    return all(
+        own >= top - _TIE * max(1.0, abs(own)) for own, top in zip(logprobs, best, strict=True)
+    )

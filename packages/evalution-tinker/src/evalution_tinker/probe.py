@@ -1,4 +1,4 @@
-"""What client and server together can tell, found out on a few tokens when a session is built."""
+"""Probes what client and server can do together, on a few tokens when a session is built."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evalution_core import Capability, EngineRuntimeError, InvalidRequestError
-from evalution_tinker.prompt_scores import aligned_logprobs
-from evalution_tinker.sampling import SampleResponse, Sampling
+from evalution_tinker.upstream import SampleResponse, Sampling, align_logprobs
 
 Greedy = Literal["top-k", "greedy sample"]
 
@@ -19,11 +18,11 @@ _ONE = {"max_tokens": 1, "temperature": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
-    """How a server is asked.
+class ServerCapabilities:
+    """The requests that a server understands.
 
-    `greedy`: what `is_greedy` is decided by. `suffixes`: it scores the end of a prompt alone.
-    `lacking`: why a capability of the engine is missing.
+    `greedy`: the method that decides `is_greedy`. `suffixes`: it can score only the end of a
+    prompt. `lacking`: the reason for each missing capability of the engine.
     """
 
     greedy: Greedy
@@ -32,13 +31,13 @@ class Findings:
     lacking: Mapping[Capability, str]
 
 
-async def survey(
+async def probe_server(
     sampling: Sampling,
     token_ids: list[int],
     capabilities: frozenset[Capability],
     missing: Mapping[Capability, str],
-) -> Findings:
-    """Score three or more known tokens in each way that the client has.
+) -> ServerCapabilities:
+    """Score three or more known tokens in every way that the client offers.
 
     `missing` capabilities are known to be lacking already, with the reason.
 
@@ -53,7 +52,7 @@ async def survey(
         token_ids, _ONE, include_prompt_logprobs=True, topk_prompt_logprobs=1
     )
     try:
-        aligned_logprobs(answer.prompt_logprobs, length, 1)
+        align_logprobs(answer.prompt_logprobs, length, 1)
     except EngineRuntimeError as error:
         lacking |= dict.fromkeys(_SCORES, str(error))
     rows = answer.topk_prompt_logprobs
@@ -61,7 +60,7 @@ async def survey(
         lacking[Capability.LOGPROBS] = (
             f"the client or the server has no {_SAMPLED}, so it lists no alternatives"
         )
-    return Findings(
+    return ServerCapabilities(
         greedy="greedy sample" if rows is None else "top-k",
         suffixes=not _SCORES & lacking.keys() and await _scores_suffixes(sampling, token_ids),
         capabilities=capabilities - lacking.keys(),
@@ -72,21 +71,21 @@ async def survey(
 async def _lists_sampled(sampling: Sampling, token_ids: list[int]) -> bool:
     if not sampling.takes(_SAMPLED):
         return False
-    answer = await _tried(sampling, token_ids, **{_SAMPLED: 1})
+    answer = await _try_sample(sampling, token_ids, **{_SAMPLED: 1})
     return answer is not None and bool(getattr(answer.sequences[0], "topk_logprobs", None))
 
 
 async def _scores_suffixes(sampling: Sampling, token_ids: list[int]) -> bool:
     if not sampling.takes(_SUFFIX):
         return False
-    answer = await _tried(sampling, token_ids, include_prompt_logprobs=True, **{_SUFFIX: 1})
+    answer = await _try_sample(sampling, token_ids, include_prompt_logprobs=True, **{_SUFFIX: 1})
     return answer is not None and answer.prompt_logprobs is not None
 
 
-async def _tried(
+async def _try_sample(
     sampling: Sampling, token_ids: list[int], **wanted: object
 ) -> SampleResponse | None:
-    """The answer, or None from a server that doesn't know what is wanted.
+    """Return the answer, or None if the server doesn't know a parameter.
 
     The client itself raises `RuntimeError` where a server ignores `prompt_logprobs_last_n`.
     """
