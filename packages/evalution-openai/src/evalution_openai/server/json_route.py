@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pydantic import ValidationError
 
 from evalution_openai.server.bodies import Body
-from evalution_openai.server.events import EventStream
-from evalution_openai.server.gone import ClientGoneError
-from evalution_openai.server.held_bytes import HeldBody
-from evalution_openai.server.peer import Peer, peer_of
-from evalution_openai.server.problems import Problem
-from evalution_openai.server.sending import send_json
-from evalution_openai.server.served import Served
+from evalution_openai.server.connections import Peer, peer_of
+from evalution_openai.server.errors import ClientGoneError, Problem
+from evalution_openai.server.serving import HeldBody, Served
+from evalution_openai.server.streaming import EventStream, send_json
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
+
 
 B = TypeVar("B", bound=Body)
 

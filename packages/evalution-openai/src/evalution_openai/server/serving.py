@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from evalution_core import (
     GUIDE_CAPABILITIES,
@@ -22,10 +24,8 @@ from evalution_core import (
     TextCodec,
 )
 from evalution_enginekit.validation import Admission
+from evalution_openai.server.errors import Problem, queue_full, unsupported
 from evalution_openai.server.generation_lane import GenerationLane
-from evalution_openai.server.held_bytes import HeldBytes
-from evalution_openai.server.metrics import Metrics
-from evalution_openai.server.problems import Problem, queue_full, unsupported
 from evalution_openai.server.scoring_lane import ScoringLane, loglikelihoods, rolling
 from evalution_openai.server.settings import ServerSettings
 
@@ -46,6 +46,48 @@ class WholeTokenizer(SpecialTokens, Protocol):
     def vocabulary_size(self) -> int: ...
     @property
     def chat_template(self) -> Any: ...
+
+
+class HeldBytes:
+    """Bytes of bodies, each from when it came to the end of its answer.
+
+    Args:
+        limit: how many there may be.
+    """
+
+    def __init__(self, limit: int):
+        self.total = 0
+        self._limit = limit
+
+    def check_room(self, size: int) -> None:
+        """Raise a `Problem` (429) unless that many more may come."""
+        if self.total + size > self._limit:
+            raise Problem(
+                429,
+                f"the bodies of the requests that run or wait have {self.total} bytes; with this "
+                f"one there would be more than the {self._limit} that are held; try again",
+                kind="rate_limit_error",
+                code="bodies_full",
+                headers={"Retry-After": "1", "Connection": "close"},
+            )
+
+
+class HeldBody:
+    """The share of one body."""
+
+    def __init__(self, held: HeldBytes):
+        self._held = held
+        self._size = 0
+
+    def add(self, size: int) -> None:
+        """Count bytes that came; raises as `HeldBytes.check_room`."""
+        self._held.check_room(size)
+        self._held.total += size
+        self._size += size
+
+    def let_go(self) -> None:
+        self._held.total -= self._size
+        self._size = 0
 
 
 class Served:
@@ -169,3 +211,71 @@ class Served:
         """End the lanes; the session is left as it is."""
         for lane in (self.generation, self.loglikelihood, self.rolling):
             lane.close()
+
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """The figures of one server; two in one process don't mix."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "evalution_requests",
+            "Answers by route and status.",
+            ["route", "status"],
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "evalution_request_seconds",
+            "From the request to the end of its answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._waits = Histogram(
+            "evalution_queue_seconds",
+            "Wait for a turn in the session.",
+            ["kind"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._inside = Gauge(
+            "evalution_requests_inside", "Requests that run or wait.", registry=self._registry
+        )
+        self._body_bytes = Gauge(
+            "evalution_body_bytes",
+            "Bytes of the bodies of requests that come, run or wait.",
+            registry=self._registry,
+        )
+        self.aborted = Counter(
+            "evalution_requests_aborted",
+            "Requests whose client went away.",
+            registry=self._registry,
+        )
+        tokens = Counter(
+            "evalution_tokens", "Tokens of generation requests.", ["kind"], registry=self._registry
+        )
+        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self.prompt_tokens = tokens.labels("prompt")
+        self.completion_tokens = tokens.labels("completion")
+
+    def watch(self, *, inside: Callable[[], float], body_bytes: Callable[[], float]) -> None:
+        """Have the two gauges asked for when the page is, instead of told with each request."""
+        self._inside.set_function(inside)
+        self._body_bytes.set_function(body_bytes)
+
+    def waited(self, kind: str) -> Callable[[float], None]:
+        return self._waits.labels(kind).observe
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        if (found := self._answers.get((route, status))) is None:
+            found = self._requests.labels(route, str(status)), self._seconds.labels(route)
+            self._answers[route, status] = found
+        answers, durations = found
+        answers.inc()
+        durations.observe(seconds)
+
+    def page(self) -> bytes:
+        return generate_latest(self._registry)

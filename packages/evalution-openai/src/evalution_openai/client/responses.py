@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 from evalution_core import EngineRuntimeError, FinishReason, redact
 from evalution_enginekit.completion import CompletionPiece
-from evalution_openai.refusals import quote
+from evalution_openai.client.error_mapping import quote
 
 _SPELLED_ID = "token_id:"
 _FINISHES: Mapping[str, FinishReason] = {

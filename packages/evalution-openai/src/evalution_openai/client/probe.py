@@ -1,10 +1,11 @@
-"""A server and a model, asked step by step what they can do."""
+"""What a server says of itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import httpx
 
@@ -12,32 +13,124 @@ from evalution_core import (
     Capability,
     CheckResult,
     ConfigurationError,
+    EngineRuntimeError,
+    EngineUnavailableError,
     EvalutionError,
     Model,
+    UnsupportedRequestError,
     scrub,
 )
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
 from evalution_enginekit.tokenizer_files import named_tokenizer
-from evalution_openai.bodies import BodyWriter, scoring_cost
-from evalution_openai.dialects import dialect_of
-from evalution_openai.endpoint import Endpoint
-from evalution_openai.remote_tokenizer import RemoteTokenizer
-from evalution_openai.rungs import (
+from evalution_openai.client.connection import Endpoint, is_unreachable, open_endpoint
+from evalution_openai.client.dialects import dialect_of
+from evalution_openai.client.requests import BodyWriter, scoring_cost
+from evalution_openai.client.responses import UseOfIds, mapping
+from evalution_openai.client.scoring_methods import (
+    Climb,
     EchoRung,
     EvalRung,
     Places,
     Post,
+    Probe,
     PromptLogprobsRung,
     Rung,
     SGLangRung,
     StepwiseRung,
 )
-from evalution_openai.scoring_ladder import Climb, Probe
-from evalution_openai.served import Served, find_served, keeps_template, tokenizer_facts
-from evalution_openai.session import Findings
+from evalution_openai.client.tokenizer import RemoteTokenizer
 
 if TYPE_CHECKING:
     from evalution_openai.engine import OpenAICompatible
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What `/v1/models` told, of the model that is asked for where it lists that; all optional."""
+
+    names: tuple[str, ...] = ()
+    owner: str | None = None
+    max_model_len: int | None = None
+    dtype: str | None = None
+    capabilities: frozenset[str] = field(default_factory=frozenset[str])
+
+
+async def find_served(endpoint: Endpoint, name: str | None) -> Served:
+    """What the server lists; nothing where it has no list.
+
+    Raises:
+        EngineUnavailableError: no server answers.
+        ConfigurationError: it doesn't accept the credentials.
+    """
+    try:
+        answer = await endpoint.get(f"{endpoint.address.api}/models")
+    except ConfigurationError:
+        raise
+    except EvalutionError as error:
+        if is_unreachable(error):
+            raise EngineUnavailableError(
+                f"no server answers at {scrub(endpoint.address.api)}: {error}; start it, or set "
+                "base_url"
+            ) from error
+        return Served()
+    listed: Any = answer.get("data")
+    models = [mapping(entry) for entry in cast("list[Any]", listed or [])]
+    names = tuple(str(model["id"]) for model in models if "id" in model)
+    if not models:
+        return Served()
+    chosen = next((model for model in models if model.get("id") == name), None)
+    if chosen is None and name is not None and len(models) > 1:
+        return Served(names, _text(models[0].get("owned_by")))  # nothing is known of that model
+    chosen = chosen or models[0]
+    can: Any = chosen.get("capabilities")
+    return Served(
+        names,
+        _text(chosen.get("owned_by")),
+        _count(chosen.get("max_model_len")),
+        _text(chosen.get("dtype")),
+        frozenset(str(c) for c in cast("list[Any]", can)) if isinstance(can, list) else frozenset(),
+    )
+
+
+async def tokenizer_facts(endpoint: Endpoint) -> Mapping[str, Any]:
+    """What `/tokenizer_info` tells; nothing where there is no such route."""
+    try:
+        return await endpoint.get(f"{endpoint.address.root}/tokenizer_info", max_retries=1)
+    except EngineRuntimeError:
+        return {}
+
+
+async def keeps_template(endpoint: Endpoint) -> bool:
+    """Whether Evalution's server has said that its engine gives no chat template."""
+    try:
+        facts = await tokenizer_facts(endpoint)
+    except UnsupportedRequestError:  # it gives no tokenizer at all
+        return True
+    return "chat_template" in facts and facts["chat_template"] is None
+
+
+def served_model(options: OpenAICompatible) -> str | None:
+    """The first model that the server lists; None where it lists none.
+
+    Raises:
+        EngineUnavailableError: no server answers.
+    """
+    loop = RequestLoop("the OpenAICompatible engine")
+    endpoint = open_endpoint(options)
+    try:
+        names = loop.call(lambda: find_served(endpoint, options.model_name)).names
+    finally:
+        loop.close(endpoint.close)
+    return names[0] if names else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
 
 _PROBE_RETRIES = 1
 _PROBE_TEXT = "The first of 3 apples"
@@ -46,6 +139,25 @@ _ALWAYS = frozenset(
 )
 _SCORES = frozenset({Capability.LOGLIKELIHOOD, Capability.ROLLING})
 _NOT_CHECKED = CheckResult("not checkable", "the server can't score prompts")
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found out about a server, and how it will be asked.
+
+    `encodes`: it gets ids. `renders`: messages are rendered here. `leaves_open`: where they aren't,
+    it heeds `add_generation_prompt=False`.
+    """
+
+    api: Literal["auto", "completions", "chat"]
+    encodes: bool
+    renders: bool
+    leaves_open: bool
+    ids: UseOfIds
+    rung: Rung | None
+    check: CheckResult
+    timings: bool
+    described: dict[str, Any]
 
 
 class Survey:

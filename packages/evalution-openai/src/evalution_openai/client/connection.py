@@ -1,31 +1,73 @@
-"""Exchanges with one server: addresses, credentials, time limits, retries, event streams."""
+"""Where a server's routes are."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 
-from evalution_core import EngineRuntimeError, EvalutionError
-from evalution_openai.address import Address
-from evalution_openai.pressure import Pressure, RateLimit
-from evalution_openai.refusals import quote, refusal, tls_failure
-from evalution_openai.retrying import (
+from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError, hide
+from evalution_openai.client.error_mapping import quote, refusal, tls_failure
+from evalution_openai.client.retry import (
     RETRIED_STATUSES,
     Attempts,
     Clock,
     Failure,
     Patience,
+    Pressure,
+    RateLimit,
     SystemClock,
     give_up,
     retry_after,
 )
+
+if TYPE_CHECKING:
+    from evalution_openai.engine import OpenAICompatible
+
+
+_VERSION = re.compile(r"/v\d+[a-z0-9]*(?=/|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server's routes are: OpenAI's under `api`, others beside it under `root`."""
+
+    api: str
+    root: str
+
+    @classmethod
+    def of(cls, base_url: str) -> Address:
+        """`base_url` with or without `/v1`; a version further in stands, too, and adds none.
+
+        Raises:
+            ConfigurationError: it is no http or https URL, has a query, or names a single route.
+        """
+        base = base_url.rstrip("/")
+        if not _is_address(base) or base.endswith("/completions"):
+            raise ConfigurationError(
+                "base_url must be an http or https URL such as http://127.0.0.1:8000/v1, without a "
+                f"query and without a route like /chat/completions, got {quote(base_url)!r}"
+            )
+        if found := _VERSION.search(base):
+            return cls(base, base[: found.start()] if found.end() == len(base) else base)
+        return cls(f"{base}/v1", base)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        return False
+    return url.scheme in ("http", "https") and bool(url.host) and not {"?", "#"} & set(text)
+
 
 _HIDDEN = b"***"
 _LOOPBACK = ("all://localhost", "all://127.0.0.1", "all://[::1]")
@@ -292,3 +334,51 @@ def _redirect_message(url: str, response: httpx.Response) -> str:
         f"{httpx.URL(url).path} redirects to {target.scheme}://{target.netloc.decode()}, which is "
         "not followed, so that no key goes to another address; set base_url to the right one"
     )
+
+
+_CREDENTIAL = re.compile(r"(?i)auth|cookie|cred|key|pass|secret|sig|token")
+"""Names of headers whose values are taken out of answers, should a server repeat them."""
+
+
+def open_endpoint(
+    options: OpenAICompatible,
+    *,
+    transport: httpx.AsyncBaseTransport | None = None,
+    clock: Clock | None = None,
+    chance: random.Random | None = None,
+) -> Endpoint:
+    """The server of `options`, not asked yet.
+
+    Raises:
+        ConfigurationError: `base_url` is no URL, or `api_key_env` names a variable that isn't set.
+    """
+    clock = clock or SystemClock()
+    key = _key(options)
+    headers = dict(options.extra_headers)
+    if key:
+        headers.setdefault("Authorization", f"Bearer {key}")
+    secrets = [value for name, value in headers.items() if _CREDENTIAL.search(name)]
+    return Endpoint(
+        Address.of(options.base_url),
+        patience=Patience(options.timeout_s, options.deadline_s, options.max_retries),
+        headers=headers,
+        credentials=[*secrets, key or ""],
+        requests=RateLimit(clock, options.requests_per_minute),
+        tokens=RateLimit(clock, options.tokens_per_minute),
+        clock=clock,
+        transport=transport,
+        chance=chance,
+    )
+
+
+def _key(options: OpenAICompatible) -> str | None:
+    if options.api_key is not None or options.api_key_env is None:
+        return options.api_key
+    key = os.environ.get(options.api_key_env)
+    if not key:
+        raise ConfigurationError(
+            f"api_key_env names the environment variable {options.api_key_env!r}, which isn't set; "
+            "set it to the key, or leave api_key_env out for a server that needs none"
+        )
+    hide(key, is_secret=True)
+    return key

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from evalution_core import GenerationRequest
 from evalution_enginekit.completion import RequestPrompt
-from evalution_openai.dialects import Dialect
+from evalution_openai.client.dialects import Dialect
 
 _CHARACTERS_A_TOKEN = 4
 """For the rate limit alone: a rough guess where the prompt's tokens aren't known."""

@@ -16,7 +16,7 @@ from evalution_core import (
     UnsupportedRequestError,
     scrub,
 )
-from evalution_openai.dialects import unasked_fields
+from evalution_openai.client.dialects import unasked_fields
 
 _LONGEST_QUOTE = 200
 _WRONG_REQUEST = frozenset({400, 413, 422})

@@ -96,3 +96,7 @@ def problem_of(error: EvalutionError) -> Problem:
             return unavailable(message)
         case _:
             return Problem(500, message, kind="server_error", code="engine_failed")
+
+
+class ClientGoneError(Exception):
+    """The client went away, or stopped reading, before its answer was complete."""
