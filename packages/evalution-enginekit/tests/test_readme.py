@@ -36,7 +36,9 @@ def test_the_modules_that_other_packages_import_are_listed() -> None:
         name
         for file in (Path(__file__).parents[2]).glob("*/src/**/*.py")
         if "evalution-enginekit" not in file.parts
-        for name in re.findall(r"from evalution_enginekit\.(\w+)[\w.]* import", file.read_text("utf-8"))
+        for name in re.findall(
+            r"from evalution_enginekit\.(\w+)[\w.]* import", file.read_text("utf-8")
+        )
     }
     assert len(imported) > 10
     assert imported <= listed

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.scoring.classification import F1, MatthewsCorrelation, answered, unanswered
-from evalution.scoring.metrics import Measure
+from evalution.scoring.metrics import F1, MatthewsCorrelation, Measure, answered, unanswered
 
 classes = st.integers(0, 3)
 answers = st.lists(st.builds(answered, classes, classes), min_size=1, max_size=60)

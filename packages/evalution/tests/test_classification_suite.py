@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from evalution.scoring.classification import answered
-from evalution.scoring.metrics import Measure
-from evalution.scoring.tally import MeasureTally
+from evalution.scoring.accumulators import MeasureTally
+from evalution.scoring.metrics import Measure, answered
 from evalution.suites import load_suite
 from evalution_core import ConfigurationError, LoglikelihoodOutput
 

@@ -10,9 +10,17 @@ import pytest
 from evalution.comparison import compare
 from evalution.comparison.significance import coin_p
 from evalution.results import RunResult, SampleResult, SuiteResult
-from evalution.scoring.classification import F1, MatthewsCorrelation, answered
-from evalution.scoring.metrics import BitsPerWeight, Measure, Metric, Score, WeightedPerplexity
-from evalution.scoring.tally import MeasureTally
+from evalution.scoring.accumulators import MeasureTally
+from evalution.scoring.metrics import (
+    F1,
+    BitsPerWeight,
+    MatthewsCorrelation,
+    Measure,
+    Metric,
+    Score,
+    WeightedPerplexity,
+    answered,
+)
 
 ROWS = 60
 

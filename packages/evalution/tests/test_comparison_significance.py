@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalution.comparison.significance import coin_p, mcnemar, paired_t, sign_test
-from evalution.comparison.student import two_sided_p, two_sided_quantile
+from evalution.comparison.significance import (
+    coin_p,
+    mcnemar,
+    paired_t,
+    sign_test,
+    two_sided_p,
+    two_sided_quantile,
+)
 
 counts = st.integers(0, 300)
 numbers = st.floats(-100, 100, allow_subnormal=False)

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from evalution.doctor.engines import examine, examined
-from evalution.doctor.requirements import needed_by
+from evalution.doctor.engines import examine, examined, needed_by
 from evalution_core import ConfigurationError, EngineEntry, available
 
 GOOD = """

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.rows.local import Row
-from evalution.suites.fewshot import FixedShots, SeededShots
+from evalution.suites.prompted_suite import FixedShots, SeededShots
 from evalution_core import ConfigurationError
 
 

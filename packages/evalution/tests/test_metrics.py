@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalution.scoring.accumulators import MeasureTally
 from evalution.scoring.metrics import (
     BitsPerWeight,
     Estimate,
@@ -18,7 +19,6 @@ from evalution.scoring.metrics import (
     Score,
     WeightedPerplexity,
 )
-from evalution.scoring.tally import MeasureTally
 
 values = st.floats(-1e6, 1e6)
 texts = st.tuples(st.floats(-1e4, 0), st.integers(1, 1000)).map(lambda pair: Measure(*pair))

@@ -17,9 +17,9 @@ import pytest
 import evalution.suites
 from evalution.runs.preflight import check_suites
 from evalution.scoring.metrics import Measure
-from evalution.spec.run_spec import parse_test
 from evalution.suites import RequestKind, available_suites, load_suite
 from evalution.suites.catalogue import CATALOGUE
+from evalution.yaml_spec.run_spec import parse_test
 from evalution_core import ConfigurationError, LoglikelihoodOutput
 
 HELLASWAG = {

@@ -10,10 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalution.parity.agreement import agreement
-from evalution.parity.answers import Failed, Generated, Key, Record, Scored, record_of
-from evalution.parity.result import ParityResult, SuiteParity, Tolerance
-from evalution.parity.spread import LEAST_DECADE, difference_of, spread_of
+from evalution.parity.agreement import (
+    Failed,
+    Generated,
+    Key,
+    Record,
+    Scored,
+    agreement,
+    record_of,
+)
+from evalution.parity.result import (
+    LEAST_DECADE,
+    ParityResult,
+    SuiteParity,
+    Tolerance,
+    difference_of,
+    spread_of,
+)
 from evalution.suites.suite import RequestKind
 from evalution_core import (
     GenerationOutput,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.rows.local import Row
-from evalution.suites.prompts import parse_template, text_of
+from evalution.suites.prompted_suite import parse_template, text_of
 from evalution_core import ConfigurationError
 
 

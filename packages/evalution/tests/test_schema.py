@@ -12,11 +12,10 @@ import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from evalution.spec.declaration_schema import Declared, any_declaration
-from evalution.spec.option_schema import filter_definitions
-from evalution.spec.run_spec import SECTIONS, load_spec
-from evalution.spec.schema import spec_schema
 from evalution.suites import available_suites
+from evalution.yaml_spec.option_schema import Declared, any_declaration, filter_definitions
+from evalution.yaml_spec.run_spec import SECTIONS, load_spec
+from evalution.yaml_spec.schema import spec_schema
 from evalution_core import ConfigurationError, builtin_path, normalized
 
 ROOT = Path(__file__).parents[3]

@@ -12,10 +12,10 @@ import pytest
 
 import evalution
 from evalution.results import MetricResult
+from evalution.scoring.accumulators import Tally
 from evalution.scoring.metrics import Measure, Score
-from evalution.scoring.tally import Tally
-from evalution.spec.run_spec import parse_test
 from evalution.suites import AnySuite, Generation, Perplexity, SuiteSet
+from evalution.yaml_spec.run_spec import parse_test
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.mock import Mock
 

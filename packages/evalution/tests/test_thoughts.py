@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.scoring.thoughts import Reply, Thought, reply_in, text_before_stop
+from evalution.scoring.filters import Reply, Thought, reply_in, text_before_stop
 from evalution_enginekit.completion import StopMatcher
 
 END = "</t>"

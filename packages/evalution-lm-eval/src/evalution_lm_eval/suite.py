@@ -8,10 +8,9 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
+from evalution.scoring.accumulators import Tally
 from evalution.scoring.metrics import Metric, Score
-from evalution.scoring.tally import Tally
-from evalution.suites.suite import AnySuite, RequestKind, Suite
-from evalution.suites.suite_set import SuiteSet
+from evalution.suites.suite import AnySuite, RequestKind, Suite, SuiteSet
 from evalution_core import (
     Capability,
     ConfigurationError,

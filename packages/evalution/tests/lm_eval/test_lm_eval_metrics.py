@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.scoring.classification import F1, MatthewsCorrelation, answered
 from evalution.scoring.filters import Lower, Regex, Replace, apply_filters
-from evalution.scoring.metrics import BitsPerWeight, Mean, Measure, WeightedPerplexity
+from evalution.scoring.metrics import (
+    F1,
+    BitsPerWeight,
+    MatthewsCorrelation,
+    Mean,
+    Measure,
+    WeightedPerplexity,
+    answered,
+)
 
 LM_EVAL = "needs the environment lm-eval of tools/envs"
 theirs = pytest.importorskip("lm_eval.api.metrics", reason=LM_EVAL)

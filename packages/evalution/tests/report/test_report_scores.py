@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from evalution import MetricResult
 from evalution.report.differences import differences_to_first
-from evalution.report.labels import differing_keys, flattened, label_runs
-from evalution.report.number_texts import chance_text, duration_text, score_text, signed_text
+from evalution.report.rendering import (
+    chance_text,
+    differing_keys,
+    duration_text,
+    flattened,
+    label_runs,
+    score_text,
+    signed_text,
+)
 from evalution.report.scores import best_text, suite_scores
 from evalution.runs.run_samples import RunSamples
 

@@ -7,10 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalution.report.embedded_json import embedded_json
 from evalution.report.figures import Figure, plot_text, symbol_of
-from evalution.report.labels import flattened
-from evalution.report.rendering import load_assets, render
+from evalution.report.rendering import embedded_json, flattened, load_assets, render
 from evalution_guidellm.bench.result import BenchResult
 from evalution_guidellm.bench.summary import LevelResult
 from evalution_guidellm.bench.table import number_text

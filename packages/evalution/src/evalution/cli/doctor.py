@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from evalution.cli.completion import known_engine_names
 from evalution.cli.errors import EXIT_FAILED, told_errors
+from evalution.cli.listings import known_engine_names
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.doctor.accelerators import Accelerator, accelerators
 from evalution.doctor.engines import PATIENCE, EngineHealth, examined

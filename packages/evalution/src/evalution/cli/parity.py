@@ -12,8 +12,8 @@ from evalution.cli.options import DebugOption, JsonOption, SpecArgument
 from evalution.cli.terminal_progress import terminal_progress
 from evalution.results import to_json
 from evalution.runs.lane import Lane
-from evalution.spec.run_spec import Spec, load_spec
 from evalution.table import console
+from evalution.yaml_spec.run_spec import Spec, load_spec
 from evalution_core import ConfigurationError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def parity(
     """Compare two engines: the same token ids through both. Exit code 3: they differ."""
     with told_errors(debug=debug):
         from evalution import parity as check  # noqa: PLC0415 - only this command needs it
-        from evalution.parity import file  # noqa: PLC0415 - as above
+        from evalution.parity import result as file  # noqa: PLC0415 - as above
 
         loaded = load_spec(spec)
         folder = None if output is None else file.parity_folder(output)

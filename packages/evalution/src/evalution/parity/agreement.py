@@ -1,4 +1,4 @@
-"""The records of two engines for one suite, held against each other."""
+"""How large differences are, and how many of each size."""
 
 from __future__ import annotations
 
@@ -6,19 +6,107 @@ import heapq
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
-from evalution.parity.answers import Failed, Generated, Key, Record, Scored
+from evalution.exchange import Answer
+from evalution.execution.answers import fault_of
 from evalution.parity.result import (
     NEAR_TIE,
     ChoiceFlip,
     Divergence,
+    Spread,
     SuiteParity,
     TokenDifference,
     Uncompared,
+    difference_of,
+    spread_of,
 )
-from evalution.parity.spread import Spread, difference_of, spread_of
 from evalution.suites.suite import RequestKind
+from evalution_core import GenerationOutput, RequestFailure, scrub
+
+Key = tuple[int, int]
+"""The row's index, and which of its requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A continuation's or a text's score; None is what the engine doesn't tell."""
+
+    logprob: float
+    token_count: int
+    token_logprobs: array[float] | None
+    token_ids: array[int] | None
+    is_greedy: bool | None = None
+    truncated: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A completion; `gaps` are between the two most likely tokens of each step, in nats."""
+
+    text: str
+    token_ids: array[int] | None
+    token_logprobs: array[float] | None
+    gaps: array[float] | None
+    truncated: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why there is no answer."""
+
+    reason: str
+
+
+Record = Scored | Generated | Failed
+
+
+def record_of(answer: Answer | RequestFailure) -> Record:
+    """An answer's record; one that could not be scored is a failure."""
+    if isinstance(answer, RequestFailure):
+        return Failed(scrub(f"{type(answer.error).__name__}: {answer.error}"))
+    if (fault := fault_of(answer)) is not None:
+        return Failed(fault)
+    if isinstance(answer, GenerationOutput):
+        return Generated(
+            answer.text,
+            _integers(answer.token_ids),
+            _floats(answer.token_logprobs),
+            _gaps(answer.top_logprobs),
+            answer.truncated_tokens,
+        )
+    values = _floats(answer.token_logprobs)
+    if values is not None and len(values) != answer.token_count:
+        return Failed(f"{len(values)} log-probabilities came for {answer.token_count} tokens")
+    return Scored(
+        float(answer.logprob),
+        int(answer.token_count),
+        values,
+        _integers(answer.token_ids),
+        getattr(answer, "is_greedy", None),
+        getattr(answer, "truncated_tokens", None),
+    )
+
+
+def _floats(values: Sequence[float] | None) -> array[float] | None:
+    return None if values is None else array("d", values)
+
+
+def _integers(values: Sequence[int] | None) -> array[int] | None:
+    return None if values is None else array("q", values)
+
+
+def _gaps(top_logprobs: Sequence[dict[int, float]] | None) -> array[float] | None:
+    if top_logprobs is None:
+        return None
+    return array("d", (_gap(sorted(step.values(), reverse=True)) for step in top_logprobs))
+
+
+def _gap(best: Sequence[float]) -> float:
+    """Between the first two; NaN where an engine told fewer."""
+    return best[0] - best[1] if len(best) > 1 else math.nan
+
 
 _LISTED = 100
 """Flips and divergences that are listed one by one; all are counted."""

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalution.report.labels import differing_keys, flattened, ordered_union
-from evalution.report.number_texts import score_text
+from evalution.report.rendering import differing_keys, flattened, ordered_union, score_text
 from evalution.results import MetricResult, RunResult, SuiteResult
 from evalution_core import scrub
 

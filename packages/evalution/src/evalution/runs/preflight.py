@@ -9,8 +9,7 @@ from typing import Any
 from evalution.counts import count_problem, shown_value
 from evalution.foreign_code import foreign_errors
 from evalution.paths import path_errors, typed_path
-from evalution.suites.suite import AnySuite
-from evalution.suites.suite_set import expanded
+from evalution.suites.suite import AnySuite, expanded
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,

@@ -12,9 +12,7 @@ from typing import Any
 
 from evalution.hints import SUITE_HINTS
 from evalution.suites.catalogue import CATALOGUE
-from evalution.suites.declaration import SuiteDeclaration
-from evalution.suites.suite import AnySuite, Suite
-from evalution.suites.suite_set import SuiteSet
+from evalution.suites.suite import AnySuite, Suite, SuiteDeclaration, SuiteSet
 from evalution_core import (
     ConfigurationError,
     EvalutionError,

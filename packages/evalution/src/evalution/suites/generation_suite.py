@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 from evalution.counts import count_problem
 from evalution.rows.local import Row
-from evalution.scoring.filters import Filter, apply_filters
+from evalution.scoring.filters import (
+    Filter,
+    Reply,
+    Thought,
+    apply_filters,
+    declared_filters,
+    parse_filters,
+    parse_steps,
+    reply_in,
+)
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
-from evalution.scoring.thoughts import Reply, Thought, reply_in
-from evalution.suites.prompted_suite import PromptedSuite
-from evalution.suites.selection import Case
-from evalution.suites.suite import RequestKind, Sample
+from evalution.suites.dataset import LocalQuestions
+from evalution.suites.prompted_suite import PromptedSuite, Template, text_of
+from evalution.suites.row_suite import Case
+from evalution.suites.suite import RequestKind, Sample, parsed_by
 from evalution_core import GenerationOutput, GenerationRequest, Message
 
 EXACT_MATCH = "exact_match"
@@ -38,7 +48,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
     white space at its front, up to a `stop`; no stop ends the thought. `max_new_tokens` count
     both. A thought that outlasts them leaves an empty answer; a text that ends by itself without
     the token is the answer, up to a `stop`. A class with a `score` of its own gets the whole text
-    and takes the answer from it with `evalution.scoring.thoughts.reply_in`.
+    and takes the answer from it with `evalution.scoring.filters.reply_in`.
     """
 
     request_kind = RequestKind.GENERATION
@@ -144,3 +154,51 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         if isinstance(prompt, str):
             return GenerationRequest(prompt, stop=stop, max_new_tokens=self.max_new_tokens)
         return GenerationRequest(messages=prompt, stop=stop, max_new_tokens=self.max_new_tokens)
+
+
+@dataclass(kw_only=True)
+class Generation(LocalQuestions, GenerationSuite):
+    """The model completes the prompt; an answer is right if it equals the target.
+
+    `target` is a column's name, or a text with `{column}` in it. Before the comparison `filters`
+    run on the answer and `target_filters` on the target; nothing else is changed, not even spaces
+    at the ends. Named pipelines (`{strict: [...], loose: [...]}`) each give a metric of their own,
+    `exact_match,<name>`. Decoding is greedy and ends at a `stop` or after `max_new_tokens`.
+
+    Of a model that thinks first, `think_end_token` is the text that ends its thought: only what
+    follows it, without white space at its front, is the answer, and only there a `stop` counts.
+    """
+
+    target: str
+    filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = field(
+        default=(), metadata=parsed_by(parse_filters, declared_filters)
+    )
+    target_filters: Sequence[Filter] = field(
+        default=(), metadata=parsed_by(parse_steps, declared_filters)
+    )
+
+    def check_options(self) -> None:
+        super().check_options()
+        _ = self.prompt_template, self._target_template
+        if isinstance(self.filters, Mapping) and not self.filters:
+            raise self.wrong("filters", "must name at least one pipeline")
+
+    @property
+    def answer_pipelines(self) -> Mapping[str, Sequence[Filter]]:
+        return self._pipelines
+
+    def answer_text(self, row: Row) -> str:
+        return self._target_template.render(row)
+
+    def expected_text(self, row: Row) -> str:
+        return apply_filters(self.target_filters, self.answer_text(row))
+
+    @cached_property
+    def _target_template(self) -> Template:
+        return text_of(self.target, "target")
+
+    @cached_property
+    def _pipelines(self) -> Mapping[str, Sequence[Filter]]:
+        if isinstance(self.filters, Mapping):
+            return {f"{EXACT_MATCH},{name}": steps for name, steps in self.filters.items()}
+        return {EXACT_MATCH: self.filters}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evalution.rows.local import Row
-from evalution.suites.classification_suite import ClassificationSuite
+from evalution.suites.choice_suite import ClassificationSuite
 from evalution.suites.dataset import Dataset, DatasetRows
 
 

@@ -1,4 +1,4 @@
-"""MMLU: exam questions of 57 subjects in four groups."""
+"""The subjects of MMLU in their groups, as lm-evaluation-harness 0.4.13 groups them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,80 @@ from functools import cached_property
 from evalution.rows.local import Row
 from evalution.scoring.metrics import Mean, Measure, Metric
 from evalution.suites.choice_suite import ChoiceSample, ChoiceSuite
-from evalution.suites.dataset import Dataset, DatasetRows, local_folder
+from evalution.suites.dataset import ALL, Dataset, DatasetRows, Subset, Subsets, local_folder
 from evalution.suites.row_suite import Part
-from evalution.suites.subsets import ALL, Subset
-from evalution.suites.tasks.mmlu_subjects import SUBJECTS
 from evalution_core import ConfigurationError
+
+SUBJECTS = Subsets(
+    {
+        "stem": (
+            "abstract_algebra",
+            "anatomy",
+            "astronomy",
+            "college_biology",
+            "college_chemistry",
+            "college_computer_science",
+            "college_mathematics",
+            "college_physics",
+            "computer_security",
+            "conceptual_physics",
+            "electrical_engineering",
+            "elementary_mathematics",
+            "high_school_biology",
+            "high_school_chemistry",
+            "high_school_computer_science",
+            "high_school_mathematics",
+            "high_school_physics",
+            "high_school_statistics",
+            "machine_learning",
+        ),
+        "other": (
+            "business_ethics",
+            "clinical_knowledge",
+            "college_medicine",
+            "global_facts",
+            "human_aging",
+            "management",
+            "marketing",
+            "medical_genetics",
+            "miscellaneous",
+            "nutrition",
+            "professional_accounting",
+            "professional_medicine",
+            "virology",
+        ),
+        "social_sciences": (
+            "econometrics",
+            "high_school_geography",
+            "high_school_government_and_politics",
+            "high_school_macroeconomics",
+            "high_school_microeconomics",
+            "high_school_psychology",
+            "human_sexuality",
+            "professional_psychology",
+            "public_relations",
+            "security_studies",
+            "sociology",
+            "us_foreign_policy",
+        ),
+        "humanities": (
+            "formal_logic",
+            "high_school_european_history",
+            "high_school_us_history",
+            "high_school_world_history",
+            "international_law",
+            "jurisprudence",
+            "logical_fallacies",
+            "moral_disputes",
+            "moral_scenarios",
+            "philosophy",
+            "prehistory",
+            "professional_law",
+            "world_religions",
+        ),
+    }
+)
+
 
 _LETTERS = ("A", "B", "C", "D")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evalution.rows.local import Row
-from evalution.suites.context_choice_suite import ContextChoiceSuite
+from evalution.suites.choice_suite import ContextChoiceSuite
 from evalution.suites.dataset import Dataset, DatasetRows
 from evalution_core import ConfigurationError
 

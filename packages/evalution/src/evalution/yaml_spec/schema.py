@@ -11,13 +11,16 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from evalution.foreign_code import foreign_errors
-from evalution.spec.declaration_schema import Declared, any_declaration, inherited_docs, written_doc
-from evalution.spec.option_schema import (
+from evalution.suites.discovery import available_suites, load_suite
+from evalution.yaml_spec.option_schema import (
+    Declared,
+    any_declaration,
     engine_options_schema,
     filter_definitions,
+    inherited_docs,
     suite_options_schema,
+    written_doc,
 )
-from evalution.suites.discovery import available_suites, load_suite
 from evalution_core import (
     ConfigurationError,
     EngineEntry,
