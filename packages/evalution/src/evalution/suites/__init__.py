@@ -1,6 +1,6 @@
 """Suites: what is asked of a model, and how its answers are scored.
 
-The named ones are attributes too: `suites.HellaSwag` imports that suite and no other.
+The tasks are attributes too (`suites.HellaSwag`); they are imported once one is asked for.
 """
 
 from __future__ import annotations
