@@ -10,7 +10,7 @@ import pytest
 from evalution.comparison import compare
 from evalution.comparison.significance import coin_p
 from evalution.results import RunResult, SampleResult, SuiteResult
-from evalution.scoring.accumulators import MeasureTally
+from evalution.scoring.accumulators import MeasureAccumulator
 from evalution.scoring.metrics import (
     F1,
     BitsPerWeight,
@@ -19,7 +19,7 @@ from evalution.scoring.metrics import (
     Metric,
     Score,
     WeightedPerplexity,
-    answered,
+    make_prediction,
 )
 
 ROWS = 60
@@ -28,7 +28,7 @@ ROWS = 60
 def classified(seed: int) -> list[Measure]:
     chance = random.Random(seed)
     wrong = [chance.random() < 0.25 for _ in range(ROWS)]
-    return [answered((row + wrong[row]) % 2, row % 2) for row in range(ROWS)]
+    return [make_prediction((row + wrong[row]) % 2, row % 2) for row in range(ROWS)]
 
 
 def scored(seed: int) -> list[Measure]:
@@ -39,7 +39,7 @@ def scored(seed: int) -> list[Measure]:
 
 def run(metric: Metric, measures: Sequence[Measure]) -> RunResult:
     """What the runner makes of such measures."""
-    tally = MeasureTally({"score": metric})
+    tally = MeasureAccumulator({"score": metric})
     samples = [
         SampleResult("s", row, metrics=tally.record(row, Score({"score": measure})))
         for row, measure in enumerate(measures)

@@ -12,7 +12,7 @@ import pytest
 
 import evalution
 from evalution.results import MetricResult
-from evalution.scoring.accumulators import Tally
+from evalution.scoring.accumulators import MetricAccumulator
 from evalution.scoring.metrics import Measure, Score
 from evalution.suites import AnySuite, Generation, Perplexity, SuiteSet
 from evalution.yaml_spec.run_spec import parse_test
@@ -61,7 +61,7 @@ class Longest:
 class LongestAnswer(Generation):
     """How long the longest answer is."""
 
-    def tally(self) -> Tally:
+    def make_accumulator(self) -> MetricAccumulator:
         return Longest()
 
 

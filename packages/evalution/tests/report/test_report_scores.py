@@ -15,7 +15,7 @@ from evalution.report.rendering import (
     chance_text,
     differing_keys,
     duration_text,
-    flattened,
+    flatten,
     label_runs,
     score_text,
     signed_text,
@@ -160,7 +160,7 @@ def test_a_letter_for_every_run(make_run: Any) -> None:
 def test_settings_become_dotted_names() -> None:
     nested = {"a": {"b": None, "c": [1, "x"]}, "d": {}, "e": True, "f": " x"}
 
-    assert flattened(nested) == {"a.b": "–", "a.c": '[1, "x"]', "d": "–", "e": "true", "f": '" x"'}
+    assert flatten(nested) == {"a.b": "–", "a.c": '[1, "x"]', "d": "–", "e": "true", "f": '" x"'}
     assert differing_keys([{"a": 1, "b": 1}, {"a": 1, "b": 2, "c": 3}]) == ["b", "c"]
 
 

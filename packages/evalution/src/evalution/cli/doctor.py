@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evalution.cli.errors import EXIT_FAILED, reported_errors
+from evalution.cli.errors import EXIT_FAILED, report_errors
 from evalution.cli.listings import known_engine_names
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.doctor.engines import PATIENCE, EngineHealth, examine_engines
@@ -39,7 +39,7 @@ def doctor(
     An installed engine is imported in a process of its own, so one that crashes or hangs hurts
     nothing. Exit code 0 if at least one engine works, else 1.
     """
-    with reported_errors(debug=debug):
+    with report_errors(debug=debug):
         if as_json:
             healths = _print_json(engine or (), patience)
         else:

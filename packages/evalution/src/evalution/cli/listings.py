@@ -11,7 +11,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from evalution.cli.errors import told_errors
+from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption
 from evalution.hints import INSTALL_HINTS
 from evalution.suites.discovery import available_suites, load_suite
@@ -20,9 +20,9 @@ from evalution.table import console, engines_table
 from evalution.yaml_spec.option_schema import (
     engine_options_schema,
     filter_definitions,
+    read_docstring,
     suite_options_schema,
-    summary_of,
-    written_doc,
+    summarize_docstring,
 )
 from evalution_core import available, load_engine
 
@@ -124,7 +124,7 @@ def engines(
     debug: DebugOption = False,
 ) -> None:
     """List the installed engines, or show one with its options. Listing imports none of them."""
-    with told_errors(debug=debug):
+    with report_errors(debug=debug):
         if name is None:
             _list_engines(as_json=as_json)
         else:
@@ -153,7 +153,7 @@ def _show_engine(name: str, *, as_json: bool) -> None:
         }
         print(json.dumps(shown, indent=2))
         return
-    if summary := summary_of(written_doc(engine)):
+    if summary := summarize_docstring(read_docstring(engine)):
         print(summary)
     console().print(options_table(engine.__name__, engine_options_schema(engine)))
     print(f"can: {', '.join(capabilities)}")
@@ -180,7 +180,7 @@ def suites(
     debug: DebugOption = False,
 ) -> None:
     """List the installed suites, or show one with its options."""
-    with told_errors(debug=debug):
+    with report_errors(debug=debug):
         if name is None:
             _list_suites(as_json=as_json)
         else:
@@ -204,7 +204,7 @@ def _listed() -> Iterator[_Listed]:
     for name, value in available_suites().items():
         if value.startswith(_OURS):
             kind = load_suite(name)
-            yield _Listed(name, _asked_for(kind), summary_of(written_doc(kind)), value)
+            yield _Listed(name, _asked_for(kind), summarize_docstring(read_docstring(kind)), value)
         else:
             # A module of somebody else's may import anything, and may be broken.
             yield _Listed(name, None, None, value)
@@ -218,12 +218,12 @@ def _show_suite(name: str, *, as_json: bool) -> None:
         shown = {
             "name": kind.__name__,
             "requests": _asked_for(kind),
-            "measures": summary_of(written_doc(kind)),
+            "measures": summarize_docstring(read_docstring(kind)),
             "options_schema": schema,
         }
         print(json.dumps(shown, indent=2, ensure_ascii=False))
         return
-    print(summary_of(written_doc(kind)))
+    print(summarize_docstring(read_docstring(kind)))
     console().print(options_table(kind.__name__, schema))
     print(f"asks for: {_asked_for(kind) or 'what its suites ask for'}")
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Sequence
 from importlib.metadata import version as installed_version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from evalution.cli.doctor import doctor
-from evalution.cli.errors import told_errors
+from evalution.cli.errors import EXIT_FAILED, report_errors
 from evalution.cli.extensions import add_commands
 from evalution.cli.listings import engines, suites
 from evalution.cli.options import (
@@ -25,7 +28,6 @@ from evalution.cli.options import (
 from evalution.cli.parity import parity
 from evalution.cli.run import run
 from evalution.cli.show import show
-from evalution.cli.standard_streams import lasting_streams
 from evalution.results import to_json
 from evalution.runs.declared import free_name
 from evalution.runs.lane import Lane
@@ -43,7 +45,7 @@ def schema(output: OutputFileOption = None, debug: DebugOption = False) -> None:
     It knows all installed engines and suites. An editor with the YAML language server checks and
     completes a spec by it if the spec begins with `# yaml-language-server: $schema=FILE`.
     """
-    with told_errors(debug=debug):
+    with report_errors(debug=debug):
         found = spec_schema()
         for complaint in found.complaints:
             typer.echo(f"left out: {scrub(complaint)}", err=True)
@@ -55,7 +57,7 @@ def validate(spec: SpecArgument, debug: DebugOption = False) -> None:
 
     Its engine, options and tests are checked, and each request is made once.
     """
-    with told_errors(debug=debug):
+    with report_errors(debug=debug):
         loaded = load_spec(spec)
         suites = check_suites(loaded.tests)
         _check_lane("engine", Lane(loaded.engine, loaded.model), suites)
@@ -88,7 +90,7 @@ def report(
     debug: DebugOption = False,
 ) -> None:
     """Write one HTML page: scores and plots side by side, samples to search, run conditions."""
-    with told_errors(debug=debug):
+    with report_errors(debug=debug):
         from evalution.report import write_report  # noqa: PLC0415 (only this command needs it)
         from evalution.report.page import read_folders  # noqa: PLC0415 (as above)
 
@@ -111,7 +113,7 @@ def compare(
     debug: DebugOption = False,
 ) -> None:
     """Compare two runs: scores, whether the difference could be chance, and rows that flipped."""
-    with told_errors(debug=debug):
+    with report_errors(debug=debug):
         from evalution import comparison  # noqa: PLC0415 - only this command needs it
         from evalution.comparison import table  # noqa: PLC0415 - as above
         from evalution.runs.reader import read_run  # noqa: PLC0415 - as above
@@ -148,9 +150,19 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """The console script."""
-    with lasting_streams():
-        app()
+    """Run the command line; a reader of stdout that leaves, such as `head`, ends it silently."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack a character
+    try:
+        try:
+            app()
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        # Python flushes once more at its end: that must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(EXIT_FAILED)
 
 
 def _show_version(wanted: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from evalution.cli.errors import EXIT_WITH_FAILURES, isolation_hinted, told_errors
+from evalution.cli.errors import EXIT_WITH_FAILURES, hint_isolation, report_errors
 from evalution.cli.options import DebugOption, SpecArgument
 from evalution.cli.terminal_progress import terminal_progress
 from evalution.results import RunResult
@@ -27,7 +27,7 @@ from evalution_core import ConfigurationError, EvalutionError, UnsupportedReques
 
 
 @contextmanager
-def finishing_first(handle: Run) -> Generator[None]:
+def finish_in_flight(handle: Run) -> Generator[None]:
     """Within it, a Ctrl-C asks `handle` to stop; where nothing is in flight it ends at once."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -74,7 +74,7 @@ def run(
     debug: DebugOption = False,
 ) -> None:
     """Run a spec: progress, a table of scores, and a run folder."""
-    with told_errors(debug=debug):
+    with report_errors(debug=debug):
         _check_choice(output, fresh=fresh, retry_failed=retry_failed)
         loaded = load_spec(spec)
         _check_one_engine(loaded, spec)
@@ -122,7 +122,7 @@ def _check_one_engine(loaded: Spec, spec: str) -> None:
 def _run_all(handle: Run, spec: Spec) -> None:
     can_isolate = not spec.isolate and spec.backend is None
     try:
-        with isolation_hinted(is_possible=can_isolate), finishing_first(handle), handle:
+        with hint_isolation(is_possible=can_isolate), finish_in_flight(handle), handle:
             suites = check_suites(spec.tests)
             handle.prepare(suites)
             for suite in suites:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from evalution.comparison.significance import PairedTest, mcnemar, paired_t, sign_test
+from evalution.comparison.significance import PairedTest, mcnemar, paired_t_test, sign_test
 from evalution.results import MetricResult, RunResult, SampleResult
 from evalution.runs.reader import read_run
 from evalution.runs.run_samples import RunSamples
@@ -365,7 +365,7 @@ def _test(values: _Values, *, is_mean: bool, higher_is_better: bool) -> PairedTe
         return None
     if not is_mean:
         return sign_test(*values, higher_is_better=higher_is_better)
-    chosen = mcnemar if _is_binary(values) else paired_t
+    chosen = mcnemar if _is_binary(values) else paired_t_test
     return chosen(*values, higher_is_better=higher_is_better)
 
 

@@ -117,7 +117,7 @@ def mcnemar(left: Sequence[float], right: Sequence[float], *, higher_is_better: 
     return PairedTest("mcnemar", pairs, *better, coin_p(lost, won), (won - lost) / pairs, interval)
 
 
-def paired_t(
+def paired_t_test(
     left: Sequence[float], right: Sequence[float], *, higher_is_better: bool
 ) -> PairedTest:
     """Student's test of the rows' differences (Biometrika 6, 1908), for scores that are a mean.

@@ -53,7 +53,7 @@ class Needed:
         return f"it needs {self.name}{self.bounds}, and {self.installed} is installed"
 
 
-def needed_by(name: str) -> list[Needed]:
+def find_requirements(name: str) -> list[Needed]:
     """What a distribution needs on this machine, extras left out; empty if it isn't installed."""
     return [_needed(requirement) for requirement in requirements_of(name)]
 
@@ -104,19 +104,21 @@ class EngineHealth:
         return {"works": self.works, **asdict(self)}
 
 
-def examined(names: Sequence[str] = (), *, patience: float = PATIENCE) -> Iterator[EngineHealth]:
+def examine_engines(
+    names: Sequence[str] = (), *, patience: float = PATIENCE
+) -> Iterator[EngineHealth]:
     """The health of the engines of these names, or of all that are installed or known.
 
     Raises:
         ConfigurationError: a name is neither of an installed nor of a known engine.
     """
     for entry in _chosen(names):
-        yield _not_installed(entry) if isinstance(entry, str) else examine(entry, patience)
+        yield _not_installed(entry) if isinstance(entry, str) else examine_engine(entry, patience)
 
 
-def examine(entry: EngineEntry, patience: float = PATIENCE) -> EngineHealth:
+def examine_engine(entry: EngineEntry, patience: float = PATIENCE) -> EngineHealth:
     """Ask one engine, for at most `patience` seconds."""
-    needs = needed_by(entry.distribution) if entry.distribution else []
+    needs = find_requirements(entry.distribution) if entry.distribution else []
     answer = _asked(entry, patience)
     missing = next((need for need in needs if not need.is_met), None)
     problem: str | None = answer["error"]

@@ -3,9 +3,9 @@
 from evalution.parity.check import check_parity
 from evalution.parity.result import (
     ChoiceFlip,
+    DifferenceStats,
     Divergence,
     ParityResult,
-    Spread,
     SuiteParity,
     TokenDifference,
     Tolerance,
@@ -16,9 +16,9 @@ from evalution.parity.result import (
 
 __all__ = [
     "ChoiceFlip",
+    "DifferenceStats",
     "Divergence",
     "ParityResult",
-    "Spread",
     "SuiteParity",
     "TokenDifference",
     "Tolerance",

@@ -14,13 +14,13 @@ from evalution.execution.answers import fault_of
 from evalution.parity.result import (
     NEAR_TIE,
     ChoiceFlip,
+    DifferenceStats,
     Divergence,
-    Spread,
     SuiteParity,
     TokenDifference,
     Uncompared,
-    difference_of,
-    spread_of,
+    absolute_difference,
+    summarize_differences,
 )
 from evalution.suites.suite import RequestKind
 from evalution_core import GenerationOutput, RequestFailure, scrub
@@ -62,7 +62,7 @@ class Failed:
 Record = Scored | Generated | Failed
 
 
-def record_of(answer: Answer | RequestFailure) -> Record:
+def make_record(answer: Answer | RequestFailure) -> Record:
     """An answer's record; one that could not be scored is a failure."""
     if isinstance(answer, RequestFailure):
         return Failed(scrub(f"{type(answer.error).__name__}: {answer.error}"))
@@ -179,7 +179,7 @@ class _Agreement:
             by_ids=by_ids,
             uncompared=self._uncompared,
             tokens=self._token_spread(),
-            sums=spread_of(self._sums) if self._sums else None,
+            sums=summarize_differences(self._sums) if self._sums else None,
             sum_per_token=self._sum_per_token,
             choices=questions,
             flips=len(flips) - near_flips,
@@ -211,7 +211,7 @@ class _Agreement:
             self._uncompared.counted_apart += 1
             return
         self._compared += 1
-        difference = difference_of(left.logprob, right.logprob)
+        difference = absolute_difference(left.logprob, right.logprob)
         self._sums.append(difference)
         if math.isfinite(difference):
             shared = difference / max(left.token_count, 1)
@@ -251,7 +251,7 @@ class _Agreement:
         for position, (before, after) in enumerate(zip(left, right, strict=False)):
             self._left.append(before)
             self._right.append(after)
-            size = difference_of(before, after)
+            size = absolute_difference(before, after)
             if size == 0.0 or (len(self._worst) == _WORST and size <= self._worst[0][0]):
                 continue
             known = token_ids or ()
@@ -264,10 +264,10 @@ class _Agreement:
         push = heapq.heappush if len(self._worst) < _WORST else heapq.heapreplace
         push(self._worst, (size, -len(self._left), found))
 
-    def _token_spread(self) -> Spread | None:
+    def _token_spread(self) -> DifferenceStats | None:
         if not self._has_tokens:
             return None
-        return spread_of(map(difference_of, self._left, self._right))
+        return summarize_differences(map(absolute_difference, self._left, self._right))
 
     def _points(self) -> list[tuple[float, float]]:
         step = max(1, math.ceil(len(self._left) / _POINTS))
@@ -288,7 +288,7 @@ def _flips(left: Mapping[Key, Record], right: Mapping[Key, Record]) -> tuple[lis
         chosen, other = _first_highest(before), _first_highest(after)
         if chosen != other:
             best = sorted(before, reverse=True)
-            gap = difference_of(best[0], best[1])
+            gap = absolute_difference(best[0], best[1])
             flips.append(ChoiceFlip(row, chosen, other, _finite(gap), gap < NEAR_TIE))
     return flips, questions
 

@@ -14,7 +14,7 @@ from evalution.conditions.engine_record import engine_record
 from evalution.exchange import Request
 from evalution.execution.session_answers import session_answers
 from evalution.foreign_code import clean_up, foreign_errors
-from evalution.parity.agreement import Failed, Key, Record, agreement, record_of
+from evalution.parity.agreement import Failed, Key, Record, agreement, make_record
 from evalution.parity.encoding import Encoder, RequestIds, encoder_of, with_ids
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
 from evalution.progress.reports import Progress, Silence
@@ -41,7 +41,7 @@ from evalution_core import (
 )
 
 
-class OpenLane(AbstractContextManager["OpenLane"]):
+class ParitySide(AbstractContextManager["ParitySide"]):
     """A lane whose model is loaded; leaving it frees the model. `record` describes the engine."""
 
     def __init__(self, lane: Lane, progress: Progress, *, isolate: bool):
@@ -129,7 +129,7 @@ def collect(
                 raise EngineRuntimeError(
                     f"the session answered {key!r}, which was not asked or is answered already"
                 )
-            found[key] = record_of(answer)
+            found[key] = make_record(answer)
             told(key, found[key])
     if lost := len(asked) - len(found):
         raise EngineRuntimeError(
@@ -294,13 +294,13 @@ class _Check:
             for asked in self._suites:
                 self._ask(side, opened, asked, asked.repeated(self._limit))
 
-    def _open(self, side: str, lane: Lane) -> OpenLane:
-        opened = OpenLane(lane, self._progress, isolate=self._isolate)
+    def _open(self, side: str, lane: Lane) -> ParitySide:
+        opened = ParitySide(lane, self._progress, isolate=self._isolate)
         self.engines[side] = opened.record
         return opened
 
     def _ask(
-        self, side: str, opened: OpenLane, asked: _Asked, requests: Iterator[tuple[Key, Request]]
+        self, side: str, opened: ParitySide, asked: _Asked, requests: Iterator[tuple[Key, Request]]
     ) -> None:
         session = opened.session(asked.suite)
         self._windows[side] = opened.max_model_len(session)

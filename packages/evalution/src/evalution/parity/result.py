@@ -29,7 +29,7 @@ _DECADES = 18
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class DifferenceStats:
     """`count` absolute differences in nats; `p50` and `p99` by nearest rank.
 
     `infinite` counts those where one side alone says that a token is impossible; the other figures
@@ -47,7 +47,7 @@ class Spread:
     decades: list[int]
 
 
-def spread_of(differences: Iterable[float]) -> Spread:
+def summarize_differences(differences: Iterable[float]) -> DifferenceStats:
     """The spread of absolute differences, infinite ones among them."""
     finite = array("d")
     infinite = 0
@@ -58,7 +58,7 @@ def spread_of(differences: Iterable[float]) -> Spread:
             finite.append(difference)
     ordered = sorted(finite)
     count = len(ordered)
-    return Spread(
+    return DifferenceStats(
         count + infinite,
         infinite,
         ordered[-1] if ordered else 0.0,
@@ -69,7 +69,7 @@ def spread_of(differences: Iterable[float]) -> Spread:
     )
 
 
-def difference_of(left: float, right: float) -> float:
+def absolute_difference(left: float, right: float) -> float:
     """|left - right|; two tokens that both sides call impossible are no difference."""
     return 0.0 if left == right else abs(left - right)
 
@@ -184,8 +184,8 @@ class SuiteParity:
     compared: int
     by_ids: int
     uncompared: Uncompared
-    tokens: Spread | None
-    sums: Spread | None
+    tokens: DifferenceStats | None
+    sums: DifferenceStats | None
     sum_per_token: float
     choices: int
     flips: int

@@ -173,13 +173,13 @@ def _trace(label: RunLabel, points: Sequence[Point], offset: float) -> dict[str,
             "thickness": 1.5,
             "width": 4,
         },
-        "marker": {"size": 9, "symbol": symbol_of(label.position)},
+        "marker": {"size": 9, "symbol": marker_symbol(label.position)},
         "text": [plot_text(point.about) for point in points],
         "hovertemplate": "%{text}<extra>" + plot_text(label.letter) + "</extra>",
     }
 
 
-def symbol_of(position: int) -> str:
+def marker_symbol(position: int) -> str:
     """A run is known by its form as well as by its colour; eight runs on, both would meet again."""
     return _SYMBOLS[(position + position // len(_SYMBOLS)) % len(_SYMBOLS)]
 
@@ -273,7 +273,7 @@ def _curve_trace(position: int, name: str, points: Sequence[tuple[int, Score]]) 
         "x": [step for step, _ in points],
         "y": [score.metric.value for _, score in points],
         "error_y": {"type": "data", "array": margins, "thickness": 1.5, "width": 4},
-        "marker": {"size": 8, "symbol": symbol_of(position)},
+        "marker": {"size": 8, "symbol": marker_symbol(position)},
         "line": {"width": 2},
         "text": [
             plot_text(f"{name} at step {step}: {_score_label(score)}, n = {score.metric.n}")

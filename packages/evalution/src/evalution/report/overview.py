@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
-from evalution.report.rendering import ABSENT, RunLabel, duration_text, flattened, ordered_union
+from evalution.report.rendering import ABSENT, RunLabel, duration_text, flatten, merge_in_order
 from evalution.results import RunResult, Status
 from evalution_core import scrub
 
@@ -108,7 +108,7 @@ def run_conditions(runs: Sequence[RunResult]) -> list[ConditionGroup]:
 
 def suite_conditions(runs: Sequence[RunResult]) -> list[ConditionGroup]:
     """The options of every suite that any run holds; credentials are redacted."""
-    names = ordered_union([suite.name for suite in run.suites] for run in runs)
+    names = merge_in_order([suite.name for suite in run.suites] for run in runs)
     return [_suite_group(name, runs) for name in names]
 
 
@@ -119,10 +119,10 @@ _PARTS = ("options", "execution", "identity", "self_check")
 def _group(
     title: str, columns: Sequence[Mapping[str, Any]], *, reproducible: bool = True
 ) -> ConditionGroup:
-    texts = [flattened(column) for column in columns]
+    texts = [flatten(column) for column in columns]
     conditions = [
         Condition(name, [column.get(name, ABSENT) for column in texts])
-        for name in ordered_union(texts)
+        for name in merge_in_order(texts)
     ]
     return ConditionGroup(title, conditions, reproducible)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalution.parity.result import LEAST_DECADE, ParityResult, SuiteParity, TokenDifference
-from evalution.report.figures import Figure, plot_text, shortened, symbol_of
+from evalution.report.figures import Figure, marker_symbol, plot_text, shortened
 from evalution_core import scrub
 
 _WORST_SHOWN = 20
@@ -160,7 +160,7 @@ def _points(suite: SuiteParity, position: int) -> dict[str, Any]:
         "meta": {"run": position},
         "x": [left for left, _ in pairs],
         "y": [size for _, size in pairs],
-        "marker": {"size": 4, "opacity": 0.55, "symbol": symbol_of(position)},
+        "marker": {"size": 4, "opacity": 0.55, "symbol": marker_symbol(position)},
         "hovertemplate": "%{x:.4f}: |Δ| %{y:.3g}<extra></extra>",
     }
 
@@ -201,7 +201,7 @@ def _layout(x: str, y: str, suites: int) -> dict[str, Any]:
 
 
 def _decade(place: int) -> str:
-    """The lower end of a bin of `Spread.decades`."""
+    """The lower end of a bin of `DifferenceStats.decades`."""
     if place == 0:
         return "0"
     exponent = LEAST_DECADE + place - 1

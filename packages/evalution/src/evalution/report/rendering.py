@@ -120,7 +120,7 @@ def _engine(run: RunResult) -> str:
     return scrub(str(run.engine.get("name") or "a live session"))
 
 
-def flattened(value: Mapping[str, Any]) -> dict[str, str]:
+def flatten(value: Mapping[str, Any]) -> dict[str, str]:
     """Nested mappings as dotted names with one text each: `{"a": {"b": None}}` is `{"a.b": "–"}`.
 
     Credentials are redacted.
@@ -129,7 +129,7 @@ def flattened(value: Mapping[str, Any]) -> dict[str, str]:
     safe: dict[str, Any] = redact(value)
     for name, member in safe.items():
         if isinstance(member, dict) and member:
-            inner = flattened(cast(dict[str, Any], member))
+            inner = flatten(cast(dict[str, Any], member))
             found |= {f"{name}.{below}": text for below, text in inner.items()}
         else:
             found[name] = _text(cast(object, member))
@@ -138,11 +138,11 @@ def flattened(value: Mapping[str, Any]) -> dict[str, str]:
 
 def differing_keys(columns: Sequence[Mapping[str, object]]) -> list[str]:
     """The names whose values are not the same in all columns, in order of appearance."""
-    names = ordered_union(columns)
+    names = merge_in_order(columns)
     return [name for name in names if any(c.get(name) != columns[0].get(name) for c in columns)]
 
 
-def ordered_union(groups: Iterable[Iterable[str]]) -> list[str]:
+def merge_in_order(groups: Iterable[Iterable[str]]) -> list[str]:
     """Every name of all groups once, in order of appearance."""
     return list(dict.fromkeys(name for group in groups for name in group))
 
@@ -150,7 +150,7 @@ def ordered_union(groups: Iterable[Iterable[str]]) -> list[str]:
 def _settings(run: RunResult) -> dict[str, str]:
     engine: dict[str, Any] = run.engine.get("options") or {}
     model = {name: value for name, value in run.model.items() if name != "label"}
-    return flattened(model) | flattened(engine) | flattened({"limit": run.limit, "step": run.step})
+    return flatten(model) | flatten(engine) | flatten({"limit": run.limit, "step": run.step})
 
 
 def _letter(position: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any, cast, overload
 
 from evalution.foreign_code import foreign_errors
 from evalution.paths import path_errors
-from evalution.rows.local import Row, checked_row, file_rows, numbered
+from evalution.rows.local import Row, check_row, file_rows, number_rows
 from evalution_core import ConfigurationError
 
 _HELD = 256
@@ -33,7 +33,7 @@ class HubRows(Sequence[Row]):
         return f"{self.path} (split {self.split}{config})"
 
     def __iter__(self) -> Iterator[Row]:
-        return numbered(self._loaded(), f"{self.place}, row {{}}")
+        return number_rows(self._loaded(), f"{self.place}, row {{}}")
 
     def __len__(self) -> int:
         return len(self._loaded())
@@ -45,13 +45,13 @@ class HubRows(Sequence[Row]):
     def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
-        return checked_row(Row(index, f"{self.place}, row {index}", self._loaded()[index]))
+        return check_row(Row(index, f"{self.place}, row {index}", self._loaded()[index]))
 
     def _loaded(self) -> Any:
         return _load(self.path, self.config, self.split, self.revision, self.cache_dir)
 
 
-def saved_rows(folder: Path) -> Iterator[Row]:
+def read_saved_rows(folder: Path) -> Iterator[Row]:
     """The rows of a data set that `datasets` wrote to a folder with `save_to_disk`.
 
     Raises:
@@ -60,7 +60,7 @@ def saved_rows(folder: Path) -> Iterator[Row]:
     library = _library(f"{folder} was written by datasets.save_to_disk; reading it")
     with foreign_errors(f"{folder} can't be read by datasets", ConfigurationError):
         loaded: Any = library.load_from_disk(str(folder))
-    return numbered(loaded, f"{folder}, row {{}}")
+    return number_rows(loaded, f"{folder}, row {{}}")
 
 
 @lru_cache(maxsize=_HELD)
@@ -116,7 +116,7 @@ class SplitFolder:
             saved = self._saved()
             files = [] if saved else self._files()
         if saved:
-            yield from saved_rows(saved)
+            yield from read_saved_rows(saved)
             return
         offset = 0
         for file in files:

@@ -174,11 +174,11 @@ def parse_steps(declared: object) -> list[Filter]:
     return [_parse_step(step) for step in steps]
 
 
-def declared_filters(filters: object) -> Any:
+def filters_to_yaml(filters: object) -> Any:
     """Steps or pipelines in the form in which a spec declares them."""
     if isinstance(filters, Mapping):
         named = cast(Mapping[str, Any], filters)
-        return {name: declared_filters(steps) for name, steps in named.items()}
+        return {name: filters_to_yaml(steps) for name, steps in named.items()}
     return [_declared_step(step) for step in cast(Sequence[Filter], filters)]
 
 
@@ -245,8 +245,8 @@ def _step(name: str, options: Mapping[str, Any]) -> Filter:
     return kind(**options)
 
 
-class Thought(StrEnum):
-    """How far the model thought before it answered."""
+class Reasoning(StrEnum):
+    """State of a model's reasoning before its answer."""
 
     ENDED = "ended"
     UNFINISHED = "unfinished"
@@ -255,21 +255,21 @@ class Thought(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer in a text; empty behind an unfinished thought."""
+class ReasoningSplit:
+    """The answer in a text, which is empty if the reasoning is unfinished."""
 
     answer: str
-    thought: Thought
+    reasoning: Reasoning
 
 
-def reply_in(
+def split_reasoning(
     text: str,
     end_token: str,
     stops: Sequence[str],
     *,
     is_cut_off: bool,
     is_closed: bool = False,
-) -> Reply:
+) -> ReasoningSplit:
     """The answer in a text that was generated without stop strings.
 
     It is what follows the first `end_token`, as in the reasoning parsers of serving runtimes,
@@ -286,12 +286,12 @@ def reply_in(
     """
     _, token, answer = text.partition(end_token)
     if token:
-        return Reply(text_before_stop(answer.lstrip(), stops), Thought.ENDED)
+        return ReasoningSplit(text_before_stop(answer.lstrip(), stops), Reasoning.ENDED)
     if is_closed:
-        return Reply(text_before_stop(text.lstrip(), stops), Thought.CLOSED)
+        return ReasoningSplit(text_before_stop(text.lstrip(), stops), Reasoning.CLOSED)
     if is_cut_off:
-        return Reply("", Thought.UNFINISHED)
-    return Reply(text_before_stop(text, stops), Thought.ABSENT)
+        return ReasoningSplit("", Reasoning.UNFINISHED)
+    return ReasoningSplit(text_before_stop(text, stops), Reasoning.ABSENT)
 
 
 def text_before_stop(text: str, stops: Sequence[str]) -> str:

@@ -98,7 +98,7 @@ class WeightedPerplexity:
         return _exp(-measure.value / measure.weight)
 
     def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        ratio, stderr = ratio_of_totals(measures)
+        ratio, stderr = estimate_ratio(measures)
         if ratio is None:
             return Estimate(None, None)
         value = _exp(-ratio)
@@ -118,13 +118,13 @@ class BitsPerWeight:
         return -measure.value / measure.weight / math.log(2)
 
     def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        ratio, stderr = ratio_of_totals(measures)
+        ratio, stderr = estimate_ratio(measures)
         if ratio is None:
             return Estimate(None, None)
         return Estimate(-ratio / math.log(2), None if stderr is None else stderr / math.log(2))
 
 
-def ratio_of_totals(measures: Sequence[Measure]) -> Estimate:
+def estimate_ratio(measures: Sequence[Measure]) -> Estimate:
     """`Σ value / Σ weight` and its standard error; None for the ratio where the weights are zero.
 
     Cochran, Sampling Techniques, 3rd ed. 1977, §6.4: residuals `value - ratio·weight`, over n - 1.
@@ -144,12 +144,12 @@ def _exp(exponent: float) -> float:
     return math.exp(exponent) if exponent < 709.0 else math.inf
 
 
-def answered(predicted: int, right: int) -> Measure:
+def make_prediction(predicted: int, right: int) -> Measure:
     """The measure of a sample whose answer was class `predicted`."""
     return Measure(float(predicted), float(right))
 
 
-def unanswered(right: int, classes: int) -> Measure:
+def make_wrong_prediction(right: int, classes: int) -> Measure:
     """The measure of a sample without an answer: the class after the right one, which is wrong."""
     return Measure(float((right + 1) % classes), float(right))
 
@@ -173,7 +173,7 @@ class F1:
 
     def estimate(self, measures: Sequence[Measure]) -> Estimate:
         shares = [self._share(measure) for measure in measures]
-        value, stderr = ratio_of_totals(shares)
+        value, stderr = estimate_ratio(shares)
         if value is None:
             return Estimate(0.0 if measures else None, None)
         return Estimate(value, stderr)

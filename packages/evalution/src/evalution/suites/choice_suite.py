@@ -16,12 +16,12 @@ from evalution.scoring.metrics import (
     Measure,
     Metric,
     Score,
-    answered,
-    unanswered,
+    make_prediction,
+    make_wrong_prediction,
 )
 from evalution.suites.dataset import LocalQuestions
 from evalution.suites.prompted_suite import PromptedSuite, Template, parse_template
-from evalution.suites.row_suite import Case
+from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import RequestKind, Sample
 from evalution_core import ConfigurationError, LoglikelihoodOutput, LoglikelihoodRequest, Message
 
@@ -67,18 +67,18 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
     def metrics(self) -> Mapping[str, Metric]:
         return dict.fromkeys(self.metric_names, Mean())
 
-    def sample(self, case: Case) -> ChoiceSample:
-        row = case.row
-        choices = checked_choices(row, self.choice_texts(row))
+    def sample(self, fewshot: FewshotRow) -> ChoiceSample:
+        row = fewshot.row
+        choices = check_choices(row, self.choice_texts(row))
         gold = self.gold_index(row, choices)
-        prompt = self.prompt_of(case)
+        prompt = self.build_prompt(fewshot)
         requests = [self.request(prompt, choice) for choice in choices]
         return ChoiceSample(
             row.index, prompt, choices[gold], requests, choices, gold, subset=row.subset
         )
 
     def answer_text(self, row: Row) -> str:
-        choices = checked_choices(row, self.choice_texts(row))
+        choices = check_choices(row, self.choice_texts(row))
         return choices[self.gold_index(row, choices)]
 
     def score(self, sample: ChoiceSample, answers: Sequence[LoglikelihoodOutput]) -> Score:
@@ -110,7 +110,7 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
         return LoglikelihoodRequest(continuation=choice, messages=prompt)
 
 
-def checked_choices(row: Row, found: Sequence[Any]) -> Sequence[str]:
+def check_choices(row: Row, found: Sequence[Any]) -> Sequence[str]:
     """`found`, which are the choices of `row`.
 
     Raises:
@@ -144,17 +144,17 @@ class ContextChoiceSuite(ChoiceSuite):
         ...
 
     def question_text(self, row: Row) -> str:
-        contexts = checked_choices(row, self.choice_texts(row))
+        contexts = check_choices(row, self.choice_texts(row))
         return contexts[self.gold_index(row, contexts)]
 
     def answer_text(self, row: Row) -> str:
         return self.continuation_text(row)
 
-    def sample(self, case: Case) -> ChoiceSample:
-        row = case.row
-        contexts: Sequence[str] = checked_choices(row, self.choice_texts(row))
+    def sample(self, fewshot: FewshotRow) -> ChoiceSample:
+        row = fewshot.row
+        contexts: Sequence[str] = check_choices(row, self.choice_texts(row))
         gold = self.gold_index(row, contexts)
-        prompts = [self.prompt_of(case, context) for context in contexts]
+        prompts = [self.build_prompt(fewshot, context) for context in contexts]
         continuation = self.continuation_text(row)
         requests = [self.request(prompt, continuation) for prompt in prompts]
         return ChoiceSample(
@@ -189,12 +189,12 @@ class ClassificationSuite(ChoiceSuite):
     def measures(
         self, sample: ChoiceSample, chosen: Mapping[str, int]
     ) -> Mapping[str, Measure | None]:
-        pair = answered(chosen["acc"], sample.gold)
+        pair = make_prediction(chosen["acc"], sample.gold)
         by_choice = {**chosen, **dict.fromkeys(self._over_all, chosen["acc"])}
         return {**super().measures(sample, by_choice), **dict.fromkeys(self._over_all, pair)}
 
     def failure(self, sample: ChoiceSample) -> Mapping[str, Measure]:
-        wrong = unanswered(sample.gold, len(sample.choices))
+        wrong = make_wrong_prediction(sample.gold, len(sample.choices))
         return {**super().failure(sample), **dict.fromkeys(self._over_all, wrong)}
 
     @property

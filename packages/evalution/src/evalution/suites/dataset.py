@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from evalution.paths import path_errors, typed_path
 from evalution.rows.hub import HubRows, SplitFolder
 from evalution.rows.local import BUILTIN, Data, Row, Rows, RowSource, is_same_data
-from evalution.suites.prompted_suite import Template, text_of
-from evalution.suites.row_suite import Part
+from evalution.suites.prompted_suite import Template, parse_text
+from evalution.suites.row_suite import Split
 from evalution.suites.suite import PATH
 from evalution_core import ConfigurationError, nearest_name, normalized
 
@@ -29,8 +29,8 @@ class LocalRows:
     def title(self) -> str:
         return self.name or Rows(self.data).name
 
-    def parts(self) -> Sequence[Part]:
-        return [Part(Rows(self.data))]
+    def splits(self) -> Sequence[Split]:
+        return [Split(Rows(self.data))]
 
 
 @dataclass(kw_only=True)
@@ -44,17 +44,17 @@ class LocalQuestions(LocalRows):
     prompt: str
     fewshot_data: Data | None = field(default=None, metadata=PATH)
 
-    def parts(self) -> Sequence[Part]:
+    def splits(self) -> Sequence[Split]:
         if self.fewshot_data is None or is_same_data(self.data, self.fewshot_data):
-            return super().parts()
-        return [Part(Rows(self.data), Rows(self.fewshot_data))]
+            return super().splits()
+        return [Split(Rows(self.data), Rows(self.fewshot_data))]
 
     def question_text(self, row: Row) -> str:
         return self.prompt_template.render(row)
 
     @cached_property
     def prompt_template(self) -> Template:
-        return text_of(self.prompt, "prompt")
+        return parse_text(self.prompt, "prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Dataset:
         name: the config, where the data set has several.
         fewshot_split: where solved rows come from; None or the same means the evaluated rows.
         fewshot_rows: the solved rows themselves, in place of a split.
-        spare: whether lm-evaluation-harness 0.4.13 draws one solved row more than it shows and
-            leaves out what equals the question. It does where a task's `fewshot_split` and
-            `test_split` are the same word, and that is so too where it declares neither.
+        draw_extra_shot: draw one solved row more than is shown, and leave out one that equals the
+            question. lm-evaluation-harness 0.4.13 does so where a task's `fewshot_split` and
+            `test_split` are the same word, and where it declares neither.
     """
 
     path: str
@@ -77,7 +77,7 @@ class Dataset:
     name: str | None = None
     fewshot_split: str | None = None
     fewshot_rows: Sequence[Mapping[str, Any]] | None = None
-    spare: bool = False
+    draw_extra_shot: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,15 @@ class DatasetRows:
     def title(self) -> str:
         return self.name or self.task
 
-    def parts(self) -> Sequence[Part]:
-        return [self.part(self.dataset, self.data)]
+    def splits(self) -> Sequence[Split]:
+        return [self.make_split(self.dataset, self.data)]
 
-    def part(self, dataset: Dataset, data: Data | None, name: str = "") -> Part:
+    def make_split(self, dataset: Dataset, data: Data | None, name: str = "") -> Split:
         """The evaluated rows of `dataset` where they lie in `data`, with the source of shots."""
         rows = self._split(dataset, data, dataset.split)
-        return Part(rows, self._solved(dataset, data), spare=dataset.spare, name=name)
+        return Split(
+            rows, self._solved(dataset, data), draw_extra_shot=dataset.draw_extra_shot, name=name
+        )
 
     @property
     def provenance(self) -> Mapping[str, Any]:

@@ -11,19 +11,19 @@ from evalution.counts import count_problem
 from evalution.rows.local import Row
 from evalution.scoring.filters import (
     Filter,
-    Reply,
-    Thought,
+    Reasoning,
+    ReasoningSplit,
     apply_filters,
-    declared_filters,
+    filters_to_yaml,
     parse_filters,
     parse_steps,
-    reply_in,
+    split_reasoning,
 )
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
 from evalution.suites.dataset import LocalQuestions
-from evalution.suites.prompted_suite import PromptedSuite, Template, text_of
-from evalution.suites.row_suite import Case
-from evalution.suites.suite import RequestKind, Sample, parsed_by
+from evalution.suites.prompted_suite import PromptedSuite, Template, parse_text
+from evalution.suites.row_suite import FewshotRow
+from evalution.suites.suite import RequestKind, Sample, yaml_form
 from evalution_core import GenerationOutput, GenerationRequest, Message
 
 EXACT_MATCH = "exact_match"
@@ -48,7 +48,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
     white space at its front, up to a `stop`; no stop ends the thought. `max_new_tokens` count
     both. A thought that outlasts them leaves an empty answer; a text that ends by itself without
     the token is the answer, up to a `stop`. A class with a `score` of its own gets the whole text
-    and takes the answer from it with `evalution.scoring.filters.reply_in`.
+    and takes the answer from it with `evalution.scoring.filters.split_reasoning`.
     """
 
     request_kind = RequestKind.GENERATION
@@ -90,8 +90,8 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         """What a right answer is equal to, after filters."""
         return apply_filters(self.reference_filters, self.answer_text(row))
 
-    def sample(self, case: Case) -> AnswerSample:
-        row, prompt = case.row, self.prompt_of(case)
+    def sample(self, fewshot: FewshotRow) -> AnswerSample:
+        row, prompt = fewshot.row, self.build_prompt(fewshot)
         requests = [self._request(prompt)]
         return AnswerSample(
             row.index, prompt, self.answer_text(row), requests, self.expected_text(row)
@@ -104,7 +104,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         is_cut_off = written.finish_reason == "length"
         # Templates put blank lines behind the token; one that is blank itself is taken as it is.
         closing = self.think_end_token.rstrip() or self.think_end_token
-        reply = reply_in(
+        reply = split_reasoning(
             written.text,
             self.think_end_token,
             self.stop,
@@ -112,7 +112,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             is_closed=written.prompt.rstrip().endswith(closing),
         )
         score = self._score(sample, written.text, reply.answer)
-        taken = {"answer": reply.answer, "thought": reply.thought.value}
+        taken = {"answer": reply.answer, "reasoning": reply.reasoning.value}
         score.extracted = {**taken, **score.extracted}
         score.remark = self._remark(reply, is_cut_off=is_cut_off)
         return score
@@ -126,22 +126,22 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         }
         return Score(measures, text, extracted)
 
-    def _remark(self, reply: Reply, *, is_cut_off: bool) -> str | None:
-        match reply.thought:
-            case Thought.ENDED | Thought.CLOSED:
+    def _remark(self, reply: ReasoningSplit, *, is_cut_off: bool) -> str | None:
+        match reply.reasoning:
+            case Reasoning.ENDED | Reasoning.CLOSED:
                 if reply.answer or not is_cut_off:
                     return None
                 return (
                     f"reached the length limit right behind {self.think_end_token!r}, so the "
                     f"answer is empty; raise max_new_tokens (now {self.max_new_tokens})"
                 )
-            case Thought.UNFINISHED:
+            case Reasoning.UNFINISHED:
                 return (
                     f"reached the length limit before {self.think_end_token!r}, so the answer is "
                     f"empty; raise max_new_tokens (now {self.max_new_tokens}), or leave "
                     "think_end_token out if the model does not think"
                 )
-            case Thought.ABSENT:
+            case Reasoning.ABSENT:
                 return (
                     f"ended without {self.think_end_token!r}, so the whole text is the answer; if "
                     "the model did think, check think_end_token: a special token does not show in "
@@ -171,10 +171,10 @@ class Generation(LocalQuestions, GenerationSuite):
 
     target: str
     filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = field(
-        default=(), metadata=parsed_by(parse_filters, declared_filters)
+        default=(), metadata=yaml_form(parse_filters, filters_to_yaml)
     )
     target_filters: Sequence[Filter] = field(
-        default=(), metadata=parsed_by(parse_steps, declared_filters)
+        default=(), metadata=yaml_form(parse_steps, filters_to_yaml)
     )
 
     def check_options(self) -> None:
@@ -195,7 +195,7 @@ class Generation(LocalQuestions, GenerationSuite):
 
     @cached_property
     def _target_template(self) -> Template:
-        return text_of(self.target, "target")
+        return parse_text(self.target, "target")
 
     @cached_property
     def _pipelines(self) -> Mapping[str, Sequence[Filter]]:

@@ -18,8 +18,8 @@ from evalution.scoring.metrics import (
     WeightedPerplexity,
 )
 from evalution.suites.dataset import LocalRows
-from evalution.suites.prompted_suite import PromptedSuite, Template, text_of
-from evalution.suites.row_suite import Case, RowSuite
+from evalution.suites.prompted_suite import PromptedSuite, Template, parse_text
+from evalution.suites.row_suite import FewshotRow, RowSuite
 from evalution.suites.suite import RequestKind, Sample
 from evalution_core import (
     ConfigurationError,
@@ -46,14 +46,14 @@ class ContinuationSuite(PromptedSuite[Sample, LoglikelihoodOutput]):
     def metrics(self) -> Mapping[str, Metric]:
         return _CONTINUATION_METRICS
 
-    def sample(self, case: Case) -> Sample:
-        prompt, answer = self.prompt_of(case), self.answer_text(case.row)
+    def sample(self, fewshot: FewshotRow) -> Sample:
+        prompt, answer = self.build_prompt(fewshot), self.answer_text(fewshot.row)
         request = (
             LoglikelihoodRequest(prompt, answer)
             if isinstance(prompt, str)
             else LoglikelihoodRequest(continuation=answer, messages=prompt)
         )
-        return Sample(case.row.index, prompt, answer, [request])
+        return Sample(fewshot.row.index, prompt, answer, [request])
 
     def score(self, sample: Sample, answers: Sequence[LoglikelihoodOutput]) -> Score:
         (answer,) = answers
@@ -107,8 +107,8 @@ class PerplexitySuite(RowSuite[TextSample, RollingLoglikelihoodOutput]):
     def metrics(self) -> Mapping[str, Metric]:
         return _ROLLING_METRICS
 
-    def sample(self, case: Case) -> TextSample:
-        row = case.row
+    def sample(self, fewshot: FewshotRow) -> TextSample:
+        row = fewshot.row
         text, counted = self.scored_text(row), self.counted_text(row)
         if not text:
             raise ConfigurationError(f"{row.place}: the text is empty")
@@ -148,4 +148,4 @@ class Perplexity(LocalRows, PerplexitySuite):
 
     @cached_property
     def _template(self) -> Template:
-        return text_of(self.text, "text")
+        return parse_text(self.text, "text")

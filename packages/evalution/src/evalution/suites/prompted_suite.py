@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from evalution.counts import count_problem
 from evalution.rows.local import Row
-from evalution.suites.row_suite import Case, Part, RowSuite
+from evalution.suites.row_suite import FewshotRow, RowSuite, Split
 from evalution.suites.suite import Sample
 from evalution_core import (
     Capability,
@@ -66,7 +66,7 @@ def parse_template(source: str, option: str) -> Template:
     return Template(source, tuple(parts))
 
 
-def text_of(source: str, option: str) -> Template:
+def parse_text(source: str, option: str) -> Template:
     """A template, or the column whose name `source` is if it has no braces.
 
     Raises:
@@ -86,29 +86,29 @@ class SeededShots:
     One generator serves a whole suite, so a row's shots depend on how many rows came before it.
 
     Args:
-        shared: the pool is the evaluated rows themselves. No row is ever its own example; with a
-            spare neither is an equal one.
-        spare: draw one row more than is shown, and leave out those that equal the question; None
-            does so where rows are shared. lm-evaluation-harness does so in some tasks whose pool
-            is another split, and leaves it off in some whose pool is the same.
+        shared: the pool is the evaluated rows themselves. No row is ever its own example; with
+            `draw_extra_shot` neither is an equal one.
+        draw_extra_shot: draw one row more than is shown, and leave out those that equal the
+            question; None does so where rows are shared. lm-evaluation-harness does so in some
+            tasks whose pool is another split, and doesn't in some whose pool is the same.
     """
 
     pool: Sequence[Row]
     count: int
     seed: int
     shared: bool
-    spare: bool | None = None
+    draw_extra_shot: bool | None = None
     _random: Random = field(init=False)
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
-        if self.spare is None:
-            self.spare = self.shared
-        _require(len(self.pool), self.count + (self.spare or self.shared), self.shared)
+        if self.draw_extra_shot is None:
+            self.draw_extra_shot = self.shared
+        _require(len(self.pool), self.count + (self.draw_extra_shot or self.shared), self.shared)
 
     def before(self, row: Row) -> Sequence[Row]:
         """The shots of the next row; call it once for each row, in order."""
-        if self.spare:
+        if self.draw_extra_shot:
             return self._besides(row)
         drawn = self._random.sample(self.pool, self.count)
         if self.shared and any(shot.index == row.index for shot in drawn):
@@ -210,32 +210,34 @@ class PromptedSuite(RowSuite[S, A]):
         chat = {Capability.CHAT} if self.apply_chat_template else set[Capability]()
         return super().needs | chat
 
-    def prompt_of(self, case: Case, question: str | None = None) -> str | list[Message]:
+    def build_prompt(self, fewshot: FewshotRow, question: str | None = None) -> str | list[Message]:
         """The whole prompt of a row: a text, or messages for a chat.
 
         Args:
             case: the row and its solved ones.
             question: what is asked in place of `question_text`.
         """
-        asked = self.question_text(case.row) if question is None else question
-        description = self.description_text(case.row)
+        asked = self.question_text(fewshot.row) if question is None else question
+        description = self.description_text(fewshot.row)
         if self.apply_chat_template:
-            return self._chat(description, case.shots, asked)
-        return self._text(description, case.shots, asked)
+            return self._chat(description, fewshot.shots, asked)
+        return self._text(description, fewshot.shots, asked)
 
-    def solved_rows(self, part: Part) -> Callable[[Row], Sequence[Row]]:
+    def choose_shots(self, split: Split) -> Callable[[Row], Sequence[Row]]:
         if not self.num_fewshot:
-            return super().solved_rows(part)
-        source = part.rows if part.fewshot is None else part.fewshot
+            return super().choose_shots(split)
+        source = split.rows if split.fewshot is None else split.fewshot
         if self.fixed_shots:
             return FixedShots(list(islice(source, self.num_fewshot)), self.num_fewshot).before
         pool = source if isinstance(source, Sequence) else list(source)
-        is_shared = part.fewshot is None
-        shots = SeededShots(pool, self.num_fewshot, self.fewshot_seed, is_shared, part.spare)
+        is_shared = split.fewshot is None
+        shots = SeededShots(
+            pool, self.num_fewshot, self.fewshot_seed, is_shared, split.draw_extra_shot
+        )
         return shots.before
 
-    def skipped(self, part: Part) -> int:
-        return self.num_fewshot if self.fixed_shots and part.fewshot is None else 0
+    def skipped(self, split: Split) -> int:
+        return self.num_fewshot if self.fixed_shots and split.fewshot is None else 0
 
     def _text(self, description: str, shots: Sequence[Row], question: str) -> str:
         solved = [

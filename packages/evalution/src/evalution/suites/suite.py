@@ -14,7 +14,7 @@ from evalution.counts import count_problem, shown_value
 from evalution.exchange import Request
 from evalution.foreign_code import foreign_errors
 from evalution.rows.local import BUILTIN
-from evalution.scoring.accumulators import MeasureTally, Tally
+from evalution.scoring.accumulators import MeasureAccumulator, MetricAccumulator
 from evalution.scoring.metrics import Measure, Metric, Score
 from evalution_core import (
     Capability,
@@ -90,7 +90,7 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
 
     def to_dict(self) -> dict[str, Any]:
         """All options as JSON-safe values."""
-        return shown_options(self)
+        return options_to_dict(self)
 
     def wrong(self, option: str, problem: str) -> ConfigurationError:
         """The error for an option whose value is out of range, to be raised."""
@@ -100,7 +100,7 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         )
 
 
-def parsed_by(parse: Callable[[object], Any], shown_by: Callable[[object], Any]) -> dict[str, Any]:
+def yaml_form(parse: Callable[[object], Any], shown_by: Callable[[object], Any]) -> dict[str, Any]:
     """Metadata of a field whose value has one form in a spec and another in Python."""
     return {_PARSE: parse, _SHOW: shown_by}
 
@@ -136,7 +136,7 @@ def parse_options(
     return parsed
 
 
-def shown_options(suite: SuiteDeclaration) -> dict[str, Any]:
+def options_to_dict(suite: SuiteDeclaration) -> dict[str, Any]:
     """All options as JSON-safe values, for results; rows given in memory are only counted."""
     shown: dict[str, Any] = {}
     for option in option_fields(type(suite)):
@@ -248,12 +248,12 @@ class Suite(SuiteDeclaration, Generic[S, A]):
             if metric.failed is not None
         }
 
-    def tally(self) -> Tally:
+    def make_accumulator(self) -> MetricAccumulator:
         """What collects the scores of one run, made anew: one that sums up `metrics`.
 
         A suite whose scores are no function of two numbers a sample gives one of its own.
         """
-        return MeasureTally(self.metrics)
+        return MeasureAccumulator(self.metrics)
 
     @property
     def provenance(self) -> Mapping[str, Any]:
@@ -308,7 +308,7 @@ class SuiteSet(SuiteDeclaration):
         ...
 
 
-def expanded(declared: Iterable[SuiteDeclaration]) -> list[AnySuite]:
+def expand_suites(declared: Iterable[SuiteDeclaration]) -> list[AnySuite]:
     """The suites that run for what was declared, in that order.
 
     Raises:

@@ -121,7 +121,7 @@ _LOCAL = "#/$defs/"
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class NamedDeclaration:
     """One engine or suite: its name, its docstring, and the schema of its options.
 
     `inherited` are docstrings of its bases, the nearest first: they tell of options as well.
@@ -180,14 +180,14 @@ class Declared:
         if self.needs_options:
             alone["required"] = ["params"]
         return {
-            **({"description": summary} if (summary := summary_of(self.doc)) else {}),
+            **({"description": summary} if (summary := summarize_docstring(self.doc)) else {}),
             "if": {"required": ["params"]},
             "then": {"properties": {**names, "params": params}, "additionalProperties": False},
             "else": {"if": {"required": ["kind"]}, "then": alone, "else": beside},
         }
 
 
-def any_declaration(what: str, declared: Sequence[Declared]) -> dict[str, Any]:
+def any_declaration(what: str, declared: Sequence[NamedDeclaration]) -> dict[str, Any]:
     """A name alone, or a mapping with `type` or `kind`: each name with its own options.
 
     What is given as `package.module:Class` is not judged.
@@ -209,30 +209,30 @@ def any_declaration(what: str, declared: Sequence[Declared]) -> dict[str, Any]:
     }
 
 
-def written_doc(kind: type[Any]) -> str | None:
+def read_docstring(kind: type[Any]) -> str | None:
     """The docstring that somebody wrote; not a dataclass's own, which shows every default."""
     doc = kind.__doc__
     return None if doc is None or doc.startswith(f"{kind.__name__}(") else doc
 
 
-def inherited_docs(kind: type[Any]) -> list[str]:
+def read_base_docstrings(kind: type[Any]) -> list[str]:
     """The docstrings of a class's bases, the nearest first."""
-    return [doc for base in kind.__mro__[1:] if (doc := written_doc(base))]
+    return [doc for base in kind.__mro__[1:] if (doc := read_docstring(base))]
 
 
-def summary_of(doc: str | None) -> str:
+def summarize_docstring(doc: str | None) -> str:
     """The first paragraph of a docstring, in one line."""
     return " ".join((doc or "").strip().split("\n\n", 1)[0].split())
 
 
-def _names(declared: Sequence[Declared]) -> dict[str, Any]:
+def _names(declared: Sequence[NamedDeclaration]) -> dict[str, Any]:
     patterns = [{"pattern": found.pattern} for found in declared]
     # The list is what an editor offers, the patterns are what is right as well.
     offered = [{"enum": [found.name for found in declared]}] if declared else []
     return {"type": "string", "anyOf": [*offered, *patterns, {"pattern": ":"}]}
 
 
-def _is_named(found: Declared) -> dict[str, Any]:
+def _is_named(found: NamedDeclaration) -> dict[str, Any]:
     name = {"pattern": found.pattern}
     return {"anyOf": [{"required": [key], "properties": {key: name}} for key in ("type", "kind")]}
 

@@ -10,7 +10,7 @@ from evalution.suites.dataset import Dataset, DatasetRows
 
 
 def _glue(name: str, split: str = "validation") -> Dataset:
-    return Dataset("nyu-mll/glue", split, name, fewshot_split="train", spare=True)
+    return Dataset("nyu-mll/glue", split, name, fewshot_split="train", draw_extra_shot=True)
 
 
 @dataclass(kw_only=True)

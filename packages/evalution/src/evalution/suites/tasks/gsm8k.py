@@ -69,7 +69,7 @@ EXAMPLES: list[tuple[str, str, int]] = [
 ]
 
 
-def solved_with(conclusion: str) -> list[dict[str, str]]:
+def format_examples(conclusion: str) -> list[dict[str, str]]:
     """The examples as rows of GSM8K, each answer ending in `conclusion` with its number for {}."""
     return [
         {"question": question, "answer": f"{reasoning} {conclusion.format(number)}"}
@@ -92,13 +92,15 @@ def _pipelines(strict: Regex) -> Mapping[str, Sequence[Filter]]:
 def _gsm8k(conclusion: str | None = None) -> Dataset:
     if conclusion is None:
         return Dataset("openai/gsm8k", "test", "main", fewshot_split="train")
-    return Dataset("openai/gsm8k", "test", "main", fewshot_rows=solved_with(conclusion))
+    return Dataset("openai/gsm8k", "test", "main", fewshot_rows=format_examples(conclusion))
 
 
 def _platinum(conclusion: str | None = None) -> Dataset:
     if conclusion is None:
-        return Dataset("madrylab/gsm8k-platinum", "test", "main", spare=True)
-    return Dataset("madrylab/gsm8k-platinum", "test", "main", fewshot_rows=solved_with(conclusion))
+        return Dataset("madrylab/gsm8k-platinum", "test", "main", draw_extra_shot=True)
+    return Dataset(
+        "madrylab/gsm8k-platinum", "test", "main", fewshot_rows=format_examples(conclusion)
+    )
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from evalution.rows.local import Row
 from evalution.scoring.metrics import Mean, Measure, Metric
 from evalution.suites.choice_suite import ChoiceSample, ChoiceSuite
 from evalution.suites.dataset import ALL, Dataset, DatasetRows, Subset, Subsets, local_folder
-from evalution.suites.row_suite import Part
+from evalution.suites.row_suite import Split
 from evalution_core import ConfigurationError
 
 SUBJECTS = Subsets(
@@ -114,8 +114,8 @@ class MMLU(DatasetRows, ChoiceSuite):
         if self.data is not None and local_folder(self.data) is None:
             raise self.wrong("data", "must be a folder with one folder for each subject")
 
-    def parts(self) -> Sequence[Part]:
-        return [self._subject_part(subset) for subset in self._chosen]
+    def splits(self) -> Sequence[Split]:
+        return [self._subject_split(subset) for subset in self._chosen]
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -161,14 +161,14 @@ class MMLU(DatasetRows, ChoiceSuite):
         names = ("acc", f"acc,{group}", f"acc,{sample.subset}")
         return [name for name in names if name in self._metrics]
 
-    def _subject_part(self, subset: Subset) -> Part:
+    def _subject_split(self, subset: Subset) -> Split:
         subject = replace(self.dataset, name=subset.child)
         if self.data is None:
-            return self.part(subject, None, subset.name)
+            return self.make_split(subject, None, subset.name)
         folder = local_folder(self.data)
         if folder is None or not (folder / subset.child).is_dir():
             raise ConfigurationError(
                 f"{self.data} holds no folder {subset.child}, which is a subject of the subsets "
                 f"{self.subsets!r}; choose others with subsets"
             )
-        return self.part(subject, folder / subset.child, subset.name)
+        return self.make_split(subject, folder / subset.child, subset.name)

@@ -17,7 +17,11 @@ class WinoGrande(DatasetRows, ContextChoiceSuite):
 
     task = "winogrande"
     dataset = Dataset(
-        "allenai/winogrande", "validation", "winogrande_xl", fewshot_split="train", spare=True
+        "allenai/winogrande",
+        "validation",
+        "winogrande_xl",
+        fewshot_split="train",
+        draw_extra_shot=True,
     )
 
     def choice_texts(self, row: Row) -> Sequence[str]:
