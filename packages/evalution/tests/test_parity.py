@@ -12,7 +12,7 @@ from evalution.parity import ParityResult, Tolerance, check_parity
 from evalution.parity.table import parity_table
 from evalution.runs.lane import Lane
 from evalution_conformance import mutants as _mutants  # noqa: F401 - registers the faults
-from evalution_conformance.mutants.toy import Toy
+from mutants.toy import Toy
 from evalution_core import (
     BaseInferenceSession,
     Capability,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution.parity.encoding import Encoder, encoder_of, with_ids
-from evalution_conformance.mutants.toy_model import MergingTokenizer
+from mutants.toy import MergingTokenizer
 from evalution_core import (
     GenerationRequest,
     InvalidRequestError,

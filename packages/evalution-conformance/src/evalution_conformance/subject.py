@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from evalution_conformance.watch import let_go, on_main_thread
+from evalution_conformance.watch import call_on_main_thread, call_unawaited, call_within
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -95,7 +95,7 @@ class Subject:
             raise self._build_error
         if self._session is None:
             try:
-                self._session = on_main_thread(lambda: self.engine.build(self.model))
+                self._session = call_on_main_thread(lambda: self.engine.build(self.model))
             except Exception as error:
                 self._build_error = error
                 raise
@@ -106,7 +106,7 @@ class Subject:
         self, *, engine: BaseEngine | None = None, model: Model | None = None
     ) -> Generator[BaseInferenceSession]:
         """A session of its own, closed at the end."""
-        built = on_main_thread(lambda: (engine or self.engine).build(model or self.model))
+        built = call_on_main_thread(lambda: (engine or self.engine).build(model or self.model))
         try:
             yield built
         finally:
@@ -121,7 +121,7 @@ class Subject:
     def abandon(self) -> None:
         """Give up a session that hangs: the next check builds another."""
         if self._session is not None:
-            let_go(self._session.close)
+            call_unawaited(self._session.close)
             self._session = None
 
     # what is known
@@ -153,7 +153,7 @@ class Subject:
         return self.tolerance if self._reference_tolerance is None else self._reference_tolerance
 
     @property
-    def patience(self) -> float:
+    def call_timeout(self) -> float:
         """How long a single call may take that must not be blocked by another."""
         return min(_LONGEST_WAIT_S, self.timeout / 4)
 
@@ -190,7 +190,7 @@ class Subject:
     @cached_property
     def distribution(self) -> Distribution | None:
         """The installed distribution that the engine's package comes from."""
-        return _distribution_of(type(self.engine).__module__.partition(".")[0])
+        return _find_distribution(type(self.engine).__module__.partition(".")[0])
 
     def declares(self, capability: Capability) -> bool:
         return capability in self.capabilities
@@ -235,7 +235,7 @@ class Subject:
 _owners = cache(packages_distributions)
 
 
-def _distribution_of(package: str) -> Distribution | None:
+def _find_distribution(package: str) -> Distribution | None:
     # An editable installation lists no packages; there the name is as good as sure.
     for name in [*_owners().get(package, ()), package]:
         try:
@@ -245,24 +245,50 @@ def _distribution_of(package: str) -> Distribution | None:
     return None
 
 
-def resized(engine: BaseEngine, max_model_len: int) -> BaseEngine | None:
+def resize(engine: BaseEngine, max_model_len: int) -> BaseEngine | None:
     """The engine with another window, where that is one of its options."""
     if not hasattr(engine, "max_model_len"):
         return None
     return dataclasses.replace(cast(Any, engine), max_model_len=max_model_len)
 
 
-def succeeded(result: T | RequestFailure) -> T:
+def require_output(result: T | RequestFailure) -> T:
     """The output of a continuous call; a failure is raised."""
     if isinstance(result, RequestFailure):
         raise result.error
     return result
 
 
-def collected(results: Iterator[tuple[K, T | RequestFailure]]) -> dict[K, T]:
+def collect_outputs(results: Iterator[tuple[K, T | RequestFailure]]) -> dict[K, T]:
     """Outputs by key; a key that comes twice, or a failure, fails the check."""
     found: dict[K, T] = {}
     for key, result in results:
         assert key not in found, f"the key {key!r} came twice"
-        found[key] = succeeded(result)
+        found[key] = require_output(result)
     return found
+
+
+CAP = 2
+"""Requests that may run at once in it."""
+
+
+@contextmanager
+def open_stream(
+    subject: Subject, requests: Iterator[tuple[int, GenerationRequest]]
+) -> Generator[Generator[tuple[int, GenerationOutput | RequestFailure]]]:
+    """A stream with a small batch, closed at the end without waiting for ever."""
+    stream = subject.session.generate_continuous(requests, batch_size=CAP)
+    if not isinstance(stream, Generator):
+        raise AssertionError("generate_continuous() must give an iterator with close()")
+    try:
+        yield stream
+    except BaseException:
+        call_unawaited(stream.close)  # it may hang, and must not hide what was found
+        raise
+    call_within(stream.close, timeout=subject.call_timeout, doing="closing a stream")
+
+
+def read_one(stream: Iterator[tuple[int, GenerationOutput | RequestFailure]]) -> None:
+    """Take one result, which must be an output."""
+    _, result = next(stream)
+    require_output(result)

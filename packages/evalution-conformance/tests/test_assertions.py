@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mutants import toy_subject
+from mutants.toy import Toy
 
-from evalution_conformance.comparison import (
+from evalution_conformance.assertions import (
     assert_same_logprobs,
     assert_tokens_agree,
     first_difference,
 )
-from evalution_conformance.mutants import toy_subject
-from evalution_conformance.mutants.toy import Toy
 from evalution_conformance.subject import Subject
 from evalution_core import GenerationOutput
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from evalution_conformance.reference_values import top2_gaps
 from evalution_conformance.subject import Subject
-from evalution_core import Capability, GenerationOutput, GenerationRequest, LoglikelihoodOutput
+from evalution_core import (
+    Capability,
+    GenerationOutput,
+    GenerationRequest,
+    LoglikelihoodOutput,
+    UnsupportedRequestError,
+)
 
 _UNDECIDED = 1e-3
 
@@ -92,3 +99,26 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
         if a != b:
             return index
     return None if len(left) == len(right) else min(len(left), len(right))
+
+
+E = TypeVar("E", bound=Exception)
+
+
+def assert_refused(call: Callable[[], Any], kind: type[E], asked: str) -> E:
+    """The error of this class that `call` raises.
+
+    Raises:
+        AssertionError: another error came, or none.
+        UnsupportedRequestError: a capability is missing; the run of the check decides about it.
+    """
+    try:
+        found = call()
+    except kind as error:
+        return error
+    except UnsupportedRequestError:
+        raise
+    except Exception as error:
+        raise AssertionError(
+            f"{asked} must be refused with {kind.__name__}, but came {error!r}"
+        ) from error
+    raise AssertionError(f"{asked} must be refused with {kind.__name__}, but gave {found!s:.200}")

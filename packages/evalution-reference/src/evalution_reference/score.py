@@ -1,4 +1,4 @@
-"""Scoring over a trie of prefixes: what spans share is run once, what they don't side by side."""
+"""Scoring over a prefix tree: shared prefixes run once, the rest side by side."""
 
 from __future__ import annotations
 
@@ -8,24 +8,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalution_enginekit import ScoringPlan, Segment, TokenScore, TokenSpan, plan_scoring
-from evalution_enginekit.planning import shared_prefix
+from evalution_enginekit.planning import SpanScores, shared_prefix
+from evalution_enginekit.sampling import token_logprobs
 from evalution_reference.kv_cache import KVCache
 from evalution_reference.llama import Floats, Llama
-from evalution_reference.log_softmax import token_logprobs
 
 _SEGMENTS_AT_ONCE = 16
 _ROWS_AT_ONCE = 256
 """Rows of logits that exist at a time: bounds memory by 256 x vocabulary."""
 
 _ScoredSegment = tuple[Segment, list[tuple[float, bool]]]
-"""A segment, and log-probability and greediness of each of its targets."""
-_Head = tuple[list[int], KVCache]
-"""A root's tokens, and a cache that holds them."""
+"""A segment with log-probability and greediness of each of its targets."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """The tokens of a plan's root, and a cache that holds them."""
+
+    token_ids: list[int]
+    cache: KVCache
 
 
 @dataclass(slots=True)
 class _Visit:
-    """A segment whose ancestors are in `cache`, and perhaps some of its own tokens."""
+    """A segment whose ancestors are in `cache`, with perhaps some of its own tokens."""
 
     index: int
     segment: Segment
@@ -37,70 +43,61 @@ class _Visit:
 
 
 class PrefixScorer:
-    """Scores spans, and keeps the head of the last ones for the next call.
+    """Scores spans and keeps the last plan's root for the next call.
 
-    A kept cache is only copied from, so a call that fails spoils nothing for the next.
+    A kept cache is only copied from, so a call that fails doesn't affect the next.
     """
 
     def __init__(self, model: Llama):
         self._model = model
-        self._head: _Head | None = None
+        self._prefix: SharedPrefix | None = None
 
     def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
-        """After each forward pass, the scores that are complete, in the order of the spans."""
-        logprobs = [[0.0] * (len(span.token_ids) - span.start) for span in spans]
-        greedy = [True] * len(spans)
-        missing = [len(values) for values in logprobs]
-        done = 0
+        """Yield, after each forward pass, the complete scores in the order of the spans."""
+        scores = SpanScores(spans)
         for passed in self._passes(plan_scoring(spans)):
             for segment, found in passed:
                 for target, (logprob, is_greedy) in zip(segment.targets, found, strict=True):
-                    logprobs[target.span][target.slot] = logprob
-                    greedy[target.span] &= is_greedy
-                    missing[target.span] -= 1
-            begin = done
-            while done < len(spans) and not missing[done]:
-                done += 1
-            yield [TokenScore(logprobs[at], greedy[at]) for at in range(begin, done)]
+                    scores.add(target, logprob, is_greedy)
+            yield scores.take_complete()
 
-    def forget_head(self) -> None:
-        self._head = None
+    def forget_prefix(self) -> None:
+        self._prefix = None
 
     def _passes(self, plan: ScoringPlan) -> Iterator[list[_ScoredSegment]]:
-        """The segments of each forward pass with what their targets got, first spans first."""
+        """Yield the scored segments of each forward pass, those of the first spans first."""
         children: dict[int | None, list[int]] = {}
         for index, segment in enumerate(plan.segments):
             children.setdefault(segment.parent, []).append(index)
         roots = children.get(None, [])
-        head = self._head
+        prefix = self._prefix
         waiting: list[tuple[int, KVCache | None]] = [(root, None) for root in reversed(roots)]
         while waiting:
-            # Made only when its turn comes: what waits holds no cache of its own.
+            # Caches are made only when their turn comes: waiting segments hold none.
             taken = [waiting.pop() for _ in range(min(_SEGMENTS_AT_ONCE, len(waiting)))]
-            visits = [self._visit(at, plan.segments[at], before, head) for at, before in taken]
+            visits = [self._visit(at, plan.segments[at], before, prefix) for at, before in taken]
             yield list(self._run(visits))
             for visit in reversed(visits):
                 if visit.index == roots[-1]:
-                    self._head = (visit.segment.token_ids, visit.cache)
+                    self._prefix = SharedPrefix(visit.segment.token_ids, visit.cache)
                 later = reversed(children.get(visit.index, []))
                 waiting += [(child, visit.cache) for child in later]
 
     def _visit(
-        self, index: int, segment: Segment, before: KVCache | None, head: _Head | None
+        self, index: int, segment: Segment, before: KVCache | None, prefix: SharedPrefix | None
     ) -> _Visit:
-        cache = self._root_cache(segment, head) if before is None else before.fork()
+        cache = self._make_root_cache(segment, prefix) if before is None else before.fork()
         return _Visit(index, segment, cache)
 
-    def _root_cache(self, root: Segment, head: _Head | None) -> KVCache:
-        """A cache with what `head` has of this segment before the first row that is wanted."""
-        if head is None:
+    def _make_root_cache(self, root: Segment, prefix: SharedPrefix | None) -> KVCache:
+        """Return a cache of what `prefix` shares with the root, up to the first scored row."""
+        if prefix is None:
             return self._model.new_cache()
         first_row = min((target.position for target in root.targets), default=len(root.token_ids))
-        token_ids, kept = head
-        shared = min(shared_prefix(token_ids, root.token_ids), first_row)
+        shared = min(shared_prefix(prefix.token_ids, root.token_ids), first_row)
         if not shared:
             return self._model.new_cache()
-        cache = kept.fork()
+        cache = prefix.cache.fork()
         cache.truncate(shared)
         return cache
 
@@ -124,9 +121,9 @@ class PrefixScorer:
     def _scores(
         self, hidden: Floats, rows: list[int], targets: list[int]
     ) -> Iterator[tuple[float, bool]]:
-        """Log-probability and greediness of each target; several may read the same row."""
+        """Yield log-probability and greediness of each target; several may read the same row."""
         for at in range(0, len(rows), _ROWS_AT_ONCE):
             wanted, inverse = np.unique(rows[at : at + _ROWS_AT_ONCE], return_inverse=True)
-            logits = self._model.logits(hidden[wanted])[inverse]
-            found = token_logprobs(logits, np.array(targets[at : at + _ROWS_AT_ONCE]))
+            token_ids = np.array(targets[at : at + _ROWS_AT_ONCE])
+            found = token_logprobs(self._model.logits(hidden[wanted]), token_ids, inverse)
             yield from zip(*found, strict=True)

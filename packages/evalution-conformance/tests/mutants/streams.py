@@ -9,8 +9,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from evalution_conformance.mutants.catalogue import session_fault
-from evalution_conformance.mutants.toy import ToySession
 from evalution_core import (
     GenerationOutput,
     GenerationRequest,
@@ -19,6 +17,8 @@ from evalution_core import (
     TextDelta,
 )
 from evalution_enginekit import TokenEvent, TokenFeed
+from mutants.catalogue import session_fault
+from mutants.toy import ToySession
 
 Requests = Iterable[tuple[Any, GenerationRequest]]
 Results = Iterator[tuple[Any, GenerationOutput | RequestFailure]]
@@ -74,7 +74,7 @@ class ReadsTheWholeInput(ToySession):
         yield from super().generate_continuous(list(requests), batch_size=batch_size)
 
 
-@session_fault("test_closing_early_aborts_what_runs")
+@session_fault("test_closing_early_aborts_requests_in_flight")
 class IgnoresAbort(ToySession):
     """A stream that is closed runs on to its end."""
 
@@ -120,7 +120,7 @@ class _Ended(_Wrapped):
         self._stream.close()
 
 
-@session_fault("test_a_cancelled_request_goes_alone")
+@session_fault("test_cancelling_one_request_leaves_the_others")
 class IgnoresCancellation(ToySession):
     """A request that is cancelled is answered all the same."""
 
@@ -128,7 +128,7 @@ class IgnoresCancellation(ToySession):
         return _Uncancelled(super().generate_continuous(requests, batch_size=batch_size))
 
 
-@session_fault("test_a_cancelled_request_goes_alone")
+@session_fault("test_cancelling_one_request_leaves_the_others")
 class CancelsTheWholeStream(ToySession):
     """Cancelling one request ends the stream for all."""
 
@@ -150,7 +150,7 @@ class _Foreseen(_Wrapped):
         self._dropped.add(key)
 
 
-@session_fault("test_cancelling_what_is_not_under_way_changes_nothing")
+@session_fault("test_cancelling_a_request_not_in_flight_changes_nothing")
 class RemembersWhatWasCancelled(ToySession):
     """A key that was cancelled is dropped when the input gives it."""
 
@@ -160,7 +160,7 @@ class RemembersWhatWasCancelled(ToySession):
         return _Foreseen(super().generate_continuous(kept, batch_size=batch_size), dropped)
 
 
-@session_fault("test_cancelling_what_is_not_under_way_changes_nothing")
+@session_fault("test_cancelling_a_request_not_in_flight_changes_nothing")
 class RaisesForUnknownKeys(ToySession):
     """A key that isn't under way can't be cancelled."""
 
@@ -168,7 +168,7 @@ class RaisesForUnknownKeys(ToySession):
         return _Strict(super().generate_continuous(requests, batch_size=batch_size))
 
 
-@session_fault("test_an_unread_stream_blocks_nobody")
+@session_fault("test_an_unread_stream_blocks_no_other_call")
 class HoldsItsLock(ToySession):
     """A lock is held while the caller has a result in hand."""
 
@@ -202,7 +202,7 @@ class RunsWhenAsked(ToySession):
             yield from zip((key for key, _ in slice_), outputs, strict=True)
 
 
-@session_fault("test_an_exception_of_the_input_arrives")
+@session_fault("test_an_exception_of_the_input_is_raised")
 class SwallowsErrorsOfTheInput(ToySession):
     """An exception of the input iterator ends the stream as if it were complete."""
 

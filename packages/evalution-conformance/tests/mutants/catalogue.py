@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from evalution_conformance.mutants.toy import SESSIONS, UNTEMPLATED, Toy, ToySession
 from evalution_conformance.subject import Subject
 from evalution_core import BaseEngine, Model
+from mutants.toy import SESSIONS, UNTEMPLATED, Toy, ToySession
 
 S = TypeVar("S", bound=type[ToySession])
 E = TypeVar("E", bound=Callable[[], BaseEngine])

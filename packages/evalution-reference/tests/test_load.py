@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from evalution_core.errors import ConfigurationError
-from evalution_reference.checkpoint import load_checkpoint, read_config
 from evalution_reference.llama import Llama
-from evalution_reference.rope import RopeScaling
+from evalution_reference.llama_config import RopeScaling, read_config
+from evalution_reference.load import load_checkpoint
 
 CheckpointWriter = Callable[..., Path]
 

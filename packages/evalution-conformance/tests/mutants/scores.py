@@ -7,14 +7,16 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
-from evalution_conformance.mutants.catalogue import session_fault
-from evalution_conformance.mutants.toy import ToySession
 from evalution_core import (
     InvalidRequestError,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
+    RollingLoglikelihoodOutput,
+    RollingLoglikelihoodRequest,
 )
 from evalution_enginekit.tokenizer import encode_with_leading
+from mutants.catalogue import session_fault
+from mutants.toy import ToySession
 
 
 def _with_values(output: LoglikelihoodOutput, values: list[float]) -> LoglikelihoodOutput:
@@ -75,7 +77,7 @@ class AlwaysGreedy(ToySession):
         return replace(output, is_greedy=True)
 
 
-@session_fault("test_what_was_generated_is_greedy")
+@session_fault("test_generated_tokens_are_greedy")
 class NeverGreedy(ToySession):
     """`is_greedy` is always false."""
 
@@ -209,3 +211,97 @@ class CutsTheContinuation(_EncodesItself):
         context_ids = encode_with_leading(self.tokenizer, context)
         whole = encode_with_leading(self.tokenizer, context + continuation)
         return context_ids, whole[len(context_ids) :][: self.max_model_len]
+
+
+def _rolled(output: RollingLoglikelihoodOutput, values: list[float]) -> RollingLoglikelihoodOutput:
+    return replace(
+        output,
+        token_logprobs=values,
+        logprob=math.fsum(values),
+        token_count=len(values),
+        token_ids=None,
+    )
+
+
+@session_fault("test_each_token_is_scored_once", "test_one_window_is_plain_scoring")
+class ScoresBos(ToySession):
+    """BOS is scored with the text."""
+
+    def rolled(
+        self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
+    ) -> RollingLoglikelihoodOutput:
+        return _rolled(output, [-5.0, *(output.token_logprobs or [])])
+
+
+@session_fault("test_each_token_is_scored_once", "test_windows_sum_to_the_text")
+class ForgetsTheLastWindow(ToySession):
+    """The last window of a long text is forgotten."""
+
+    def rolled(
+        self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
+    ) -> RollingLoglikelihoodOutput:
+        values = output.token_logprobs or []
+        whole = len(values) - len(values) % self.max_model_len
+        return _rolled(output, values[:whole] if whole else values)
+
+
+@session_fault("test_windows_sum_to_the_text", "test_windows_equal_the_reference")
+class FeedsTheWholeText(ToySession):
+    """A text longer than the window is fed at once."""
+
+    def rolled(
+        self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
+    ) -> RollingLoglikelihoodOutput:
+        token_ids = [*self.tokenizer.leading_ids, *(output.token_ids or [])]
+        return _rolled(output, list(self.score_span(token_ids, 1).logprobs))
+
+
+@session_fault("test_one_window_is_plain_scoring", "test_rolling_equals_the_reference")
+class RollsAfterEos(ToySession):
+    """The first token of a text is conditioned on EOS where there is a BOS."""
+
+    def rolled(
+        self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
+    ) -> RollingLoglikelihoodOutput:
+        token_ids = [self.tokenizer.eos_id or 0, *(output.token_ids or [])]
+        return _rolled(output, list(self.score_span(token_ids, 1).logprobs))
+
+
+@session_fault("test_bos_is_never_scored")
+class ScoresSpelledBos(ToySession):
+    """A BOS that the text spells is scored."""
+
+    def rolled(
+        self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
+    ) -> RollingLoglikelihoodOutput:
+        spelled = request.text.startswith("<bos>")
+        return _rolled(output, [-5.0, *(output.token_logprobs or [])]) if spelled else output
+
+
+@session_fault("test_rolled_ids_are_their_text")
+class TakesTheFirstIdForBos(ToySession):
+    """The first of given ids is taken for a BOS."""
+
+    def text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodRequest:
+        return replace(request, input_ids=request.input_ids[1:] if request.input_ids else None)
+
+
+@session_fault("test_an_empty_text_is_refused")
+class ScoresEmptyTexts(ToySession):
+    """An empty text is scored as a space."""
+
+    def text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodRequest:
+        return (
+            request if request.input_ids is not None else replace(request, text=request.text or " ")
+        )
+
+
+@session_fault("test_texts_score_in_order")
+class SortsTexts(ToySession):
+    """Scores of texts come in the order of their lengths."""
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[RollingLoglikelihoodOutput]:
+        by_length = sorted(requests, key=lambda request: len(request.text))
+        return super().loglikelihood_rolling(by_length, batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""Sequences that generate side by side, one model step for all of them."""
+"""Generation: sequences side by side, one model step for all of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from evalution_reference.llama import Floats, Llama
 
 _PREFIXES_KEPT = 4
 _LEAST_SHARED = 8
-"""Tokens from which copying a cached prefix beats running it again."""
+"""Tokens from which copying a cached prefix is faster than running it again."""
 
 
-class Decoder:
+class Generator:
     """Continuous batching: a finished sequence's slot takes the next prompt in the same step."""
 
     def __init__(self, model: Llama, slots: int):
@@ -33,7 +33,7 @@ class Decoder:
         self._prefixes.clear()
 
     def _begin(self, prompt: TokenPrompt) -> _Sequence:
-        """A sequence whose cache holds what an earlier prompt shares with this one."""
+        """Return a sequence whose cache holds the prefix that an earlier prompt shares with it."""
         best, shared = None, 0
         for token_ids, cache in self._prefixes:
             found = min(shared_prefix(token_ids, prompt.token_ids), len(prompt.token_ids) - 1)
@@ -46,7 +46,7 @@ class Decoder:
         return _Sequence(prompt, cache, list(prompt.token_ids[shared:]))
 
     def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:
-        """Run what each sequence has new: a prompt's tokens, or the last one that it generated."""
+        """Run the new tokens of each sequence: a prompt, or the last token that it generated."""
         runs = [np.array(sequence.pending) for sequence in sequences]
         hidden = self._model.extend(runs, [sequence.cache for sequence in sequences])
         ends = np.cumsum([len(run) for run in runs]) - 1

@@ -1,4 +1,4 @@
-"""Spans scored together, call after call, against each of them scored alone."""
+"""Spans scored together, call after call, compared with each of them scored alone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from evalution_core import EngineRuntimeError, builtin_path
 from evalution_enginekit import TokenScore, TokenSpan
-from evalution_reference.checkpoint import load_checkpoint
 from evalution_reference.kv_cache import KVCache
 from evalution_reference.llama import Llama
-from evalution_reference.scoring import PrefixScorer
+from evalution_reference.load import load_checkpoint
+from evalution_reference.score import PrefixScorer
 
-HEAD = list(range(40, 120))
+PREFIX = list(range(40, 120))
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +32,12 @@ def token_spans(draw: st.DrawFn) -> TokenSpan:
     return TokenSpan(token_ids, draw(st.integers(1, len(token_ids) - 1)))
 
 
-def scored(scorer: PrefixScorer, spans: list[TokenSpan]) -> list[TokenScore]:
+def score(scorer: PrefixScorer, spans: list[TokenSpan]) -> list[TokenScore]:
     return [score for step in scorer.score(spans) for score in step]
 
 
 def two_token_spans(count: int) -> list[TokenSpan]:
-    """As many roots, none of which begins as the others or as HEAD does."""
+    """As many roots, none of which begins as the others or as PREFIX does."""
     return [TokenSpan([200 + index, 7], 1) for index in range(count)]
 
 
@@ -55,10 +55,10 @@ def assert_right(model: Llama, spans: Sequence[TokenSpan], scores: Sequence[Toke
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.lists(token_spans(), max_size=6), max_size=3))
-def test_no_call_changes_the_scores_of_the_next(model: Llama, calls: list[list[TokenSpan]]) -> None:
+def test_scores_do_not_depend_on_earlier_calls(model: Llama, calls: list[list[TokenSpan]]) -> None:
     scorer = PrefixScorer(model)
     for spans in calls:
-        assert_right(model, spans, scored(scorer, spans))
+        assert_right(model, spans, score(scorer, spans))
 
 
 @pytest.fixture
@@ -90,49 +90,49 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     return seen
 
 
-def test_a_kept_head_is_copied_for_no_root_that_begins_otherwise(
+def test_roots_without_the_kept_prefix_get_caches_when_their_turn_comes(
     model: Llama, caches: dict[str, list[int]]
 ) -> None:
     scorer = PrefixScorer(model)
-    scored(scorer, [TokenSpan([*HEAD, 7], len(HEAD))])
+    score(scorer, [TokenSpan([*PREFIX, 7], len(PREFIX))])
     caches["new"].clear()
     spans = two_token_spans(100)
-    scores = scored(scorer, spans)
+    scores = score(scorer, spans)
     assert caches["copied"] == []
     assert caches["new"] == [16] * 6 + [4], "a root's cache is made when its turn comes"
     assert_right(model, spans, scores)
 
 
-def test_a_kept_head_is_copied_once_for_the_root_that_shares_it(
+def test_kept_prefix_is_copied_once_for_the_root_that_shares_it(
     model: Llama, caches: dict[str, list[int]]
 ) -> None:
     scorer = PrefixScorer(model)
-    scored(scorer, [TokenSpan([*HEAD, 7], len(HEAD))])
+    score(scorer, [TokenSpan([*PREFIX, 7], len(PREFIX))])
     caches["run"].clear()
-    spans = [TokenSpan([*HEAD, 8, 9], len(HEAD) + 1), *two_token_spans(40)]
-    scores = scored(scorer, spans)
-    assert caches["copied"] == [len(HEAD)]
+    spans = [TokenSpan([*PREFIX, 8, 9], len(PREFIX) + 1), *two_token_spans(40)]
+    scores = score(scorer, spans)
+    assert caches["copied"] == [len(PREFIX)]
     assert sum(caches["run"]) == 1 + 40
     assert_right(model, spans, scores)
 
 
-def test_the_last_head_of_a_call_is_kept(model: Llama, caches: dict[str, list[int]]) -> None:
+def test_last_root_of_a_call_is_kept(model: Llama, caches: dict[str, list[int]]) -> None:
     scorer = PrefixScorer(model)
-    scored(scorer, [*two_token_spans(40), TokenSpan([*HEAD, 7], len(HEAD))])
+    score(scorer, [*two_token_spans(40), TokenSpan([*PREFIX, 7], len(PREFIX))])
     caches["run"].clear()
-    scored(scorer, [TokenSpan([*HEAD, 8, 9], len(HEAD) + 1)])
+    score(scorer, [TokenSpan([*PREFIX, 8, 9], len(PREFIX) + 1)])
     assert caches["run"] == [1]
 
 
 @pytest.mark.parametrize("failing", range(3))
-def test_a_failed_call_leaves_the_next_one_right(
+def test_scores_are_right_after_a_failed_call(
     model: Llama, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     scorer = PrefixScorer(model)
-    scored(scorer, [TokenSpan([*HEAD, 7], len(HEAD) - 3)])
+    score(scorer, [TokenSpan([*PREFIX, 7], len(PREFIX) - 3)])
     spans = [
         *two_token_spans(40),
-        *(TokenSpan([*HEAD[:60], 7, choice, 9], 61) for choice in range(20, 25)),
+        *(TokenSpan([*PREFIX[:60], 7, choice, 9], 61) for choice in range(20, 25)),
     ]
     calls = 0
     logits = Llama.logits
@@ -147,7 +147,7 @@ def test_a_failed_call_leaves_the_next_one_right(
     with monkeypatch.context() as patch:
         patch.setattr(Llama, "logits", failing_once)
         with pytest.raises(EngineRuntimeError, match="not finite"):
-            scored(scorer, spans)
-    assert_right(model, spans, scored(scorer, spans))
-    again = [TokenSpan([*HEAD, 7], 1), *reversed(spans)]
-    assert_right(model, again, scored(scorer, again))
+            score(scorer, spans)
+    assert_right(model, spans, score(scorer, spans))
+    again = [TokenSpan([*PREFIX, 7], 1), *reversed(spans)]
+    assert_right(model, again, score(scorer, again))
