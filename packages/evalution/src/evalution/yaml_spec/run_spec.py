@@ -1,7 +1,7 @@
-"""A run as a YAML file: an engine, a model and tests.
+"""The section `backend` of a spec: read by the package that brings training backends.
 
-The engine and each test are written as `type` with the options beside it, or as `kind` with the
-options under `params`; a name alone takes the defaults.
+That package is found by the entry-point group `evalution.backends`, whose value is a
+`BackendReader`; the runner knows none of its backends.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from pathlib import Path
 from typing import Any, cast
 
 from evalution.foreign_code import foreign_errors
-from evalution.hints import INSTALL_HINTS
+from evalution.hints import BACKEND_HINT, INSTALL_HINTS
 from evalution.paths import path_errors, typed_path
 from evalution.rows.local import BUILTIN
-from evalution.runs.backend import ModelBackend, check_backend
+from evalution.runs.backend import BackendReader, ModelBackend, check_backend
 from evalution.runs.failure_policy import FailurePolicy
 from evalution.runs.lane import Lane
 from evalution.runs.preflight import as_model
-from evalution.spec.backend_section import read_backend
-from evalution.spec.sections import EXAMPLES, as_mapping, declaration
-from evalution.spec.yaml_file import read_yaml
-from evalution.suites.declaration import SuiteDeclaration
 from evalution.suites.discovery import load_suite
+from evalution.suites.suite import SuiteDeclaration
+from evalution.yaml_spec.yaml_file import EXAMPLES, as_mapping, declaration, read_yaml
 from evalution_core import (
     BaseEngine,
     ConfigurationError,
+    EngineUnavailableError,
     Model,
     UnknownEngineError,
     builtin_path,
@@ -37,7 +36,47 @@ from evalution_core import (
     load_engine,
     nearest_name,
 )
+from evalution_core.entries import installed
 from evalution_core.options import option_fields
+
+GROUP = "evalution.backends"
+
+
+def read_backend(
+    name: str, options: Mapping[str, Any], model: object, folder: Path
+) -> ModelBackend:
+    """The backend of a spec in `folder` whose section `model` is `model`.
+
+    Raises:
+        ConfigurationError: nothing that brings backends is installed, more than one package does,
+            or the backend, its options or the model are wrong.
+        EngineUnavailableError: the backend's package can't be imported.
+    """
+    reader = _reader()
+    with foreign_errors(f"backend {name!r} can't be made", ConfigurationError):
+        return reader(name, options, model, folder)
+
+
+def _reader() -> BackendReader:
+    points = installed(GROUP)
+    if not points:
+        raise ConfigurationError(
+            "the section 'backend' needs a package of training backends and none is installed; "
+            f"pip install {BACKEND_HINT}"
+        )
+    if len(points) > 1:
+        sources = " and ".join(point.dist.name if point.dist else point.value for point in points)
+        raise ConfigurationError(
+            f"the section 'backend' is read by {sources}; uninstall all of them but one"
+        )
+    (point,) = points
+    try:
+        return point.load()
+    except Exception as error:  # the border to foreign code: a package may raise anything
+        raise EngineUnavailableError(
+            f"training backends ({point.value}) can't be loaded: {type(error).__name__}: {error}"
+        ) from error
+
 
 SECTIONS = ("engine", "model", "tests", "backend", "against", "isolate", "on_error", "max_failures")
 """What a spec may hold at its top."""

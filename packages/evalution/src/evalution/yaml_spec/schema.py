@@ -11,13 +11,16 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from evalution.foreign_code import foreign_errors
-from evalution.spec.declaration_schema import Declared, any_declaration, inherited_docs, written_doc
-from evalution.spec.option_schema import (
+from evalution.suites.discovery import available_suites, load_suite
+from evalution.yaml_spec.option_schema import (
+    NamedDeclaration,
+    any_declaration,
     engine_options_schema,
     filter_definitions,
+    read_base_docstrings,
+    read_docstring,
     suite_options_schema,
 )
-from evalution.suites.discovery import available_suites, load_suite
 from evalution_core import (
     ConfigurationError,
     EngineEntry,
@@ -112,10 +115,10 @@ def spec_schema() -> SpecSchema:
     return SpecSchema(schema, complaints)
 
 
-def _engines(complaints: list[str]) -> list[Declared]:
+def _engines(complaints: list[str]) -> list[NamedDeclaration]:
     entries = available()
     names = [normalized(entry.name) for entry in entries]
-    found: list[Declared] = []
+    found: list[NamedDeclaration] = []
     for entry in entries:
         is_alone = names.count(normalized(entry.name)) == 1
         with _noting(complaints):
@@ -123,21 +126,25 @@ def _engines(complaints: list[str]) -> list[Declared]:
     return found
 
 
-def _engine(name: str, entry: EngineEntry) -> Declared:
+def _engine(name: str, entry: EngineEntry) -> NamedDeclaration:
     kind = entry.load()
     with foreign_errors(f"engine {name!r}: the schema of its options", ConfigurationError):
         options = engine_options_schema(kind)
-    return Declared(name, "engine", written_doc(kind), options, inherited_docs(kind))
+    return NamedDeclaration(
+        name, "engine", read_docstring(kind), options, read_base_docstrings(kind)
+    )
 
 
-def _suites(complaints: list[str]) -> list[Declared]:
-    found: list[Declared] = []
+def _suites(complaints: list[str]) -> list[NamedDeclaration]:
+    found: list[NamedDeclaration] = []
     for name in available_suites():
         with _noting(complaints):
             kind = load_suite(name)
             with foreign_errors(f"suite {name!r}: the schema of its options", ConfigurationError):
                 options = suite_options_schema(kind)
-            declared = Declared(name, "test", written_doc(kind), options, inherited_docs(kind))
+            declared = NamedDeclaration(
+                name, "test", read_docstring(kind), options, read_base_docstrings(kind)
+            )
             found.append(declared)
     return found
 

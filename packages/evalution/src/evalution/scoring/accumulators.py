@@ -12,7 +12,7 @@ from evalution.results import MetricResult
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
 
 
-class Tally(Protocol):
+class MetricAccumulator(Protocol):
     """What becomes of a suite's samples one by one, and of all of them in the end.
 
     A row may be recorded again, or withdrawn: the last word counts.
@@ -44,7 +44,7 @@ class Tally(Protocol):
         ...
 
 
-class MeasureTally:
+class MeasureAccumulator:
     """Measures by row: two numbers a row and metric, and nothing else of a sample is kept."""
 
     def __init__(self, metrics: Mapping[str, Metric]):
@@ -53,7 +53,7 @@ class MeasureTally:
         self._slots: dict[int, int] = {}
 
     def record(self, index: int, score: Score) -> dict[str, float]:
-        """As `Tally.record`.
+        """As `MetricAccumulator.record`.
 
         Raises:
             ValueError: a measure is NaN.
@@ -71,7 +71,7 @@ class MeasureTally:
         return shown
 
     def fail(self, index: int, measures: Mapping[str, Measure] | None = None) -> dict[str, float]:
-        """As `Tally.fail`; without measures each metric has its constant."""
+        """As `MetricAccumulator.fail`; without measures each metric has its constant."""
         if measures is None:
             measures = failure_measures(self._metrics)
         counted: dict[str, float] = {}
@@ -85,7 +85,7 @@ class MeasureTally:
 
     @property
     def running(self) -> tuple[str, float] | None:
-        """As `Tally.running`, if the main metric is a mean."""
+        """As `MetricAccumulator.running`, if the main metric is a mean."""
         name, metric = next(iter(self._metrics.items()))
         column = self._columns[name]
         if not isinstance(metric, Mean) or not column.count:
