@@ -41,7 +41,7 @@ class Acme(Buildable):
     graphs: bool | tuple[bool, bool] = False
     cache: CacheConfig = field(default_factory=CacheConfig)
     batch_size: int | None = speed_only(default=None)
-    hooks: dict[str, str] = speed_only(default_factory=dict)  # noqa: RUF009 - a field
+    hooks: dict[str, str] = speed_only(default_factory=dict)
     api_key: str | None = secret()
 
 

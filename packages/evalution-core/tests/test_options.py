@@ -48,7 +48,7 @@ class Acme(Buildable):
     cache: CacheConfig = field(default_factory=CacheConfig)
     draft: EngineSpec | None = None
     batch_size: int | None = speed_only(default=None)
-    hooks: dict[str, str] = speed_only(default_factory=dict)  # noqa: RUF009 - a field
+    hooks: dict[str, str] = speed_only(default_factory=dict)
     api_key: str | None = secret()
 
 

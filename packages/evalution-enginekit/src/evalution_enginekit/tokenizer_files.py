@@ -120,15 +120,25 @@ def declared_eos(folder: Path) -> frozenset[int]:
     """
     for file in (folder / "generation_config.json", folder / "config.json"):
         declared = _read_json(file).get("eos_token_id")
-        if declared is None:
-            continue
-        ids = cast("list[Any]", declared if isinstance(declared, list) else [declared])
-        if not all(type(token_id) is int for token_id in ids):
-            raise ConfigurationError(
-                f"{file} has eos_token_id {declared!r}; it must be a token id or a list of them"
-            )
-        return frozenset(ids)
+        if declared is not None:
+            return parse_eos_ids(declared, str(file))
     return frozenset()
+
+
+def parse_eos_ids(declared: object, source: str = "the checkpoint") -> frozenset[int]:
+    """Return the token ids of an `eos_token_id` as checkpoints declare it: one id, a list, or None.
+
+    Raises:
+        ConfigurationError: it is something else; the message names `source`.
+    """
+    if declared is None:
+        return frozenset()
+    ids = cast("list[Any]", declared if isinstance(declared, list) else [declared])
+    if not all(type(token_id) is int for token_id in ids):
+        raise ConfigurationError(
+            f"{source} has eos_token_id {declared!r}; it must be a token id or a list of them"
+        )
+    return frozenset(ids)
 
 
 class TokenizerFile:

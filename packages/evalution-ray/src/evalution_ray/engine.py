@@ -62,9 +62,9 @@ class RayReplicas(ReplicatedEngine):
     num_cpus: float = speed_only(default=1.0)
     num_gpus: float = speed_only(default=0.0)
     memory: int | None = speed_only(default=None)
-    resources: dict[str, float] | None = speed_only(default=None)  # noqa: RUF009 - it holds None
+    resources: dict[str, float] | None = speed_only(default=None)
     placement: Literal["SPREAD", "DEFAULT"] = speed_only(default="SPREAD")
-    runtime_env: dict[str, Any] | None = secret()  # noqa: RUF009 - it holds None
+    runtime_env: dict[str, Any] | None = secret()
     autoscales: bool = speed_only(default=False)
     start_timeout: float = speed_only(default=120.0)
     log_to_driver: bool = speed_only(default=False)
