@@ -10,7 +10,7 @@ from rich.console import Console
 import evalution
 from evalution.parity import ParityResult, Tolerance, check_parity
 from evalution.parity.table import parity_table
-from evalution.runs.lane import Lane
+from evalution.runs.preflight import Lane
 from evalution_conformance import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution_conformance.mutants.toy import Toy
 from evalution_core import (

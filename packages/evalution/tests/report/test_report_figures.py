@@ -15,7 +15,7 @@ from evalution.report.folders import read_folders
 from evalution.report.labels import label_runs
 from evalution.report.parity_figures import parity_figures
 from evalution.report.scores import suite_scores
-from evalution.runs.run_samples import RunSamples
+from evalution.runs.reader import RunSamples
 
 plotly = pytest.importorskip("plotly.graph_objects", reason="needs plotly, of evalution[report]")
 

@@ -21,9 +21,8 @@ from evalution.report.sample_payload import SamplePayload, sample_payload
 from evalution.report.scores import suite_scores
 from evalution.report.verdicts import Verdict, binary_metrics, is_flipped, verdict
 from evalution.results import RunResult, SampleResult
-from evalution.runs.run_samples import RunSamples
-from evalution.samples.columns import SampleColumns
-from evalution.samples.line import line_of
+from evalution.runs.reader import RunSamples
+from evalution.samples import SampleColumns, line_of
 from evalution_core import ConfigurationError
 
 JSON = st.recursive(

@@ -14,7 +14,7 @@ from evalution.report.differences import differences_to_first
 from evalution.report.labels import differing_keys, flattened, label_runs
 from evalution.report.number_texts import chance_text, duration_text, score_text, signed_text
 from evalution.report.scores import best_text, suite_scores
-from evalution.runs.run_samples import RunSamples
+from evalution.runs.reader import RunSamples
 
 VALUES = st.one_of(st.none(), st.floats(-1e6, 1e6), st.just(math.inf))
 

@@ -9,7 +9,7 @@ from signal import SIGINT, default_int_handler, getsignal, signal
 from threading import current_thread, main_thread
 from types import FrameType
 
-from evalution.runs.handle import Run
+from evalution.runs.run import Run
 
 
 @contextmanager

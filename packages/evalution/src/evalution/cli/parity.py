@@ -9,9 +9,9 @@ import typer
 
 from evalution.cli.errors import EXIT_OUTSIDE, told_errors
 from evalution.cli.options import DebugOption, JsonOption, SpecArgument
-from evalution.cli.terminal_progress import terminal_progress
+from evalution.progress import terminal_progress
 from evalution.results import to_json
-from evalution.runs.lane import Lane
+from evalution.runs.preflight import Lane
 from evalution.spec.run_spec import Spec, load_spec
 from evalution.table import console
 from evalution_core import ConfigurationError

@@ -11,11 +11,11 @@ import typer
 from evalution.cli.errors import EXIT_WITH_FAILURES, isolation_hinted, told_errors
 from evalution.cli.interruption import finishing_first
 from evalution.cli.options import DebugOption, SpecArgument
-from evalution.cli.terminal_progress import terminal_progress
+from evalution.progress import terminal_progress
 from evalution.results import RunResult
 from evalution.runs.folder import DefaultFolder
-from evalution.runs.handle import Run
 from evalution.runs.preflight import check_suites
+from evalution.runs.run import Run
 from evalution.spec.run_spec import Spec, load_spec
 from evalution.table import complaints, console, result_table
 from evalution_core import ConfigurationError, EvalutionError, UnsupportedRequestError

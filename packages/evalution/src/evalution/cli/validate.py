@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from evalution.cli.errors import told_errors
 from evalution.cli.options import DebugOption, SpecArgument
-from evalution.runs.declared import free_name
-from evalution.runs.lane import Lane
-from evalution.runs.preflight import check_capabilities, check_model, check_suites
+from evalution.runs.preflight import Lane, check_capabilities, check_model, check_suites
+from evalution.runs.run_identity import free_name
 from evalution.spec.run_spec import load_spec
 from evalution.suites.suite import AnySuite
 

@@ -18,9 +18,8 @@ from evalution.comparison.pairing import (
 )
 from evalution.comparison.significance import PairedTest, mcnemar, paired_t, sign_test
 from evalution.results import MetricResult, RunResult, SampleResult
-from evalution.runs.reader import read_run
-from evalution.runs.run_samples import RunSamples
-from evalution.samples.columns import SampleColumns
+from evalution.runs.reader import RunSamples, read_run
+from evalution.samples import SampleColumns
 
 SCHEMA_VERSION = 1
 

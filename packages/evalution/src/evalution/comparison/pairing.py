@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evalution.samples.columns import SampleColumns
+from evalution.samples import SampleColumns
 
 _OF_THE_ROWS = frozenset({"batch_size", "max_rows", "name", "order", "row_indices"})
 """Options that choose or arrange rows and leave their prompts as they are."""

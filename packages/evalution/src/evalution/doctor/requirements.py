@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion
 
-from evalution.conditions.requirements import requirements_of
+from evalution.environment import requirements_of
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

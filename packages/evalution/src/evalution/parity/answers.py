@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evalution.exchange import Answer
-from evalution.execution.answers import fault_of
+from evalution.runs.in_flight import fault_of
 from evalution_core import GenerationOutput, RequestFailure, scrub
 
 Key = tuple[int, int]

@@ -14,16 +14,16 @@ from evalution.parity.answers import Failed, Key, Record
 from evalution.parity.encoding import Encoder, RequestIds, with_ids
 from evalution.parity.lane import OpenLane, collect, no_ids
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
-from evalution.progress.reports import Progress, Silence
-from evalution.runs.declared import free_name
-from evalution.runs.lane import Lane
+from evalution.progress import Progress, Silence
 from evalution.runs.preflight import (
+    Lane,
     check_capabilities,
     check_engine,
     check_limit,
     check_model,
     check_suites,
 )
+from evalution.runs.run_identity import free_name
 from evalution.suites.declaration import SuiteDeclaration
 from evalution.suites.suite import AnySuite
 from evalution_core import (

@@ -10,9 +10,9 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 
 from evalution.parity.result import SCHEMA_VERSION, ParityResult
-from evalution.paths import path_errors, typed_path
 from evalution.results import to_json
 from evalution.runs.folder import ResultsNotWrittenError
+from evalution.user_input import path_errors, typed_path
 from evalution_core import ConfigurationError
 
 PARITY = "parity.json"

@@ -7,15 +7,15 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
-from evalution.conditions.engine_record import engine_record
+from evalution.environment import engine_record
+from evalution.error_boundary import clean_up, foreign_errors
 from evalution.exchange import Request
-from evalution.execution.session_answers import session_answers
-from evalution.foreign_code import clean_up, foreign_errors
 from evalution.parity.answers import Key, Record, record_of
 from evalution.parity.encoding import Encoder, encoder_of
-from evalution.progress.reports import Progress
-from evalution.runs.lane import Lane
-from evalution.runs.lease import SessionLease
+from evalution.progress import Progress
+from evalution.runs.preflight import Lane
+from evalution.runs.session import SessionLease
+from evalution.runs.suite_run import session_answers
 from evalution.suites.suite import AnySuite
 from evalution_core import (
     BaseEngine,

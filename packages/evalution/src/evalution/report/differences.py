@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from evalution.comparison import MetricComparison, SuiteComparison
 from evalution.comparison.comparison import compare_samples
 from evalution.report.labels import RunLabel
-from evalution.runs.run_samples import RunSamples
+from evalution.runs.reader import RunSamples
 
 _CHANCE = 0.05
 """Of 5 %: the two-sided p-value from which on a difference is called clear."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from evalution.parity import ParityResult, read_parity
 from evalution.parity.file import PARITY
-from evalution.paths import path_errors, typed_path
 from evalution.results import RunResult
 from evalution.runs.folder import RESULTS
 from evalution.runs.reader import read_run
+from evalution.user_input import path_errors, typed_path
 
 
 def read_folders(

@@ -9,9 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalution.counts import count_problem, shown_value
 from evalution.parity import ParityResult
-from evalution.paths import typed_path
 from evalution.report.conditions import run_conditions, suite_conditions
 from evalution.report.curves import curve_figures
 from evalution.report.difference_figures import difference_figures
@@ -25,7 +23,8 @@ from evalution.report.rendering import load_assets, render
 from evalution.report.sample_payload import sample_payload
 from evalution.report.scores import suite_scores
 from evalution.results import RunResult
-from evalution.runs.run_samples import RunSamples
+from evalution.runs.reader import RunSamples
+from evalution.user_input import count_problem, shown_value, typed_path
 from evalution_core import ConfigurationError
 
 DEFAULT_SAMPLES = 2000

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from evalution.report.verdicts import binary_metrics, is_flipped, verdict
-from evalution.samples.columns import SampleColumns
+from evalution.samples import SampleColumns
 
 
 class SuiteRows:

@@ -11,9 +11,8 @@ from evalution.report.embedded_json import embedded_json
 from evalution.report.sample_choice import SuiteRows
 from evalution.report.scores import SuiteScores
 from evalution.results import SampleResult, SuiteResult
-from evalution.runs.run_samples import RunSamples
-from evalution.samples.columns import SampleColumns
-from evalution.samples.reader import KeptSamples, SuiteSamples
+from evalution.runs.reader import RunSamples
+from evalution.samples import KeptSamples, SampleColumns, SuiteSamples
 from evalution_core import scrub
 
 BUDGET_BYTES = 22_000_000

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
-from evalution.samples.columns import SampleColumns
+from evalution.samples import SampleColumns
 
 
 class Verdict(StrEnum):

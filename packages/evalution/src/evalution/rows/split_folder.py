@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evalution.paths import path_errors
 from evalution.rows.hub import saved_rows
 from evalution.rows.local import Row, file_rows
+from evalution.user_input import path_errors
 from evalution_core import ConfigurationError
 
 _ENDINGS = ("jsonl", "ndjson", "parquet")

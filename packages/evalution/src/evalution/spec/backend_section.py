@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import foreign_errors
 from evalution.hints import BACKEND_HINT
 from evalution.runs.backend import BackendReader, ModelBackend
 from evalution_core import ConfigurationError, EngineUnavailableError

@@ -14,19 +14,18 @@ from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import foreign_errors
 from evalution.hints import INSTALL_HINTS
-from evalution.paths import path_errors, typed_path
 from evalution.rows.local import BUILTIN
 from evalution.runs.backend import ModelBackend, check_backend
-from evalution.runs.failure_policy import FailurePolicy
-from evalution.runs.lane import Lane
-from evalution.runs.preflight import as_model
+from evalution.runs.options import FailurePolicy
+from evalution.runs.preflight import Lane, as_model
 from evalution.spec.backend_section import read_backend
 from evalution.spec.sections import EXAMPLES, as_mapping, declaration
 from evalution.spec.yaml_file import read_yaml
 from evalution.suites.declaration import SuiteDeclaration
 from evalution.suites.discovery import load_suite
+from evalution.user_input import path_errors, typed_path
 from evalution_core import (
     BaseEngine,
     ConfigurationError,

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import foreign_errors
 from evalution.spec.declaration_schema import Declared, any_declaration, inherited_docs, written_doc
 from evalution.spec.option_schema import (
     engine_options_schema,

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalution.paths import path_errors, typed_path
 from evalution.rows.hub import HubRows
 from evalution.rows.local import BUILTIN, Data, Row, Rows, RowSource, is_same_data
 from evalution.rows.split_folder import SplitFolder
 from evalution.suites.declaration import PATH
 from evalution.suites.row_suite import Part
+from evalution.user_input import path_errors, typed_path
 from evalution_core import ConfigurationError
 
 

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
-from evalution.counts import count_problem, shown_value
 from evalution.rows.local import BUILTIN
+from evalution.user_input import count_problem, shown_value
 from evalution_core import ConfigurationError, redact
 from evalution_core.options import check_option_names, option_fields, option_problems
 

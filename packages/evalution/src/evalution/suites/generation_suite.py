@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from evalution.counts import count_problem
 from evalution.rows.local import Row
 from evalution.scoring.filters import Filter, apply_filters
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
@@ -14,6 +13,7 @@ from evalution.scoring.thoughts import Reply, Thought, reply_in
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.selection import Case
 from evalution.suites.suite import RequestKind, Sample
+from evalution.user_input import count_problem
 from evalution_core import GenerationOutput, GenerationRequest, Message
 
 EXACT_MATCH = "exact_match"

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, TypeVar
 
-from evalution.counts import count_problem
 from evalution.rows.local import Row
 from evalution.suites.fewshot import FixedShots, SeededShots
 from evalution.suites.row_suite import Part, RowSuite
 from evalution.suites.selection import Case
 from evalution.suites.suite import Sample
+from evalution.user_input import count_problem
 from evalution_core import (
     Capability,
     GenerationOutput,

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from evalution.counts import count_problem
+from evalution.error_boundary import foreign_errors
 from evalution.exchange import Request
-from evalution.foreign_code import foreign_errors
 from evalution.rows.local import Row, RowSource
 from evalution.suites.selection import NATIVE, Case, parse_order, selected
 from evalution.suites.suite import Sample, Suite
+from evalution.user_input import count_problem
 from evalution_core import (
     ConfigurationError,
     GenerationOutput,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, TypeVar
 
+from evalution.error_boundary import foreign_errors
 from evalution.exchange import Request
-from evalution.foreign_code import foreign_errors
 from evalution.scoring.metrics import Measure, Metric, Score
 from evalution.scoring.tally import MeasureTally, Tally
 from evalution.suites.declaration import SuiteDeclaration

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import foreign_errors
 from evalution.suites.declaration import SuiteDeclaration
 from evalution.suites.suite import AnySuite, Suite
 from evalution_core import ConfigurationError
