@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evalution.parity import Tolerance, check_parity
-from evalution.runs.lane import Lane
+from evalution.runs.preflight import Lane
 from evalution.yaml_spec.run_spec import load_spec
 from evalution_core import Model, available, load_engine
 

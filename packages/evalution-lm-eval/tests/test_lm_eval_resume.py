@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evalution.runs.handle import Run
+from evalution.runs.run import Run
 from evalution_core import ConfigurationError
 from evalution_lm_eval import LmEval
 from evalution_reference import Reference

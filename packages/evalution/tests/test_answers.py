@@ -12,7 +12,7 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice, Perplexity
-from evalution.execution.answers import fault_of
+from evalution.runs.in_flight import fault_of
 from evalution_core import (
     EngineRuntimeError,
     GenerationOutput,

@@ -18,8 +18,7 @@ from evalution.comparison import compare
 from evalution.comparison.comparison import pair_samples
 from evalution.comparison.table import comparison_table, legend, remarks
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
-from evalution.samples.columns import SampleColumns
-from evalution.samples.line import line_of
+from evalution.samples import SampleColumns, line_of
 from evalution.scoring.metrics import Measure, WeightedPerplexity
 from evalution_core import ConfigurationError
 from evalution_enginekit.mock import Mock

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.runs.declared import differences, free_name, listed, run_declaration
+from evalution.runs.run_identity import differences, free_name, listed, run_declaration
 from evalution_core import Model
 
 leaves = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)

@@ -10,7 +10,7 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice
-from evalution.foreign_code import clean_up, foreign_errors
+from evalution.error_boundary import clean_up, foreign_errors
 from evalution.yaml_spec.run_spec import parse_engine
 from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError
 from evalution_enginekit.mock import Mock

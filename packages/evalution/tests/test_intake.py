@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution import MultipleChoice
-from evalution.execution.answer_store import NoAnswers
-from evalution.execution.intake import Intake
-from evalution.execution.ledger import Ledger
+from evalution.runs.answer_cache import NoAnswers
+from evalution.runs.in_flight import Intake, Ledger
 from evalution.suites import RequestKind, Sample
 from evalution_core import LoglikelihoodOutput
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evalution.execution.ledger import Ledger, UnexpectedAnswerError
+from evalution.runs.in_flight import Ledger, UnexpectedAnswerError
 from evalution.suites import RequestKind, Sample
 from evalution_core import (
     ConfigurationError,

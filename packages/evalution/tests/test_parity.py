@@ -11,7 +11,7 @@ import evalution
 import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution.parity import ParityResult, Tolerance, check_parity
 from evalution.parity.table import parity_table
-from evalution.runs.lane import Lane
+from evalution.runs.preflight import Lane
 from evalution_core import (
     BaseInferenceSession,
     Capability,

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import evalution.progress.reports
-from evalution.progress.bar import ProgressBar
-from evalution.progress.reports import PlainProgress, Silence
+import evalution.progress
+import evalution.progress_bar
+from evalution.progress import PlainProgress, Silence
+from evalution.progress_bar import ProgressBar
 
 
 class Clock:
@@ -22,7 +23,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(evalution.progress.reports, "time", found)
+    monkeypatch.setattr(evalution.progress, "time", found)
+    monkeypatch.setattr(evalution.progress_bar, "time", found)
     return found
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from evalution.progress.bar import ProgressBar
+from evalution.progress_bar import ProgressBar
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.folder import DefaultFolder, ResultsNotWrittenError, RunFolder
 from evalution.table import complaints, console, result_table

@@ -12,8 +12,8 @@ import pytest
 import evalution
 from evalution import Generation, MultipleChoice, Run
 from evalution.journal import Journal
-from evalution.progress.reports import Silence
-from evalution.runs.failure_policy import TooManyFailuresError
+from evalution.progress import Silence
+from evalution.runs.options import TooManyFailuresError
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
@@ -256,7 +256,7 @@ def test_nothing_runs_after_a_stop(scripted: Any, scripted_session: Any) -> None
 def test_what_is_told_as_finished_is_on_disk(
     scripted: Any, scripted_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalution.execution.suite_execution._TELL_S", 0.0)
+    monkeypatch.setattr("evalution.runs.suite_run._TELL_S", 0.0)
     told: list[int] = []
 
     class Told(Silence):

@@ -11,7 +11,7 @@ import pytest
 
 import evalution
 from evalution import Generation, Run
-from evalution.samples.reader import SamplesReader
+from evalution.samples import SamplesReader
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_enginekit.mock import Mock
 

@@ -7,9 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalution.results import SampleResult, to_json
-from evalution.runs.samples_file import SamplesFile
-from evalution.samples.line import place_of
-from evalution.samples.reader import SamplesReader
+from evalution.runs.folder import SamplesFile
+from evalution.samples import SamplesReader, place_of
 
 
 def line(suite: str, index: int, target: str) -> str:

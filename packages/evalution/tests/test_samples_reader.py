@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalution.results import SampleResult, SuiteResult
-from evalution.samples.line import line_of, place_of, sample_of
-from evalution.samples.reader import KeptSamples, SamplesReader
+from evalution.samples import KeptSamples, SamplesReader, line_of, place_of, sample_of
 from evalution_core import ConfigurationError
 
 SUITES = ["s", "é \u2028", 'a"b\\', "\ud800"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
-from evalution.samples.line import line_of
+from evalution.samples import line_of
 
 ROWS = 1_500
 TEXT = "word " * 2_000

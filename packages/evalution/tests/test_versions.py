@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 import evalution
-from evalution.conditions.git_commits import commit_of
-from evalution.conditions.tokenizer_record import tokenizer_record
-from evalution.conditions.versions import software_versions
+from evalution.environment import commit_of, software_versions, tokenizer_record
 from evalution_core import Model
 from evalution_enginekit import ChatTemplate
 from evalution_enginekit.mock import Mock

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import foreign_errors
 from evalution.suites.suite import RequestKind
 from evalution.yaml_spec.yaml_file import read_yaml
 from evalution_core import Capability, ConfigurationError, UnsupportedRequestError, did_you_mean

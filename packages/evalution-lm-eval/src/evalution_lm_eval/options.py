@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from evalution.counts import count_problem
 from evalution.suites.suite import PATH, SuiteDeclaration
+from evalution.user_input import count_problem
 
 _YAML = (".yaml", ".yml")
 

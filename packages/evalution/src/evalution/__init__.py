@@ -6,8 +6,7 @@ Importing this package loads no engine, and neither the command line nor YAML.
 from evalution import engines, suites
 from evalution.comparison import Comparison, compare
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult
-from evalution.runs.handle import Run
-from evalution.runs.runner import run
+from evalution.runs.run import Run, run
 from evalution.suites import Generation, MultipleChoice, Perplexity, Suite
 from evalution_core import Model
 

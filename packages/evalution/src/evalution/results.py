@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from evalution.samples.reader import KeptSamples, SamplesReader, SuiteSamples
-from evalution.samples.sample import SampleResult
+from evalution.samples import KeptSamples, SampleResult, SamplesReader, SuiteSamples
 from evalution.strict_json import to_json
 
 __all__ = [

@@ -12,7 +12,7 @@ import pytest
 from evalution import MetricResult, RunResult, SampleResult, SuiteResult
 from evalution.parity import Tolerance, check_parity, write_parity
 from evalution.report import write_report
-from evalution.runs.lane import Lane
+from evalution.runs.preflight import Lane
 from evalution.yaml_spec.run_spec import load_spec
 
 

@@ -27,9 +27,8 @@ from evalution.report.samples import (
 )
 from evalution.report.scores import suite_scores
 from evalution.results import RunResult, SampleResult
-from evalution.runs.run_samples import RunSamples
-from evalution.samples.columns import SampleColumns
-from evalution.samples.line import line_of
+from evalution.runs.reader import RunSamples
+from evalution.samples import SampleColumns, line_of
 from evalution_core import ConfigurationError
 
 JSON = st.recursive(

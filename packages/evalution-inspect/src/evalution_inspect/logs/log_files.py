@@ -10,7 +10,7 @@ from inspect_ai.log import EvalLog, write_eval_log
 
 from evalution.results import RunResult
 from evalution.runs.folder import SAMPLES
-from evalution.samples.reader import SamplesReader
+from evalution.samples import SamplesReader
 from evalution_core import ConfigurationError, did_you_mean
 from evalution_inspect.logs.log_samples import eval_sample
 from evalution_inspect.logs.suite_log import model_name, suite_log, unfinished_log

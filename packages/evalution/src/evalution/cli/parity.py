@@ -9,9 +9,9 @@ import typer
 
 from evalution.cli.errors import EXIT_OUTSIDE, report_errors
 from evalution.cli.options import DebugOption, JsonOption, SpecArgument
-from evalution.cli.terminal_progress import terminal_progress
+from evalution.progress import terminal_progress
 from evalution.results import to_json
-from evalution.runs.lane import Lane
+from evalution.runs.preflight import Lane
 from evalution.table import console
 from evalution.yaml_spec.run_spec import Spec, load_spec
 from evalution_core import ConfigurationError

@@ -29,9 +29,8 @@ from evalution.cli.parity import parity
 from evalution.cli.run import run
 from evalution.cli.show import show
 from evalution.results import to_json
-from evalution.runs.declared import free_name
-from evalution.runs.lane import Lane
-from evalution.runs.preflight import check_capabilities, check_model, check_suites
+from evalution.runs.preflight import Lane, check_capabilities, check_model, check_suites
+from evalution.runs.run_identity import free_name
 from evalution.suites.suite import AnySuite
 from evalution.table import console
 from evalution.yaml_spec.run_spec import load_spec

@@ -16,11 +16,11 @@ import typer
 
 from evalution.cli.errors import EXIT_WITH_FAILURES, hint_isolation, report_errors
 from evalution.cli.options import DebugOption, SpecArgument
-from evalution.cli.terminal_progress import terminal_progress
+from evalution.progress import terminal_progress
 from evalution.results import RunResult
 from evalution.runs.folder import DefaultFolder
-from evalution.runs.handle import Run
 from evalution.runs.preflight import check_suites
+from evalution.runs.run import Run
 from evalution.table import complaints, console, result_table
 from evalution.yaml_spec.run_spec import Spec, load_spec
 from evalution_core import ConfigurationError, EvalutionError, UnsupportedRequestError

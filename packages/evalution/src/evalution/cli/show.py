@@ -13,9 +13,8 @@ import typer
 from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
-from evalution.runs.reader import read_run
-from evalution.runs.unfinished import unfinished_suites
-from evalution.samples.reader import SuiteSamples
+from evalution.runs.reader import read_run, unfinished_suites
+from evalution.samples import SuiteSamples
 from evalution.table import complaints, console, result_table
 from evalution_core import ConfigurationError, did_you_mean
 

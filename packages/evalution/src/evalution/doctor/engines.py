@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion
 
-from evalution.conditions.requirements import requirements_of
+from evalution.environment import requirements_of
 from evalution.hints import INSTALL_HINTS
 from evalution_core import (
     ConfigurationError,

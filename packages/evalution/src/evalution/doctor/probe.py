@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import foreign_errors
 from evalution_core import (
     BaseEngine,
     ConfigurationError,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from evalution.exchange import Answer
-from evalution.execution.answers import fault_of
 from evalution.parity.result import (
     NEAR_TIE,
     ChoiceFlip,
@@ -22,6 +21,7 @@ from evalution.parity.result import (
     absolute_difference,
     summarize_differences,
 )
+from evalution.runs.in_flight import fault_of
 from evalution.suites.suite import RequestKind
 from evalution_core import GenerationOutput, RequestFailure, scrub
 

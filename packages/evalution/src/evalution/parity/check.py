@@ -10,24 +10,24 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from evalution.conditions.engine_record import engine_record
+from evalution.environment import engine_record
+from evalution.error_boundary import clean_up, foreign_errors
 from evalution.exchange import Request
-from evalution.execution.session_answers import session_answers
-from evalution.foreign_code import clean_up, foreign_errors
 from evalution.parity.agreement import Failed, Key, Record, agreement, make_record
 from evalution.parity.encoding import Encoder, RequestIds, encoder_of, with_ids
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
-from evalution.progress.reports import Progress, Silence
-from evalution.runs.declared import free_name
-from evalution.runs.lane import Lane
-from evalution.runs.lease import SessionLease
+from evalution.progress import Progress, Silence
 from evalution.runs.preflight import (
+    Lane,
     check_capabilities,
     check_engine,
     check_limit,
     check_model,
     check_suites,
 )
+from evalution.runs.run_identity import free_name
+from evalution.runs.session import SessionLease
+from evalution.runs.suite_run import session_answers
 from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution_core import (
     BaseEngine,

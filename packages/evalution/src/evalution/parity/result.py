@@ -13,9 +13,9 @@ from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from evalution.paths import path_errors, typed_path
 from evalution.results import to_json
 from evalution.runs.folder import ResultsNotWrittenError
+from evalution.user_input import path_errors, typed_path
 from evalution_core import ConfigurationError
 
 SCHEMA_VERSION = 1

@@ -9,10 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalution.counts import count_problem, shown_value
 from evalution.parity import ParityResult, read_parity
 from evalution.parity.result import PARITY
-from evalution.paths import path_errors, typed_path
 from evalution.report.differences import difference_figures, differences_to_first
 from evalution.report.figures import Figure, curve_figures, score_figures
 from evalution.report.overview import run_conditions, run_overview, suite_conditions
@@ -22,8 +20,8 @@ from evalution.report.samples import sample_payload
 from evalution.report.scores import suite_scores
 from evalution.results import RunResult
 from evalution.runs.folder import RESULTS
-from evalution.runs.reader import read_run
-from evalution.runs.run_samples import RunSamples
+from evalution.runs.reader import RunSamples, read_run
+from evalution.user_input import count_problem, path_errors, shown_value, typed_path
 from evalution_core import ConfigurationError
 
 

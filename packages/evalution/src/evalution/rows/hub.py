@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast, overload
 
-from evalution.foreign_code import foreign_errors
-from evalution.paths import path_errors
+from evalution.error_boundary import foreign_errors
 from evalution.rows.local import Row, check_row, file_rows, number_rows
+from evalution.user_input import path_errors
 from evalution_core import ConfigurationError
 
 _HELD = 256

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from evalution.paths import path_errors, typed_path
+from evalution.user_input import path_errors, typed_path
 from evalution_core import (
     ConfigurationError,
     builtin_path,

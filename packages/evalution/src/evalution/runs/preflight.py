@@ -1,15 +1,15 @@
-"""What can be known to be wrong before any weights are loaded."""
+"""What a run or one side of a parity check asks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalution.counts import count_problem, shown_value
-from evalution.foreign_code import foreign_errors
-from evalution.paths import path_errors, typed_path
+from evalution.error_boundary import foreign_errors
 from evalution.suites.suite import AnySuite, expand_suites
+from evalution.user_input import count_problem, path_errors, shown_value, typed_path
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -21,6 +21,15 @@ from evalution_core import (
     validate_options,
 )
 from evalution_core.builtins import PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """An engine with its model."""
+
+    engine: BaseEngine
+    model: Model
+
 
 # An absolute path may be the name of a model on a server: its engine knows.
 _LOCAL = ("./", "../", "~")

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from evalution.paths import path_errors, typed_path
 from evalution.results import (
     SCHEMA_VERSION,
     MetricResult,
@@ -20,6 +19,8 @@ from evalution.results import (
     SuiteResult,
 )
 from evalution.runs.folder import JOURNAL, RESULTS, SAMPLES
+from evalution.samples import SampleColumns, SamplesReader, SuiteSamples
+from evalution.user_input import path_errors, typed_path
 from evalution_core import ConfigurationError
 
 _RUNS_SHOWN = 3
@@ -208,3 +209,60 @@ def _reason(fault: Any) -> str:
 def _place(location: Sequence[int | str]) -> str:
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return text.removeprefix(".")
+
+
+class RunSamples:
+    """Looks through the run's file once, however many suites are in it.
+
+    Every method may raise `ConfigurationError`: the file can't be read, is damaged or was written
+    by something else.
+    """
+
+    def __init__(self, run: RunResult):
+        self.run = run
+        self._readers: dict[Path, SamplesReader] = {}
+        self._columns: dict[str, SampleColumns] = {}
+
+    def of(self, suite: SuiteResult) -> SuiteSamples:
+        """The samples of a suite, unfinished or not; none where they weren't kept."""
+        file = suite.samples_file
+        if file is None:
+            return suite.stored_samples
+        return self._readers.setdefault(file, SamplesReader(file)).of(suite.name)
+
+    def columns(self, suite: SuiteResult) -> SampleColumns:
+        """The same samples as columns in the order of the rows, made once."""
+        if suite.name not in self._columns:
+            self._columns[suite.name] = SampleColumns(self.of(suite))
+        return self._columns[suite.name]
+
+
+def unfinished_suites(run: RunResult) -> list[SuiteResult]:
+    """Those that have samples and no scores: a name and where its samples are, and no more.
+
+    Raises:
+        ConfigurationError: `samples.jsonl` can't be opened.
+    """
+    file = None if run.folder is None else run.folder / SAMPLES
+    if file is None or run.status == "done":
+        return []
+    with path_errors(file):
+        if not file.is_file():
+            return []
+    finished = {suite.name for suite in run.suites}
+    return [_begun(name, file) for name in SamplesReader(file).suites if name not in finished]
+
+
+def _begun(name: str, file: Path) -> SuiteResult:
+    return SuiteResult(
+        name=name,
+        type="",
+        options={},
+        metrics={},
+        n=0,
+        failed=0,
+        truncated=None,
+        requests=0,
+        seconds=0.0,
+        samples_file=file,
+    )

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalution.conditions.engine_record import (
+from evalution.environment import (
     SCORING_POLICY,
     answering_engine,
     answering_software,
 )
-from evalution.execution.answer_store import AnswerStore, NoAnswers
-from evalution.execution.recall import SuiteAnswers
 from evalution.journal import AnswerBase, Journal, answer_base
-from evalution.paths import typed_path
 from evalution.results import RunResult, SampleResult, SuiteResult
-from evalution.runs.declared import RUN, differences, is_asked, listed, section_of
+from evalution.runs.answer_cache import AnswerStore, NoAnswers, SuiteAnswers
 from evalution.runs.folder import DefaultFolder, RunFolder, as_output, opened_folder
+from evalution.runs.run_identity import RUN, differences, is_asked, listed, section_of
+from evalution.user_input import typed_path
 from evalution_core import BaseEngine, ConfigurationError, Model, redact
 
 CACHE = "answers.sqlite"

@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalution.paths import path_errors, typed_path
 from evalution.rows.hub import HubRows, SplitFolder
 from evalution.rows.local import BUILTIN, Data, Row, Rows, RowSource, is_same_data
 from evalution.suites.prompted_suite import Template, parse_text
 from evalution.suites.row_suite import Split
 from evalution.suites.suite import PATH
+from evalution.user_input import path_errors, typed_path
 from evalution_core import ConfigurationError, nearest_name, normalized
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-from evalution.counts import count_problem
 from evalution.rows.local import Row
 from evalution.scoring.filters import (
     Filter,
@@ -24,6 +23,7 @@ from evalution.suites.dataset import LocalQuestions
 from evalution.suites.prompted_suite import PromptedSuite, Template, parse_text
 from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import RequestKind, Sample, yaml_form
+from evalution.user_input import count_problem
 from evalution_core import GenerationOutput, GenerationRequest, Message
 
 EXACT_MATCH = "exact_match"

@@ -10,10 +10,10 @@ from random import Random
 from string import Formatter
 from typing import Literal, TypeVar
 
-from evalution.counts import count_problem
 from evalution.rows.local import Row
 from evalution.suites.row_suite import FewshotRow, RowSuite, Split
 from evalution.suites.suite import Sample
+from evalution.user_input import count_problem
 from evalution_core import (
     Capability,
     ConfigurationError,

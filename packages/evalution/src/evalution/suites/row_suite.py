@@ -10,11 +10,11 @@ from itertools import islice
 from random import Random
 from typing import Literal, TypeVar
 
-from evalution.counts import count_problem
+from evalution.error_boundary import foreign_errors
 from evalution.exchange import Request
-from evalution.foreign_code import foreign_errors
 from evalution.rows.local import Row, RowSource
 from evalution.suites.suite import Sample, Suite
+from evalution.user_input import count_problem
 from evalution_core import (
     ConfigurationError,
     GenerationOutput,

@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
-from evalution.counts import count_problem, shown_value
+from evalution.error_boundary import foreign_errors
 from evalution.exchange import Request
-from evalution.foreign_code import foreign_errors
 from evalution.rows.local import BUILTIN
 from evalution.scoring.accumulators import MeasureAccumulator, MetricAccumulator
 from evalution.scoring.metrics import Measure, Metric, Score
+from evalution.user_input import count_problem, shown_value
 from evalution_core import (
     Capability,
     ConfigurationError,

@@ -14,16 +14,15 @@ from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import foreign_errors
 from evalution.hints import BACKEND_HINT, INSTALL_HINTS
-from evalution.paths import path_errors, typed_path
 from evalution.rows.local import BUILTIN
 from evalution.runs.backend import BackendReader, ModelBackend, check_backend
-from evalution.runs.failure_policy import FailurePolicy
-from evalution.runs.lane import Lane
-from evalution.runs.preflight import as_model
+from evalution.runs.options import FailurePolicy
+from evalution.runs.preflight import Lane, as_model
 from evalution.suites.discovery import load_suite
 from evalution.suites.suite import SuiteDeclaration
+from evalution.user_input import path_errors, typed_path
 from evalution.yaml_spec.yaml_file import EXAMPLES, as_mapping, declaration, read_yaml
 from evalution_core import (
     BaseEngine,
@@ -36,7 +35,7 @@ from evalution_core import (
     load_engine,
     nearest_name,
 )
-from evalution_core.entries import installed
+from evalution_core.plugins import installed
 from evalution_core.options import option_fields
 
 GROUP = "evalution.backends"

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import foreign_errors
 from evalution.suites.discovery import available_suites, load_suite
 from evalution.yaml_spec.option_schema import (
     NamedDeclaration,

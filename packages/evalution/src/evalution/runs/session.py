@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from evalution.conditions.engine_record import record_execution, record_identity
-from evalution.foreign_code import clean_up, foreign_errors
-from evalution.progress.reports import Progress
+from evalution.environment import record_execution, record_identity
+from evalution.error_boundary import clean_up, foreign_errors
+from evalution.progress import Progress
 from evalution.runs.backend import ModelBackend
 from evalution.runs.preflight import check_capabilities
 from evalution.suites.suite import AnySuite, RequestKind

@@ -1,25 +1,41 @@
-"""Runs one suite on a session: rows become requests as they are needed, answers become lines."""
+"""The call of a session that serves a suite's requests."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from contextlib import closing
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from evalution.exchange import Answer
-from evalution.execution.answer_store import AnswerStore
-from evalution.execution.intake import Intake
-from evalution.execution.ledger import Ledger, OpenSample, UnexpectedAnswerError
-from evalution.execution.session_answers import session_answers
-from evalution.foreign_code import foreign_errors
-from evalution.progress.reports import Progress
+from evalution.error_boundary import foreign_errors
+from evalution.exchange import Answer, Request
+from evalution.progress import Progress
 from evalution.results import SampleResult, SuiteResult
+from evalution.runs.answer_cache import AnswerStore
+from evalution.runs.in_flight import Intake, Ledger, OpenSample, UnexpectedAnswerError
+from evalution.runs.rolling import rolling_continuous
 from evalution.scoring.metrics import Measure
-from evalution.suites.suite import AnySuite
+from evalution.suites.suite import AnySuite, RequestKind
 from evalution_core import BaseInferenceSession, EngineRuntimeError, EvalutionError, scrub
+
+K = TypeVar("K", bound=Hashable)
+
+
+def session_answers(
+    session: BaseInferenceSession, suite: AnySuite, requests: Iterable[tuple[K, Request]]
+) -> Iterator[tuple[K, Any]]:
+    """What the session gives for the requests of `suite`, unchecked and in its own order."""
+    keyed = cast("Iterable[tuple[K, Any]]", requests)
+    match suite.request_kind:
+        case RequestKind.GENERATION:
+            return session.generate_continuous(keyed, batch_size=suite.batch_size)
+        case RequestKind.LOGLIKELIHOOD:
+            return session.loglikelihood_continuous(keyed, batch_size=suite.batch_size)
+        case RequestKind.ROLLING:
+            return rolling_continuous(session, keyed, batch_size=suite.batch_size)
+
 
 _ERRORS_SHOWN = 20
 _TELL_S = 0.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Protocol, TextIO, cast
 
@@ -102,3 +103,13 @@ def shown(running: Running, failed: int) -> str:
     """`, acc 0.750, 2 failed`, as far as there is something to show."""
     text = "" if running is None else f", {running[0]} {running[1]:.3f}"
     return text + (f", {failed} failed" if failed else "")
+
+
+def terminal_progress() -> Progress:
+    """Return a progress bar on a terminal, and plain lines elsewhere; both on stderr."""
+    # Imported here: rich is the larger part of what importing this package would cost.
+    from evalution.progress_bar import ProgressBar  # noqa: PLC0415
+    from evalution.table import console  # noqa: PLC0415
+
+    terminal = console(stderr=True)
+    return ProgressBar(terminal) if terminal.is_terminal else PlainProgress(sys.stderr)

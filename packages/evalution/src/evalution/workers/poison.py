@@ -6,6 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
+from evalution.workers.jobs import Job, ListPart, StreamItem
+from evalution.workers.process import innermost
+from evalution.workers.wire import Ending
+from evalution_core import EngineRuntimeError, EvalutionError, RemoteCause, scrub
+
 _LONE_DEATHS = 2
 """One death alone may be somebody else's doing: a worker can be killed from outside."""
 
@@ -73,3 +78,42 @@ class Suspects(Generic[S]):
 
     def _add(self, *groups: list[S]) -> None:
         self._groups.extend(group for group in groups if group)
+
+
+def build_error(ending: Ending) -> EvalutionError:
+    """For a worker that ended before its session was built."""
+    return _told(f"the worker process {ending.reason} while it loaded the model", ending)
+
+
+def poison_error(job: Job, ending: Ending) -> EvalutionError:
+    """For what ended its workers when nothing else ran there."""
+    return _told(f"a worker that ran this request alone {ending.reason}, twice", ending, job)
+
+
+def failure_error(item: StreamItem, error: EvalutionError) -> EvalutionError:
+    """For a request with which alone the session failed on two workers."""
+    told = EngineRuntimeError(f"{error}, twice, with this request alone", in_flight=[item.key])
+    told.__cause__ = error.__cause__ or error
+    return told
+
+
+def hopeless_error(times: int, ending: Ending, build: EvalutionError | None) -> EvalutionError:
+    """For a session whose workers end one after the other; `build` is why the last wasn't built."""
+    reason = ending.reason if build is None else f"could not load the model: {build}"
+    return _told(
+        f"workers ended {times} times in a row without answering anything; the last one {reason}",
+        ending,
+    )
+
+
+def _told(text: str, ending: Ending, job: Job | None = None) -> EvalutionError:
+    lost: list[object] = []
+    if isinstance(job, StreamItem):
+        lost = [job.key]
+    elif isinstance(job, ListPart):
+        lost = [job.start]
+    where = innermost(ending.stack) if ending.stack else None
+    error = EngineRuntimeError(f"{text}; it stood in {where}" if where else text, in_flight=lost)
+    if ending.stack:
+        error.__cause__ = RemoteCause(scrub(ending.stack))
+    return error

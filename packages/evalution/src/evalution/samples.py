@@ -1,22 +1,132 @@
-"""Samples where a run left them, in memory or in `samples.jsonl`, one at a time.
-
-A suite that was finished lies in the file in the order of its rows and is read as it lies there. Of
-one that is still running, or was cut off, lines come as they were answered and may come again.
-"""
+"""One sample of a run: what was asked, answered and scored."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from evalution.paths import path_errors
-from evalution.samples.line import place_of, sample_of
-from evalution.samples.sample import SampleResult
+from evalution.strict_json import to_json
+from evalution.user_input import path_errors
 from evalution_core import ConfigurationError
+
+
+def _empty() -> dict[str, Any]:
+    return {}
+
+
+@dataclass(slots=True)
+class SampleResult:
+    """One sample, as a line of `samples.jsonl`; the same fields for every suite.
+
+    `metrics` holds the sample's own value of each metric, `tokens` what the engine counted
+    (`prompt`, `completion`, `scored`, `truncated`; what it doesn't report is left out). With an
+    `error`, there was no answer to score.
+    """
+
+    suite: str
+    index: int
+    prompt: str | Sequence[Mapping[str, Any]] | None = None
+    target: str | None = None
+    prediction: str | None = None
+    extracted: Mapping[str, Any] = field(default_factory=_empty)
+    metrics: Mapping[str, float] = field(default_factory=_empty)
+    tokens: Mapping[str, int] = field(default_factory=_empty)
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class SampleColumns:
+    """Samples of one suite, in the order in which they were given, without their texts.
+
+    Position by position: `rows` holds the rows' numbers; `failed` is 1 where there is an error;
+    `prompts` and `targets` are equal where these are, in this process, and 0 where there is none;
+    `metrics` has a value each, NaN where the sample has none and infinite where it is not finite,
+    which JSON has no word for.
+    """
+
+    def __init__(self, samples: Iterable[SampleResult]):
+        self.rows = array("q")
+        self.failed = bytearray()
+        self.prompts = array("q")
+        self.targets = array("q")
+        self.metrics: dict[str, array[float]] = {}
+        for sample in samples:
+            self._add(sample)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def _add(self, sample: SampleResult) -> None:
+        for name in sample.metrics:
+            if name not in self.metrics:
+                self.metrics[name] = array("d", [math.nan]) * len(self.rows)
+        for name, column in self.metrics.items():
+            column.append(_value(sample.metrics[name]) if name in sample.metrics else math.nan)
+        self.rows.append(sample.index)
+        self.failed.append(sample.error is not None)
+        self.prompts.append(_digest(sample.prompt))
+        self.targets.append(_digest(sample.target))
+
+
+def _value(value: float | None) -> float:
+    return math.inf if value is None or math.isnan(value) else value
+
+
+def _digest(value: object) -> int:
+    """64 bits; two of the same row that differ are taken for equal once in 10^19 rows."""
+    if value is None:
+        return 0
+    if isinstance(value, str):
+        return hash(value) or 1
+    return hash((json.dumps(value, sort_keys=True, default=str),)) or 1
+
+
+_HEAD = re.compile(rb'\{"suite": "([^"\\]*)", "index": (\d+), ')
+"""How a line begins; not if the name of its suite needs an escape, or another tool wrote it."""
+
+
+def line_of(sample: SampleResult) -> bytes:
+    """The sample as a line with its end; what UTF-8 can't hold, a lone surrogate, is escaped."""
+    return (to_json(sample.to_dict()) + "\n").encode("utf-8", "backslashreplace")
+
+
+def sample_of(line: bytes) -> SampleResult:
+    """The sample of a line.
+
+    Raises:
+        ValueError: it is none; its cause says why.
+    """
+    try:
+        fields: Any = json.loads(line.decode("utf-8"))
+        sample = SampleResult(**fields)
+        if type(sample.suite) is str and type(sample.index) is int:
+            return sample
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    raise ValueError(f"a sample has a suite and a row, got {sample.suite!r} and {sample.index!r}")
+
+
+def place_of(line: bytes) -> tuple[str, int]:
+    """The suite and the row of a line, of which the rest isn't read if a run wrote it.
+
+    Raises:
+        ValueError: it holds no sample, as far as it was read.
+    """
+    if head := _HEAD.match(line):
+        return head[1].decode("utf-8"), int(head[2])
+    sample = sample_of(line)
+    return sample.suite, sample.index
+
 
 _BUFFER = 1 << 20
 _SMALL_BUFFER = 1 << 13

@@ -1,26 +1,22 @@
-"""One engine, one model, any number of suites: what `engine.model` gives."""
+"""How a run went, as its result says it: begun, failed or done, and when."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from types import TracebackType
 from typing import Any, Self
 
-from evalution.execution.suite_execution import SuiteExecution
-from evalution.foreign_code import clean_up
-from evalution.progress.reports import Progress, Silence
+from evalution.environment import SCORING_POLICY, engine_record, software_versions
+from evalution.error_boundary import clean_up
+from evalution.progress import Progress, Silence
+from evalution.results import RunResult
 from evalution.runs.backend import ModelBackend, run_model
-from evalution.runs.declared import (
-    free_name,
-    run_declaration,
-    suite_declaration,
-    suite_declarations,
-)
-from evalution.runs.failure_policy import FailurePolicy, OnError
 from evalution.runs.folder import DefaultFolder
-from evalution.runs.lease import SessionLease
+from evalution.runs.options import FailurePolicy, OnError
 from evalution.runs.preflight import (
     check_capabilities,
     check_engine,
@@ -30,8 +26,15 @@ from evalution.runs.preflight import (
     check_step,
     check_suites,
 )
-from evalution.runs.record import RunRecord, new_result
+from evalution.runs.run_identity import (
+    free_name,
+    run_declaration,
+    suite_declaration,
+    suite_declarations,
+)
+from evalution.runs.session import SessionLease
 from evalution.runs.store import RunStore, Storage, run_answer_base
+from evalution.runs.suite_run import SuiteExecution
 from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution_core import (
     BaseEngine,
@@ -39,7 +42,77 @@ from evalution_core import (
     EngineRuntimeError,
     Model,
     SessionClosedError,
+    redact,
+    scrub,
 )
+
+
+def new_result(
+    engine: BaseEngine | None,
+    model: Model,
+    session: BaseInferenceSession | None,
+    backend: ModelBackend | None,
+) -> RunResult:
+    """The result of a run in which nothing has happened yet."""
+    prepared = {} if backend is None else {"backend": redact(backend.to_dict())}
+    return RunResult(
+        model=model.to_dict() | prepared,
+        engine=engine_record(engine, session),
+        scoring_policy=dict(SCORING_POLICY),
+        versions={},
+    )
+
+
+class RunRecord:
+    """Writes status, error, versions and times into `result`."""
+
+    def __init__(self, result: RunResult):
+        self.result = result
+        self._started = 0.0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a model was ever loaded."""
+        return bool(self.result.started)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether nothing has ended the run yet."""
+        return self.result.status == "running"
+
+    def begin(self, build_seconds: float | None) -> None:
+        """Note that the model is loaded, in so many seconds if it was loaded for this run."""
+        result = self.result
+        result.status, result.error = "running", None  # of a load that failed before
+        result.started = _now()
+        self._started = time.perf_counter() - (build_seconds or 0.0)
+        if build_seconds is not None:
+            result.timings["build_s"] = round(build_seconds, 3)
+        result.versions = software_versions(result.engine.get("distribution"))
+
+    def fail(self, error: BaseException, suite: str | None = None) -> None:
+        """Note what ended the run, in which suite."""
+        self.result.status = "failed" if isinstance(error, Exception) else "interrupted"
+        self.result.error = {
+            "suite": suite,
+            "type": type(error).__name__,
+            "message": scrub(str(error)),
+        }
+
+    def finish(self) -> None:
+        """Note that all is done, unless the run had failed before."""
+        if self.goes_on:
+            self.result.status = "done"
+
+    def end(self) -> None:
+        """Note the time at which a run that had begun ended, however it did."""
+        if self.has_begun:
+            self.result.finished = _now()
+            self.result.timings["total_s"] = round(time.perf_counter() - self._started, 3)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def start(engine: BaseEngine, model: Model) -> Run:
@@ -291,3 +364,53 @@ class Run:
             self._write_results()
         finally:
             self._store.close()
+
+
+def run(
+    *,
+    tests: Sequence[SuiteDeclaration],
+    engine: BaseEngine | None = None,
+    model: Model | Mapping[str, Any] | str | None = None,
+    session: BaseInferenceSession | None = None,
+    output: str | Path | None = None,
+    fresh: bool = False,
+    retry_failed: bool = False,
+    cache: str | Path | None = None,
+    limit: int | None = None,
+    isolate: bool = False,
+    on_error: OnError = "record",
+    max_failures: int | None = None,
+    progress: Progress | None = None,
+    backend: ModelBackend | None = None,
+    step: int | None = None,
+) -> RunResult:
+    """Run the suites `tests` in their order on a model, and close it; the rest as for `Run`.
+
+    Raises:
+        ConfigurationError: an option, a row or the model is wrong, or `output` holds another run;
+            nothing was run.
+        UnsupportedRequestError: a suite needs what the engine can't do; nothing was loaded.
+        TooManyFailuresError: as `on_error` and `max_failures` say.
+        EvalutionError: the run failed. What was finished stands in the run folder.
+    """
+    suites = check_suites(tests)
+    with Run(
+        engine,
+        model,
+        session=session,
+        output=output,
+        fresh=fresh,
+        retry_failed=retry_failed,
+        cache=cache,
+        limit=limit,
+        isolate=isolate,
+        on_error=on_error,
+        max_failures=max_failures,
+        progress=progress,
+        backend=backend,
+        step=step,
+    ) as handle:
+        handle.prepare(suites)
+        for suite in suites:
+            handle.run(suite)
+    return handle.result

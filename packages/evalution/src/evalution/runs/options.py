@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from evalution.counts import count_problem, shown_value
+from evalution.user_input import count_problem, shown_value
 from evalution_core import ConfigurationError, EvalutionError, did_you_mean
 
 OnError = Literal["record", "raise"]

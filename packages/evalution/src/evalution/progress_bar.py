@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from evalution.progress.reports import Running, rate_text, shown
+from evalution.progress import Running, rate_text, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
