@@ -1,19 +1,21 @@
-"""Options as the parameter structures of llama.cpp."""
+"""The parameter structures of llama.cpp, made from the engine's options."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from evalution_core import ConfigurationError
 from evalution_core.plugins import did_you_mean
 from evalution_enginekit.gguf.file import GGUFFile
-from evalution_llama_cpp.library import Library, Structure
+from evalution_llama_cpp.options import CacheType, LlamaCppOptions
+from evalution_llama_cpp.runtime import Device
+from evalution_llama_cpp.upstream import Library, Structure
 
-CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
-SplitMode = Literal["none", "layer", "row", "tensor"]
+_BATCH, _BATCH_ON_CPU = 512, 128
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 _GGML_TYPES = {
     "f32": 0,
@@ -65,29 +67,37 @@ _DECIDED = (
     "no_alloc",
     "load_mtp",
 )
-"""What the engine decides itself: its scheduling and scoring rest on it."""
+"""Parameters that the engine's scheduling and scoring depend on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
-    """The options that llama.cpp is given, as the engine has them; see `LlamaCpp`."""
+class CacheTypes:
+    """Types of the cached keys and values."""
 
-    n_ctx: int
-    n_batch: int
-    n_ubatch: int
-    n_threads: int | None
-    n_threads_batch: int | None
-    n_gpu_layers: int | None
-    main_gpu: int
-    split_mode: SplitMode
-    tensor_split: Sequence[float] | None
-    flash_attn: bool | None
-    offload_kqv: bool
-    use_mmap: bool
-    use_mlock: bool
-    type_k: CacheType
-    type_v: CacheType
-    llama_kwargs: Mapping[str, Any]
+    k: CacheType
+    v: CacheType
+
+
+def choose_cache_types(options: LlamaCppOptions, device: Device) -> CacheTypes:
+    """Return the cache's types: those of the options, else the most precise that costs little.
+
+    llama.cpp's own choice, f16, moves log-probabilities by up to 5e-3 nats; on a CPU f32 costs
+    about a tenth of the time. Its flash attention rounds to f16 whatever the cache's type is.
+    """
+    usual = "f16" if device.offloads or options.flash_attn is not False else "f32"
+    return CacheTypes(options.type_k or usual, options.type_v or usual)
+
+
+def find_dtype(weights: str, options: LlamaCppOptions, cache: CacheTypes) -> str:
+    """Return the least precise type of weights, KV cache and attention, in its usual spelling."""
+    found = {weights, cache.k.upper(), cache.v.upper()}
+    if options.flash_attn is not False:
+        # llama.cpp's kernel rounds to f16 on the CPU: 5e-3 nats were seen with a cache of f32.
+        found.add("F16")
+    for precise in ("F32", "F16", "BF16"):
+        if found <= {"F32", precise}:
+            return _FLOATS[precise]
+    return "bfloat16" if found <= _FLOATS.keys() else min(found - _FLOATS.keys())
 
 
 def check_llama_kwargs(library: Library, given: Mapping[str, Any]) -> None:
@@ -95,7 +105,7 @@ def check_llama_kwargs(library: Library, given: Mapping[str, Any]) -> None:
 
     They are the numbers and booleans of `llama_model_params` and `llama_context_params`.
     """
-    fields = _fields(library)
+    fields = _settable_fields(library)
     for name, value in given.items():
         if name in _OWN_OPTIONS:
             raise ConfigurationError(
@@ -118,89 +128,95 @@ def check_llama_kwargs(library: Library, given: Mapping[str, Any]) -> None:
             )
 
 
-def check_key_type(wanted: Parameters, file: GGUFFile) -> None:
+def check_key_type(type_k: CacheType, file: GGUFFile, *, flash_attn: bool | None) -> None:
     """Raise `ConfigurationError` if a head's keys aren't whole blocks of the cache's type.
 
     Without flash attention llama.cpp as of llama-cpp-python 0.3.36 computes nonsense then, and says
     nothing; with it, it refuses.
     """
-    if wanted.type_k in _UNQUANTISED or wanted.flash_attn is not False:
+    if type_k in _UNQUANTISED or flash_attn is not False:
         return
     for size in _key_sizes(file):
         if size % _BLOCK:
             raise ConfigurationError(
-                f"type_k={wanted.type_k!r} stores {_BLOCK} values together and the heads of "
+                f"type_k={type_k!r} stores {_BLOCK} values together and the heads of "
                 f"{file.path.name} have {size}; take one of {', '.join(_UNQUANTISED)}"
             )
 
 
-def model_params(library: Library, wanted: Parameters, gpus: Sequence[int]) -> Structure:
-    """`llama_model_params` for the options; `gpus` are the devices beside the CPU, by handle."""
+def make_model_params(library: Library, options: LlamaCppOptions, gpus: Sequence[int]) -> Structure:
+    """Return `llama_model_params` for the options and the handles of the GPUs to use."""
     params = library.llama_model_default_params()
-    layers = _ALL_LAYERS if wanted.n_gpu_layers is None else wanted.n_gpu_layers
+    layers = _ALL_LAYERS if options.n_gpu_layers is None else options.n_gpu_layers
     params.n_gpu_layers = layers if gpus else 0
     # Without a list the library takes every device there is, for large batches even with no layer
     # on it. The list ends with a null; the structure keeps it alive.
     params.listed = (ctypes.c_void_p * (len(gpus) + 1))(*gpus, None)
     params.devices = ctypes.addressof(params.listed)
-    params.main_gpu = wanted.main_gpu
-    params.split_mode = _SPLIT_MODES[wanted.split_mode]
+    params.main_gpu = options.main_gpu
+    params.split_mode = _SPLIT_MODES[options.split_mode]
     params.load_mode = (
-        (_LOAD_BOTH if wanted.use_mlock else _LOAD_MMAP)
-        if wanted.use_mmap
-        else (_LOAD_MLOCK if wanted.use_mlock else _LOAD_NONE)
+        (_LOAD_BOTH if options.use_mlock else _LOAD_MMAP)
+        if options.use_mmap
+        else (_LOAD_MLOCK if options.use_mlock else _LOAD_NONE)
     )
-    if wanted.tensor_split is not None:
+    if options.tensor_split is not None:
         # The library reads as many as it has room for devices; the rest has to be there, and zero.
         room = library.llama_max_devices()
-        if len(wanted.tensor_split) > room:
+        if len(options.tensor_split) > room:
             raise ConfigurationError(
-                f"tensor_split has {len(wanted.tensor_split)} shares and llama.cpp takes {room}"
+                f"tensor_split has {len(options.tensor_split)} shares and llama.cpp takes {room}"
             )
-        params.tensor_split = (ctypes.c_float * room)(*wanted.tensor_split)
-    _apply(params, library.llama_model_params, wanted.llama_kwargs)
+        params.tensor_split = (ctypes.c_float * room)(*options.tensor_split)
+    _set_fields(params, library.llama_model_params, options.llama_kwargs or {})
     return params
 
 
-def context_params(
-    library: Library, wanted: Parameters, *, n_ctx: int, sequences: int
+def make_context_params(
+    library: Library,
+    options: LlamaCppOptions,
+    device: Device,
+    *,
+    n_ctx: int,
+    sequences: int,
 ) -> Structure:
-    """`llama_context_params`: one cache of `n_ctx` cells that `sequences` sequences share."""
+    """Return `llama_context_params` for one cache of `n_ctx` cells that `sequences` share."""
     params = library.llama_context_default_params()
     # The library aborts the process where a batch has no room for a row of each sequence, and it
     # cuts the batch to the cache. More cells than were asked for stay unused.
     params.n_ctx = max(n_ctx, sequences)
-    params.n_batch = max(min(wanted.n_batch, n_ctx), sequences)
-    params.n_ubatch = min(wanted.n_ubatch, params.n_batch)
+    n_batch = options.n_batch or (_BATCH if device.offloads else _BATCH_ON_CPU)
+    params.n_batch = max(min(n_batch, n_ctx), sequences)
+    params.n_ubatch = min(options.n_ubatch, params.n_batch)
     params.n_seq_max = sequences
     params.kv_unified = True
     # The cells are counted as if every layer had as many.
     params.swa_full = True
     params.no_perf = True
-    if wanted.n_threads is not None:
-        params.n_threads = wanted.n_threads
-        params.n_threads_batch = wanted.n_threads
-    if wanted.n_threads_batch is not None:
-        params.n_threads_batch = wanted.n_threads_batch
-    params.flash_attn_type = _FLASH[wanted.flash_attn]
-    params.offload_kqv = wanted.offload_kqv
-    params.type_k = _GGML_TYPES[wanted.type_k]
-    params.type_v = _GGML_TYPES[wanted.type_v]
-    _apply(params, library.llama_context_params, wanted.llama_kwargs)
+    if options.n_threads is not None:
+        params.n_threads = options.n_threads
+        params.n_threads_batch = options.n_threads
+    if options.n_threads_batch is not None:
+        params.n_threads_batch = options.n_threads_batch
+    params.flash_attn_type = _FLASH[options.flash_attn]
+    params.offload_kqv = options.offload_kqv
+    cache = choose_cache_types(options, device)
+    params.type_k, params.type_v = _GGML_TYPES[cache.k], _GGML_TYPES[cache.v]
+    _set_fields(params, library.llama_context_params, options.llama_kwargs or {})
     return params
 
 
 def _key_sizes(file: GGUFFile) -> list[int]:
-    """How many values a head's key has, in layers with a window and in the others."""
-    told = [file.of_architecture(f"attention.key_length{kind}") for kind in ("", "_swa")]
-    sizes = [size for size in told if isinstance(size, int)]
-    width, heads = map(file.of_architecture, ("embedding_length", "attention.head_count"))
+    """Return the number of values in a head's key, in layers with a window and in the others."""
+    lengths = [file.hyperparameter(f"attention.key_length{kind}") for kind in ("", "_swa")]
+    sizes = [size for size in lengths if isinstance(size, int)]
+    width, heads = map(file.hyperparameter, ("embedding_length", "attention.head_count"))
     if not sizes and isinstance(width, int) and isinstance(heads, int) and heads:
         sizes = [width // heads]
     return sizes
 
 
-def _fields(library: Library) -> dict[str, Any]:
+def _settable_fields(library: Library) -> dict[str, Any]:
     every = (*library.llama_model_params._fields_, *library.llama_context_params._fields_)
     return {
         name: kind
@@ -213,7 +229,7 @@ def _python_type(kind: Any) -> type:
     return {ctypes.c_bool: bool, ctypes.c_float: float}.get(kind, int)
 
 
-def _apply(params: Structure, kind: Any, given: Mapping[str, Any]) -> None:
+def _set_fields(params: Structure, kind: Any, given: Mapping[str, Any]) -> None:
     names = {name for name, _ in kind._fields_}
     for name, value in given.items():
         if name in names:

@@ -1,4 +1,4 @@
-"""From a GGUF file to tinygrad's model, with refusals of what tinygrad would get wrong."""
+"""Load a GGUF file into tinygrad's model: header, tokenizer and weights."""
 
 # tinygrad leaves most of its functions without types, and doesn't mark what it exports.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tinygrad import Tensor, nn
 from tinygrad.llm import gguf
@@ -18,19 +18,20 @@ from tinygrad.llm import model as upstream
 from tinygrad.llm.model import Transformer
 
 from evalution_core import ConfigurationError, Model
-from evalution_enginekit import runtime_errors
+from evalution_enginekit import Tokenizer, runtime_errors
 from evalution_enginekit.gguf.file import GGUFFile
-from evalution_enginekit.gguf.source import gguf_file_of
-from evalution_tinygrad.attention import attention_of
+from evalution_enginekit.gguf.source import read_model_file
+from evalution_enginekit.gguf.tokenizer import load_gguf_tokenizer
+from evalution_enginekit.model_source import window_of
+from evalution_tinygrad.device import Placement
 from evalution_tinygrad.hyperparameters import check_hyperparameters
-from evalution_tinygrad.rotary import Rotary
+from evalution_tinygrad.model import Rotary, find_attention
+from evalution_tinygrad.options import TinygradOptions, WeightType
 
 ARCHITECTURES = ("deepseek2", "glm4moe", "llama", "olmoe", "qwen2", "qwen3", "qwen3moe")
-"""Those of tinygrad's own list of models (`tinygrad.llm.cli`) whose layers are all attention, and
-their closest kin."""
+"""The models of tinygrad's own list (`tinygrad.llm.cli`) whose layers are all attention, and their
+closest relatives."""
 RECURRENT = ("qwen35", "qwen35moe")
-
-WeightType = Literal["auto", "float32", "float16"]
 
 _EXACT = ("F32", "BF16", "F64")
 _READ = frozenset(
@@ -55,34 +56,62 @@ _READ = frozenset(
         "MXFP4",
     ]
 )
-"""What `ggml_data_to_tensor` of tinygrad 0.13 has, integers apart."""
+"""Types that `ggml_data_to_tensor` of tinygrad 0.13 reads, except integers."""
 _BEYOND_X86 = frozenset(("IQ3_XXS", "IQ4_XS", "MXFP4"))
-"""What the assembler of tinygrad 0.13 fails to encode; MXFP4 ends the process."""
+"""Types that the assembler of tinygrad 0.13 fails to encode; MXFP4 ends the process."""
 _UNUSED = ("rope_freqs.weight",)
 _KV_HEADS = "attention.head_count_kv"
 _FREQ_BASE = 10000.0
-"""What llama.cpp takes where a file doesn't say."""
+"""llama.cpp's default."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A model on its device; `weight_type` is what its matrices are held or unpacked in."""
+class Weights:
+    """The weights on their device; `dtype` is the type of the matrices in memory or unpacked."""
 
     transformer: Transformer
     rotary: Rotary
-    weight_type: str
+    dtype: str
 
 
-def model_file(model: Model, engine: str) -> GGUFFile:
-    """The header of the model's file, which tinygrad can run.
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device with its file, its tokenizer and its window."""
+
+    file: GGUFFile
+    tokenizer: Tokenizer
+    weights: Weights
+    max_model_len: int
+
+
+def load_model(options: TinygradOptions, model: Model, placement: Placement) -> LoadedModel:
+    """Read the model's file and put its weights on the device.
+
+    Raises:
+        ConfigurationError: there is no such file, it is damaged, or tinygrad would not run it or
+            would compute it wrongly.
+        EngineUnavailableError: it is on the Hub and huggingface_hub is not installed.
+    """
+    file = read_file(model)
+    check_weight_types(file, placement.target)
+    asked = options.max_model_len or options.max_context
+    max_model_len = window_of(asked, _find_own_window(file))
+    tokenizer = load_gguf_tokenizer(model, file)
+    with placement.entered():
+        weights = read_weights(file, options.dtype, placement.device, realize=options.realize)
+    return LoadedModel(file, tokenizer, weights, max_model_len)
+
+
+def read_file(model: Model) -> GGUFFile:
+    """Read the header of the model's file and refuse models that tinygrad doesn't run.
 
     Raises:
         ConfigurationError: it isn't there, is damaged, isn't GGUF, or is of a kind that tinygrad
-            doesn't run or would run wrongly.
+            doesn't run or would compute wrongly.
         EngineUnavailableError: it is on the Hub and huggingface_hub is not installed.
     """
-    _refuse_checkpoint(model, engine)
-    file = gguf_file_of(model, engine)
+    _refuse_checkpoint(model)
+    file = read_model_file(model, "Tinygrad")
     name, architecture = file.path.name, file.architecture
     known = f"tinygrad runs {', '.join(ARCHITECTURES)}"
     if architecture in RECURRENT:
@@ -120,68 +149,68 @@ def check_weight_types(file: GGUFFile, target: str) -> None:
         )
 
 
-def read_window(file: GGUFFile) -> int:
+def _find_own_window(file: GGUFFile) -> int:
     """Return how many tokens the model can be fed at most."""
-    sizes = (file.context_length, file.of_architecture("attention.sliding_window"))
-    # tinygrad looks at all tokens before: right as long as no window slides.
+    sizes = (file.context_length, file.hyperparameter("attention.sliding_window"))
+    # tinygrad attends to all earlier tokens: right as long as no window slides.
     return min(size for size in sizes if size)
 
 
-def load(file: GGUFFile, dtype: WeightType, device: str, *, realize: bool) -> Loaded:
+def read_weights(file: GGUFFile, dtype: WeightType, device: str, *, realize: bool) -> Weights:
     """Read the weights onto tinygrad's present device.
 
     Args:
-        file: what `model_file` gave.
-        dtype: what matrices are held in; `auto`: float32 on a CPU and where float16 says less than
-            the file, else float16.
+        file: the header, as `read_file` returns it.
+        dtype: type of the matrices in memory; `auto` means float32 on a CPU and for files that
+            float16 can't represent, else float16.
         device: tinygrad's name of the device.
         realize: unpack quantised blocks once; otherwise in each pass.
 
     Raises:
         ConfigurationError: the file lacks weights that tinygrad's model needs, or holds some that
-            it has no use for.
+            it doesn't use.
         EngineRuntimeError: tinygrad failed to read it.
     """
     precise = device == "CPU" or file.weight_type in _EXACT
     exact = dtype == "float32" or (dtype == "auto" and precise)
-    reading = _Reading(file.architecture, exact=exact)
-    with runtime_errors(f"loading {file.path.name}"), _read_by(reading):
+    reader = _Reader(file.architecture, exact=exact)
+    with runtime_errors(f"loading {file.path.name}"), _replaced_reader(reader):
         try:
             transformer, _ = Transformer.from_gguf(str(file.path), realize=realize)
-        except UnicodeDecodeError:  # of the header, and no matter of the weights
+        except UnicodeDecodeError:  # of the header, not of the weights
             raise
         except (KeyError, ValueError) as error:  # a weight isn't there, or has another shape
             raise ConfigurationError(
                 f"the weights in {file.path.name} are not those of tinygrad's {file.architecture} "
                 f"model ({error}): they are incomplete, or laid out in another way; convert the "
-                "model anew, or use engine LlamaCpp"
+                "model again, or use engine LlamaCpp"
             ) from error
     used = {*nn.state.get_state_dict(transformer), *_UNUSED}
-    if strange := sorted(name for name in reading.names - used if not reading.skips(name)):
+    if strange := sorted(name for name in reader.names - used if not reader.skips(name)):
         raise ConfigurationError(
             f"{file.path.name} holds weights that tinygrad's {file.architecture} model doesn't use "
             f"({', '.join(strange[:4])}{', …' if len(strange) > 4 else ''}): its numbers would be "
             "wrong; engine LlamaCpp may run it"
         )
-    assert all(attention_of(block) is not None for block in transformer.blk)
+    assert all(find_attention(block) is not None for block in transformer.blk)
     config = transformer.blk[0].config
-    rotary = Rotary(config.rope_dim, config.rope_theta, reading.rope_factors)
-    return Loaded(transformer, rotary, "float32" if exact else "float16")
+    rotary = Rotary(config.rope_dim, config.rope_theta, reader.rope_factors)
+    return Weights(transformer, rotary, "float32" if exact else "float16")
 
 
-def _refuse_checkpoint(model: Model, engine: str) -> None:
+def _refuse_checkpoint(model: Model) -> None:
     folder = None if model.path is None else Path(model.path).expanduser()
     if folder is None or not (folder / "config.json").is_file() or any(folder.glob("*.gguf")):
         return
     raise ConfigurationError(
         f"{model.path!r} is a dense Hugging Face checkpoint, which tinygrad's model code doesn't "
-        f"read: engine {engine} takes GGUF alone. Convert it (llama.cpp's convert_hf_to_gguf.py), "
+        "read: engine Tinygrad takes GGUF alone. Convert it (llama.cpp's convert_hf_to_gguf.py), "
         "name a GGUF of the model with this folder as tokenizer_path, or use engine Transformers"
     )
 
 
-class _Reading:
-    """Stands in for tinygrad's reader of GGUF files and notes what `from_gguf` throws away."""
+class _Reader:
+    """Replaces tinygrad's reader of GGUF files and records what `from_gguf` drops."""
 
     def __init__(self, architecture: str, *, exact: bool):
         self._architecture = architecture
@@ -200,32 +229,32 @@ class _Reading:
         if "rope_freqs.weight" in weights:
             factors: Any = weights["rope_freqs.weight"].float().tolist()
             self.rope_factors = factors
-        self.names = {self._renamed(name) for name in weights}
+        self.names = {self._rename(name) for name in weights}
         if self._architecture == "llama":
             for part, count in (("attn_q", heads), ("attn_k", metadata[f"llama.{_KV_HEADS}"])):
-                weights |= _unpaired(weights, f".{part}.bias", count)
-        return metadata, {name: self._held(weight) for name, weight in weights.items()}
+                weights |= _unpair_biases(weights, f".{part}.bias", count)
+        return metadata, {name: self._cast(weight) for name, weight in weights.items()}
 
     def skips(self, name: str) -> bool:
-        """Whether a weight is of a layer that predicts tokens further ahead, and no part of it."""
+        """Return whether a weight belongs to a layer that predicts tokens further ahead."""
         layer = name.split(".")[1] if name.startswith("blk.") else ""
         return layer.isdigit() and int(layer) >= self._layers
 
-    def _held(self, weight: Tensor) -> Tensor:
+    def _cast(self, weight: Tensor) -> Tensor:
         # Norms and biases stay as they are: they cost nothing.
         return weight.cast("float32" if self._exact or weight.ndim == 1 else "float16")
 
-    def _renamed(self, name: str) -> str:
-        """As `from_gguf` does it for this architecture."""
+    def _rename(self, name: str) -> str:
+        """Rename a weight as `from_gguf` does for this architecture."""
         if self._architecture == "glm4moe":
             return name.replace("post_attention_norm", "ffn_norm")
         return name
 
 
-def _unpaired(weights: Mapping[str, Tensor], ending: str, heads: int) -> dict[str, Tensor]:
-    """Biases in the order in which `from_gguf` puts the rows of llama's matrices, but not them.
+def _unpair_biases(weights: Mapping[str, Tensor], ending: str, heads: int) -> dict[str, Tensor]:
+    """Return biases in the order that `from_gguf` gives the rows of llama's matrices alone.
 
-    llama.cpp turns dimension 2i of a head with 2i + 1, and tinygrad i with i + d / 2.
+    llama.cpp rotates dimension 2i of a head with 2i + 1, and tinygrad i with i + d / 2.
     """
     return {
         name: weight.rearrange("(n h two) -> (n two h)", n=heads, two=2)
@@ -235,11 +264,11 @@ def _unpaired(weights: Mapping[str, Tensor], ending: str, heads: int) -> dict[st
 
 
 @contextmanager
-def _read_by(reading: Callable[[Any], Any]) -> Generator[None]:
-    """`Transformer.from_gguf` with a reader of ours and without its cast to float16.
+def _replaced_reader(reader: Callable[[Any], Any]) -> Generator[None]:
+    """Run `Transformer.from_gguf` with another reader and without its cast to float16.
 
     tinygrad 0.13 takes neither as an argument: the cast is off with HALF=0 in the environment,
-    which is left alone.
+    which isn't changed here.
     """
     module: Any = upstream
     own: Mapping[str, Any] = {name: getattr(module, name) for name in ("gguf_load", "getenv")}
@@ -247,7 +276,7 @@ def _read_by(reading: Callable[[Any], Any]) -> Generator[None]:
     def getenv(key: str, default: Any = 0) -> Any:
         return 0 if key == "HALF" else own["getenv"](key, default)
 
-    module.gguf_load, module.getenv = reading, getenv
+    module.gguf_load, module.getenv = reader, getenv
     try:
         yield
     finally:

@@ -1,22 +1,8 @@
-"""The calls of llama-cpp-python's low-level binding that the engine makes."""
+"""The parts of llama-cpp-python's low-level binding that the engine uses, as Protocols."""
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from collections import deque
-from functools import cache
-from typing import Any, Protocol, cast
-
-from evalution_enginekit import import_runtime
-
-LLAMA_CPP_PYTHON = ">=0.3.36,<0.4"
-INSTALL = "pip install evalution-llama-cpp"
-
-_LINES_KEPT = 40
-_LINES_TOLD = 4
-_ERROR, _CONTINUED = 4, 5
-"""Levels of ggml's log: an error, and the rest of the line before."""
+from typing import Any, Protocol
 
 Handle = Any
 """A pointer of the library's."""
@@ -25,7 +11,7 @@ Structure = Any
 
 
 class Library(Protocol):
-    """`llama_cpp`, as version 0.3.36 has it; names and meanings are those of llama.h."""
+    """The module `llama_cpp` as of version 0.3.36; names and meanings are those of llama.h."""
 
     __version__: str
     llama_batch: Any
@@ -93,57 +79,10 @@ class Library(Protocol):
     ) -> int: ...
 
 
-class RuntimeLog:
-    """llama.cpp's log: the last lines are kept for errors; `echo` also writes all to stderr.
+class Registry(Protocol):
+    """ggml's device registry."""
 
-    The library has one callback for the whole process. Without one it writes to stderr.
-    """
-
-    def __init__(self) -> None:
-        self.echo = False
-        self._lines: deque[tuple[int, str]] = deque(maxlen=_LINES_KEPT)
-
-    def add(self, level: int, text: bytes, _: Any = None) -> None:
-        line = text.decode("utf-8", errors="replace")
-        if self.echo:
-            sys.stderr.write(line)
-        if level == _CONTINUED and self._lines:
-            level, before = self._lines.pop()
-            line = before + line
-        self._lines.append((level, line))
-
-    def forget(self) -> None:
-        self._lines.clear()
-
-    def tail(self) -> str:
-        """What was said last, errors before all else, for the end of a message."""
-        lines = [line.strip() for level, line in self._lines if level == _ERROR]
-        lines = lines or [line.strip() for _, line in self._lines]
-        told = [line for line in lines if line][-_LINES_TOLD:]
-        return f": {' | '.join(told)}" if told else ""
-
-
-LOG = RuntimeLog()
-
-
-@cache
-def library() -> Library:
-    """The binding, its backends started and its log caught.
-
-    Raises:
-        EngineUnavailableError: llama-cpp-python is missing, of another version, or fails to load.
-    """
-    found = cast(
-        Library,
-        import_runtime(
-            "llama_cpp", LLAMA_CPP_PYTHON, distributions=("llama-cpp-python",), install=INSTALL
-        ),
-    )
-    _kept_callbacks.append(found.llama_log_callback(LOG.add))
-    found.llama_log_set(_kept_callbacks[-1], ctypes.c_void_p(0))
-    found.llama_backend_init()
-    return found
-
-
-_kept_callbacks: list[Any] = []
-"""The library holds a bare pointer to them."""
+    ggml_backend_dev_count: Any
+    ggml_backend_dev_get: Any
+    ggml_backend_dev_name: Any
+    ggml_backend_dev_type: Any

@@ -1,4 +1,4 @@
-"""Generation of many prompts in one context: the scheduler over `llama_decode`."""
+"""Generation of many prompts in one context: continuous batching over `llama_decode`."""
 
 from __future__ import annotations
 
@@ -8,37 +8,36 @@ from collections.abc import Callable, Iterator, Sequence
 from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
 from evalution_enginekit.planning import shared_prefix
 from evalution_enginekit.sampling import TokenChoice
-from evalution_llama_cpp.cache_ledger import CacheLedger, Share
-from evalution_llama_cpp.context import Context, Logits
-from evalution_llama_cpp.scoring import Head
+from evalution_llama_cpp.context import Context, KVCacheBudget, Logits, Reservation
+from evalution_llama_cpp.score import SharedPrefix
 
 _LEAST_SHARED = 8
-"""Tokens from which a shared prefix is worth looking after."""
+"""Tokens from which sharing a prefix is worth a copy."""
 
 
 class Generator:
-    """Prompts side by side. Each step decodes the running ones first and fills up with prompts.
+    """Runs prompts side by side; each step decodes running ones first and fills up with prompts.
 
-    A prompt enters when the cache has room for all of it and of what it may generate. With
-    `refill=False` prompts enter only where none runs.
+    A prompt is admitted when the cache has room for it and for all that it may generate. With
+    `continuous=False` prompts are admitted only when none runs.
     """
 
     def __init__(
         self,
         context: Context,
-        ledger: CacheLedger,
+        budget: KVCacheBudget,
         *,
         slots: int,
-        refill: bool,
-        head: Callable[[], Head | None],
-        forget_head: Callable[[], None],
+        continuous: bool,
+        prefix: Callable[[], SharedPrefix | None],
+        forget_prefix: Callable[[], None],
     ):
         self._context = context
-        self._ledger = ledger
+        self._budget = budget
         self._slots = slots
-        self._refill = refill
-        self._head = head
-        self._forget_head = forget_head
+        self._continuous = continuous
+        self._prefix = prefix
+        self._forget_prefix = forget_prefix
         self._running: dict[int, _Sequence] = {}
         self._waiting: deque[_Sequence] = deque()
         self.decoded_tokens = 0
@@ -52,7 +51,7 @@ class Generator:
                 if self._running:
                     yield self._step()
                 elif self._waiting:
-                    # Scoring has the cache for now; it gives it back step by step.
+                    # Scoring holds the cache and releases it step by step.
                     yield []
                 else:
                     return
@@ -62,9 +61,9 @@ class Generator:
             for sequence in list(self._running.values()):
                 self._retire(sequence)
 
-    def give_way(self, wanted: Share) -> None:
-        """Take the youngest sequences out of the cache until there is room; they begin anew."""
-        while self._running and not self._ledger.fits(wanted):
+    def make_room(self, wanted: Reservation) -> None:
+        """Remove the youngest sequences from the cache until there is room; they start over."""
+        while self._running and not self._budget.has_room(wanted):
             youngest = next(reversed(self._running.values()))
             self._retire(youngest)
             self._waiting.appendleft(youngest)
@@ -76,31 +75,31 @@ class Generator:
             self._waiting = deque(each for each in self._waiting if each.prompt.key != key)
 
     def _admit(self, feed: TokenFeed) -> None:
-        if self._running and not self._refill:
+        if self._running and not self._continuous:
             return
         while len(self._running) < self._slots:
             if not self._waiting:
                 self._waiting += map(_Sequence, feed.take(1))
-            if not self._waiting or not self._entered(self._waiting[0]):
+            if not self._waiting or not self._start(self._waiting[0]):
                 return
             self._waiting.popleft()
 
-    def _entered(self, sequence: _Sequence) -> bool:
-        """Whether the cache had room; then the sequence has what others hold of its prompt."""
-        if not self._ledger.reserve(sequence.share):
-            self._forget_head()
-            if not self._ledger.reserve(sequence.share):
+    def _start(self, sequence: _Sequence) -> bool:
+        """Give the sequence cells and a prefix held by others; return whether there was room."""
+        if not self._budget.reserve(sequence.reservation):
+            self._forget_prefix()
+            if not self._budget.reserve(sequence.reservation):
                 return False
-        sequence.number = self._ledger.take()
+        sequence.number = self._budget.take_sequence()
         self._share(sequence)
         self._running[sequence.prompt.key] = sequence
         return True
 
     def _share(self, sequence: _Sequence) -> None:
-        """Let a sequence begin with the most that another has of its prompt."""
+        """Copy to a sequence the longest prefix of its prompt that another one holds."""
         held = [(each.token_ids[: each.cached], each.number) for each in self._running.values()]
-        if (head := self._head()) is not None:
-            held.append((list(head.token_ids), head.sequence))
+        if (prefix := self._prefix()) is not None:
+            held.append((list(prefix.token_ids), prefix.sequence))
         most = len(sequence.token_ids) - 1
         shared = [
             (min(shared_prefix(ids, sequence.token_ids), most), number) for ids, number in held
@@ -115,12 +114,12 @@ class Generator:
 
     def _retire(self, sequence: _Sequence) -> None:
         del self._running[sequence.prompt.key]
-        self._ledger.give_back(sequence.number)
-        self._ledger.release(sequence.share)
+        self._budget.free_sequence(sequence.number)
+        self._budget.release(sequence.reservation)
         sequence.cached = 0
 
     def _step(self) -> list[TokenEvent]:
-        """One decode: the last token of each that generates, then prompts, the oldest first."""
+        """Decode the last token of each generating sequence, then prompts, the oldest first."""
         batch = self._context.batch
         rows: list[tuple[_Sequence, int]] = []
         for sequence in sorted(self._running.values(), key=lambda each: each.pending > 1):
@@ -144,13 +143,13 @@ class Generator:
 
 
 class _Sequence:
-    """A prompt and what was generated; the first `cached` of its tokens are in the cache."""
+    """A prompt with its completion; the first `cached` of the tokens are in the KV cache."""
 
     def __init__(self, prompt: TokenPrompt):
         self.prompt = prompt
         self.token_ids = list(prompt.token_ids)
-        # The last token that is generated is never fed.
-        self.share = Share(len(prompt.token_ids) + prompt.max_new_tokens - 1)
+        # The last generated token is never fed.
+        self.reservation = Reservation(len(prompt.token_ids) + prompt.max_new_tokens - 1)
         self.number = -1
         self.cached = 0
         self.is_done = False

@@ -1,21 +1,23 @@
-"""What the engine refuses to load, in words, and what it makes of what it loads."""
+"""Options and models that the tinygrad engine refuses, and the weights that it loads."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 pytest.importorskip("tinygrad", reason="tinygrad is not installed")
 
+from evalution import Run
+from evalution.suites import Generation
 from evalution_core import ConfigurationError, LoglikelihoodRequest, Model, builtin_path
 from evalution_tinygrad import Tinygrad
-from evalution_tinygrad.device import place
-from evalution_tinygrad.loading import load, model_file, window_of
+from evalution_tinygrad.device import open_device
+from evalution_tinygrad.load import read_file, read_weights
 
 gguf: Any = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -25,11 +27,12 @@ TINY = Model("builtin:tiny")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "'batch_size' of engine Tinygrad must be at least 1, got 0"),
-        ({"pass_tokens": 0}, "'pass_tokens' of engine Tinygrad must be at least 1, got 0"),
-        ({"cache_tokens": 0}, "'cache_tokens' of engine Tinygrad must be at least 1, got 0"),
-        ({"jitbeam": -1}, "'jitbeam' of engine Tinygrad must be at least 0, got -1"),
-        ({"jit": 3}, r"'jit' of engine Tinygrad must be 0 \(off\), 1 .* or 2 .*, got 3"),
+        ({"batch_size": 0}, "'batch_size' of engine Tinygrad: .* greater than 0 .*'auto', got 0"),
+        ({"pass_tokens": 0}, "'pass_tokens' of engine Tinygrad: .* greater than 0, got 0"),
+        ({"cache_tokens": 0}, "'cache_tokens' of engine Tinygrad: .* greater than 0, got 0"),
+        ({"jitbeam": -1}, "'jitbeam' of engine Tinygrad: .* greater than or equal to 0, got -1"),
+        ({"jit": 3}, "'jit' of engine Tinygrad: .* less than or equal to 2, got 3"),
+        ({"max_model_len": 1}, "'max_model_len' .* greater than or equal to 2, got 1"),
         ({"max_model_len": 8, "max_context": 9}, "mean the same; give one of them"),
     ],
 )
@@ -38,10 +41,11 @@ def test_a_wrong_option_is_named(options: dict[str, Any], message: str) -> None:
         Tinygrad(**options)
 
 
-@pytest.mark.parametrize("size", [1, 1 << 20])
-def test_a_window_is_within_the_models_own(size: int) -> None:
+@pytest.mark.parametrize("option", ["max_model_len", "max_context"])
+def test_a_window_beyond_the_models_own_is_refused(option: str) -> None:
+    engine = Tinygrad(device="cpu", **{option: 513})  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigurationError, match="must be between 2 and the model's own 512"):
-        window_of(model_file(TINY, "Tinygrad"), size)
+        engine.build(TINY)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,7 @@ def test_a_dense_checkpoint_is_refused_with_the_reason(tmp_path: Path) -> None:
         ("llama", {"llama.rope.scaling.type": "yarn"}, r"embeddings \(yarn\), which tinygrad"),
     ],
 )
-def test_what_tinygrad_would_get_wrong_is_refused(
+def test_models_that_tinygrad_computes_wrongly_are_refused(
     rewrite_tiny: Callable[..., Path], architecture: str, metadata: dict[str, Any], message: str
 ) -> None:
     path = rewrite_tiny(architecture=architecture, metadata=metadata)
@@ -113,9 +117,9 @@ def test_biases_of_llama_are_in_the_order_of_their_matrices(
     # A bias of the first column must end where that column ends, whatever is done to the rows.
     biases = {f"{part}.bias": weights[f"{part}.weight"][:, 0] for part in parts}
     path = rewrite_tiny(tensors=biases)
-    with place("cpu", None, None).entered():
-        loaded = load(model_file(Model(str(path)), "Tinygrad"), "auto", "CPU", realize=True)
-        blocks: Any = loaded.transformer.blk
+    with open_device("cpu", None, None).entered():
+        weights = read_weights(read_file(Model(str(path))), "auto", "CPU", realize=True)
+        blocks: Any = weights.transformer.blk
         for block in blocks:
             for linear in (block.attn_q, block.attn_k, block.attn_v):
                 np.testing.assert_array_equal(linear.bias.numpy(), linear.weight.numpy()[:, 0])
@@ -123,10 +127,10 @@ def test_biases_of_llama_are_in_the_order_of_their_matrices(
 
 def test_a_sliding_window_bounds_the_models_own(rewrite_tiny: Callable[..., Path]) -> None:
     path = rewrite_tiny(metadata={"llama.attention.sliding_window": 64})
-    file = model_file(Model(str(path)), "Tinygrad")
-    assert window_of(file, None) == 64
+    with Tinygrad(device="cpu").build(Model(str(path))) as session:
+        assert session.max_model_len == 64
     with pytest.raises(ConfigurationError, match="between 2 and the model's own 64"):
-        window_of(file, 65)
+        Tinygrad(device="cpu", max_model_len=65).build(Model(str(path)))
 
 
 def test_llama_3s_rope_factors_are_used(rewrite_tiny: Callable[..., Path]) -> None:
@@ -144,13 +148,13 @@ def test_llama_3s_rope_factors_are_used(rewrite_tiny: Callable[..., Path]) -> No
     assert abs(found[1] - plain) > 1e-3
 
 
-def test_what_a_file_leaves_out_is_as_llama_cpp_takes_it(
+def test_missing_rope_base_is_llama_cpps_default(
     rewrite_tiny: Callable[..., Path],
 ) -> None:
     path = rewrite_tiny(metadata={"llama.rope.freq_base": None})
-    with place("cpu", None, None).entered():
-        loaded = load(model_file(Model(str(path)), "Tinygrad"), "auto", "CPU", realize=True)
-    assert loaded.transformer.blk[0].config.rope_theta == 10000.0
+    with open_device("cpu", None, None).entered():
+        weights = read_weights(read_file(Model(str(path))), "auto", "CPU", realize=True)
+    assert weights.transformer.blk[0].config.rope_theta == 10000.0
 
 
 @pytest.mark.parametrize(
@@ -162,16 +166,16 @@ def test_what_a_file_leaves_out_is_as_llama_cpp_takes_it(
         ("CPU", "float16", "float16"),
     ],
 )
-def test_quantised_weights_are_held_as_the_device_affords(
+def test_dtype_of_quantised_weights_depends_on_the_device(
     device: str, dtype: Any, held: str
 ) -> None:
-    file = model_file(Model(str(builtin_path("builtin:tiny", "gguf-q8_0"))), "Tinygrad")
-    with place("cpu", None, None).entered():
-        loaded = load(file, dtype, device, realize=False)
-    assert loaded.weight_type == held
+    file = read_file(Model(str(builtin_path("builtin:tiny", "gguf-q8_0"))))
+    with open_device("cpu", None, None).entered():
+        weights = read_weights(file, dtype, device, realize=False)
+    assert weights.dtype == held
 
 
-def test_packed_weights_answer_as_unpacked_ones() -> None:
+def test_packed_weights_score_as_unpacked_ones() -> None:
     model = Model(str(builtin_path("builtin:tiny", "gguf-q8_0")))
     pairs = [LoglikelihoodRequest("One plus two is", " three"), LoglikelihoodRequest("", "The cat")]
     found: list[list[float]] = []
@@ -179,3 +183,26 @@ def test_packed_weights_answer_as_unpacked_ones() -> None:
         with Tinygrad(device="cpu", realize=realize).build(model) as session:
             found.append([output.logprob for output in session.loglikelihood(pairs)])
     assert found[0] == pytest.approx(found[1], abs=1e-4, rel=0)
+
+
+@pytest.mark.parametrize("batch_size", [None, "auto", 2])
+def test_any_batch_size_runs_a_suite_through_the_engines_model(
+    batch_size: int | Literal["auto"] | None,
+) -> None:
+    suite = Generation(
+        data="builtin:tiny/sums",
+        prompt="Question: {question}\nAnswer:",
+        target="answer",
+        max_new_tokens=8,
+        max_rows=3,
+    )
+    engine = Tinygrad(device="cpu", batch_size=batch_size, pass_tokens=16)
+    with engine.model(path="builtin:tiny") as run:
+        assert isinstance(run, Run)
+        run.run(suite)
+    assert run.result["sums"].metrics["exact_match"].n == 3
+
+
+def test_every_option_has_a_description() -> None:
+    described = Tinygrad.options_schema()["properties"]
+    assert all(option["description"] for option in described.values())

@@ -1,4 +1,4 @@
-"""Sequences that generate side by side: a free row takes the next prompt at once."""
+"""Generation: sequences side by side, a free row takes the next prompt at once."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ from evalution_enginekit import (
     plan_scoring,
 )
 from evalution_enginekit.sampling import TokenChoice
-from evalution_tinygrad.forward import Forward
-from evalution_tinygrad.kv_cache import Path
-from evalution_tinygrad.packing import Packing, Pass, PlannedRuns, Run
-from evalution_tinygrad.prefixes import Prefixes
-from evalution_tinygrad.rotary import Floats
+from evalution_tinygrad.kv_cache import Path, Prefixes
+from evalution_tinygrad.model import Floats, Forward, Packing, Pass, Run
+from evalution_tinygrad.score import PlannedRuns
 
 _ANY_TOKEN = 0
-"""Stands for the token that a prompt's last row is to choose."""
+"""Placeholder of the token that a prompt's last row chooses."""
 
 
-class Decoder:
-    """Completes prompts; those that come together share what they have in common.
+class Generator:
+    """Completes prompts; prompts that start together share their common prefixes.
 
     Args:
         forward: the model.
         packing: runs its passes.
-        prefixes: beginnings in its cache.
+        prefixes: prefixes in its cache.
         rows: prompts that generate at once.
-        cache_tokens: prompts and completions that run at once have room for so many tokens; a
-            single one that needs more runs alone.
+        cache_tokens: tokens of all prompts and completions that run at once; a single one that
+            needs more runs alone.
     """
 
     def __init__(
@@ -53,12 +51,12 @@ class Decoder:
         self._waiting: list[TokenPrompt] = []
 
     def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        """The events of each step, until nothing runs and `feed` has nothing."""
+        """Yield the events of each step until nothing runs and `feed` is empty."""
         self._running, self._waiting = {}, []
         while True:
             self._drop(feed.cancelled())
             self._waiting += feed.take(self._rows - len(self._running) - len(self._waiting))
-            if admitted := self._admitted():
+            if admitted := self._admit():
                 yield from self._begin(admitted, feed)
             elif self._running:
                 yield self._step()
@@ -70,12 +68,12 @@ class Decoder:
             self._running.pop(key, None)
         self._waiting = [prompt for prompt in self._waiting if prompt.key not in keys]
 
-    def _admitted(self) -> list[TokenPrompt]:
-        """Waiting prompts that have room, first come first served."""
-        used = sum(_need(sequence.prompt) for sequence in self._running.values())
+    def _admit(self) -> list[TokenPrompt]:
+        """Return the waiting prompts that have room, first come first served."""
+        used = sum(_count_tokens(sequence.prompt) for sequence in self._running.values())
         admitted: list[TokenPrompt] = []
         for prompt in self._waiting:
-            used += _need(prompt)
+            used += _count_tokens(prompt)
             if used > self._cache_tokens and (admitted or self._running):
                 break
             admitted.append(prompt)
@@ -85,7 +83,7 @@ class Decoder:
     def _begin(
         self, prompts: Sequence[TokenPrompt], feed: TokenFeed
     ) -> Iterator[Sequence[TokenEvent]]:
-        """Run prompts and take their first tokens; a pass is a step."""
+        """Run prompts and choose their first tokens; a pass is a step."""
         spans = [
             TokenSpan([*prompt.token_ids, _ANY_TOKEN], len(prompt.token_ids)) for prompt in prompts
         ]
@@ -107,7 +105,7 @@ class Decoder:
                 return
 
     def _step(self) -> Sequence[TokenEvent]:
-        """The next token of every sequence."""
+        """Choose the next token of every sequence."""
         sequences = list(self._running.values())
         runs = [
             Run(each.path, [each.last], (Target(each.path.length, _ANY_TOKEN, at, 0),))
@@ -132,12 +130,12 @@ class Decoder:
         return events
 
 
-def _need(prompt: TokenPrompt) -> int:
+def _count_tokens(prompt: TokenPrompt) -> int:
     return len(prompt.token_ids) + prompt.max_new_tokens
 
 
 class _Sequence:
-    """One prompt, the path of the tokens that were run, and the one to run next."""
+    """One prompt, the path of the tokens already run, and the token to run next."""
 
     def __init__(self, prompt: TokenPrompt, path: Path):
         self.prompt = prompt
