@@ -236,7 +236,7 @@ def further_arguments(
     return found
 
 
-def set_options(engine: BaseEngine, names: Iterable[str]) -> dict[str, Any]:
+def set_options(engine: object, names: Iterable[str]) -> dict[str, Any]:
     """Those of the named options that aren't at their defaults, with their values."""
     default = type(engine)()
     return {
