@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from evalution_transformers.stepwise import StepwiseCall
+from evalution_transformers.generate import StepwiseCall
 
 
 def counting(upto: int, seen: list[int]) -> Callable[[Callable[[int], None]], None]:

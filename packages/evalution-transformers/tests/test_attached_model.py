@@ -42,7 +42,7 @@ def use(session: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_the_model_is_left_as_it_was_found(
+def test_attached_model_is_left_unchanged(
     kind: type[TransformersCompat], handles: dict[str, Any]
 ) -> None:
     model = handles["model"].train()
@@ -67,7 +67,7 @@ def test_the_model_is_left_as_it_was_found(
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_it_answers_as_the_loaded_checkpoint(
+def test_attached_model_answers_as_its_checkpoint(
     kind: type[TransformersCompat], handles: dict[str, Any], write_checkpoint: Callable[..., Path]
 ) -> None:
     pair = LoglikelihoodRequest("w5 w6", " w7 w8")
@@ -96,7 +96,7 @@ def test_a_step_of_training_shows_in_the_next_score(
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_between_two_steps_all_is_the_callers(handles: dict[str, Any], beams: int) -> None:
+def test_model_is_in_its_callers_state_between_steps(handles: dict[str, Any], beams: int) -> None:
     model = handles["model"].train()
     own, state = model.generation_config, torch.get_rng_state()
     hot: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "num_beams": beams}
@@ -141,7 +141,7 @@ def test_another_kind_of_tokenizer_is_refused(handles: dict[str, Any], given: An
         Transformers().attach({**handles, "tokenizer": given})
 
 
-def test_a_mapping_is_needed(handles: dict[str, Any]) -> None:
+def test_handles_must_be_a_mapping(handles: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="a mapping with model and tokenizer"):
         Transformers().attach(handles["model"])
 
@@ -201,12 +201,12 @@ def test_options_of_loading_are_refused(handles: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_chat_of_a_lent_model_is_rendered_with_the_variables(
+def test_chat_of_an_attached_model_is_rendered_with_the_variables(
     kind: type[TransformersCompat], handles: dict[str, Any]
 ) -> None:
     source = "{{ messages[0].content }}{% if thinks is defined and not thinks %} w7{% endif %}"
     handles["tokenizer"].chat_template = source
-    model = Model("lent", chat_template_kwargs={"thinks": False})
+    model = Model("attached", chat_template_kwargs={"thinks": False})
     asked = [GenerationRequest(messages=[{"role": "user", "content": "w5"}], max_new_tokens=1)]
     with kind().attach(handles, model) as session:
         assert session.generate(asked)[0].prompt == "w5 w7"

@@ -29,13 +29,85 @@ from safetensors import SafetensorError
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_core.redaction import redact, scrub
-from evalution_enginekit import Tokenizer, model_identity
-from evalution_enginekit.model_source import model_folder, told_arguments
+from evalution_enginekit import Tokenizer
+from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
 from evalution_enginekit.runtime import brief
 from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
-from evalution_openvino.engine import torchvision_hint
-from evalution_openvino.model_arguments import FILE, check_arguments, check_files
-from evalution_transformers.loading import check_complete, declared_eos
+from evalution_openvino.runtime import torchvision_hint
+from evalution_transformers.attached_model import declared_eos
+from evalution_transformers.load import check_complete, to_plain
+
+FILE = "openvino_model.xml"
+"""The graph of a model, where no other name is given."""
+_OURS = {
+    "revision": "model.revision",
+    "trust_remote_code": "model.trust_remote_code",
+    "device": "the engine's device",
+    "ov_config": "the engine's ov_config",
+    "compile": "the engine's compile",
+    "export": "nothing: a folder without OpenVINO files is exported",
+}
+"""Arguments of the loader that have a place of their own."""
+_TAKEN = (
+    "cache_dir",
+    "config",
+    "file_name",
+    "force_download",
+    "generation_config",
+    "load_in_8bit",
+    "local_files_only",
+    "quantization_config",
+    "stateful",
+    "subfolder",
+    "token",
+    "use_cache",
+)
+"""Arguments that the loader knows; it drops others without a word."""
+
+
+def check_arguments(model: Model) -> None:
+    """Refuse arguments that have another place, and those that the loader would drop.
+
+    Raises:
+        ConfigurationError: there is such an argument.
+    """
+    moved = [name for name in _OURS if name in model.model_kwargs]
+    if moved:
+        places = ", ".join(f"{name} (set {_OURS[name]})" for name in moved)
+        raise ConfigurationError(f"model.model_kwargs may not hold {places}")
+    unknown = sorted(set(model.model_kwargs) - set(_TAKEN))
+    if unknown:
+        raise ConfigurationError(
+            f"model.model_kwargs: OVModelForCausalLM takes no {', '.join(unknown)}; it takes "
+            f"{', '.join(_TAKEN)}"
+        )
+
+
+def check_files(model: Model, folder: Path) -> None:
+    """Refuse a folder without a model; upstream's words for it point elsewhere.
+
+    Raises:
+        ConfigurationError: the folder, or what `model_kwargs` name in it, holds no model.
+    """
+    inside = folder / str(model.model_kwargs.get("subfolder", ""))
+    if not inside.is_dir():
+        raise ConfigurationError(
+            f"model.model_kwargs subfolder={inside.name!r} isn't in {str(folder)!r}; leave it out, "
+            f"or name a folder there"
+        )
+    file = inside / str(model.model_kwargs.get("file_name", FILE))
+    if file.is_file():
+        return
+    if "file_name" in model.model_kwargs:
+        raise ConfigurationError(
+            f"model.model_kwargs file_name={file.name!r} isn't in {str(inside)!r}; leave it out to "
+            f"take {FILE}, or to export a checkpoint"
+        )
+    if not (inside / "config.json").is_file():
+        raise ConfigurationError(
+            f"no model in {str(inside)!r}: neither {FILE} nor the config.json of a checkpoint"
+        )
+
 
 _WEIGHTS = ("openvino_model.*", "*.safetensors", "*.safetensors.index.json", "*.bin")
 _WANTED = (
@@ -46,20 +118,21 @@ _WANTED = (
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A model that isn't compiled yet, its tokenizer and where its OpenVINO files lie.
+    """A model that isn't compiled yet, its tokenizer and the folder of its OpenVINO files.
 
-    `on_load`: they were made for this session, and go with the model. `identified` is what its
-    files are by content; None where they or the tokenizer can't be told so.
+    Attributes:
+        on_load: the files were made for this session, and go with the model.
+        identity: hashes of its files or the Hub's revision; None where neither is known.
     """
 
     model: Any
     tokenizer: Tokenizer
     folder: Path
     on_load: bool
-    identified: dict[str, Any] | None
+    identity: dict[str, Any] | None
 
 
-def load(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
+def load_model(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
     """Find or export OpenVINO files, and read them.
 
     Raises:
@@ -82,9 +155,9 @@ def load(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
     with warnings.catch_warnings(), redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         try:
-            identified = _hub_identity(model) if folder is None else _file_identity(model, folder)
+            identity = _find_identity(model, folder)
             ready = _is_exported(model, folder)
-            export = None if ready else _export(source, model, identified)
+            export = None if ready else _export(source, model, identity)
             loaded = _read(source, export, model, device, properties)
         except ConfigurationError:
             raise
@@ -108,7 +181,7 @@ def load(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
     loaded.evalution_export = export
     if folder is None:
         tokenizer.eos_ids |= declared_eos(loaded)  # pyright: ignore[reportAttributeAccessIssue]
-    return Exported(loaded, tokenizer, Path(loaded.model_save_dir), export is not None, identified)
+    return Exported(loaded, tokenizer, Path(loaded.model_save_dir), export is not None, identity)
 
 
 def _is_exported(model: Model, folder: Path | None) -> bool:
@@ -137,18 +210,18 @@ _exports: weakref.WeakValueDictionary[str, _ExportFolder] = weakref.WeakValueDic
 _exporting = threading.Lock()
 
 
-def _export(source: str, model: Model, identified: Mapping[str, Any] | None) -> _ExportFolder:
-    """OpenVINO files of a checkpoint, in the precision of its weights.
+def _export(source: str, model: Model, identity: Mapping[str, Any] | None) -> _ExportFolder:
+    """Export OpenVINO files of a checkpoint, in the precision of its weights.
 
     Models of one checkpoint that are in use at the same time share them.
     """
     subfolder = str(model.model_kwargs.get("subfolder", ""))
     # All other arguments matter only as the files are read.
-    files = {name: each for name, each in (identified or {}).items() if name != "model_kwargs"}
+    files = {name: each for name, each in (identity or {}).items() if name != "model_kwargs"}
     key = json.dumps([source, subfolder, model.trust_remote_code, files], sort_keys=True)
     with _exporting:
         found = _exports.get(key)
-        if found is not None and identified is not None:
+        if found is not None and identity is not None:
             return found
         export = _ExportFolder()
         try:
@@ -165,7 +238,7 @@ def _export(source: str, model: Model, identified: Mapping[str, Any] | None) -> 
                 ov_config=OVConfig(dtype="auto"),
             )
         except BaseException:
-            # At once: the exception's own frames hold the folder as long as somebody holds it.
+            # At once: the exception's own frames hold the folder for as long as it lives.
             export.remove()
             raise
         _exports[key] = export
@@ -173,9 +246,9 @@ def _export(source: str, model: Model, identified: Mapping[str, Any] | None) -> 
 
 
 def _check_weights(source: str, model: Model, subfolder: str) -> None:
-    """Refuse a checkpoint that lacks weights, which the exporter's own loading doesn't tell.
+    """Refuse a checkpoint that lacks weights, over which the exporter's own loading is silent.
 
-    It is read a second time for that; what was read is let go before the export begins.
+    It is read a second time for that, and freed before the export begins.
     """
     found: Any = transformers.AutoModelForCausalLM.from_pretrained(
         source,
@@ -212,30 +285,16 @@ def _read(
     )
 
 
-def _file_identity(model: Model, folder: Path) -> dict[str, Any] | None:
-    subfolder = str(model.model_kwargs.get("subfolder", ""))
-    return _with_arguments(model, model_identity(model, folder / subfolder, _WEIGHTS))
-
-
-def _hub_identity(model: Model) -> dict[str, Any] | None:
-    """The commit of a repository; None where the tokenizer comes from elsewhere."""
-    config: Any = transformers.AutoConfig.from_pretrained(
-        str(model.path), revision=model.revision, trust_remote_code=model.trust_remote_code
-    )
-    commit: Any = getattr(config, "_commit_hash", None)
-    if commit is None or model.tokenizer is not None or model.tokenizer_path is not None:
-        return None
-    found = {"repository": model.path, "revision": str(commit), **told_arguments(model)}
-    return _with_arguments(model, found)
-
-
-def _with_arguments(model: Model, found: dict[str, Any] | None) -> dict[str, Any] | None:
+def _find_identity(model: Model, folder: Path | None) -> dict[str, Any] | None:
+    """Return hashes of a folder's files, or the commit of a repository; None if not known."""
+    if folder is None:
+        config: Any = transformers.AutoConfig.from_pretrained(
+            str(model.path), revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+        found = checkpoint_identity(model, None, _WEIGHTS, read_commit_hash(config))
+    else:
+        subfolder = str(model.model_kwargs.get("subfolder", ""))
+        found = checkpoint_identity(model, folder / subfolder, _WEIGHTS, None)
     if found is not None and model.model_kwargs:
-        arguments = {name: _plain(value) for name, value in model.model_kwargs.items()}
-        found["model_kwargs"] = redact(arguments)
+        found["model_kwargs"] = redact(to_plain(model.model_kwargs))
     return found
-
-
-def _plain(value: Any) -> Any:
-    told: Any = getattr(value, "to_dict", None)
-    return told() if callable(told) else value

@@ -1,4 +1,4 @@
-"""What a model may be asked for is found out on the model, and never too much of it."""
+"""The probe finds which forms of forward pass a model allows, and allows no other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import transformers
 
 from evalution_core import ConfigurationError, GenerationRequest
 from evalution_transformers import TransformersCompat
-from evalution_transformers.architecture import examine, window_of
+from evalution_transformers.probe import find_window, probe_architecture
 
 WINDOW = 128
 
@@ -27,18 +27,18 @@ def test_an_output_layer_with_more_behind_it_is_never_applied_alone(
 ) -> None:
     """A cap of 30 and a scale of 1.05 are less than the noise of bfloat16 at small logits."""
     attention = "eager" if kind == "gemma2" else "sdpa"
-    found = examine(random_model(kind, dtype, attention), WINDOW)
+    found = probe_architecture(random_model(kind, dtype, attention), WINDOW)
     assert found.splits is splits
-    assert found.packs
+    assert found.shares_prefixes
 
 
 @pytest.mark.parametrize("window", [WINDOW, 16])
-def test_a_window_of_the_models_own_code_is_left_to_it(
+def test_a_window_in_the_models_own_code_keeps_prefixes_apart(
     random_model: Callable[..., Any], window: int
 ) -> None:
-    found = examine(random_model("gpt_neo"), window)
-    assert not found.packs
-    assert found.why_not == "its own code bounds the reach of its attention (window_size=20)"
+    found = probe_architecture(random_model("gpt_neo"), window)
+    assert not found.shares_prefixes
+    assert found.obstacle == "its own code bounds the reach of its attention (window_size=20)"
 
 
 def test_the_window_of_a_model_with_parts_is_its_texts() -> None:
@@ -55,35 +55,35 @@ def test_the_window_of_a_model_with_parts_is_its_texts() -> None:
         }
     )
     model = SimpleNamespace(config=config)
-    assert window_of(model, None) == 64  # pyright: ignore[reportArgumentType]
+    assert find_window(model, None) == 64  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigurationError, match="must be between 2 and the model's own 64"):
-        window_of(model, 65)  # pyright: ignore[reportArgumentType]
+        find_window(model, 65)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("kind", ["bloom", "mamba"])
-def test_a_window_that_no_model_names_is_told(
+def test_a_model_without_a_window_gets_a_default_and_a_warning(
     random_model: Callable[..., Any], caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     model = random_model(kind)
     caplog.clear()
-    assert window_of(model, 4096) == 4096
+    assert find_window(model, 4096) == 4096
     assert not caplog.messages
-    assert window_of(model, None) == 2048
+    assert find_window(model, None) == 2048
     assert "names no longest sequence; max_model_len=2048 is taken for it" in caplog.text
 
 
-def test_a_window_of_the_models_own_is_not_told(
+def test_a_model_with_a_window_gets_no_warning(
     random_model: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = random_model("llama")
     caplog.clear()
-    assert window_of(model, None) == WINDOW
+    assert find_window(model, None) == WINDOW
     assert not caplog.messages
 
 
 def test_a_model_that_looks_ahead_is_refused(random_model: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match="BertLMHeadModel at a token depend on the tokens"):
-        examine(random_model("bert"), WINDOW)
+        probe_architecture(random_model("bert"), WINDOW)
 
 
 def test_an_encoder_decoder_is_refused() -> None:
@@ -92,7 +92,7 @@ def test_an_encoder_decoder_is_refused() -> None:
     )
     model: Any = transformers.T5ForConditionalGeneration(config)
     with pytest.raises(ConfigurationError, match=r"encoder-decoder.*causal models alone"):
-        examine(model, WINDOW)
+        probe_architecture(model, WINDOW)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_an_encoder_decoder_is_refused() -> None:
 def test_only_a_model_that_sees_no_padding_is_given_any(
     random_model: Callable[..., Any], kind: str, pads: bool
 ) -> None:
-    assert examine(random_model(kind), WINDOW).pads is pads
+    assert probe_architecture(random_model(kind), WINDOW).pads is pads
 
 
 def test_a_model_that_sees_padding_completes_each_prompt_as_if_alone(

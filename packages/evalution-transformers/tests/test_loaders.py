@@ -1,4 +1,4 @@
-"""What upstream's loaders do besides loading: bars on stderr, and where they put the weights."""
+"""Loaders of Transformers: device maps, GGUF files, quantisation, progress bars and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evalution_core import (
 )
 from evalution_enginekit.runtime import in_range
 from evalution_transformers import Transformers
-from evalution_transformers.upstream_loading import loading
+from evalution_transformers.runtime import loading_errors
 
 PAIR = LoglikelihoodRequest("One plus two is", " three.")
 SUM = GenerationRequest("8 + 1 =", max_new_tokens=6)
@@ -208,7 +208,7 @@ def test_what_a_loader_raises_is_told_in_our_words(
 ) -> None:
     with (
         pytest.raises(kind, match=message) as told,
-        loading("model", "x", missing="more is needed"),
+        loading_errors("model", "x", missing="more is needed"),
     ):
         raise raised
     assert "word" not in str(told.value)

@@ -14,8 +14,8 @@ from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
 
 pytest.importorskip("optimum.intel", reason="optimum-intel is not installed")
 
-from evalution_openvino.prefix_walk import Fitness, PrefixWalk, roots
-from evalution_openvino.stateful import OutOfMemoryError, StatefulRequest
+from evalution_openvino.score import PrefixTreeScorer, make_tree
+from evalution_openvino.stateful import OutOfMemoryError, RunForms, StatefulRequest
 
 VOCAB = 97
 FLOAT32 = 1e-4
@@ -38,8 +38,8 @@ def _spans(seed: int, questions: int = 6) -> list[TokenSpan]:
     return found
 
 
-def _scores(walk: PrefixWalk, spans: Sequence[TokenSpan]) -> list[TokenScore]:
-    return [score for step in walk.score(spans) for score in step]
+def _scores(scorer: PrefixTreeScorer, spans: Sequence[TokenSpan]) -> list[TokenScore]:
+    return [score for step in scorer.score(spans) for score in step]
 
 
 def _worst(left: Sequence[TokenScore], right: Sequence[TokenScore]) -> float:
@@ -47,11 +47,11 @@ def _worst(left: Sequence[TokenScore], right: Sequence[TokenScore]) -> float:
     return max(abs(x - y) for a, b in pairs for x, y in zip(a, b, strict=True))
 
 
-def _walk_of(session: Any, **changes: Any) -> PrefixWalk:
+def _make_scorer(session: Any, **changes: Any) -> PrefixTreeScorer:
     """The session's scorer with other limits, on the same request."""
-    walk = session._scorer
-    given = {"pass_tokens": 512, "state_tokens": 1 << 16, "fitness": walk._fitness} | changes
-    return PrefixWalk(walk._request, given.pop("fitness"), **given)
+    scorer = session._scorer
+    given = {"pass_tokens": 512, "state_tokens": 1 << 16, "forms": scorer._forms} | changes
+    return PrefixTreeScorer(scorer._request, given.pop("forms"), **given)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
@@ -80,17 +80,17 @@ def test_scores_are_those_of_torch(
     ("kind", "shares", "why"),
     [("llama", True, None), ("gpt2", True, None), ("mistral", False, "16 tokens back")],
 )
-def test_what_can_be_shared_is_tried_and_told(
+def test_prefixes_are_shared_where_the_model_allows_it(
     random_session: Callable[..., Any], kind: str, shares: bool, why: str | None
 ) -> None:
     session = random_session(kind)
-    told = session.describe_execution()
-    assert told["scoring"] == ("shared prefixes" if shares else "padded rows")
-    assert told["logits"] == "chosen rows"
+    execution = session.describe_execution()
+    assert execution["scoring"] == ("shared prefixes" if shares else "padded rows")
+    assert execution["logits"] == "chosen rows"
     if why is None:
-        assert told["scoring_fallback"] is None
+        assert execution["scoring_fallback"] is None
     else:
-        assert why in told["scoring_fallback"]
+        assert why in execution["scoring_fallback"]
 
 
 @pytest.mark.parametrize("pass_tokens", [1, 7, 64, 512])
@@ -100,8 +100,8 @@ def test_limits_change_no_value(
 ) -> None:
     spans = _spans(2)
     session = random_session("llama")
-    plain = _walk_of(session, fitness=Fitness(shares=False, cuts=False, pads=False))
-    limited = _walk_of(session, pass_tokens=pass_tokens, state_tokens=state_tokens)
+    plain = _make_scorer(session, forms=RunForms(shares=False, cuts=False, pads=False))
+    limited = _make_scorer(session, pass_tokens=pass_tokens, state_tokens=state_tokens)
     expected = _scores(plain, spans)
     assert _worst(_scores(limited, spans), expected) < FLOAT32
     # Behind the saved head of the call before.
@@ -111,16 +111,16 @@ def test_limits_change_no_value(
 def test_a_shared_prefix_is_run_once(random_session: Callable[..., Any]) -> None:
     spans = _spans(3, questions=40)
     session = random_session("llama")
-    walk = session._scorer
-    before = walk._request.forwarded
-    _scores(walk, spans)
-    forwarded = walk._request.forwarded - before
+    scorer = session._scorer
+    before = scorer._request.forwarded
+    _scores(scorer, spans)
+    forwarded = scorer._request.forwarded - before
     # One saved head serves the next call, though its sequences go on otherwise.
-    before = walk._request.forwarded
+    before = scorer._request.forwarded
     head = min(len(span.token_ids) for span in spans) - 1
     common = list(spans[0].token_ids[:head])
-    _scores(walk, [TokenSpan([*common, 5, 6, 7], head + 1), TokenSpan([*common, 9, 8], head)])
-    again = walk._request.forwarded - before
+    _scores(scorer, [TokenSpan([*common, 5, 6, 7], head + 1), TokenSpan([*common, 9, 8], head)])
+    again = scorer._request.forwarded - before
     plan = plan_scoring(spans)
     # Padding on the right is what comes on top: the sequences of a run are of similar length.
     assert forwarded <= 1.25 * plan.unique_tokens
@@ -146,9 +146,9 @@ def test_a_pass_that_finds_no_memory_is_halved(
 ) -> None:
     spans = _spans(5)
     session = random_session("llama")
-    walk = session._scorer
-    expected = _scores(walk, spans)
-    walk.forget()
+    scorer = session._scorer
+    expected = _scores(scorer, spans)
+    scorer.forget()
     run, largest = StatefulRequest.run, 24
 
     def scarce(self: StatefulRequest, given: Any) -> Any:
@@ -157,19 +157,19 @@ def test_a_pass_that_finds_no_memory_is_halved(
         return run(self, given)
 
     monkeypatch.setattr(StatefulRequest, "run", scarce)
-    assert _worst(_scores(walk, spans), expected) < FLOAT32
-    assert walk._pass_tokens <= largest
+    assert _worst(_scores(scorer, spans), expected) < FLOAT32
+    assert scorer._pass_tokens <= largest
 
 
-def test_a_long_branch_becomes_a_chain() -> None:
+def test_a_long_segment_becomes_a_chain_of_nodes() -> None:
     plan = plan_scoring([TokenSpan(list(range(11)), 3), TokenSpan([0, 1, 2, 50, 51], 3)])
-    (root,) = roots(plan, 2)
+    (root,) = make_tree(plan, 2)
     lengths: list[int] = []
     waiting = [root]
     while waiting:
-        branch = waiting.pop()
-        lengths.append(len(branch.token_ids))
-        assert all(0 <= t.position - branch.depth < len(branch.token_ids) for t in branch.targets)
-        waiting += branch.children
+        node = waiting.pop()
+        lengths.append(len(node.token_ids))
+        assert all(0 <= t.position - node.depth < len(node.token_ids) for t in node.targets)
+        waiting += node.children
     assert max(lengths) == 2
     assert sum(lengths) == plan.unique_tokens

@@ -1,4 +1,4 @@
-"""Continuous batching by openvino-genai's pipeline."""
+"""Generation: continuous batching by openvino-genai's pipeline."""
 
 from __future__ import annotations
 
@@ -7,34 +7,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy
 
-from evalution_core import EngineRuntimeError
+from evalution_core import ConfigurationError, EngineRuntimeError, EngineUnavailableError, Model
 from evalution_core.redaction import scrub
 from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
-from evalution_openvino.upstream import openvino
-from evalution_transformers.fixed_batches import FixedBatches
+from evalution_openvino.options import OpenVINOOptions
+from evalution_openvino.runtime import import_genai, load_openvino
+from evalution_openvino.upstream import GenaiRuntime, Handle, Pipeline
+from evalution_transformers.generate import FixedBatches
+from evalution_transformers.paged import cache_size
+from evalution_transformers.upstream import CausalModel
 
 _log = logging.getLogger(__name__)
 
 Events = Sequence[TokenEvent]
 
-
-class Handle(Protocol):
-    def can_read(self) -> bool: ...
-    def read(self) -> Mapping[int, Any]: ...
-    def get_status(self) -> Any: ...
-    def cancel(self) -> None: ...
-
-
-class Pipeline(Protocol):
-    """The part of `openvino_genai.ContinuousBatchingPipeline` that is used."""
-
-    def add_request(self, request_id: int, input_ids: Any, generation_config: Any) -> Handle: ...
-    def step(self) -> None: ...
-    def has_non_finished_requests(self) -> bool: ...
+PASS_TOKENS = 512
+_BLOCK = 32
+"""Tokens of a block of openvino-genai's cache on a CPU; elsewhere it is half as many."""
+_COMPRESSING = ("load_in_8bit", "quantization_config")
 
 
 @dataclass(slots=True)
@@ -44,27 +38,67 @@ class _Running:
     generated: list[int]
 
 
+def find_genai(options: OpenVINOOptions, model: Model) -> tuple[GenaiRuntime | None, str | None]:
+    """Return the package openvino-genai, or None and what keeps it from being used if it could be.
+
+    Raises:
+        ConfigurationError: `genai=True`, and it can't take the model.
+        EngineUnavailableError: `genai=True`, and it isn't installed.
+    """
+    if options.genai is False:
+        return None, None
+    try:
+        package = import_genai()
+    except EngineUnavailableError as error:
+        if options.genai:
+            raise
+        return None, f"continuous batching: {error}"
+    from_files = [name for name in (*_COMPRESSING, "file_name") if name in model.model_kwargs]
+    if not from_files:
+        return package, None
+    obstacle = f"openvino-genai reads openvino_model.xml as it is, not with {', '.join(from_files)}"
+    if options.genai:
+        raise ConfigurationError(f"genai=True: {obstacle}")
+    return None, f"continuous batching: {obstacle}"
+
+
+def make_scheduler_settings(
+    options: OpenVINOOptions, loaded: CausalModel, rows: int, window: int
+) -> dict[str, Any]:
+    """Return settings of openvino-genai's scheduler, with a bounded cache unless one is asked."""
+    settings: dict[str, Any] = {
+        "max_num_seqs": rows,
+        "max_num_batched_tokens": max(rows, options.max_num_batched_tokens or PASS_TOKENS),
+        "enable_prefix_caching": options.enable_prefix_caching is not False,
+    }
+    if options.cache_size is not None:
+        return {**settings, "cache_size": options.cache_size}
+    # One sequence of full length must fit, whatever the bound is.
+    held = max(cache_size(loaded, rows * window), window + 1)
+    return {**settings, "num_kv_blocks": -(-held // _BLOCK) + rows}
+
+
 class GenaiBatching:
-    """Greedy prompts by openvino-genai; all others, which it does otherwise, in fixed batches.
+    """Completes greedy prompts by openvino-genai, and in fixed batches those it does otherwise.
 
     The pipeline has a compiled model of its own, which is made for the first prompt and kept until
     `forget`. A model that it can't take is run in fixed batches, and `describe` says why; with
     `required` it's an EngineRuntimeError.
 
     Args:
-        genai: the module `openvino_genai`.
+        genai: the package `openvino_genai`.
         folder: the OpenVINO files.
         device: as OpenVINO spells it.
-        properties: what the model is compiled with.
+        properties: the properties to compile the model with.
         rows: prompts that run at once.
-        settings: of the pipeline's scheduler, by upstream's names.
-        others: completes what samples, searches with beams, or asks for log-probabilities.
-        required: whether the pipeline was asked for by name.
+        settings: of the pipeline's scheduler, by its own names.
+        others: completes prompts that sample, search with beams, or ask for log-probabilities.
+        required: whether the pipeline was asked for by `genai=True`.
     """
 
     def __init__(
         self,
-        genai: Any,
+        genai: GenaiRuntime,
         folder: Path,
         device: str,
         properties: Mapping[str, Any],
@@ -89,13 +123,13 @@ class GenaiBatching:
         self._forgets = False
 
     def run(self, feed: TokenFeed) -> Iterator[Events]:
-        """The events of each step, until nothing runs and `feed` has nothing."""
+        """Yield the events of each step, until nothing runs and `feed` has nothing."""
         try:
             while True:
                 self._cancel(feed.cancelled())
                 prompts = feed.take(self._rows - len(self._running) - len(self._dropped))
                 plain = [prompt for prompt in prompts if _is_plain(prompt)]
-                if plain and self._started() is None:
+                if plain and self._start() is None:
                     plain = []
                 others = [prompt for prompt in prompts if prompt not in plain]
                 for prompt in plain:
@@ -120,10 +154,11 @@ class GenaiBatching:
             self._pipeline = None
 
     def paused(self) -> AbstractContextManager[None]:
-        """Between two steps it does nothing."""
+        """Return an empty context: between two steps nothing touches the model."""
         return nullcontext()
 
     def describe(self) -> dict[str, Any]:
+        """Return its part of `describe_execution`."""
         if self._problem is not None:
             return {**self._others.describe(), "fallback": f"openvino-genai: {self._problem}"}
         return {
@@ -132,8 +167,8 @@ class GenaiBatching:
             "scheduler": dict(self._settings),
         }
 
-    def _started(self) -> Pipeline | None:
-        """The pipeline; None where it can't take the model."""
+    def _start(self) -> Pipeline | None:
+        """Return the pipeline; None where it can't take the model."""
         if self._pipeline is None and self._problem is None:
             config = self._genai.SchedulerConfig()
             for name, value in self._settings.items():
@@ -158,22 +193,24 @@ class GenaiBatching:
         config = self._genai.GenerationConfig()
         config.max_new_tokens = prompt.max_new_tokens - len(generated)
         if prompt.stop_ids:
-            # Left unset, the checkpoint's own end would be taken besides those that were asked for.
+            # Left unset, the checkpoint's own end would be taken too.
             config.eos_token_id = min(prompt.stop_ids)
             config.stop_token_ids = set(prompt.stop_ids)
         else:
             config.ignore_eos = True
         token_ids = numpy.array([[*prompt.token_ids, *generated]], numpy.int64)
-        handle = self._pipeline.add_request(prompt.key, openvino.Tensor(token_ids), config)
+        handle = self._pipeline.add_request(prompt.key, load_openvino().Tensor(token_ids), config)
         self._running[prompt.key] = _Running(prompt, handle, list(generated))
 
     def _complete_others(self, prompts: Sequence[TokenPrompt], feed: TokenFeed) -> Iterator[Events]:
-        for events in self._others.complete(prompts, self._noting(feed)):
+        for events in self._others.complete(prompts, self._cancel_with(feed)):
             yield events
             if self._running:
                 yield self._step()
 
-    def _noting(self, feed: TokenFeed) -> Callable[[], Sequence[int]]:
+    def _cancel_with(self, feed: TokenFeed) -> Callable[[], Sequence[int]]:
+        """Return a reader of cancelled keys that cancels them here too."""
+
         def cancelled() -> Sequence[int]:
             keys = feed.cancelled()
             self._cancel(keys)
@@ -206,7 +243,7 @@ class GenaiBatching:
                     self._running.pop(running.prompt.key, None)
 
     def _drop_ignored(self) -> Iterator[TokenEvent]:
-        """What the pipeline gave up for want of room runs again alone; what was alone fails."""
+        """Run again alone what the pipeline gave up for want of room; fail what was alone."""
         ignored = self._genai.GenerationStatus.IGNORED
         was_alone = len(self._running) == 1
         for running in list(self._running.values()):
@@ -227,7 +264,7 @@ class GenaiBatching:
         gone = [running for key in keys if (running := self._running.pop(key, None)) is not None]
         for running in gone:
             running.handle.cancel()
-        # The pipeline lets go of what was cancelled in its next step.
+        # The pipeline frees cancelled requests in its next step.
         if gone and not self._running and self._pipeline is not None:
             self._pipeline.step()
 
