@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from evalution_enginekit.sampling import next_token
-from evalution_reference.checkpoint import load_checkpoint
 from evalution_reference.llama import Floats, Llama
+from evalution_reference.load import load_checkpoint
 
 HOTTEST = 2.0
 """A temperature above it is refused, so that there is something to refuse."""
