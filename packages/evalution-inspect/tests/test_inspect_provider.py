@@ -31,9 +31,8 @@ from evalution_core import (
 )
 from evalution_enginekit import TokenScore
 from evalution_enginekit.tokens import TokenSpan
-from evalution_inspect.errors import ModelSetupError
-from evalution_inspect.loaded import SHELF
-from evalution_inspect.prompt_scoring import PromptScorer
+from evalution_inspect.models import SHELF, PromptScorer
+from evalution_inspect.provider import ModelSetupError
 
 pytestmark = [
     pytest.mark.wide,

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from guidellm.backends import Backend
 
 from evalution_core import ConfigurationError, Model, builtin_path
-from evalution_guidellm.answer import Answer
 from evalution_guidellm.arguments import EvalutionBackendArgs
-from evalution_guidellm.live_session import History, LiveSession
+from evalution_guidellm.session import Answer, History, LiveSession
 
 if TYPE_CHECKING:
     from guidellm.schemas import GenerationRequest, GenerationResponse, RequestInfo

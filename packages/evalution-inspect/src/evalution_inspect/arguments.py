@@ -15,7 +15,7 @@ from evalution_core import (
     did_you_mean,
     load_engine,
 )
-from evalution_inspect.tool_calls import ToolFormat
+from evalution_inspect.messages import ToolFormat
 
 _MODEL_FIELDS = (
     "chat_template_kwargs",

@@ -1,14 +1,17 @@
-"""The model provider `evalution/…` of Inspect."""
+"""Errors in the form in which Inspect tells them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import httpx
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.model import (
     ChatMessage,
     GenerateConfig,
@@ -17,25 +20,47 @@ from inspect_ai.model import (
     ModelOutput,
     RetryDecision,
 )
+from rich.text import Text
 
 from evalution_core import (
     Capability,
     ConfigurationError,
     ContextLengthError,
     EngineRuntimeError,
+    EvalutionError,
     GenerationOutput,
     GenerationRequest,
     redact,
 )
 from evalution_inspect.arguments import Arguments, parse_arguments
-from evalution_inspect.decoding import check_supported
-from evalution_inspect.errors import told_by_inspect
-from evalution_inspect.loaded import SHELF, LoadedModel
+from evalution_inspect.models import SHELF, LoadedModel
 from evalution_inspect.outputs import OutputWriter
-from evalution_inspect.requests import PromptRequests, RequestWriter
+from evalution_inspect.requests import PromptRequests, RequestWriter, check_supported
 
 if TYPE_CHECKING:
     from inspect_ai.tool import ToolChoice, ToolInfo
+
+
+# Inspect exports it nowhere else; its own command prints it without a traceback.
+
+
+class ModelSetupError(PrerequisiteError, EvalutionError):
+    """The engine or its model can't be had; nothing was run. The cause is Evalution's own error."""
+
+    def __init__(self, message: str) -> None:
+        # As it is: brackets in a plain string would be markup.
+        super().__init__(Text(message))
+        self.args = (message,)
+
+
+@contextmanager
+def told_by_inspect() -> Generator[None]:
+    """Turn an error of ours into one that Inspect prints as a paragraph, without a traceback."""
+    try:
+        yield
+    except EvalutionError as error:
+        raise ModelSetupError(f"evalution: {error}") from error
+
 
 _log = logging.getLogger(__name__)
 

@@ -19,10 +19,9 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_lm_eval.asking import completion_request, scoring_request
-from evalution_lm_eval.chat import ChatPrompt
 from evalution_lm_eval.loading import KINDS, LoadedTask, LoadedTasks, settings_of
 from evalution_lm_eval.options import LmEvalOptions
+from evalution_lm_eval.requests import ChatPrompt, completion_request, scoring_request
 from evalution_lm_eval.upstream import Instance
 
 ItemKey = tuple[str, str]

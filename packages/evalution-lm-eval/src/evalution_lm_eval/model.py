@@ -20,16 +20,16 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_lm_eval.asking import (
+from evalution_lm_eval.arguments import read_arguments
+from evalution_lm_eval.collection import Answering, Collection, OnFailure
+from evalution_lm_eval.prompting import PromptingLM
+from evalution_lm_eval.requests import (
     DEFAULT_MAX_GEN_TOKS,
+    ChatPrompt,
     completion_request,
     generation_fields,
     scoring_request,
 )
-from evalution_lm_eval.chat import ChatPrompt
-from evalution_lm_eval.collection import Answering, Collection, OnFailure
-from evalution_lm_eval.model_args import read_arguments
-from evalution_lm_eval.prompting import PromptingLM
 from evalution_lm_eval.upstream import Instance
 
 _WORST = (float("-inf"), False)

@@ -11,9 +11,7 @@ from evalution.report.embedded_json import embedded_json
 from evalution.report.figures import Figure, plot_text, symbol_of
 from evalution.report.labels import flattened
 from evalution.report.rendering import load_assets, render
-from evalution_guidellm.bench.result import BenchResult
-from evalution_guidellm.bench.summary import LevelResult
-from evalution_guidellm.bench.table import number_text
+from evalution_guidellm.bench.result import BenchResult, LevelResult, number_text
 
 _TIMES = {
     "first_token_ms": "Time to first token",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from evalution_core import ConfigurationError, EngineUnavailableError, builtin_path
-from evalution_training.backends.libraries import library
+from evalution_training.backends import library
 from evalution_training.models import NAME, evaluated_model
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from evalution_core import ConfigurationError, EngineUnavailableError, hide, scrub
-from evalution_training.backends.libraries import library
+from evalution_training.backends import library
 from evalution_training.models import NAME
 
 HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"

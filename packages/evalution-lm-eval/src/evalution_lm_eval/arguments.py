@@ -15,8 +15,8 @@ from evalution_core import (
     load_engine,
 )
 from evalution_core.options import option_fields
-from evalution_lm_eval.asking import DEFAULT_MAX_GEN_TOKS
 from evalution_lm_eval.collection import OnFailure
+from evalution_lm_eval.requests import DEFAULT_MAX_GEN_TOKS
 
 _PATHS = ("pretrained", "model", "path")
 _MODEL = {
