@@ -31,7 +31,7 @@ from evalution_core import (
 )
 from evalution_enginekit import TokenScore
 from evalution_enginekit.tokens import TokenSpan
-from evalution_inspect.models import SHELF, PromptScorer
+from evalution_inspect.models import MODEL_CACHE, PromptScorer
 from evalution_inspect.provider import ModelSetupError
 
 pytestmark = [
@@ -83,7 +83,7 @@ def test_a_model_that_nobody_holds_gives_its_session_back(scripted: Any) -> None
     gc.collect()
     with pytest.raises(SessionClosedError, match="is closed; build a new session"):
         session.gc()
-    assert not any(held.loaded.session is session for held in SHELF._held)
+    assert not any(held.loaded.session is session for held in MODEL_CACHE._held)
 
 
 @pytest.mark.parametrize(
@@ -194,10 +194,10 @@ def test_a_model_without_a_chat_template_says_how_to_use_it(scripted: Any) -> No
 def test_an_engine_that_cannot_answer_at_all_is_refused_at_once(
     scripted: Any, lacks: str, said: str
 ) -> None:
-    before = [held.loaded for held in SHELF._held]
+    before = [held.loaded for held in MODEL_CACHE._held]
     with pytest.raises(ModelSetupError, match=said):
         scripted(lacks=lacks)
-    assert [held.loaded for held in SHELF._held] == before
+    assert [held.loaded for held in MODEL_CACHE._held] == before
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from evalution_core import (
 )
 
 BODY_FIELDS = ("temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "max_tokens")
-"""What `extras.body` may add to every request."""
+"""Fields that `extras.body` may add to every request."""
 _DEFAULT_TOKENS = 256
 
 
@@ -34,7 +34,7 @@ def session_request(
 
     It is what Evalution's server makes of the same body, so that a run in process and one through
     the server do the same work: greedy unless `temperature` is above 0, and a prompt that is too
-    long is refused rather than cut, where the engine can tell.
+    long is refused rather than cut, if the engine declares truncation.
 
     Raises:
         UnsupportedRequestError: the body has tools.
@@ -95,9 +95,7 @@ class EvalutionBackendArgs(BackendArgs):
         default="/v1/chat/completions",
         description="Chat through the model's template, or plain text.",
     )
-    stream: bool = Field(
-        default=True, description="Time every token, where the engine tells text as it grows."
-    )
+    stream: bool = Field(default=True, description="Time every token, if the engine streams text.")
     max_tokens: PositiveInt | None = Field(
         default=None, description="The limit where the data sets none; left out: 256."
     )
@@ -114,7 +112,7 @@ class EvalutionBackendArgs(BackendArgs):
     check_first: bool = Field(
         default=True,
         description=(
-            "Load the model once before the workers do, so that what is wrong is told at once; "
+            "Load the model once before the workers do, so that errors appear at once; "
             "false where loading takes long."
         ),
     )

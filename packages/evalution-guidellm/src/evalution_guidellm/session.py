@@ -1,4 +1,4 @@
-"""What runs between a backend's start and its stop: a session, and the asynchronous front of it."""
+"""A session between a backend's start and its stop, and the answer to one request of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LiveSession:
 
     Args:
         session: freshly built.
-        capabilities: what the engine declares, for a session that tells nothing of its own.
+        capabilities: those that the engine declares, for a session that reports none.
         arguments: the form of requests.
     """
 
@@ -45,14 +45,14 @@ class LiveSession:
         )
 
     @property
-    def tells_tokens(self) -> bool:
-        """Whether text comes as it grows, so that tokens can be timed."""
+    def streams_tokens(self) -> bool:
+        """True if text is streamed, so that tokens can be timed."""
         return self._front.tells_deltas
 
     def body_of(
         self, request: GenerationRequest, history: History | None
     ) -> GenerationRequestArguments:
-        """The body that GuideLLM would send to a server for the same request."""
+        """Return the body that GuideLLM would send to a server for the same request."""
         handler: Any = OpenAIRequestHandlerFactory.create(self._arguments.request_format)
         return handler.format(
             request,
@@ -65,11 +65,11 @@ class LiveSession:
     def stream(
         self, arguments: GenerationRequestArguments
     ) -> AsyncGenerator[TextDelta | GenerationOutput]:
-        """Run a body; closing the iterator gives it up."""
+        """Run a body; closing the iterator cancels it."""
         return self._front.stream(session_request(arguments.body or {}, self._capabilities))
 
     async def probe(self) -> None:
-        """Have one token generated; raises what a request of this form would raise."""
+        """Generate one token; raises as a request of this form would."""
         request = GenerationRequest(columns={"text_column": ["Hello"]})
         request.output_metrics.text_tokens = 1
         body = self.body_of(request, None).body or {}
@@ -78,33 +78,33 @@ class LiveSession:
         )
 
     def close(self) -> None:
-        """Give up what runs, and free the model."""
+        """Cancel the requests in flight and free the model."""
         self._front.close()
         self._session.close()
 
 
 @dataclass(slots=True)
 class Answer:
-    """Collects what a session says of one request.
+    """Collects the events of one request.
 
     Args:
         request: GuideLLM's own.
         arguments: the body that was made of it, for the report.
         timings: get their stamps here.
-        tells_tokens: whether pieces come as tokens are made; if not, the time of the first token
-            is unknown and stays out.
+        streams_tokens: True if pieces come as tokens are generated; if not, the time of the
+            first token is unknown and left out.
     """
 
     request: GenerationRequest
     arguments: GenerationRequestArguments
     timings: RequestTimings
-    tells_tokens: bool
+    streams_tokens: bool
     _pieces: list[str] = field(default_factory=list[str])
     _tokens: int = 0
     _output: GenerationOutput | None = None
 
     def take(self, event: TextDelta | GenerationOutput, now: float) -> bool:
-        """Note an event that came at `now`, in Unix time; whether it is the first token."""
+        """Record an event that came at `now`, in Unix time; return True for the first token."""
         if isinstance(event, GenerationOutput):
             self._output = event
             self.timings.request_end = now
@@ -116,7 +116,7 @@ class Answer:
         timings.request_iterations += 1
         self._pieces.append(event.text)
         self._tokens += len(event.token_ids)
-        if not self.tells_tokens or not (event.text or event.token_ids):
+        if not self.streams_tokens or not (event.text or event.token_ids):
             return False
         is_first = timings.first_token_iteration is None
         if is_first:
@@ -127,7 +127,7 @@ class Answer:
         return is_first
 
     def response(self) -> GenerationResponse:
-        """The answer so far: of a request that was given up, its text and tokens until then."""
+        """Return the answer so far: of a cancelled request, its text and tokens until then."""
         output = self._output
         text = output.text if output else "".join(self._pieces)
         return GenerationResponse(

@@ -127,7 +127,7 @@ def _spec(
 
 
 def _generate_config(options: Mapping[str, Any]) -> GenerateConfig:
-    """How the suite generated, which is greedily; empty for one that scored."""
+    """Return the suite's generation settings, which are greedy; empty for one that scored."""
     if "max_new_tokens" not in options:
         return GenerateConfig()
     return GenerateConfig(
@@ -249,7 +249,7 @@ def inspect_log(
     directory: RunFolder,
     output: Output = None,
     suite: Suites = None,
-    debug: Debug = False,  # the runner reads it, which tells the errors of every command
+    debug: Debug = False,  # read by the runner, which prints the errors of every command
 ) -> None:
     """Write a run as logs of Inspect, one a suite, which `inspect view` shows."""
     run = read_run(directory)

@@ -108,7 +108,7 @@ _SIGNS: tuple[tuple[ToolFormat, str, str], ...] = (
     ("mistral", "[TOOL_CALLS]", "[ARGS]"),
     ("llama3", "<|python_tag|>", "<function="),
 )
-"""What a template of each form holds, and what one of a newer form with the same sign does."""
+"""Text that a template of each form holds, and text of newer forms with the same sign."""
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _UNNAMED = "unknown"
 """Inspect's own name for a call that can't be read."""
@@ -153,8 +153,7 @@ def format_of(template: str) -> ToolFormat:
 def split_tool_calls(text: str, form: ToolFormat) -> tuple[str, list[ToolCall]]:
     """A completion's text without its tool calls, and the calls.
 
-    What looks like a call and can't be read is one with a `parse_error`, which Inspect tells the
-    model.
+    A call that can't be parsed has a `parse_error`, which Inspect passes to the model.
     """
     if form == "hermes":
         calls = [_call(found[1]) for found in _HERMES.finditer(text)]

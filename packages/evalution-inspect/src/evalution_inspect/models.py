@@ -131,7 +131,7 @@ class LoadedModel:
     Args:
         engine: builds the session here, which may take minutes.
         model: what it loads.
-        number: tells two loaded models apart that have the same names.
+        number: distinguishes loaded models of the same names.
     """
 
     def __init__(self, engine: BaseEngine, model: Model, number: int):
@@ -161,8 +161,8 @@ class LoadedModel:
         return self.session.tokenizer if isinstance(self.session, HasTokenizer) else None
 
     @property
-    def tells_template(self) -> bool:
-        """Whether it is known if there is a chat template."""
+    def shows_template(self) -> bool:
+        """True if the session shows its chat template or that it has none."""
         return isinstance(self.tokenizer, _Templated)
 
     @property
@@ -171,7 +171,7 @@ class LoadedModel:
 
     @cached_property
     def connections(self) -> int:
-        """How many requests keep the session busy, within the engine's own limit.
+        """Number of requests that keep the session busy, within the engine's own limit.
 
         Two batches, so that a free slot is filled at once.
         """
@@ -216,18 +216,18 @@ class LoadedModel:
 
 
 @dataclass(slots=True)
-class _Held:
+class _CachedModel:
     loaded: LoadedModel
     users: int = 1
 
 
 @dataclass(slots=True)
-class ModelShelf:
+class ModelCache:
     """Loaded models, each there once, for as long as somebody uses it."""
 
     # A garbage collection in the middle of `take` may give another model back.
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    _held: list[_Held] = field(default_factory=list[_Held])
+    _held: list[_CachedModel] = field(default_factory=list[_CachedModel])
     _numbers: "count[int]" = field(default_factory=count)
 
     def take(self, engine: BaseEngine, model: Model) -> LoadedModel:
@@ -242,7 +242,7 @@ class ModelShelf:
                     held.users += 1
                     return held.loaded
             loaded = LoadedModel(engine, model, next(self._numbers))
-            self._held.append(_Held(loaded))
+            self._held.append(_CachedModel(loaded))
             return loaded
 
     def give_back(self, loaded: LoadedModel) -> None:
@@ -256,5 +256,5 @@ class ModelShelf:
         loaded.close()
 
 
-SHELF = ModelShelf()
-"""Of this process: Inspect makes a model anew for each role and each configuration."""
+MODEL_CACHE = ModelCache()
+"""The models of this process: Inspect creates one for each role and each configuration."""

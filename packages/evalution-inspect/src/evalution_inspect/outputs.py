@@ -1,4 +1,4 @@
-"""What a model thought before it answered, where it says so with `<think>`."""
+"""Turns a session's answers into Inspect's output, with reasoning in `<think>` apart."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _usage(outputs: Sequence[GenerationOutput]) -> ModelUsage | None:
 
 
 def _facts(outputs: Sequence[GenerationOutput]) -> dict[str, Any] | None:
-    """What the contract tells and Inspect has no field for, of the first output."""
+    """Return facts about the first output that Inspect has no field for."""
     found: dict[str, Any] = dict(outputs[0].runtime or {})
     found.pop("reasoning", None)
     if outputs[0].truncated_tokens:

@@ -39,7 +39,7 @@ _INSPECTS_OWN = frozenset(
         "timeout",
     }
 )
-"""What Inspect does by itself, or asks only of providers that can."""
+"""Settings that Inspect handles itself, or passes only to providers that support them."""
 _MAPPED = frozenset(
     {
         "logprobs",
@@ -128,14 +128,14 @@ def decoding(config: GenerateConfig) -> list[dict[str, Any]]:
 
 
 _MAX_TOKENS = 2048
-"""Where nobody says and the model has room: what Inspect's own local providers generate."""
+"""The default limit if the model has room: what Inspect's own local providers generate."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRequests:
     """One request a choice, all of the same prompt.
 
-    `token_ids` are the prompt's, None where the session doesn't tell them. `fills_context`: the
+    `token_ids` are the prompt's, None if they are unknown. `fills_context`: the
     limit of the length is where the model's context ends. `tool_format` is set if there are tools.
     """
 
@@ -188,7 +188,7 @@ class RequestWriter:
         return fields | {"tools": declared(tools)} if tools else fields
 
     def _limit(self, token_ids: list[int] | None, asked: int | None) -> tuple[int, bool]:
-        """How many tokens may be generated, and whether the model's context is what limits it."""
+        """Return the token limit, and True if the model's context is the limit."""
         wanted = _MAX_TOKENS if asked is None else asked
         held = self.loaded.max_model_len
         if held is None or token_ids is None:
@@ -227,7 +227,7 @@ class RequestWriter:
         template = self.loaded.chat_template
         if template is None:
             raise UnsupportedRequestError(
-                f"tools are given and engine {engine} doesn't tell the model's chat template, nor "
+                f"tools are given and engine {engine} doesn't show the model's chat template, nor "
                 "so the form of its tool calls; say it: -M tool_format=NAME"
             )
         return format_of(template.source)
@@ -241,6 +241,6 @@ class RequestWriter:
             )
         if token_ids is None:
             raise UnsupportedRequestError(
-                f"prompt_logprobs: engine {self.loaded.engine_name} doesn't tell the ids of the "
+                f"prompt_logprobs: engine {self.loaded.engine_name} doesn't report the ids of the "
                 "prompt; set tokenizer_path, so that it is encoded here"
             )

@@ -19,7 +19,7 @@ from evalution_lm_eval.upstream import Aggregation, Group, upstream_metrics
 
 _FEW_DRAWS = ("bleu", "chrf", "chrf++", "ter")
 _DRAWS = 100
-"""How often lm-eval draws for the standard errors of these metrics at most, as they take long."""
+"""Most bootstrap draws of lm-eval for the standard errors of these slow metrics."""
 _NONE = "N/A"
 
 Values = Mapping[ItemKey, Any]
@@ -41,7 +41,7 @@ def zeroed(loaded: LoadedTask) -> list[ItemKey]:
 
 
 def is_mean(loaded: LoadedTask, metric: str) -> bool:
-    """Whether lm-eval averages the metric, as it does where a task declares no aggregation."""
+    """Return True if lm-eval averages the metric, its default aggregation."""
     mean = upstream_metrics().mean
     return loaded.task.aggregation().get(metric, mean) is mean
 
@@ -55,8 +55,8 @@ def value_alone(loaded: LoadedTask, metric: str, value: Any) -> float | None:
     aggregate = loaded.task.aggregation().get(metric, metrics.mean)
     if aggregate in (metrics.f1_score, metrics.matthews_corrcoef):
         return float(value[0] == value[1])
-    told = (metrics.mean, metrics.perplexity, metrics.weighted_perplexity, metrics.bits_per_byte)
-    return float(aggregate([value])) if aggregate in told else None
+    shown = (metrics.mean, metrics.perplexity, metrics.weighted_perplexity, metrics.bits_per_byte)
+    return float(aggregate([value])) if aggregate in shown else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class TaskItems:
 def group_results(
     group: Group, members: Mapping[str, tuple[LoadedTask, TaskScores]]
 ) -> dict[ItemKey, MetricResult]:
-    """What lm-eval makes of the scores of a group's tasks; those without documents are left out."""
+    """Return a group's scores by lm-eval; tasks without documents are left out."""
     inside = [task.task_name for task in group.get_all_tasks()]
     taken = {name: members[name] for name in inside if members[name][1].counts}
     summed = group.aggregate({name: scores.spelled for name, (_, scores) in taken.items()})

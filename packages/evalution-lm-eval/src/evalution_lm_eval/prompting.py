@@ -90,7 +90,7 @@ class PromptingLM(TemplateLM, ABC):
 
     @property
     def max_length(self) -> int | None:
-        """How many tokens the model is fed at most; None where the session doesn't say."""
+        """Tokens that the model can be fed; None if unknown."""
         session = self._session
         return session.max_model_len if isinstance(session, HasMaxModelLen) else None
 

@@ -1,4 +1,4 @@
-"""What lm-eval asks a model, as requests of ours."""
+"""Turns lm-eval's prompts and settings into requests of the contract."""
 
 from __future__ import annotations
 

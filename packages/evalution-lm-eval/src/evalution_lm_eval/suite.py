@@ -1,4 +1,4 @@
-"""What decides a task's scores, by value: its configuration and the code that it names."""
+"""lm-eval's tasks as suites: `tests: [{type: lm_eval, tasks: [mmlu, arc_challenge]}]`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from evalution_lm_eval.options import LmEvalOptions
 from evalution_lm_eval.upstream import Group
 
 _PLACE = "config_source"
-"""Where lm-eval found the file, which it writes among a task's metadata."""
+"""Key in a task's metadata under which lm-eval writes the path of its file."""
 _DIGITS = 16
 
 
 def task_record(loaded: LoadedTask) -> dict[str, Any]:
     """Version, data set and configuration of a task, JSON-safe and without credentials.
 
-    A function is told by its name and a digest of its file. What that file imports isn't told, nor
-    is what the rows hold: a row that changed is asked again.
+    A function is named with a digest of its file. The imports of that file and the content of the
+    rows are left out: a row that changed is evaluated again.
     """
     task = loaded.task
     config = dict(task.config.to_dict(keep_callable=True))

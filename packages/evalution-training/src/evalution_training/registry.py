@@ -1,4 +1,10 @@
-"""The contract of a training backend; a class that has these members needs no base class."""
+"""Training backends: their protocol, their params, and how they are found by name.
+
+Listing reads package metadata only; loading imports one backend. A name is an entry point of the
+group `evalution.training_backends`, one registered in this process, `distribution/name` where two
+packages clash, or `package.module:Class`. Packages that were written for EvSys are named with their
+group: `evsys_sdk.backends/name`.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +33,17 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-
 class TrainingBackend(Protocol):
-    """Puts a model into memory, or a client of a training server, and hands it on.
+    """Puts a model into memory, or makes a client of a training server, and hands it on.
+
+    A class that has these members needs no base class.
 
     What stands under `backend.params` of a spec is validated by `Config` before the class is
     constructed with it, as keyword arguments. A constructor does nothing but keep them.
     """
 
     name: ClassVar[str]
-    """What `backend.kind` says."""
+    """The name for `backend.kind`."""
     Config: ClassVar[type[BaseModel]]
     """Its params; with `extra="forbid"`."""
 

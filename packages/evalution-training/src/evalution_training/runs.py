@@ -155,7 +155,7 @@ class TrainingModel:
 
     @property
     def model(self) -> Model:
-        """What is evaluated, as results name it."""
+        """The model under evaluation, as results name it."""
         return self._model
 
     def to_dict(self) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def served_subject(target: str, model: str | None, key_variable: str | None) -> 
     """The server that the command line names.
 
     Raises:
-        ConfigurationError: the variable of the key isn't set, or the URL has credentials besides.
+        ConfigurationError: the variable of the key isn't set, or the URL has credentials too.
     """
     if key_variable is None:
         return ServedSubject(target, model)
@@ -115,7 +115,7 @@ def served_subject(target: str, model: str | None, key_variable: str | None) -> 
 def _has_credentials(url: str) -> bool:
     try:
         return "@" in urlsplit(url).netloc
-    except ValueError:  # no URL at all, which is told when the server is asked
+    except ValueError:  # not a URL, which is an error once the server is asked
         return False
 
 
@@ -196,7 +196,7 @@ def bench(
     seed: Seed = 42,
     output: Output = None,
     no_check_first: NoCheckFirst = False,
-    debug: Debug = False,  # the runner reads it, which tells the errors of every command
+    debug: Debug = False,  # read by the runner, which prints the errors of every command
 ) -> None:
     """Measure throughput and latency of an engine, or of a server with --target, by GuideLLM."""
     load = Load(

@@ -42,7 +42,7 @@ def data_kind(file: Path) -> str:
 
 
 def row_count(file: Path) -> int:
-    """How many prompts the file has, as GuideLLM will read it.
+    """Count the prompts of the file, as GuideLLM will read it.
 
     Raises:
         ConfigurationError: it can't be read, is empty, or has no column that GuideLLM knows.
@@ -57,8 +57,8 @@ def row_count(file: Path) -> int:
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         cause = error.__cause__ or error
         reason = str(cause).strip().partition("\n")[0]
-        told = "has no rows" if _NO_ROWS in reason else f"can't be read as {loader}: {reason}"
-        raise ConfigurationError(f"--data {file} {told}") from error
+        problem = "has no rows" if _NO_ROWS in reason else f"can't be read as {loader}: {reason}"
+        raise ConfigurationError(f"--data {file} {problem}") from error
     rows: int = found.num_rows
     if not rows:
         raise ConfigurationError(f"--data {file} has no rows")
@@ -67,7 +67,7 @@ def row_count(file: Path) -> int:
 
 
 def _check_columns(file: Path, rows: Any) -> None:
-    """Raise where GuideLLM would find nothing in any row; itself, it tells once the model loads."""
+    """Raise if GuideLLM would find nothing in any row, before the model loads."""
     mapper: Any = import_module("guidellm.data.preprocessors.mappers").GenerativeColumnMapper
     if not mapper.datasets_mappings([rows]):
         raise ConfigurationError(
@@ -80,7 +80,7 @@ _REQUESTS, _CONCURRENCY, _PROMPT_TOKENS = 100, 8, 256
 
 
 class Profile(StrEnum):
-    """When requests are sent."""
+    """The schedule by which requests are sent."""
 
     SYNCHRONOUS = "synchronous"
     CONCURRENT = "concurrent"
@@ -139,12 +139,12 @@ class Load:
 
     def within(self, rows: int) -> Load:
         """The same load on a file of so many rows, each of which is asked once at most."""
-        # GuideLLM 0.8.1 waits for ever where the rows end before the requests that it is to make.
+        # GuideLLM 0.8.1 waits endlessly where the rows end before the requests that it is to make.
         return replace(self, requests=min(self.requests or rows, rows))
 
     @property
     def is_made_up(self) -> bool:
-        """Whether prompts are made up, which needs a tokenizer."""
+        """True if prompts are synthetic, which needs a tokenizer."""
         return self.data is None
 
     def spec(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Load:
         }
 
     def levels(self) -> list[dict[str, Any] | None]:
-        """What changes from level to level in GuideLLM's specification."""
+        """Return the parts of GuideLLM's specification that change from level to level."""
         if self.profile == Profile.CONCURRENT:
             return [{"profile.streams": streams} for streams in self._streams]
         if self.profile == Profile.RATE:

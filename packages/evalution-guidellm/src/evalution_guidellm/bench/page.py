@@ -53,7 +53,7 @@ def write_page(result: BenchResult, file: Path) -> None:
 
 
 def _distribution(name: str, title: str, levels: Sequence[LevelResult]) -> Figure:
-    """Which share of the requests took at most so long: a curve for each level."""
+    """Plot the share of requests within a time: a curve for each level."""
     data = [
         {
             "type": "scatter",

@@ -35,11 +35,11 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LevelResult:
-    """What became of one level of load.
+    """The measurements of one level of load.
 
     `errored` requests failed; `incomplete` ones were under way when time was up. Tokens are those
     of answered requests; rates are over `seconds`. Times are in milliseconds, None where the
-    subject doesn't tell text as it grows. `inter_token_ms` is each request's mean.
+    subject doesn't stream text. `inter_token_ms` is each request's mean.
     """
 
     name: str
@@ -139,7 +139,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What was measured, under which load, and what came out.
+    """A benchmark's subject, load and measurements.
 
     `subject` and `load` are JSON-safe and without credentials; `levels` are in the order in which
     they ran.

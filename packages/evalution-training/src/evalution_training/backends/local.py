@@ -16,7 +16,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
 class LocalConfig(BaseModel):
-    """How the model is loaded.
+    """Settings for loading the model.
 
     `dtype`: of the weights; `auto` is as the checkpoint was saved. `device`: `auto` is an
     accelerator where there is one. `trust_remote_code`: run code that comes with the checkpoint.
