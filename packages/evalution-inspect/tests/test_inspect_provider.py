@@ -29,8 +29,8 @@ from evalution_core import (
     UnsupportedRequestError,
     builtin_path,
 )
+from evalution_core.encoding import TokenSpan
 from evalution_enginekit import TokenScore
-from evalution_enginekit.tokens import TokenSpan
 from evalution_inspect.models import MODEL_CACHE, PromptScorer
 from evalution_inspect.provider import ModelSetupError
 

@@ -247,7 +247,7 @@ def test_a_spec_with_the_training_backend_runs_on_the_same_server(
 ) -> None:
     pytest.importorskip("evalution_training", reason="evalution-training is not installed")
     runner: Any = pytest.importorskip("evalution", reason="the runner is not installed")
-    specs: Any = pytest.importorskip("evalution.spec.run_spec", reason="the runner is too old")
+    specs: Any = pytest.importorskip("evalution.yaml_spec.run_spec", reason="the runner is too old")
     spec = tmp_path / "spec.yaml"
     spec.write_text(
         "engine: Tinker\n"

@@ -11,10 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
+from evalution.scoring.accumulators import MetricAccumulator
 from evalution.scoring.metrics import Metric, Score
-from evalution.scoring.tally import Tally
-from evalution.suites.suite import AnySuite, RequestKind, Suite
-from evalution.suites.suite_set import SuiteSet
+from evalution.suites.suite import AnySuite, RequestKind, Suite, SuiteSet
 from evalution_core import (
     Capability,
     ConfigurationError,
@@ -151,7 +150,7 @@ class TaskSuite(LmEvalOptions, Suite[Document, A], Generic[A]):
     def score(self, sample: Document, answers: Sequence[A]) -> Score:
         return sample.scored(answers)
 
-    def tally(self) -> Tally:
+    def make_accumulator(self) -> MetricAccumulator:
         return TaskTally(self._loaded, self.bootstrap_iters)
 
     @property

@@ -26,7 +26,7 @@ from evalution_core import (
     redact,
     scrub,
 )
-from evalution_core.entries import installed
+from evalution_core.plugins import installed
 from evalution_core.redaction import is_secret_name
 
 if TYPE_CHECKING:
