@@ -200,5 +200,7 @@ def test_download_without_a_network_names_the_model(
         "huggingface_hub.constants", reason="huggingface_hub is not installed"
     )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigurationError, match=rf"{name} could not be downloaded from .* local cache"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{name} could not be downloaded from .* local cache"
+    ):
         find_gguf(Model(name), "E")

@@ -35,8 +35,8 @@ from evalution_core import (
     load_engine,
     nearest_name,
 )
-from evalution_core.plugins import installed
 from evalution_core.options import option_fields
+from evalution_core.plugins import installed
 
 GROUP = "evalution.backends"
 

@@ -15,8 +15,8 @@ from evalution_core import (
     load_engine,
 )
 from evalution_core.options import option_fields
-from evalution_lm_eval.asking import DEFAULT_MAX_GEN_TOKS
 from evalution_lm_eval.collection import OnFailure
+from evalution_lm_eval.requests import DEFAULT_MAX_GEN_TOKS
 
 _PATHS = ("pretrained", "model", "path")
 _MODEL = {
@@ -26,12 +26,12 @@ _MODEL = {
 _TEXTS = ("path", "label", "tokenizer_path", "revision")
 _OWN = ("max_gen_toks", "on_failure")
 _DEFAULT_DEVICE = "cuda:0"
-"""What lm-eval's command passes where nobody named a device."""
+"""The value that lm-eval's command passes where nobody named a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelArguments:
-    """What is to be built, and how the bridge behaves.
+    """An engine and model to build, and settings of the bridge.
 
     `max_gen_toks` is for tasks that name no limit; `on_failure` as in `EvalutionLM`.
     """
@@ -87,7 +87,7 @@ def _check_names(kind: type[BaseEngine], given: Mapping[str, Any], options: set[
             raise ConfigurationError(
                 f"model_args has {name!r}, which is unknown{did_you_mean(name, known)} (engine "
                 f"{kind.__name__}: {', '.join(sorted(options)) or 'no options'}; the model: "
-                f"{', '.join([*_PATHS, *_MODEL])}; besides: engine, {', '.join(_OWN)})"
+                f"{', '.join([*_PATHS, *_MODEL])}; of the bridge: engine, {', '.join(_OWN)})"
             )
 
 

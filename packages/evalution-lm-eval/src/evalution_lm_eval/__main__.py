@@ -9,7 +9,7 @@ from typing import Any
 from evalution_core import EvalutionError
 
 NAME = "evalution"
-"""What `--model` names."""
+"""The name for `--model`."""
 
 
 def register() -> None:

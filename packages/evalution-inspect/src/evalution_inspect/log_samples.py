@@ -104,7 +104,7 @@ def _scores(sample: SampleResult) -> dict[str, Score]:
 
 
 def _usage(tokens: Mapping[str, int]) -> ModelUsage | None:
-    """What went in, scored continuations with it, and what came out; None if nothing counted."""
+    """Return the prompt with its scored continuations, and the answer; None if nothing counted."""
     if not tokens:
         return None
     fed, generated = tokens.get("prompt", 0) + tokens.get("scored", 0), tokens.get("completion", 0)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from inspect_ai.log import (
     EvalConfig,
     EvalDataset,
@@ -19,11 +22,16 @@ from inspect_ai.log import (
     EvalScore,
     EvalSpec,
     EvalStats,
+    write_eval_log,
 )
 from inspect_ai.model import GenerateConfig
 
 from evalution.results import MetricResult, RunResult, SuiteResult, to_json
-from evalution_inspect.logs.log_samples import eval_sample, told_error, total_usage
+from evalution.runs.folder import SAMPLES
+from evalution.runs.reader import read_run
+from evalution.samples import SamplesReader
+from evalution_core import ConfigurationError, did_you_mean
+from evalution_inspect.log_samples import eval_sample, told_error, total_usage
 
 _ID_LENGTH = 22
 """As long as Inspect's own ids."""
@@ -119,7 +127,7 @@ def _spec(
 
 
 def _generate_config(options: Mapping[str, Any]) -> GenerateConfig:
-    """How the suite generated, which is greedily; empty for one that scored."""
+    """Return the suite's generation settings, which are greedy; empty for one that scored."""
     if "max_new_tokens" not in options:
         return GenerateConfig()
     return GenerateConfig(
@@ -166,3 +174,86 @@ def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
 def _digest(parts: list[Any]) -> str:
     """The same for the same run, so that a log that is written again replaces itself."""
     return hashlib.sha256(to_json(parts).encode()).hexdigest()[:_ID_LENGTH]
+
+
+def write_logs(run: RunResult, folder: Path | str, suites: Sequence[str] = ()) -> list[Path]:
+    """Write a log for each suite of a run, and give their paths.
+
+    Of a run that failed, the suite in which it ended has a log too, with the error. Names follow
+    Inspect's own logs: the time, the suite, an id. Writing a run again replaces its logs.
+
+    Args:
+        run: as `evalution.runs.reader.read_run` gives it.
+        folder: is made if there is none.
+        suites: only these; all of them if empty.
+
+    Raises:
+        ConfigurationError: the run has no such suite, or nothing to write; or a file can't be read
+            or written.
+    """
+    target = Path(folder)
+    ended_in = _ended_in(run)
+    names = [suite.name for suite in run.suites] + ([ended_in] if ended_in else [])
+    for name in suites:
+        if name not in names:
+            raise ConfigurationError(
+                f"the run has no suite {name!r}{did_you_mean(name, names)} "
+                f"(suites: {', '.join(names) or 'none'})"
+            )
+    if not names:
+        raise ConfigurationError("no suite of the run was begun, so there is nothing to write")
+    logs = _logs(run, ended_in, set(suites or names))
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        return [_write(log, target) for log in logs]
+    except OSError as error:
+        raise ConfigurationError(f"{target} can't be written: {error.strerror}") from error
+
+
+def _logs(run: RunResult, ended_in: str | None, wanted: set[str]) -> Iterator[EvalLog]:
+    for suite in run.suites:
+        if suite.name in wanted:
+            yield suite_log(run, suite)
+    if ended_in in wanted:
+        assert ended_in is not None
+        file = run.folder / SAMPLES if run.folder else None
+        found = SamplesReader(file).of(ended_in) if file and file.is_file() else ()
+        samples = [eval_sample(sample, model_name(run)) for sample in found]
+        yield unfinished_log(run, ended_in, samples)
+
+
+def _ended_in(run: RunResult) -> str | None:
+    name = (run.error or {}).get("suite")
+    return name if name not in [suite.name for suite in run.suites] else None
+
+
+def _write(log: EvalLog, folder: Path) -> Path:
+    created = log.eval.created.replace(":", "-")
+    task = re.sub(r"[^\w.-]|_", "-", log.eval.task)
+    path = folder / f"{created}_{task}_{log.eval.task_id}.eval"
+    write_eval_log(log, path)
+    return path
+
+
+RunFolder = Annotated[str, typer.Argument(metavar="DIR", help="The folder of a run.")]
+Output = Annotated[
+    str | None, typer.Option(metavar="DIR", help="Where the logs go [default: DIR/inspect].")
+]
+Suites = Annotated[
+    list[str] | None, typer.Option("--suite", metavar="NAME", help="Only this suite; repeatable.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+def inspect_log(
+    directory: RunFolder,
+    output: Output = None,
+    suite: Suites = None,
+    debug: Debug = False,  # read by the runner, which prints the errors of every command
+) -> None:
+    """Write a run as logs of Inspect, one a suite, which `inspect view` shows."""
+    run = read_run(directory)
+    folder = Path(output) if output else (run.folder or Path(directory)) / "inspect"
+    for path in write_logs(run, folder, suite or ()):
+        print(path)
+    print(f"look at them: inspect view --log-dir {folder}")
