@@ -15,7 +15,7 @@ from rich.console import Console
 
 import evalution
 from evalution.comparison import compare
-from evalution.comparison.pairing import pair_samples
+from evalution.comparison.comparison import pair_samples
 from evalution.comparison.table import comparison_table, legend, remarks
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
 from evalution.samples.columns import SampleColumns

@@ -34,14 +34,12 @@ class LiveSession:
         self._session = session
         self._capabilities = session.capabilities or capabilities
         self._arguments = arguments
-        self._front = AsyncSession(
-            session, self._capabilities, deltas=arguments.stream, batch_size=arguments.batch_size
-        )
+        self._front = AsyncSession(session, batch_size=arguments.batch_size)
 
     @property
     def tells_tokens(self) -> bool:
         """Whether text comes as it grows, so that tokens can be timed."""
-        return self._front.tells_deltas
+        return self._arguments.stream and self._front.streams_text
 
     def body_of(
         self, request: GenerationRequest, history: History | None

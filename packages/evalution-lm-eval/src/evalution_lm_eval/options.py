@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from evalution.counts import count_problem
-from evalution.suites.declaration import PATH, SuiteDeclaration
+from evalution.suites.suite import PATH, SuiteDeclaration
 
 _YAML = (".yaml", ".yml")
 

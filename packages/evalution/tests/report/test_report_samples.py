@@ -12,14 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.report import sample_payload as payload_module
+from evalution.report import samples as payload_module
 from evalution.report.differences import differences_to_first
-from evalution.report.embedded_json import embedded_json
-from evalution.report.labels import label_runs
-from evalution.report.sample_choice import SuiteRows, spread
-from evalution.report.sample_payload import SamplePayload, sample_payload
+from evalution.report.rendering import embedded_json, label_runs
+from evalution.report.samples import (
+    SamplePayload,
+    SuiteRows,
+    Verdict,
+    binary_metrics,
+    is_flipped,
+    sample_payload,
+    spread,
+    verdict,
+)
 from evalution.report.scores import suite_scores
-from evalution.report.verdicts import Verdict, binary_metrics, is_flipped, verdict
 from evalution.results import RunResult, SampleResult
 from evalution.runs.run_samples import RunSamples
 from evalution.samples.columns import SampleColumns

@@ -9,7 +9,7 @@ from typing import Any, cast
 from evalution_core import EngineRuntimeError, EvalutionError, Message, UnsupportedRequestError
 from evalution_enginekit import ChatTemplate
 from evalution_enginekit.chat import SPECIAL_TOKENS
-from evalution_enginekit.tokenizer import ids_before
+from evalution_enginekit.tokenizer import find_leading_ids
 
 Post = Callable[[str, Mapping[str, Any]], Any]
 
@@ -52,7 +52,7 @@ class RemoteTokenizer:
         self.eos_id = self._find_id(facts, "eos_id", specials.get("eos_token"))
         leading = _ids(facts.get("leading_ids"))
         if leading is None:
-            leading = ids_before(self._tokens("a", with_leading=True), self._encode("a"))
+            leading = find_leading_ids(self._tokens("a", with_leading=True), self._encode("a"))
         self.leading_ids = tuple(leading)
         if self.bos_id is None and len(self.leading_ids) == 1:
             # vLLM doesn't report its special tokens by default; this one is known by encoding.

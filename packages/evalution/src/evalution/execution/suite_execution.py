@@ -74,7 +74,7 @@ class SuiteExecution:
         self._ledger = Ledger(suite.request_kind)
         self._intake = Intake(suite, name, limit, self._ledger, store, stop)
         with foreign_errors(f"suite {name!r}: tally"):
-            self._tally = suite.tally()
+            self._tally = suite.make_accumulator()
         self._failed: set[int] = set()
         self._first_failure: tuple[int, str] | None = None
         self._errors = list(store.faults)

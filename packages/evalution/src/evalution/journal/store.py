@@ -192,7 +192,7 @@ class Journal:
             self._connection.executemany("REPLACE INTO declared VALUES (?, ?, ?)", rows)
 
     def declared(self, *sections: str) -> dict[str, Any]:
-        """Declared values by section: those of `sections`, or all if none is named."""
+        """NamedDeclaration values by section: those of `sections`, or all if none is named."""
         places = ", ".join("?" * len(sections))
         chosen = f" WHERE section IN ({places})" if sections else ""
         query = f"SELECT section, value FROM declared{chosen}"

@@ -32,8 +32,7 @@ from evalution.runs.preflight import (
 )
 from evalution.runs.record import RunRecord, new_result
 from evalution.runs.store import RunStore, Storage, run_answer_base
-from evalution.suites.declaration import SuiteDeclaration
-from evalution.suites.suite import AnySuite
+from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,

@@ -9,8 +9,7 @@ from typing import Any
 from evalution.counts import count_problem, shown_value
 from evalution.foreign_code import foreign_errors
 from evalution.paths import path_errors, typed_path
-from evalution.suites.suite import AnySuite
-from evalution.suites.suite_set import expanded
+from evalution.suites.suite import AnySuite, expand_suites
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -145,4 +144,4 @@ def check_suites(tests: object) -> Sequence[AnySuite]:
     """
     if not isinstance(tests, list | tuple) or not tests:
         raise ConfigurationError(f"tests must be a list with at least one suite, got {tests!r}")
-    return expanded(tests)  # pyright: ignore[reportUnknownArgumentType]
+    return expand_suites(tests)  # pyright: ignore[reportUnknownArgumentType]

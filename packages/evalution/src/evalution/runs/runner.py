@@ -12,7 +12,7 @@ from evalution.runs.backend import ModelBackend
 from evalution.runs.failure_policy import OnError
 from evalution.runs.handle import Run
 from evalution.runs.preflight import check_suites
-from evalution.suites.declaration import SuiteDeclaration
+from evalution.suites.suite import SuiteDeclaration
 from evalution_core import BaseEngine, BaseInferenceSession, Model
 
 
