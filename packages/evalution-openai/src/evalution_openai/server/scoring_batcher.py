@@ -1,4 +1,4 @@
-"""The way of requests to score into a session: those that wait are scored together."""
+"""Batches of requests to score: those that wait are scored together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ A = TypeVar("A")
 _WINDOW = 64
 """Requests scored in one call of the session."""
 _WORKERS = 2
-"""Scoring calls at once: one is prepared while the other is computed."""
+"""Scoring calls at once: one is encoded while the other is computed."""
 
 
 @dataclass(slots=True)
@@ -37,14 +37,14 @@ class _Waiting(Generic[R, A]):
     since: float
 
 
-class ScoringLane(Generic[R, A]):
-    """Requests of all callers, scored together as they come; a bad one fails alone.
+class ScoringBatcher(Generic[R, A]):
+    """Scores requests of all callers together as they arrive; an invalid one fails alone.
 
-    A window takes of each caller one request in turn: whoever asks for many doesn't hold up others.
+    A window takes one request of each caller in turn, so that a long list doesn't hold up others.
 
     Args:
-        score: answers a window of requests, by their indices.
-        waited: told how many seconds each request waited for its turn.
+        score: scores a window of requests; yields results by index.
+        waited: called with the seconds that each request waited for its turn.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ScoringLane(Generic[R, A]):
         self._running: set[asyncio.Task[None]] = set()
 
     async def results(self, requests: Sequence[R]) -> list[A | RequestFailure]:
-        """Results in the order of the requests.
+        """Return the results in the order of the requests.
 
         Raises:
             EvalutionError: the session failed.
@@ -88,7 +88,7 @@ class ScoringLane(Generic[R, A]):
         while self._callers and len(window) < _WINDOW:
             caller = self._callers.popleft()
             one = caller.popleft()
-            if not one.result.done():  # whoever asked may be gone
+            if not one.result.done():  # its caller may have disconnected
                 window.append(one)
             if caller:
                 self._callers.append(caller)
@@ -103,7 +103,7 @@ class ScoringLane(Generic[R, A]):
         try:
             found = await loop.run_in_executor(self._threads, lambda: dict(self._score(requests)))
             answers = [found[index] for index in range(len(window))]
-        except Exception as error:  # noqa: BLE001 - each of them awaits it
+        except Exception as error:  # noqa: BLE001 - raised where each result is awaited
             for one in window:
                 if not one.result.done():
                     one.result.set_exception(error)
@@ -116,7 +116,7 @@ class ScoringLane(Generic[R, A]):
             self._start()
 
 
-def loglikelihoods(
+def make_pair_scorer(
     session: BaseInferenceSession,
 ) -> Callable[
     [list[LoglikelihoodRequest]], Iterable[tuple[int, LoglikelihoodOutput | RequestFailure]]
@@ -124,13 +124,13 @@ def loglikelihoods(
     return lambda requests: session.loglikelihood_continuous(enumerate(requests))
 
 
-def rolling(
+def make_text_scorer(
     session: BaseInferenceSession,
 ) -> Callable[
     [list[RollingLoglikelihoodRequest]],
     Iterable[tuple[int, RollingLoglikelihoodOutput | RequestFailure]],
 ]:
-    """The list call, asked again without those that it refuses."""
+    """Score texts with the list call, repeated without those that it refuses."""
 
     def score(
         requests: list[RollingLoglikelihoodRequest],
