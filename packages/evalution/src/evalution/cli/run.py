@@ -14,7 +14,8 @@ from evalution.cli.options import DebugOption, SpecArgument
 from evalution.progress import terminal_progress
 from evalution.results import RunResult
 from evalution.runs.folder import DefaultFolder
-from evalution.runs.preflight import check_suites
+from evalution.runs.options import RunOptions
+from evalution.runs.preflight import expand_suites
 from evalution.runs.run import Run
 from evalution.spec.run_spec import Spec, load_spec
 from evalution.table import complaints, console, result_table
@@ -48,20 +49,18 @@ def run(
         _check_choice(output, fresh=fresh, retry_failed=retry_failed)
         loaded = load_spec(spec)
         _check_one_engine(loaded, spec)
-        handle = Run(
-            loaded.engine,
-            loaded.model,
+        options = RunOptions(
             output=DefaultFolder(loaded.model.name, datetime.now()) if output is None else output,
             fresh=fresh,
             retry_failed=retry_failed,
             cache=cache,
             limit=limit,
             isolate=loaded.isolate,
-            on_error=loaded.failures.on_error,
-            max_failures=loaded.failures.max_failures,
+            failures=loaded.failures,
             backend=loaded.backend,
             progress=terminal_progress(),
         )
+        handle = Run(loaded.engine, loaded.model, options)
         try:
             _run_all(handle, loaded)
         finally:
@@ -93,7 +92,7 @@ def _run_all(handle: Run, spec: Spec) -> None:
     can_isolate = not spec.isolate and spec.backend is None
     try:
         with isolation_hinted(is_possible=can_isolate), finishing_first(handle), handle:
-            suites = check_suites(spec.tests)
+            suites = expand_suites(spec.tests)
             handle.prepare(suites)
             for suite in suites:
                 handle.run(suite)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion
 
-from evalution.environment import requirements_of
+from evalution.environment import read_requirements
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -38,7 +38,7 @@ class Needed:
 
 def needed_by(name: str) -> list[Needed]:
     """What a distribution needs on this machine, extras left out; empty if it isn't installed."""
-    return [_needed(requirement) for requirement in requirements_of(name)]
+    return [_needed(requirement) for requirement in read_requirements(name)]
 
 
 def _needed(requirement: Requirement) -> Needed:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evalution.exchange import Answer
-from evalution.runs.in_flight import fault_of
+from evalution.runs.in_flight import find_answer_problem
 from evalution_core import GenerationOutput, RequestFailure, scrub
 
 Key = tuple[int, int]
@@ -52,7 +52,7 @@ def record_of(answer: Answer | RequestFailure) -> Record:
     """An answer's record; one that could not be scored is a failure."""
     if isinstance(answer, RequestFailure):
         return Failed(scrub(f"{type(answer.error).__name__}: {answer.error}"))
-    if (fault := fault_of(answer)) is not None:
+    if (fault := find_answer_problem(answer)) is not None:
         return Failed(fault)
     if isinstance(answer, GenerationOutput):
         return Generated(

@@ -16,14 +16,14 @@ from evalution.parity.lane import OpenLane, collect, no_ids
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
 from evalution.progress import Progress, Silence
 from evalution.runs.preflight import (
-    Lane,
+    EngineAndModel,
     check_capabilities,
     check_engine,
     check_limit,
     check_model,
-    check_suites,
+    expand_suites,
 )
-from evalution.runs.run_identity import free_name
+from evalution.runs.run_identity import find_free_name
 from evalution.suites.declaration import SuiteDeclaration
 from evalution.suites.suite import AnySuite
 from evalution_core import (
@@ -37,8 +37,8 @@ _TOP = 2
 
 
 def check_parity(
-    left: Lane,
-    right: Lane,
+    left: EngineAndModel,
+    right: EngineAndModel,
     tests: Sequence[SuiteDeclaration],
     *,
     tolerance: Tolerance | None = None,
@@ -144,7 +144,7 @@ class _Check:
         self._windows: dict[str, int | None] = {}
         self.engines: dict[str, dict[str, Any]] = {}
 
-    def run(self, sides: Mapping[str, Lane]) -> None:
+    def run(self, sides: Mapping[str, EngineAndModel]) -> None:
         """Ask the left first, unless the right alone lets callers have its tokenizer."""
         if self._ask_first("left", sides["left"], is_needed=self._by_text):
             self._ask_again("right", sides["right"])
@@ -169,7 +169,7 @@ class _Check:
             )
         return notes
 
-    def _ask_first(self, side: str, lane: Lane, *, is_needed: bool) -> bool:
+    def _ask_first(self, side: str, lane: EngineAndModel, *, is_needed: bool) -> bool:
         """Ask with ids of this lane's tokenizer; by text without one, but only if `is_needed`."""
         with self._open(side, lane) as opened:
             first = opened.session(self._suites[0].suite)
@@ -180,7 +180,7 @@ class _Check:
                 self._ask(side, opened, asked, asked.encoded(self._limit, encoder))
         return True
 
-    def _ask_again(self, side: str, lane: Lane) -> None:
+    def _ask_again(self, side: str, lane: EngineAndModel) -> None:
         with self._open(side, lane) as opened:
             first = opened.session(self._suites[0].suite)
             if not self._by_text:
@@ -188,7 +188,7 @@ class _Check:
             for asked in self._suites:
                 self._ask(side, opened, asked, asked.repeated(self._limit))
 
-    def _open(self, side: str, lane: Lane) -> OpenLane:
+    def _open(self, side: str, lane: EngineAndModel) -> OpenLane:
         opened = OpenLane(lane, self._progress, isolate=self._isolate)
         self.engines[side] = opened.record
         return opened
@@ -228,14 +228,14 @@ class _Counter:
 
 
 def _checked(
-    sides: Mapping[str, Lane],
+    sides: Mapping[str, EngineAndModel],
     tests: Sequence[SuiteDeclaration],
     limit: int | None,
     *,
     by_text: bool,
 ) -> list[_Asked]:
     """The suites with the names they get; raises what can be known before a model is loaded."""
-    suites = check_suites(tests)
+    suites = expand_suites(tests)
     check_limit(limit)
     for lane in sides.values():
         engine = check_engine(lane.engine)
@@ -246,7 +246,7 @@ def _checked(
     found: dict[str, _Asked] = {}
     for suite in suites:
         suite.validate()
-        name = free_name(suite.title, found)
+        name = find_free_name(suite.title, found)
         found[name] = _Asked(suite, name, suite.check_samples(limit))
     return list(found.values())
 

@@ -7,15 +7,15 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
-from evalution.environment import engine_record
-from evalution.error_boundary import clean_up, foreign_errors
+from evalution.environment import make_engine_record
+from evalution.error_boundary import clean_up, wrap_errors
 from evalution.exchange import Request
 from evalution.parity.answers import Key, Record, record_of
 from evalution.parity.encoding import Encoder, encoder_of
 from evalution.progress import Progress
-from evalution.runs.preflight import Lane
-from evalution.runs.session import SessionLease
-from evalution.runs.suite_run import session_answers
+from evalution.runs.preflight import EngineAndModel
+from evalution.runs.session import SessionHolder
+from evalution.runs.suite_run import open_stream
 from evalution.suites.suite import AnySuite
 from evalution_core import (
     BaseEngine,
@@ -30,11 +30,11 @@ from evalution_core import (
 class OpenLane(AbstractContextManager["OpenLane"]):
     """A lane whose model is loaded; leaving it frees the model. `record` describes the engine."""
 
-    def __init__(self, lane: Lane, progress: Progress, *, isolate: bool):
+    def __init__(self, lane: EngineAndModel, progress: Progress, *, isolate: bool):
         self._lane = lane
         self._progress = progress
-        self.record: dict[str, Any] = engine_record(lane.engine, None)
-        self._lease = SessionLease(lane.engine, lane.model, None, self.record, isolate=isolate)
+        self.record: dict[str, Any] = make_engine_record(lane.engine, None)
+        self._lease = SessionHolder(lane.engine, lane.model, None, self.record, isolate=isolate)
 
     def __enter__(self) -> Self:
         self._lease.open(self._progress)
@@ -47,18 +47,18 @@ class OpenLane(AbstractContextManager["OpenLane"]):
         traceback: TracebackType | None,
     ) -> None:
         if error is None:
-            self._lease.note_execution()
+            self._lease.record_execution()
             self._lease.close()
         else:
             clean_up(error, self._lease.close)
 
     def session(self, suite: AnySuite) -> BaseInferenceSession:
-        """The session, ready for this suite; errors as `SessionLease.for_suite`."""
-        return self._lease.for_suite(suite)
+        """The session, ready for this suite; errors as `SessionHolder.prepare`."""
+        return self._lease.prepare(suite)
 
     def can(self, capability: Capability, session: BaseInferenceSession) -> bool:
         """Whether the model as it was loaded can do something."""
-        with foreign_errors("capabilities"):
+        with wrap_errors("capabilities"):
             narrowed = session.capabilities
         return capability in (self._lane.engine.capabilities if narrowed is None else narrowed)
 
@@ -69,7 +69,7 @@ class OpenLane(AbstractContextManager["OpenLane"]):
             UnsupportedRequestError: the session takes no ids.
         """
         self.require_ids(session)
-        with foreign_errors("tokenizer"):
+        with wrap_errors("tokenizer"):
             return encoder_of(session)
 
     def require_ids(self, session: BaseInferenceSession) -> None:
@@ -78,7 +78,7 @@ class OpenLane(AbstractContextManager["OpenLane"]):
             raise no_ids(self._lane.engine)
 
     def max_model_len(self, session: BaseInferenceSession) -> int | None:
-        with foreign_errors("max_model_len"):
+        with wrap_errors("max_model_len"):
             return session.max_model_len if isinstance(session, HasMaxModelLen) else None
 
 
@@ -109,8 +109,8 @@ def collect(
             asked.add(key)
             yield key, request
 
-    with foreign_errors(f"suite {suite.title!r}"):
-        for key, answer in session_answers(session, suite, noted()):
+    with wrap_errors(f"suite {suite.title!r}"):
+        for key, answer in open_stream(session, suite, noted()):
             if key not in asked or key in found:
                 raise EngineRuntimeError(
                     f"the session answered {key!r}, which was not asked or is answered already"

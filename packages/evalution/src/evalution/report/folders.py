@@ -10,7 +10,7 @@ from evalution.parity.file import PARITY
 from evalution.results import RunResult
 from evalution.runs.folder import RESULTS
 from evalution.runs.reader import read_run
-from evalution.user_input import path_errors, typed_path
+from evalution.user_input import parse_path, path_errors
 
 
 def read_folders(
@@ -25,7 +25,7 @@ def read_folders(
     runs: list[RunResult] = []
     checks: list[ParityResult] = []
     for given in paths:
-        path = typed_path(os.fspath(given))
+        path = parse_path(os.fspath(given))
         with path_errors(path):
             has_check = path.name == PARITY or (path / PARITY).is_file()
             has_run = path.name != PARITY and (path / RESULTS).is_file()

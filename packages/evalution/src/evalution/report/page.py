@@ -24,7 +24,7 @@ from evalution.report.sample_payload import sample_payload
 from evalution.report.scores import suite_scores
 from evalution.results import RunResult
 from evalution.runs.reader import RunSamples
-from evalution.user_input import count_problem, shown_value, typed_path
+from evalution.user_input import find_count_problem, format_value, parse_path
 from evalution_core import ConfigurationError
 
 DEFAULT_SAMPLES = 2000
@@ -62,12 +62,12 @@ def write_report(
     """
     if not runs and not parity:
         raise ConfigurationError("a report needs at least one run, or one parity check")
-    if problem := count_problem(samples_per_suite, least=0):
+    if problem := find_count_problem(samples_per_suite, least=0):
         raise ConfigurationError(
-            f"samples_per_suite {problem}, got {shown_value(samples_per_suite)}"
+            f"samples_per_suite {problem}, got {format_value(samples_per_suite)}"
         )
     page = _page(runs, parity, samples_per_suite).encode("utf-8", "backslashreplace")
-    file = typed_path(os.fspath(path))
+    file = parse_path(os.fspath(path))
     if not file.name:
         raise ConfigurationError(f"{str(path)!r} names no file for the report; name an --output")
     draft = file.with_name(f"{file.name}.part")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evalution.error_boundary import foreign_errors
+from evalution.error_boundary import wrap_errors
 from evalution.hints import BACKEND_HINT
 from evalution.runs.backend import BackendReader, ModelBackend
 from evalution_core import ConfigurationError, EngineUnavailableError
@@ -30,7 +30,7 @@ def read_backend(
         EngineUnavailableError: the backend's package can't be imported.
     """
     reader = _reader()
-    with foreign_errors(f"backend {name!r} can't be made", ConfigurationError):
+    with wrap_errors(f"backend {name!r} can't be made", ConfigurationError):
         return reader(name, options, model, folder)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from evalution.error_boundary import foreign_errors
+from evalution.error_boundary import wrap_errors
 from evalution.spec.declaration_schema import Declared, any_declaration, inherited_docs, written_doc
 from evalution.spec.option_schema import (
     engine_options_schema,
@@ -125,7 +125,7 @@ def _engines(complaints: list[str]) -> list[Declared]:
 
 def _engine(name: str, entry: EngineEntry) -> Declared:
     kind = entry.load()
-    with foreign_errors(f"engine {name!r}: the schema of its options", ConfigurationError):
+    with wrap_errors(f"engine {name!r}: the schema of its options", ConfigurationError):
         options = engine_options_schema(kind)
     return Declared(name, "engine", written_doc(kind), options, inherited_docs(kind))
 
@@ -135,7 +135,7 @@ def _suites(complaints: list[str]) -> list[Declared]:
     for name in available_suites():
         with _noting(complaints):
             kind = load_suite(name)
-            with foreign_errors(f"suite {name!r}: the schema of its options", ConfigurationError):
+            with wrap_errors(f"suite {name!r}: the schema of its options", ConfigurationError):
                 options = suite_options_schema(kind)
             declared = Declared(name, "test", written_doc(kind), options, inherited_docs(kind))
             found.append(declared)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 from evalution.rows.local import BUILTIN
-from evalution.user_input import count_problem, shown_value
+from evalution.user_input import find_count_problem, format_value
 from evalution_core import ConfigurationError, redact
 from evalution_core.options import check_option_names, option_fields, option_problems
 
@@ -53,7 +53,9 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         validate_suite(self)
         if self.name is not None and not self.name.isprintable():
             raise self.wrong("name", "must be one line of text that can be shown")
-        if self.batch_size is not None and (problem := count_problem(self.batch_size, least=1)):
+        if self.batch_size is not None and (
+            problem := find_count_problem(self.batch_size, least=1)
+        ):
             raise self.wrong("batch_size", problem)
         self.check_options()
 
@@ -83,7 +85,7 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         """The error for an option whose value is out of range, to be raised."""
         return ConfigurationError(
             f"option {option!r} of suite {type(self).__name__} {problem}, "
-            f"got {shown_value(getattr(self, option))}"
+            f"got {format_value(getattr(self, option))}"
         )
 
 

@@ -13,7 +13,7 @@ from evalution.scoring.thoughts import Reply, Thought, reply_in
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.selection import Case
 from evalution.suites.suite import RequestKind, Sample
-from evalution.user_input import count_problem
+from evalution.user_input import find_count_problem
 from evalution_core import GenerationOutput, GenerationRequest, Message
 
 EXACT_MATCH = "exact_match"
@@ -51,7 +51,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
 
     def check_options(self) -> None:
         super().check_options()
-        if problem := count_problem(self.max_new_tokens, least=1):
+        if problem := find_count_problem(self.max_new_tokens, least=1):
             raise self.wrong("max_new_tokens", problem)
         if "" in self.stop:
             raise self.wrong("stop", "must hold no empty text")

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from evalution.error_boundary import foreign_errors
+from evalution.error_boundary import wrap_errors
 from evalution.exchange import Request
 from evalution.rows.local import Row, RowSource
 from evalution.suites.selection import NATIVE, Case, parse_order, selected
 from evalution.suites.suite import Sample, Suite
-from evalution.user_input import count_problem
+from evalution.user_input import find_count_problem
 from evalution_core import (
     ConfigurationError,
     GenerationOutput,
@@ -71,7 +71,7 @@ class RowSuite(Suite[S, A]):
         ...
 
     def check_options(self) -> None:
-        if self.max_rows is not None and (problem := count_problem(self.max_rows, least=1)):
+        if self.max_rows is not None and (problem := find_count_problem(self.max_rows, least=1)):
             raise self.wrong("max_rows", problem)
         if self.row_indices is not None and (problem := _indices_problem(self.row_indices)):
             raise self.wrong("row_indices", problem)
@@ -118,7 +118,7 @@ class RowSuite(Suite[S, A]):
             )
 
     def _made(self, case: Case) -> S:
-        with foreign_errors(case.row.place, ConfigurationError):
+        with wrap_errors(case.row.place, ConfigurationError):
             return self.sample(case)
 
     def _length(self, case: Case) -> int:
@@ -138,7 +138,7 @@ def _indices_problem(indices: Sequence[int]) -> str | None:
     if not indices:
         return "must name at least one row"
     for index in indices:
-        if problem := count_problem(index, least=0):
+        if problem := find_count_problem(index, least=0):
             return problem
     if len(set(indices)) < len(indices):
         twice = next(index for index in indices if list(indices).count(index) > 1)

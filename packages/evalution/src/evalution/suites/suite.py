@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, TypeVar
 
-from evalution.error_boundary import foreign_errors
+from evalution.error_boundary import wrap_errors
 from evalution.exchange import Request
 from evalution.scoring.metrics import Measure, Metric, Score
 from evalution.scoring.tally import MeasureTally, Tally
@@ -123,10 +123,10 @@ class Suite(SuiteDeclaration, Generic[S, A]):
         """
         count = 0
         try:
-            with foreign_errors("samples", ConfigurationError):
+            with wrap_errors("samples", ConfigurationError):
                 samples = iter(self.samples(limit))
             while True:
-                with foreign_errors(f"sample {count}", ConfigurationError):
+                with wrap_errors(f"sample {count}", ConfigurationError):
                     if next(samples, None) is None:
                         break
                 count += 1

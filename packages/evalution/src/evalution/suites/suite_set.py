@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evalution.error_boundary import foreign_errors
+from evalution.error_boundary import wrap_errors
 from evalution.suites.declaration import SuiteDeclaration
 from evalution.suites.suite import AnySuite, Suite
 from evalution_core import ConfigurationError
@@ -43,7 +43,7 @@ def expanded(declared: Iterable[SuiteDeclaration]) -> list[AnySuite]:
 
 
 def _of_set(declared: SuiteSet) -> list[AnySuite]:
-    with foreign_errors(f"test {declared.title!r}", ConfigurationError):
+    with wrap_errors(f"test {declared.title!r}", ConfigurationError):
         members = list(declared.suites())
     if not members:
         raise ConfigurationError(f"test {declared.title!r} stands for no suite at all")
