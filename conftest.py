@@ -36,6 +36,12 @@ os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Run single files in this process: workers take seconds to start. More take a core each."""
+    files = [Path(name.partition("::")[0]) for name in config.args]
+    return 0 if all(file.suffix == ".py" for file in files) else None
+
+
 def pytest_report_header() -> list[str]:
     return [f"members not installed, tests left out: {', '.join(MISSING) or 'none'}"]
 

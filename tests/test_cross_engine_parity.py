@@ -8,7 +8,7 @@ import pytest
 
 from evalution.parity import Tolerance, check_parity
 from evalution.runs.preflight import EngineAndModel
-from evalution.spec.run_spec import load_spec
+from evalution.yaml_spec.run_spec import load_spec
 from evalution_core import Model, available, load_engine
 
 QUICKSTART = "builtin:tiny/quickstart"

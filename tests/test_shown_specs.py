@@ -51,7 +51,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 LOAD = """
 import json, sys
-from evalution.spec.run_spec import load_spec
+from evalution.yaml_spec.run_spec import load_spec
 told = {}
 for page, file in json.load(sys.stdin).items():
     try:

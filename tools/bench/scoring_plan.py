@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from evalution_core import LoglikelihoodRequest, Model, builtin_path
-from evalution_enginekit import TokenSpan, encode_pair, plan_scoring
+from evalution_core.encoding import encode_pair
+from evalution_enginekit import TokenSpan, plan_scoring
+from evalution_enginekit.sampling import token_logprobs
 from evalution_reference import Reference
-from evalution_reference.checkpoint import load_checkpoint
 from evalution_reference.llama import Llama
-from evalution_reference.log_softmax import token_logprobs
+from evalution_reference.load import load_checkpoint
 from evalution_reference.session import ReferenceSession
 
 TINY = Model("builtin:tiny")

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evalution_conformance import EngineConformance
-from evalution_conformance.mutants.toy import CAPABILITIES, UNTEMPLATED, Toy, ToySession
+from evalution_conformance.suite import find_checks, get_needs
 from evalution_core import (
+    BaseEngine,
     BaseInferenceSession,
     Capability,
     GenerationOutput,
@@ -20,6 +21,7 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
+from mutants.toy import CAPABILITIES, UNTEMPLATED, Toy, ToySession
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class FixedBatches(Toy):
 
 @dataclass(slots=True)
 class TextAlone(Toy):
-    """Tells nothing that a remote API may not know: no tokenizer, ids, counts or window."""
+    """Reports nothing that a remote API may not know: no tokenizer, ids, counts or window."""
 
     capabilities = CAPABILITIES - {
         Capability.LOGPROBS,
@@ -113,17 +115,42 @@ class _Shape(EngineConformance):
     untemplated = Model(path=UNTEMPLATED)
 
 
+def find_refused(engine: BaseEngine) -> set[str]:
+    """Return the names of the checks whose requests this engine must refuse."""
+    return {
+        name
+        for name, check in find_checks(EngineConformance).items()
+        if not get_needs(check) <= engine.capabilities
+    }
+
+
 class TestCompletes(_Shape):
     engine = Completes()
+    checks = frozenset({"lifecycle", *find_refused(engine)})
 
 
 class TestScores(_Shape):
     engine = Scores()
+    checks = frozenset({"lifecycle", *find_refused(engine)})
 
 
 class TestFixedBatches(_Shape):
     engine = FixedBatches()
+    checks = frozenset({"lifecycle", "continuous", "test_a_batch_answers_as_its_requests_alone"})
 
 
 class TestTextAlone(_Shape):
+    # Without ids, counts and a window, nearly every check takes another path.
     engine = TextAlone()
+    checks = frozenset(
+        {
+            "lifecycle",
+            "generation",
+            "sampling",
+            "stopping",
+            "continuous",
+            "scoring",
+            "boundary",
+            "rolling",
+        }
+    )

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from evalution_conformance import EngineConformance
-from evalution_conformance.mutants.toy import Toy, ToySession
-from evalution_conformance.reference_values import reference_values
+from evalution_conformance.reference_values import load_reference_values
 from evalution_conformance.subject import Subject
-from evalution_conformance.suite import checks_of, run_check, subject_of
+from evalution_conformance.suite import find_checks, make_subject, run_check
 from evalution_core import BaseInferenceSession, LoglikelihoodOutput, LoglikelihoodRequest, Model
+from mutants.toy import Toy, ToySession
 
 ROUNDING = 1e-2
 _built: list[str | None] = []
@@ -50,21 +50,21 @@ class Quantised(EngineConformance):
 
 def test_the_oracle_runs_its_own_model() -> None:
     _built.clear()
-    values = reference_values(subject_of(Quantised))
+    values = load_reference_values(make_subject(Quantised))
     assert values.scoring
     assert set(_built) == {"floats"}
 
 
 def test_without_a_model_of_its_own_it_runs_the_same() -> None:
     _built.clear()
-    assert reference_values(Subject(Toy(), Model(path="toy"), oracle=Oracle())).scoring
+    assert load_reference_values(Subject(Toy(), Model(path="toy"), oracle=Oracle())).scoring
     assert set(_built) == {"toy"}
 
 
 def test_what_rounds_is_held_against_itself_more_closely_than_against_the_oracle() -> None:
-    subject = subject_of(Quantised)
+    subject = make_subject(Quantised)
     assert (subject.tolerance, subject.reference_tolerance) == (1e-6, 2 * ROUNDING)
-    check = checks_of(Quantised)["test_scores_equal_the_reference"]
+    check = find_checks(Quantised)["test_scores_equal_the_reference"]
     assert run_check(check, subject) == "passed"
     subject.close()
 
@@ -73,9 +73,9 @@ def test_the_tolerance_is_for_both_unless_the_other_is_given() -> None:
     class Exact(Quantised):
         reference_tolerance = None
 
-    subject = subject_of(Exact)
+    subject = make_subject(Exact)
     assert subject.reference_tolerance == subject.tolerance
-    check = checks_of(Exact)["test_scores_equal_the_reference"]
+    check = find_checks(Exact)["test_scores_equal_the_reference"]
     with pytest.raises(
         AssertionError, match=r"they differ by 0.01 nats and the tolerance is 1e-06"
     ):

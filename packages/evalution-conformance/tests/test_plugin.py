@@ -8,7 +8,7 @@ import re
 import pytest
 
 from evalution_conformance import EngineConformance, Gap, StructuralConformance
-from evalution_conformance.suite import checks_of
+from evalution_conformance.suite import find_checks, get_group
 
 pytest_plugins = ["pytester"]
 # Hypothesis would be imported anew for the summary of each run.
@@ -16,7 +16,7 @@ QUIET = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
 
 VENDOR = """
 from evalution_conformance import EngineConformance, Gap, StructuralConformance
-from evalution_conformance.mutants.toy import Toy
+from mutants.toy import Toy
 from evalution_core import Model
 
 class TestAcme(EngineConformance):
@@ -33,7 +33,7 @@ def run(
     return pytester.runpytest(*QUIET, *arguments)
 
 
-def said(result: pytest.RunResult) -> str:
+def read_output(result: pytest.RunResult) -> str:
     return re.sub(r"\s+", " ", result.stdout.str() + result.stderr.str())
 
 
@@ -41,19 +41,19 @@ def test_a_vendors_seven_lines_run_every_check(pytester: pytest.Pytester) -> Non
     result = run(pytester, "-k", "empty or identity or stop")
     outcomes = result.parseoutcomes()
     assert outcomes["passed"] == 7
-    assert outcomes["passed"] + outcomes["deselected"] == len(checks_of(EngineConformance))
+    assert outcomes["passed"] + outcomes["deselected"] == len(find_checks(EngineConformance))
 
 
 def test_the_structural_checks_are_part_of_all() -> None:
-    structural = checks_of(StructuralConformance)
-    assert 10 <= len(structural) < len(checks_of(EngineConformance))
-    assert structural.items() <= checks_of(EngineConformance).items()
+    structural = find_checks(StructuralConformance)
+    assert 10 <= len(structural) < len(find_checks(EngineConformance))
+    assert structural.items() <= find_checks(EngineConformance).items()
 
 
 def test_a_failing_check_says_in_a_sentence_what_is_wrong(pytester: pytest.Pytester) -> None:
     result = run(pytester, "-k", "verbatim", engine="fault='StripsText'")
-    result.assert_outcomes(failed=1, deselected=len(checks_of(EngineConformance)) - 1)
-    assert "the tokens read 'danhd. ', text is 'danhd.'" in said(result)
+    result.assert_outcomes(failed=1, deselected=len(find_checks(EngineConformance)) - 1)
+    assert "the tokens read 'danhd. ', text is 'danhd.'" in read_output(result)
 
 
 def test_a_declared_gap_is_an_expected_failure(pytester: pytest.Pytester) -> None:
@@ -61,14 +61,14 @@ def test_a_declared_gap_is_an_expected_failure(pytester: pytest.Pytester) -> Non
     result = run(pytester, "-k", "verbatim", "-rx", engine="fault='StripsText'", more=gap)
     assert result.ret == pytest.ExitCode.OK
     assert result.parseoutcomes()["xfailed"] == 1
-    assert "upstream: acme#412" in said(result)
+    assert "upstream: acme#412" in read_output(result)
 
 
 def test_a_gap_that_is_closed_fails_the_run(pytester: pytest.Pytester) -> None:
     gap = 'gaps = {"test_text_is_verbatim": Gap("ours", "acme#412")}'
     result = run(pytester, "-k", "verbatim", more=gap)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert "[XPASS(strict)] ours: acme#412" in said(result)
+    assert "[XPASS(strict)] ours: acme#412" in read_output(result)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,17 @@ def test_a_gap_that_is_closed_fails_the_run(pytester: pytest.Pytester) -> None:
     [
         (
             'gaps = {"test_text_is_verbatm": Gap("ours", "x")}',
-            "TestAcme.gaps names 'test_text_is_verbatm', which is no check of this kit; did you "
+            "TestAcme.gaps names 'test_text_is_verbatm', which is not a check of this kit; did you "
             "mean 'test_text_is_verbatim'?",
+        ),
+        (
+            'checks = {"livecycle"}',
+            "TestAcme.checks names 'livecycle', which is neither a group nor a check of this kit; "
+            "did you mean 'lifecycle'? (groups: ",
+        ),
+        (
+            'checks = "lifecycle"',
+            "TestAcme.checks must be a set of names, or None for all checks, got 'lifecycle'",
         ),
         (
             'gaps = {"test_text_is_verbatim": "x"}',
@@ -99,7 +108,7 @@ def test_a_wrong_declaration_stops_collection(
 ) -> None:
     result = run(pytester, more=more)
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    assert message in said(result)
+    assert message in read_output(result)
     assert "passed" not in result.parseoutcomes()
 
 
@@ -115,7 +124,7 @@ def test_a_gap_names_who_acts_and_why(owner: str, reason: str, message: str) -> 
         Gap(owner, reason)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_report_tells_each_outcome(pytester: pytest.Pytester) -> None:
+def test_the_report_names_each_outcome(pytester: pytest.Pytester) -> None:
     gap = 'gaps = {"test_requests_come_back_untouched": Gap("upstream", "acme#412")}'
     checks = "requests_come_back or beams or a_stream_completes or test_scores_equal or repeatable"
     result = run(
@@ -138,7 +147,7 @@ def test_the_report_tells_each_outcome(pytester: pytest.Pytester) -> None:
     }
     (engine,) = report["engines"]
     assert engine["engine"] == "Toy"
-    assert engine["distribution"] == "evalution-conformance"
+    assert engine["chosen"] is None
     assert engine["options"]["fault"] == "WritesIntoMetadata"
     assert engine["model"]["path"] == "toy"
     outcomes = {check["name"]: check["outcome"] for check in engine["checks"]}
@@ -160,6 +169,37 @@ def test_the_report_tells_each_outcome(pytester: pytest.Pytester) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
+def test_the_report_names_the_distribution_and_the_chosen_checks(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        """
+        from evalution_conformance import EngineConformance
+        from evalution_core import Model
+        from evalution_enginekit.mock import Mock
+
+        class TestMock(EngineConformance):
+            engine = Mock()
+            model = Model(path="mock")
+            checks = {"test_identity_is_json_safe_and_stable"}
+        """
+    )
+    pytester.runpytest(*QUIET, "--conformance-report=mock.json").assert_outcomes(passed=1)
+    (engine,) = json.loads((pytester.path / "mock.json").read_text("utf-8"))["engines"]
+    assert engine["distribution"] == "evalution-enginekit"
+    assert engine["chosen"] == ["test_identity_is_json_safe_and_stable"]
+
+
+def test_only_the_chosen_groups_and_checks_are_collected(pytester: pytest.Pytester) -> None:
+    chosen = {"lifecycle", "test_text_is_verbatim"}
+    result = run(pytester, "--collect-only", "-q", more=f"checks = {chosen}")
+    every = find_checks(EngineConformance)
+    expected = {name for name, check in every.items() if get_group(check) == "lifecycle"}
+    collected = set(re.findall(r"::(test_\w+)", result.stdout.str()))
+    assert collected == expected | {"test_text_is_verbatim"}
+    assert "deselected" not in result.parseoutcomes()
+
+
 def test_a_closed_gap_is_reported_as_such(pytester: pytest.Pytester) -> None:
     gap = 'gaps = {"test_text_is_verbatim": Gap("ours", "acme#412")}'
     run(pytester, "-k", "verbatim", "--conformance-report=acme.json", more=gap)
@@ -172,8 +212,8 @@ def test_a_check_that_hangs_fails_and_the_next_one_runs(pytester: pytest.Pyteste
         """
         import threading
         from evalution_conformance import EngineConformance
-        from evalution_conformance.mutants.catalogue import SESSIONS
-        from evalution_conformance.mutants.toy import Toy, ToySession
+        from mutants.catalogue import SESSIONS
+        from mutants.toy import Toy, ToySession
         from evalution_core import Model
 
         class Hangs(ToySession):
@@ -193,7 +233,7 @@ def test_a_check_that_hangs_fails_and_the_next_one_runs(pytester: pytest.Pyteste
     result = pytester.runpytest(*QUIET, "-k", "any_temperature or stop_string")
     outcomes = result.parseoutcomes()
     assert (outcomes["failed"], outcomes["passed"]) == (1, 1)
-    assert "the check didn't end within 1 seconds" in said(result)
+    assert "the check didn't end within 1 seconds" in read_output(result)
 
 
 def test_a_build_that_fails_is_tried_once_for_the_shared_session(
@@ -203,7 +243,7 @@ def test_a_build_that_fails_is_tried_once_for_the_shared_session(
         """
         from dataclasses import dataclass
         from evalution_conformance import EngineConformance
-        from evalution_conformance.mutants.toy import Toy
+        from mutants.toy import Toy
         from evalution_core import ConfigurationError, Model
 
         builds = []
@@ -226,7 +266,7 @@ def test_a_build_that_fails_is_tried_once_for_the_shared_session(
     result = pytester.runpytest(*QUIET, "-k", chosen)
     outcomes = result.parseoutcomes()
     assert (outcomes["failed"], outcomes["passed"]) == (3, 1)
-    assert "ConfigurationError: no such folder: missing" in said(result)
+    assert "ConfigurationError: no such folder: missing" in read_output(result)
 
 
 def test_the_guides_skeleton_passes_the_structural_checks(pytester: pytest.Pytester) -> None:
@@ -275,4 +315,4 @@ def test_the_guides_skeleton_passes_the_structural_checks(pytester: pytest.Pytes
         """
     )
     result = pytester.runpytest(*QUIET)
-    result.assert_outcomes(passed=len(checks_of(StructuralConformance)))
+    result.assert_outcomes(passed=len(find_checks(StructuralConformance)))

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from evalution_conformance.watch import StuckError, on_main_thread, watched, within
+from evalution_conformance.watch import StuckError, call_on_main_thread, call_within, run_watched
 
 
 def fails() -> None:
@@ -18,48 +18,48 @@ def hangs() -> None:
 
 
 def test_what_a_check_returns_or_raises_arrives() -> None:
-    assert watched(lambda: 7, timeout=10) == 7
+    assert run_watched(lambda: 7, timeout=10) == 7
     with pytest.raises(KeyError, match="planted"):
-        watched(fails, timeout=10)
+        run_watched(fails, timeout=10)
     with pytest.raises(pytest.skip.Exception):
-        watched(lambda: pytest.skip("planted"), timeout=10)
+        run_watched(lambda: pytest.skip("planted"), timeout=10)
 
 
 def test_a_check_that_hangs_is_given_up() -> None:
     with pytest.raises(StuckError, match=r"didn't end within 0\.05 seconds"):
-        watched(hangs, timeout=0.05)
+        run_watched(hangs, timeout=0.05)
 
 
 def test_a_session_is_built_where_the_check_is_awaited() -> None:
     here = threading.get_ident()
-    assert watched(lambda: on_main_thread(threading.get_ident), timeout=10) == here
-    assert watched(threading.get_ident, timeout=10) != here
-    assert on_main_thread(threading.get_ident) == here
+    assert run_watched(lambda: call_on_main_thread(threading.get_ident), timeout=10) == here
+    assert run_watched(threading.get_ident, timeout=10) != here
+    assert call_on_main_thread(threading.get_ident) == here
 
 
 def test_a_build_that_fails_fails_in_the_check() -> None:
     def check() -> str:
         with pytest.raises(KeyError, match="planted"):
-            on_main_thread(fails)
+            call_on_main_thread(fails)
         return "caught"
 
-    assert watched(check, timeout=10) == "caught"
+    assert run_watched(check, timeout=10) == "caught"
 
 
 def test_building_is_not_counted() -> None:
     built = threading.Event()
 
     def check() -> bool:
-        return on_main_thread(lambda: built.wait(0.2))
+        return call_on_main_thread(lambda: built.wait(0.2))
 
-    assert watched(check, timeout=0.1) is False
+    assert run_watched(check, timeout=0.1) is False
 
 
 def test_a_call_within_a_check_says_what_was_being_done() -> None:
     with pytest.raises(StuckError, match=r"close\(\) didn't come back within 0\.05 seconds"):
-        within(hangs, timeout=0.05, doing="close()")
+        call_within(hangs, timeout=0.05, doing="close()")
     with pytest.raises(TimeoutError, match="its own"):
-        within(raises_timeout, timeout=10, doing="close()")
+        call_within(raises_timeout, timeout=10, doing="close()")
 
 
 def raises_timeout() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from evalution_core import Model
 from evalution_enginekit import ByteTokenizer, files_identity
 from evalution_enginekit import model_source as identity
-from evalution_enginekit.model_source import checkpoint_identity, model_identity
+from evalution_enginekit.model_source import checkpoint_identity, model_identity, read_commit_hash
 
 
 @pytest.fixture
@@ -219,3 +220,9 @@ def test_variables_of_the_chat_template_count(checkpoint: Path) -> None:
     assert told(checkpoint, chat_template_kwargs=variables) == {**OWN, **shown}
     hub = checkpoint_identity(Model("owner/name", chat_template_kwargs=variables), None, (), "abc")
     assert hub == {"repository": "owner/name", "revision": "abc", **shown}
+
+
+def test_commit_hash_is_read_off_a_configuration_where_it_has_one() -> None:
+    assert read_commit_hash(SimpleNamespace(_commit_hash="abc")) == "abc"
+    assert read_commit_hash(SimpleNamespace(_commit_hash=None)) is None
+    assert read_commit_hash(SimpleNamespace()) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evalution_core import ConfigurationError
-from evalution_enginekit.model_source import model_folder
+from evalution_enginekit.model_source import model_folder, window_of
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +35,34 @@ def test_what_can_only_be_a_folder_has_to_be_there(path: str) -> None:
     assert str(raised.value) == (
         f"model folder {path!r} does not exist; give a folder with model.xml"
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "window"), [(None, 512, 512), (2, 512, 2), (512, 512, 512), (9, None, 9)]
+)
+def test_a_window_is_the_option_or_the_models_own(
+    asked: int | None, own: int | None, window: int
+) -> None:
+    assert window_of(asked, own) == window
+
+
+def test_a_model_without_a_limit_gets_the_window_for_such_models() -> None:
+    assert window_of(None, None, unlimited=2048) == 2048
+    with pytest.raises(ConfigurationError, match="states no longest sequence; set context_length"):
+        window_of(None, None, option="context_length")
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "message"),
+    [
+        (1, 512, "max_model_len=1 must be between 2 and the model's own 512"),
+        (513, 512, "max_model_len=513 must be between 2 and the model's own 512"),
+        (1, None, "max_model_len=1 must be between 2 and no limit of the model's"),
+    ],
+)
+def test_a_window_beyond_the_models_own_is_refused(
+    asked: int, own: int | None, message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        window_of(asked, own)
+    assert str(raised.value) == message

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalution_enginekit import TokenSpan, plan_scoring
-from evalution_enginekit.planning import grouped_order
+from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
+from evalution_enginekit.planning import SpanScores, grouped_order
 
 
 @st.composite
@@ -72,3 +72,19 @@ def test_the_grouped_order_keeps_every_shared_prefix_together(spans: list[TokenS
     for prefix in {run[:end] for run in fed for end in range(1, len(run) + 1)}:
         places = [at for at, run in enumerate(fed) if run[: len(prefix)] == prefix]
         assert places == list(range(places[0], places[-1] + 1)), prefix
+
+
+def test_scores_are_handed_out_once_and_in_the_order_of_the_spans() -> None:
+    spans = [TokenSpan([1, 2, 3], 1), TokenSpan([1, 4], 1)]
+    scores = SpanScores(spans)
+    targets = {
+        (target.span, target.slot): target
+        for segment in plan_scoring(spans).segments
+        for target in segment.targets
+    }
+    scores.add(targets[1, 0], -0.5, True)
+    assert scores.take_complete() == [], "the first span lacks two values"
+    scores.add(targets[0, 1], -2.0, True)
+    scores.add(targets[0, 0], -1.0, False)
+    assert scores.take_complete() == [TokenScore([-1.0, -2.0], False), TokenScore([-0.5], True)]
+    assert scores.take_complete() == []

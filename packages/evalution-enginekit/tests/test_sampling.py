@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from evalution_core.errors import InvalidRequestError
-from evalution_enginekit.sampling import next_token
-from evalution_reference.log_softmax import token_logprobs
+from evalution_enginekit.sampling import next_token, token_logprobs
 
 LOGITS = np.array([1.0, 3.0, 2.0, 3.0, -1.0])
 

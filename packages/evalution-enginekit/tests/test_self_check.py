@@ -17,7 +17,7 @@ from evalution_core import (
 )
 from evalution_enginekit import ByteTokenizer, TokenScore, TokenSpan, WrongScoresError
 from evalution_enginekit.mock import Mock, MockSession, table
-from evalution_enginekit.self_check import self_check
+from evalution_enginekit.self_check import logits_alike, probe_ids, score_tolerance, self_check
 
 TABLE = table("toy")
 
@@ -207,3 +207,38 @@ def test_a_runtime_that_breaks_down_is_no_finding_of_the_check(raises: bool) -> 
 def test_the_mock_engine_passes_through_its_session() -> None:
     with Mock().build(Model("any")) as session:
         assert session.check().outcome == "passed"
+
+
+def test_probe_ids_stay_in_the_vocabulary_and_differ() -> None:
+    assert probe_ids(1 << 15)[:3] == [13, 7932, 15851]
+    assert len(set(probe_ids(1000))) == 13
+    assert max(probe_ids(7, 40)) < 7
+
+
+@pytest.mark.parametrize(
+    ("distance", "dtype", "alike"),
+    [
+        (0.9e-3, "float32", True),
+        (1.1e-3, "float32", False),
+        (1.1e-3, "float16", True),
+        (0.09, "bfloat16", True),
+        (0.09, None, True),
+        (0.11, "int8", False),
+        (float("nan"), "bfloat16", False),
+        (float("inf"), "bfloat16", False),
+    ],
+)
+def test_logits_are_alike_within_the_tolerance_of_their_precision(
+    distance: float, dtype: str | None, alike: bool
+) -> None:
+    assert logits_alike([0.0, 2 * distance], [1.0, 2.0], dtype) is alike
+
+
+def test_constant_rows_of_logits_are_compared_too() -> None:
+    assert logits_alike([0.0], [0.0], "float32")
+    assert not logits_alike([1e-3], [0.0], "float32")
+
+
+def test_precision_without_a_tolerance_of_its_own_gets_the_loosest() -> None:
+    assert score_tolerance("float32") == 1e-3
+    assert score_tolerance("int4") == 0.3

@@ -12,7 +12,12 @@ import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_enginekit import ByteTokenizer, ChatTemplate, TokenizerFile, load_tokenizer
-from evalution_enginekit.tokenizer_files import bound_tokenizer, checkpoint_tokenizer, declared_eos
+from evalution_enginekit.tokenizer_files import (
+    bound_tokenizer,
+    checkpoint_tokenizer,
+    declared_eos,
+    parse_eos_ids,
+)
 
 pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")
 
@@ -275,3 +280,11 @@ def test_variables_without_a_template_are_refused(folder: Path, tmp_path: Path) 
         model = Model("m", tokenizer=tokenizer, chat_template_kwargs={"tone": "calm"})
         with pytest.raises(ConfigurationError, match="sets tone, and this model has no chat temp"):
             load_tokenizer(model, folder)
+
+
+def test_declared_ends_of_generation_are_one_id_several_or_none() -> None:
+    assert parse_eos_ids(None) == frozenset()
+    assert parse_eos_ids(2) == {2}
+    assert parse_eos_ids([2, 32007]) == {2, 32007}
+    with pytest.raises(ConfigurationError, match="acme/model has eos_token_id '</s>'"):
+        parse_eos_ids("</s>", "acme/model")

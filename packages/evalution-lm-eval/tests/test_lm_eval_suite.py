@@ -11,8 +11,8 @@ import pytest
 
 import evalution
 from evalution.comparison import compare
-from evalution.spec.run_spec import load_spec
 from evalution.suites import load_suite
+from evalution.yaml_spec.run_spec import load_spec
 from evalution_core import (
     BaseInferenceSession,
     Capability,

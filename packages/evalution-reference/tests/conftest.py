@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from evalution_reference.checkpoint import read_config, tensor_shapes
+from evalution_reference.llama_config import read_config
+from evalution_reference.load import tensor_shapes
 
 CheckpointWriter = Callable[..., Path]
 

@@ -1,4 +1,4 @@
-"""What a person gets who names a wrong model or option."""
+"""Options of the reference engine, and the models that it builds or refuses."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
+from evalution import Run
+from evalution.suites import Generation
 from evalution_core import (
     ConfigurationError,
     GenerationRequest,
@@ -30,11 +33,16 @@ def test_it_pickles_with_its_options() -> None:
     assert pickle.loads(pickle.dumps(engine)) == engine
 
 
-@pytest.mark.parametrize("batch_size", [0, -4])
-def test_a_batch_holds_something(batch_size: int) -> None:
-    told = f"option 'batch_size' of engine Reference must be at least 1, got {batch_size}"
-    with pytest.raises(ConfigurationError, match=told):
-        Reference(batch_size=batch_size)
+@pytest.mark.parametrize(("name", "least"), [("batch_size", 1), ("max_model_len", 2)])
+def test_options_have_a_least_value_and_a_description(name: str, least: int) -> None:
+    options: dict[str, Any] = {name: least}
+    assert getattr(Reference(**options), name) == least
+    refused = f"option {name!r} of engine Reference: Input should be greater than .*got {least - 1}"
+    options[name] -= 1
+    with pytest.raises(ConfigurationError, match=refused):
+        Reference(**options)
+    described = Reference.options_schema()["properties"]
+    assert all(option["description"] for option in described.values())
 
 
 def test_a_misspelt_option_is_named_with_the_nearest() -> None:
@@ -58,7 +66,7 @@ def test_a_model_is_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "message"),
     [
         (
             Model("builtin:tiny", model_kwargs={"dtype": "float32"}),
@@ -67,8 +75,8 @@ def test_a_model_is_needed() -> None:
         (Model("owner/name", revision="main"), "takes no model.revision: it loads a local folder"),
     ],
 )
-def test_a_field_of_the_model_that_does_nothing_is_refused(model: Model, told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_a_field_of_the_model_that_does_nothing_is_refused(model: Model, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         Reference().build(model)
 
 
@@ -77,10 +85,9 @@ def test_an_unknown_builtin_lists_what_there_is() -> None:
         Reference().build(Model("builtin:huge"))
 
 
-@pytest.mark.parametrize("limit", [0, 1, 513])
-def test_a_window_outside_the_models_own_is_refused(limit: int) -> None:
-    with pytest.raises(ConfigurationError, match=f"max_model_len={limit} must be between 2 and"):
-        Reference(max_model_len=limit).build(Model("builtin:tiny"))
+def test_a_window_beyond_the_models_own_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="max_model_len=513 must be between 2 and"):
+        Reference(max_model_len=513).build(Model("builtin:tiny"))
 
 
 def test_a_checkpoint_without_a_tokenizer_says_where_to_put_one(
@@ -115,3 +122,20 @@ def test_chat_is_rendered_with_the_models_variables(tmp_path: Path) -> None:
             assert seen[prompt] == expected.logprob
             assert ("chat_template_kwargs" in (session.identity() or {})) is bool(variables)
     assert len(set(seen.values())) == 2
+
+
+@pytest.mark.parametrize("batch_size", [None, "auto", 2])
+def test_any_batch_size_runs_a_suite_through_the_engines_model(
+    batch_size: int | Literal["auto"] | None,
+) -> None:
+    suite = Generation(
+        data="builtin:tiny/sums",
+        prompt="Question: {question}\nAnswer:",
+        target="answer",
+        max_new_tokens=48,
+        max_rows=3,
+    )
+    with Reference(batch_size=batch_size).model(path="builtin:tiny") as run:
+        assert isinstance(run, Run)
+        run.run(suite)
+    assert run.result["sums"].metrics["exact_match"].n == 3

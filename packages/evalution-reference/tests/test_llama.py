@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from evalution_core.errors import ConfigurationError, EngineRuntimeError, InvalidRequestError
-from evalution_reference.checkpoint import load_checkpoint
+from evalution_enginekit.sampling import token_logprobs
 from evalution_reference.llama import Llama
-from evalution_reference.log_softmax import token_logprobs
+from evalution_reference.load import load_checkpoint
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "multi-head": {"num_key_value_heads": 4},

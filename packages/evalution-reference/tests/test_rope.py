@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from evalution_reference.rope import RopeScaling, RotaryTable, apply_rope, inverse_frequencies
+from evalution_reference.llama import RotaryTable, apply_rope, inverse_frequencies
+from evalution_reference.llama_config import RopeScaling
 
 FLOAT64 = np.dtype(np.float64)
 

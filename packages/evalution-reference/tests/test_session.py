@@ -173,7 +173,7 @@ def test_streamed_text_adds_up_to_the_output(
     extend, steps, is_read = Llama.extend, count(1), threading.Event()
 
     def waiting_half_way(self: Llama, runs: Any, caches: Any) -> Any:
-        # Text that nobody has read yet is joined, so a fast model could leave a single delta.
+        # Unread text is joined, so a fast model could leave a single delta.
         if next(steps) == len(case["token_ids"]) // 2:
             assert is_read.wait(60)
         return extend(self, runs, caches)
@@ -221,12 +221,12 @@ def test_identity_names_another_tokenizer_by_content(tiny_copy: Path) -> None:
     with Reference().build(TINY) as session:
         own = session.identity()
     with Reference().build(Model("builtin:tiny", tokenizer_path=str(tiny_copy))) as session:
-        told = session.identity()
+        identity = session.identity()
         tokenizer = session.tokenizer
     assert own is not None
-    assert told is not None
-    assert told["tokenizer/tokenizer.json"] == own["tokenizer.json"]
-    assert {name: told[name] for name in own} == own
+    assert identity is not None
+    assert identity["tokenizer/tokenizer.json"] == own["tokenizer.json"]
+    assert {name: identity[name] for name in own} == own
     with Reference().build(Model("builtin:tiny", tokenizer=tokenizer)) as session:
         assert session.identity() is None
 

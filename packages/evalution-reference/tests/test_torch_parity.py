@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalution_reference.checkpoint import load_checkpoint
+from evalution_enginekit.sampling import token_logprobs
 from evalution_reference.llama import Llama
-from evalution_reference.log_softmax import token_logprobs
+from evalution_reference.load import load_checkpoint
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 

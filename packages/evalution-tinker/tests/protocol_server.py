@@ -22,8 +22,8 @@ from tinker.proto import tinker_public_pb2 as wire
 from evalution_core import builtin_path
 from evalution_enginekit import TokenizerFile, TokenPrompt
 from evalution_enginekit.sampling import TokenChoice
-from evalution_reference.checkpoint import load_checkpoint
 from evalution_reference.llama import Llama
+from evalution_reference.load import load_checkpoint
 
 NAME = "builtin:tiny"
 ROOT = "/api/v1/"

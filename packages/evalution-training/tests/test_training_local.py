@@ -19,7 +19,7 @@ attaching: Any = pytest.importorskip(
 
 import evalution  # noqa: E402 - after the skips
 from evalution.runs.reader import read_run  # noqa: E402
-from evalution.spec.run_spec import load_spec  # noqa: E402
+from evalution.yaml_spec.run_spec import load_spec  # noqa: E402
 from evalution_core import (  # noqa: E402
     ConfigurationError,
     EngineUnavailableError,

@@ -148,14 +148,11 @@ def test_a_failing_prepare_ends_the_run_before_it_begins(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_program_of_it_is_refused_with_the_way_to_write_one(run: Callable[..., Any]) -> None:
-    done = run("emit-python")
-    assert "write its program with evalution_training.prepared" in done.stderr
-
-
 def test_the_schema_for_editors_takes_a_spec_with_a_backend() -> None:
     jsonschema: Any = pytest.importorskip("jsonschema", reason="jsonschema isn't installed")
-    schema: Any = pytest.importorskip("evalution.spec.schema", reason="the runner is not installed")
+    schema: Any = pytest.importorskip(
+        "evalution.yaml_spec.schema", reason="the runner is not installed"
+    )
     test = {"type": "generation", "data": "r", "prompt": "q", "target": "a"}
     spec: dict[str, Any] = {"engine": "Reference", "tests": [test]}
     spec |= {

@@ -7,11 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.scoring.classification import F1, MatthewsCorrelation, answered, unanswered
-from evalution.scoring.metrics import Measure
+from evalution.scoring.metrics import (
+    F1,
+    MatthewsCorrelation,
+    Measure,
+    make_prediction,
+    make_wrong_prediction,
+)
 
 classes = st.integers(0, 3)
-answers = st.lists(st.builds(answered, classes, classes), min_size=1, max_size=60)
+answers = st.lists(st.builds(make_prediction, classes, classes), min_size=1, max_size=60)
 
 
 def indicators(labels: list[float]) -> list[list[float]]:
@@ -50,7 +55,9 @@ def test_the_standard_error_agrees_with_the_bootstrap(
     measures: list[Measure] = []
     for _ in range(400):
         right = chance.choices(range(labels), weights=[1, 3, 2, 1][:labels])[0]
-        measures.append(answered(right if chance.random() < 0.5 else chance.randrange(2), right))
+        measures.append(
+            make_prediction(right if chance.random() < 0.5 else chance.randrange(2), right)
+        )
     drawn = [metric.estimate(chance.choices(measures, k=len(measures))).value for _ in range(600)]
     bootstrap = statistics.stdev(value for value in drawn if value is not None)
     assert metric.estimate(measures).stderr == pytest.approx(bootstrap, rel=0.1)
@@ -71,7 +78,7 @@ def test_scores_stay_in_their_ranges(measures: list[Measure]) -> None:
     assert -1 <= (MatthewsCorrelation().estimate(measures).value or 0) <= 1
 
 
-@given(st.lists(st.builds(answered, *[st.integers(0, 1)] * 2), min_size=1), st.data())
+@given(st.lists(st.builds(make_prediction, *[st.integers(0, 1)] * 2), min_size=1), st.data())
 def test_of_two_classes_a_lost_answer_never_raises_a_score(
     measures: list[Measure], data: st.DataObject
 ) -> None:
@@ -79,8 +86,8 @@ def test_of_two_classes_a_lost_answer_never_raises_a_score(
     right = int(measures[lost].weight)
     others = measures[:lost] + measures[lost + 1 :]
     for metric in (F1(), MatthewsCorrelation()):
-        before = metric.estimate([*others, answered(right, right)]).value
-        after = metric.estimate([*others, unanswered(right, 2)]).value
+        before = metric.estimate([*others, make_prediction(right, right)]).value
+        after = metric.estimate([*others, make_wrong_prediction(right, 2)]).value
         assert before is not None
         assert after is not None
         assert after <= before + 1e-12
@@ -89,15 +96,18 @@ def test_of_two_classes_a_lost_answer_never_raises_a_score(
 @pytest.mark.parametrize("number", [2, 3, 4])
 def test_no_answer_is_a_wrong_answer(number: int) -> None:
     for right in range(number):
-        measure = unanswered(right, number)
+        measure = make_wrong_prediction(right, number)
         assert measure.weight == right
         assert measure.value in set(range(number)) - {right}
 
 
 def test_one_class_alone_has_no_correlation_and_no_error() -> None:
-    assert MatthewsCorrelation().estimate([answered(1, 1)] * 3) == (0.0, None)
-    assert MatthewsCorrelation().estimate([answered(1, 0), answered(1, 1)]) == (0.0, None)
-    assert F1().estimate([answered(0, 0)] * 3) == (0.0, None)
+    assert MatthewsCorrelation().estimate([make_prediction(1, 1)] * 3) == (0.0, None)
+    assert MatthewsCorrelation().estimate([make_prediction(1, 0), make_prediction(1, 1)]) == (
+        0.0,
+        None,
+    )
+    assert F1().estimate([make_prediction(0, 0)] * 3) == (0.0, None)
 
 
 @pytest.mark.parametrize("metric", [F1(), MatthewsCorrelation()])
@@ -107,5 +117,5 @@ def test_nothing_has_no_score(metric: F1 | MatthewsCorrelation) -> None:
 
 @pytest.mark.parametrize("metric", [F1(), MatthewsCorrelation()])
 def test_a_sample_alone_is_right_or_wrong(metric: F1 | MatthewsCorrelation) -> None:
-    assert metric.of_sample(answered(0, 0)) == metric.of_sample(answered(1, 1)) == 1.0
-    assert metric.of_sample(answered(0, 1)) == 0.0
+    assert metric.of_sample(make_prediction(0, 0)) == metric.of_sample(make_prediction(1, 1)) == 1.0
+    assert metric.of_sample(make_prediction(0, 1)) == 0.0

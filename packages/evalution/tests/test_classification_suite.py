@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from evalution.scoring.classification import answered
-from evalution.scoring.metrics import Measure
-from evalution.scoring.tally import MeasureTally
+from evalution.scoring.accumulators import MeasureAccumulator
+from evalution.scoring.metrics import Measure, make_prediction
 from evalution.suites import load_suite
 from evalution_core import ConfigurationError, LoglikelihoodOutput
 
@@ -110,8 +109,8 @@ def test_the_choice_that_is_judged_by_acc_is_the_predicted_class() -> None:
     suite = named("mrpc", PAIR)
     sample = next(suite.samples())
     score = suite.score(sample, answers(-1.0, -2.0))
-    assert score.measures == {"acc": Measure(0.0), "f1": answered(0, 1)}
-    assert suite.score(sample, answers(-2.0, -2.0)).measures["f1"] == answered(0, 1)
+    assert score.measures == {"acc": Measure(0.0), "f1": make_prediction(0, 1)}
+    assert suite.score(sample, answers(-2.0, -2.0)).measures["f1"] == make_prediction(0, 1)
 
 
 @pytest.mark.parametrize("label", [0, 1])
@@ -119,7 +118,7 @@ def test_a_failed_row_is_classified_wrongly(label: int) -> None:
     rows = [{**PAIR, "label": gold} for gold in (0, 1, 1, label)]
     suite = named("mrpc", *rows)
     right, wrong = answers(-1.0, -2.0), answers(-2.0, -1.0)
-    failed, answered_wrongly = MeasureTally(suite.metrics), MeasureTally(suite.metrics)
+    failed, answered_wrongly = MeasureAccumulator(suite.metrics), MeasureAccumulator(suite.metrics)
     for sample in suite.samples():
         if sample.index < 3:
             given = wrong if sample.gold else right
@@ -136,7 +135,7 @@ def test_a_failed_row_is_classified_wrongly(label: int) -> None:
 def test_a_failed_row_counts_in_the_correlation_too() -> None:
     suite = named("cola", SENTENCE)
     sample = next(suite.samples())
-    assert suite.failure(sample) == {"mcc": answered(0, 1)}
+    assert suite.failure(sample) == {"mcc": make_prediction(0, 1)}
 
 
 @pytest.mark.parametrize("label", [-1, 2, None, "yes"])

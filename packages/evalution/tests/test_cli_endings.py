@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer
 
-from evalution.cli.errors import isolation_hinted, told_errors
+from evalution.cli.errors import hint_isolation, report_errors
 from evalution_core import EngineRuntimeError
 
 MOCK = "evalution_enginekit.mock:Mock"
@@ -155,8 +155,8 @@ def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(
 def test_isolation_is_no_hint_where_it_is_impossible_or_no_request_was_lost(
     is_possible: bool, lost: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hinted = isolation_hinted(is_possible=is_possible)
-    with pytest.raises(typer.Exit), told_errors(debug=False), hinted:
+    hinted = hint_isolation(is_possible=is_possible)
+    with pytest.raises(typer.Exit), report_errors(debug=False), hinted:
         raise EngineRuntimeError("device lost", in_flight=lost)
     assert capsys.readouterr().err == "error: device lost\n"
 

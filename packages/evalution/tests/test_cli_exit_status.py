@@ -32,16 +32,15 @@ OWN = [
 # What each command calls first, and words that lead there.
 FIRST_STEPS = {
     "run": ("evalution.cli.run.load_spec", ["spec.yaml"]),
-    "validate": ("evalution.cli.validate.load_spec", ["spec.yaml"]),
+    "validate": ("evalution.cli.program.load_spec", ["spec.yaml"]),
     "show": ("evalution.cli.show.read_run", ["out"]),
     "compare": ("evalution.runs.reader.read_run", ["one", "two"]),
     "parity": ("evalution.cli.parity.load_spec", ["spec.yaml"]),
-    "report": ("evalution.report.folders.read_folders", ["out"]),
-    "engines": ("evalution.cli.engines.available", []),
-    "suites": ("evalution.cli.suites.available_suites", []),
+    "report": ("evalution.report.page.read_folders", ["out"]),
+    "engines": ("evalution.cli.listings.available", []),
+    "suites": ("evalution.cli.listings.available_suites", []),
     "doctor": ("evalution.cli.doctor.accelerators", []),
-    "schema": ("evalution.cli.schema.spec_schema", []),
-    "emit-python": ("evalution.cli.emit_python.load_spec", ["spec.yaml"]),
+    "schema": ("evalution.cli.program.spec_schema", []),
 }
 INTERRUPTED = "interrupted; what was finished is kept\n"
 ENDINGS = [
@@ -165,7 +164,6 @@ NOT_THERE = [
     (["suites", "none:Suite"], "No module named 'none'"),
     (["doctor", "none"], "there is no engine 'none'"),
     (["schema", "--output", "none/schema.json"], "name another --output"),
-    (["emit-python", "none.yaml"], "there is no spec file none.yaml"),
 ]
 
 
@@ -180,7 +178,7 @@ def test_what_is_named_and_is_not_there_ends_in_2(
     assert_told(command_line(*words), 2, message)
 
 
-@pytest.mark.parametrize("words", [["run"], ["validate"], ["parity"], ["emit-python"]])
+@pytest.mark.parametrize("words", [["run"], ["validate"], ["parity"]])
 def test_an_engine_that_is_there_and_can_not_be_had_ends_in_1(
     command_line: Any, spec: Any, folder: Path, words: list[str]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evalution.cli.option_table import options_table, type_text, value_text
+from evalution.cli.listings import options_table, type_text, value_text
 
 WITHOUT_EFFECT = [
     (["show", "out", "--limit", "3"], "choose samples; name --samples SUITE"),
@@ -54,7 +54,7 @@ def test_samples_are_five_for_people_and_all_for_programs(
     assert len(json.loads(command_line(*words, "--json", "--limit", "2").stdout)) == 2
 
 
-@pytest.mark.parametrize("words", [[], ["run"], ["show"], ["engines"], ["emit-python"], ["serve"]])
+@pytest.mark.parametrize("words", [[], ["run"], ["show"], ["engines"], ["serve"]])
 def test_h_is_help(command_line: Any, words: list[str]) -> None:
     short, long = command_line(*words, "-h"), command_line(*words, "--help")
     assert short == long

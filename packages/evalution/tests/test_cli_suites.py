@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evalution.cli.completion import engine_names, known_engine_names, suite_names
+from evalution.cli.listings import engine_names, known_engine_names, suite_names
 from evalution.suites import available_suites
 from evalution_core import available
 

@@ -10,9 +10,17 @@ import pytest
 from evalution.comparison import compare
 from evalution.comparison.significance import coin_p
 from evalution.results import RunResult, SampleResult, SuiteResult
-from evalution.scoring.classification import F1, MatthewsCorrelation, answered
-from evalution.scoring.metrics import BitsPerWeight, Measure, Metric, Score, WeightedPerplexity
-from evalution.scoring.tally import MeasureTally
+from evalution.scoring.accumulators import MeasureAccumulator
+from evalution.scoring.metrics import (
+    F1,
+    BitsPerWeight,
+    MatthewsCorrelation,
+    Measure,
+    Metric,
+    Score,
+    WeightedPerplexity,
+    make_prediction,
+)
 
 ROWS = 60
 
@@ -20,7 +28,7 @@ ROWS = 60
 def classified(seed: int) -> list[Measure]:
     chance = random.Random(seed)
     wrong = [chance.random() < 0.25 for _ in range(ROWS)]
-    return [answered((row + wrong[row]) % 2, row % 2) for row in range(ROWS)]
+    return [make_prediction((row + wrong[row]) % 2, row % 2) for row in range(ROWS)]
 
 
 def scored(seed: int) -> list[Measure]:
@@ -31,7 +39,7 @@ def scored(seed: int) -> list[Measure]:
 
 def run(metric: Metric, measures: Sequence[Measure]) -> RunResult:
     """What the runner makes of such measures."""
-    tally = MeasureTally({"score": metric})
+    tally = MeasureAccumulator({"score": metric})
     samples = [
         SampleResult("s", row, metrics=tally.record(row, Score({"score": measure})))
         for row, measure in enumerate(measures)

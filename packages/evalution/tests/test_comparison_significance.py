@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalution.comparison.significance import coin_p, mcnemar, paired_t, sign_test
-from evalution.comparison.student import two_sided_p, two_sided_quantile
+from evalution.comparison.significance import (
+    coin_p,
+    mcnemar,
+    paired_t_test,
+    sign_test,
+    two_sided_p,
+    two_sided_quantile,
+)
 
 counts = st.integers(0, 300)
 numbers = st.floats(-100, 100, allow_subnormal=False)
@@ -95,7 +101,7 @@ def test_student_is_the_closed_form_where_there_is_one(t: float, freedom: int) -
 def test_the_paired_t_test_has_the_known_values() -> None:
     left = [30, 31, 34, 40, 36, 35, 34, 30, 28, 29]
     right = [30, 31, 32, 38, 32, 31, 32, 29, 28, 30]
-    found = paired_t(left, right, higher_is_better=False)
+    found = paired_t_test(left, right, higher_is_better=False)
     assert found.p_value == pytest.approx(0.02945785382289528, rel=1e-9)
     assert found.difference == pytest.approx(-1.4)
     assert found.interval == pytest.approx((-2.625190111192996, -0.174809888807004), rel=1e-9)
@@ -103,20 +109,20 @@ def test_the_paired_t_test_has_the_known_values() -> None:
 
 
 def test_differences_without_spread_leave_nothing_to_chance() -> None:
-    same = paired_t([1.5, 2.5], [1.5, 2.5], higher_is_better=True)
+    same = paired_t_test([1.5, 2.5], [1.5, 2.5], higher_is_better=True)
     assert (same.p_value, same.interval) == (1.0, (0.0, 0.0))
-    shifted = paired_t([1.5, 2.5], [2.0, 3.0], higher_is_better=True)
+    shifted = paired_t_test([1.5, 2.5], [2.0, 3.0], higher_is_better=True)
     assert (shifted.p_value, shifted.interval) == (0.0, (0.5, 0.5))
 
 
-@pytest.mark.parametrize("test", [mcnemar, paired_t, sign_test])
+@pytest.mark.parametrize("test", [mcnemar, paired_t_test, sign_test])
 def test_without_rows_nothing_is_said(test: type) -> None:
     found = test([], [], higher_is_better=True)
     assert (found.pairs, found.p_value, found.difference, found.interval) == (0, None, None, None)
 
 
 def test_one_row_has_a_difference_and_no_chance() -> None:
-    found = paired_t([1.0], [3.0], higher_is_better=True)
+    found = paired_t_test([1.0], [3.0], higher_is_better=True)
     assert (found.difference, found.p_value, found.interval) == (2.0, None, None)
 
 
@@ -174,7 +180,7 @@ def test_sides_that_change_places_change_signs(
     rows: list[tuple[float, float]], higher_is_better: bool
 ) -> None:
     left, right = [row[0] for row in rows], [row[1] for row in rows]
-    for test in (paired_t, sign_test):
+    for test in (paired_t_test, sign_test):
         there = test(left, right, higher_is_better=higher_is_better)
         back = test(right, left, higher_is_better=higher_is_better)
         assert (there.left_better, there.right_better) == (back.right_better, back.left_better)
@@ -189,7 +195,7 @@ def test_the_interval_of_the_t_test_misses_zero_where_p_is_small(
     rows: list[tuple[float, float]],
 ) -> None:
     left, right = [row[0] for row in rows], [row[1] for row in rows]
-    found = paired_t(left, right, higher_is_better=True)
+    found = paired_t_test(left, right, higher_is_better=True)
     assert found.p_value is not None
     assert found.interval is not None
     if abs(found.p_value - 0.05) > 1e-6:

@@ -35,7 +35,7 @@ class Sums(DatasetRows, GenerationSuite):
 class SelfTaught(Sums):
     """Its solved rows are the evaluated ones."""
 
-    dataset = replace(DATASET, fewshot_split="test", spare=True)
+    dataset = replace(DATASET, fewshot_split="test", draw_extra_shot=True)
 
 
 class Taught(Sums):

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from evalution.doctor.engines import examine, examined
-from evalution.doctor.requirements import needed_by
+from evalution.doctor.engines import examine_engine, examine_engines, find_requirements
 from evalution_core import ConfigurationError, EngineEntry, available
 
 GOOD = """
@@ -79,7 +78,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_engine_tells_what_it_would_run_on(site: Path) -> None:
-    health = examine(entry(site, "good", GOOD))
+    health = examine_engine(entry(site, "good", GOOD))
     assert health.works
     assert health.runtime == {"version": "1.2", "device": "cuda:0"}
     assert "generate" in health.capabilities
@@ -87,13 +86,13 @@ def test_an_engine_tells_what_it_would_run_on(site: Path) -> None:
 
 
 def test_an_engine_tells_what_is_missing(site: Path) -> None:
-    health = examine(entry(site, "lacking", LACKING))
+    health = examine_engine(entry(site, "lacking", LACKING))
     assert (health.works, health.problem) == (False, 'rt is not installed; pip install "rt>=3"')
     assert health.remedy is None
 
 
 def test_an_engine_that_needs_options_is_not_asked_further(site: Path) -> None:
-    health = examine(entry(site, "needy", NEEDY))
+    health = examine_engine(entry(site, "needy", NEEDY))
     assert (health.works, health.runtime) == (True, None)
 
 
@@ -109,21 +108,21 @@ def test_an_engine_that_needs_options_is_not_asked_further(site: Path) -> None:
 def test_a_broken_engine_is_told_with_its_cause(
     site: Path, name: str, code: str, problem: str
 ) -> None:
-    health = examine(entry(site, name, code))
+    health = examine_engine(entry(site, name, code))
     assert not health.works
     assert problem in (health.problem or "")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 def test_a_crash_is_told_with_what_was_printed_last(site: Path) -> None:
-    health = examine(entry(site, "crashing", CRASHING))
+    health = examine_engine(entry(site, "crashing", CRASHING))
     assert health.problem == (
         "it crashed with SIGSEGV while it was imported; it printed last: the driver is too old"
     )
 
 
 def test_one_that_hangs_is_given_up(site: Path) -> None:
-    health = examine(entry(site, "hanging", HANGING), patience=1)
+    health = examine_engine(entry(site, "hanging", HANGING), patience=1)
     assert health.problem == "importing it was not done after 1 s"
 
 
@@ -132,7 +131,7 @@ def test_what_an_engine_starts_while_it_is_imported_is_ended(site: Path) -> None
     os.mkfifo(site / "alive")
     alive = os.open(site / "alive", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        examine(entry(site, "parent", LEAVING_A_CHILD))
+        examine_engine(entry(site, "parent", LEAVING_A_CHILD))
         # readable once nobody holds the other end
         readable, _, _ = select.select([alive], [], [], 60)
         assert readable
@@ -147,7 +146,7 @@ def test_a_file_of_the_working_folder_takes_no_module_s_place(
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')\n")
     monkeypatch.chdir(tmp_path)
     mock = EngineEntry("Mock", "evalution_enginekit.mock:Mock", None, None)
-    assert examine(mock).works
+    assert examine_engine(mock).works
 
 
 def test_what_a_package_lacks_is_told_with_the_command(site: Path) -> None:
@@ -161,7 +160,7 @@ def test_what_a_package_lacks_is_told_with_the_command(site: Path) -> None:
     (info / "entry_points.txt").write_text("[evalution.engines]\nLacky = doctored_lacky:Lacky\n")
     code = GOOD.replace("Good", "Lacky")
     (site / "doctored_lacky.py").write_text(code)
-    (health,) = examined(["lacky"])
+    (health,) = examine_engines(["lacky"])
     assert health.problem == "no-such-thing is not installed"
     assert health.remedy == 'pip install "no-such-thing<3,>=2"'
     assert set(health.needs) == {"pytest", "no-such-thing"}
@@ -173,20 +172,20 @@ def test_a_version_out_of_bounds_is_told(site: Path) -> None:
     (info / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: olden\nVersion: 1.0\nRequires-Dist: pytest<1\n"
     )
-    (need,) = needed_by("olden")
+    (need,) = find_requirements("olden")
     assert need.complaint.startswith("it needs pytest<1, and ")
-    assert needed_by("no-such-distribution") == []
+    assert find_requirements("no-such-distribution") == []
 
 
 def test_known_engines_that_are_not_installed_come_with_their_command() -> None:
-    (health,) = examined(["tensorrt_llm"])
+    (health,) = examine_engines(["tensorrt_llm"])
     assert not health.is_installed
     assert health.remedy == "pip install evalution-tensorrt-llm"
 
 
 def test_an_unknown_name_is_told() -> None:
     with pytest.raises(ConfigurationError, match="no engine 'Referense'; did you mean 'Reference'"):
-        list(examined(["Referense"]))
+        list(examine_engines(["Referense"]))
 
 
 def test_the_command_shows_machine_and_engine(command_line: Any) -> None:
@@ -216,6 +215,6 @@ def test_the_command_fails_if_no_engine_works(command_line: Any, assert_told: An
 def test_all_installed_engines_work_here() -> None:
     # Other tests register engines of their own in this process.
     installed = [entry.name for entry in available() if entry.distribution is not None]
-    found = {health.name: health for health in examined(installed)}
+    found = {health.name: health for health in examine_engines(installed)}
     assert found["Reference"].works
     assert {name: health.problem for name, health in found.items() if not health.works} == {}

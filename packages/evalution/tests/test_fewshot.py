@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.rows.local import Row
-from evalution.suites.fewshot import FixedShots, SeededShots
+from evalution.suites.prompted_suite import FixedShots, SeededShots
 from evalution_core import ConfigurationError
 
 
@@ -44,7 +44,7 @@ def test_shots_among_equal_rows_are_those_of_lm_eval() -> None:
 
 def test_shots_of_another_file_with_a_spare_are_those_of_lm_eval() -> None:
     asked = [Row(index, "", {"id": value}) for index, value in enumerate([20, 2, 21, 1, 22, 3])]
-    shots = SeededShots(POOL, 3, 1234, shared=False, spare=True)
+    shots = SeededShots(POOL, 3, 1234, shared=False, draw_extra_shot=True)
     drawn = [ids(shots.before(row)) for row in asked]
     assert drawn == [[14, 1, 0], [1, 10, 11], [3, 12, 5], [0, 15, 12], [11, 10, 9], [14, 2, 1]]
 
@@ -53,7 +53,7 @@ def test_without_a_spare_only_the_shot_that_is_the_question_is_another() -> None
     drawn_by_lm_eval = [[14, 1, 0], [2, 14, 12], [1, 10, 11], [2, 1, 12], [11, 3, 0], [0, 12, 15]]
     drawn_by_lm_eval += [[11, 10, 9], [15, 9, 7], [4, 1, 2], [3, 13, 0], [15, 14, 3], [2, 10, 8]]
     drawn_by_lm_eval += [[14, 1, 9], [2, 8, 9], [1, 4, 13], [2, 10, 4]]
-    shots = SeededShots(POOL, 3, 1234, shared=True, spare=False)
+    shots = SeededShots(POOL, 3, 1234, shared=True, draw_extra_shot=False)
     for row, theirs in zip(POOL, drawn_by_lm_eval, strict=True):
         ours = ids(shots.before(row))
         if row["id"] in theirs:
@@ -63,7 +63,7 @@ def test_without_a_spare_only_the_shot_that_is_the_question_is_another() -> None
 
 def test_a_row_of_another_file_with_the_same_number_is_no_question() -> None:
     asked = Row(3, "", {"id": 99})
-    shots = SeededShots(POOL[:4], 3, 0, shared=False, spare=True)
+    shots = SeededShots(POOL[:4], 3, 0, shared=False, draw_extra_shot=True)
     assert len(ids(shots.before(asked))) == 3
     assert {3} <= {number for _ in range(9) for number in ids(shots.before(asked))}
 
@@ -83,11 +83,11 @@ def test_a_row_that_does_not_equal_itself_is_not_its_own_example() -> None:
     st.data(),
 )
 def test_no_row_is_ever_its_own_example(
-    values: list[float], seed: int, spare: bool, data: st.DataObject
+    values: list[float], seed: int, draw_extra_shot: bool, data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, len(values) - 1))
     pool = [Row(index, "", {"id": value}) for index, value in enumerate(values)]
-    shots = SeededShots(pool, count, seed, shared=True, spare=spare)
+    shots = SeededShots(pool, count, seed, shared=True, draw_extra_shot=draw_extra_shot)
     for row in pool:
         found = [shot.index for shot in shots.before(row)]
         assert len(found) == len(set(found)) == count

@@ -13,7 +13,7 @@ from evalution.scoring.filters import (
     Replace,
     Strip,
     apply_filters,
-    declared_filters,
+    filters_to_yaml,
     parse_filters,
 )
 from evalution_core import ConfigurationError
@@ -81,7 +81,7 @@ def test_any_replacement_of_plain_text_is_taken(pattern: str) -> None:
 
 def test_what_is_shown_can_be_declared_again() -> None:
     declared = parse_filters({"strict": [{"regex": {"pattern": "a", "group": 0}}, "strip"]})
-    assert parse_filters(declared_filters(declared)) == declared
+    assert parse_filters(filters_to_yaml(declared)) == declared
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import evalution
 from evalution import Generation, MultipleChoice
 from evalution.error_boundary import clean_up, wrap_errors
-from evalution.spec.run_spec import parse_engine
+from evalution.yaml_spec.run_spec import parse_engine
 from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError
 from evalution_enginekit.mock import Mock
 

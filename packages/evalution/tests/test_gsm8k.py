@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evalution.suites import load_suite
-from evalution.suites.tasks.gsm8k_examples import EXAMPLES
+from evalution.suites.tasks.gsm8k import EXAMPLES
 from evalution_core import ConfigurationError, GenerationOutput
 
 ROW = {"question": "How much is 1,000 + 234?", "answer": "It is <<1000+234=1234>>.\n#### 1,234"}

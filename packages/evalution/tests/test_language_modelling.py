@@ -56,7 +56,7 @@ def test_a_chat_keeps_the_blank_of_the_word() -> None:
 
 def test_the_perplexity_is_of_words_and_a_failed_row_is_left_out_of_it() -> None:
     suite = named("lambada_openai", {"text": "a b"}, {"text": "c d"}, {"text": "e f"})
-    tally = suite.tally()
+    tally = suite.make_accumulator()
     for sample, answer in zip(suite.samples(), [(-1.0, True), (-3.0, False), None], strict=True):
         if answer is None:
             tally.fail(sample.index, suite.failure(sample))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalution.scoring.accumulators import MeasureAccumulator
 from evalution.scoring.metrics import (
     BitsPerWeight,
     Estimate,
@@ -18,7 +19,6 @@ from evalution.scoring.metrics import (
     Score,
     WeightedPerplexity,
 )
-from evalution.scoring.tally import MeasureTally
 
 values = st.floats(-1e6, 1e6)
 texts = st.tuples(st.floats(-1e4, 0), st.integers(1, 1000)).map(lambda pair: Measure(*pair))
@@ -94,8 +94,8 @@ def test_an_impossible_text_has_an_infinite_perplexity() -> None:
     assert WeightedPerplexity().of_sample(Measure(-1e6, 1)) == math.inf
 
 
-def tally() -> MeasureTally:
-    return MeasureTally({"acc": Mean(), "ppl": WeightedPerplexity()})
+def accumulator() -> MeasureAccumulator:
+    return MeasureAccumulator({"acc": Mean(), "ppl": WeightedPerplexity()})
 
 
 def score(right: float, logprob: float = -2.0) -> Score:
@@ -103,7 +103,7 @@ def score(right: float, logprob: float = -2.0) -> Score:
 
 
 def test_a_failed_sample_is_wrong_where_zero_means_wrong_and_left_out_elsewhere() -> None:
-    found = tally()
+    found = accumulator()
     found.record(0, score(1.0))
     assert found.fail(1) == {"acc": 0.0}
     results = found.results()
@@ -112,7 +112,7 @@ def test_a_failed_sample_is_wrong_where_zero_means_wrong_and_left_out_elsewhere(
 
 
 def test_a_row_counts_once_and_its_last_word_holds() -> None:
-    found = tally()
+    found = accumulator()
     found.record(0, score(1.0))
     found.record(2, score(1.0))
     found.fail(2)
@@ -126,7 +126,7 @@ def test_the_order_of_answers_changes_no_digit(
     rows: list[tuple[bool, Measure]], chance: random.Random
 ) -> None:
     def scored(order: list[int]) -> object:
-        found = tally()
+        found = accumulator()
         for index in order:
             right, text = rows[index]
             found.record(index, Score({"acc": Measure(float(right)), "ppl": text}))
@@ -142,7 +142,7 @@ def test_a_metric_is_given_the_measures_of_the_rows_that_count() -> None:
             assert list(measures[1:]) == [measures[1], measures[-1]] == list(measures)[1:]
             return Estimate(statistics.median(value for value, _ in measures), None)
 
-    found = MeasureTally({"median": Median(failed=None)})
+    found = MeasureAccumulator({"median": Median(failed=None)})
     for row, value in enumerate((9.0, 1.0, 5.0, 2.0)):
         found.record(row, Score({"median": Measure(value)}))
     found.fail(1)
@@ -152,7 +152,7 @@ def test_a_metric_is_given_the_measures_of_the_rows_that_count() -> None:
 
 def test_scores_are_made_without_an_object_for_each_row() -> None:
     rows = 20_000
-    found = MeasureTally({"acc": Mean()})
+    found = MeasureAccumulator({"acc": Mean()})
     for row in range(rows):
         found.record(row, Score({"acc": Measure(float(row % 2))}))
     tracemalloc.start()
@@ -165,6 +165,6 @@ def test_scores_are_made_without_an_object_for_each_row() -> None:
 
 
 def test_only_a_mean_is_shown_while_it_runs() -> None:
-    found = MeasureTally({"ppl": WeightedPerplexity()})
+    found = MeasureAccumulator({"ppl": WeightedPerplexity()})
     found.record(0, Score({"ppl": Measure(-1, 1)}))
     assert found.running is None

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.scoring.metrics import Mean, Measure
-from evalution.suites.subsets import Subsets
-from evalution.suites.tasks.mmlu import MMLU
-from evalution.suites.tasks.mmlu_subjects import SUBJECTS
+from evalution.suites.dataset import Subsets
+from evalution.suites.tasks.mmlu import MMLU, SUBJECTS
 from evalution_core import ConfigurationError, LoglikelihoodOutput
 
 SMALL = Subsets({"a": ("x_1", "y"), "b": ("z",)})

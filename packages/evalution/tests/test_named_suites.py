@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 import evalution.suites
-from evalution.runs.preflight import expand_suites
+from evalution.runs.preflight import parse_tests
 from evalution.scoring.metrics import Measure
-from evalution.spec.run_spec import parse_test
 from evalution.suites import RequestKind, available_suites, load_suite
-from evalution.suites.catalogue import CATALOGUE
+from evalution.suites.discovery import built_in_entries
+from evalution.yaml_spec.run_spec import parse_test
 from evalution_core import ConfigurationError, LoglikelihoodOutput
 
+BUILT_IN = [entry.name for entry in built_in_entries()]
 HELLASWAG = {
     "activity_label": "Roof shingle removal",
     "ctx_a": "A man  sits [header] on a roof.",
@@ -175,7 +176,7 @@ def test_a_row_that_does_not_fit_is_named(name: str, row: dict[str, Any], messag
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_suite_is_found_by_its_name_and_its_class(name: str) -> None:
     kind = load_suite(name)
     assert load_suite(name.upper().replace("_", "-")) is kind
@@ -191,17 +192,17 @@ def test_a_suite_of_a_known_kind_is_a_short_file(module: str) -> None:
     assert len(source.splitlines()) <= 60
 
 
-def test_one_suite_is_imported_and_no_other() -> None:
-    code = "import sys, evalution; evalution.suites.HellaSwag; print(*sys.modules)"
+def test_importing_evalution_imports_no_task() -> None:
+    code = "import sys, evalution, evalution.suites; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name for name in done.stdout.split() if name.startswith("evalution.suites.tasks.")}
-    assert loaded == {"evalution.suites.tasks.hellaswag"}
+    assert "evalution.suites.row_suite" in done.stdout.split()
+    assert "evalution.suites.tasks" not in done.stdout
 
 
 def test_a_spec_names_a_suite_and_its_options(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(PIQA) + "\n", encoding="utf-8")
     declared = {"type": "piqa", "data": "rows.jsonl", "order": "Shuffle | 3", "row_indices": [0]}
-    (suite,) = expand_suites([parse_test(declared, tmp_path)])
+    (suite,) = parse_tests([parse_test(declared, tmp_path)])
     assert (suite.title, suite.check_samples()) == ("piqa", 1)
     assert suite.to_dict()["order"] == "shuffle|3"
     with pytest.raises(ConfigurationError, match="suite PIQA has no option 'dat'; did you mean"):
@@ -210,7 +211,7 @@ def test_a_spec_names_a_suite_and_its_options(tmp_path: Path) -> None:
 
 @pytest.mark.hub
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("name", [name for name in CATALOGUE if name == name.lower()])
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if name == name.lower()])
 def test_the_hub_has_the_rows_that_the_suite_expects(name: str) -> None:
     kind: Any = load_suite(name)
     shots = {} if kind.request_kind is RequestKind.ROLLING else {"num_fewshot": 2}

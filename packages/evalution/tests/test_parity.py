@@ -8,11 +8,10 @@ import pytest
 from rich.console import Console
 
 import evalution
+import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution.parity import ParityResult, Tolerance, check_parity
 from evalution.parity.table import parity_table
 from evalution.runs.preflight import EngineAndModel
-from evalution_conformance import mutants as _mutants  # noqa: F401 - registers the faults
-from evalution_conformance.mutants.toy import Toy
 from evalution_core import (
     BaseInferenceSession,
     Capability,
@@ -22,6 +21,7 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_enginekit.mock import Mock
+from mutants.toy import Toy
 
 ROWS = [
     {"question": f"the garden {n} is", "choices": [" an answer", " the", f" {n}"], "right": n % 3}

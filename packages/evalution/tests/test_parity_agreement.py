@@ -10,10 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalution.parity.agreement import agreement
-from evalution.parity.answers import Failed, Generated, Key, Record, Scored, record_of
-from evalution.parity.result import ParityResult, SuiteParity, Tolerance
-from evalution.parity.spread import LEAST_DECADE, difference_of, spread_of
+from evalution.parity.agreement import (
+    Failed,
+    Generated,
+    Key,
+    Record,
+    Scored,
+    agreement,
+    make_record,
+)
+from evalution.parity.result import (
+    LEAST_DECADE,
+    ParityResult,
+    SuiteParity,
+    Tolerance,
+    absolute_difference,
+    summarize_differences,
+)
 from evalution.suites.suite import RequestKind
 from evalution_core import (
     GenerationOutput,
@@ -87,7 +100,7 @@ def test_differences_are_those_of_the_tokens(rows: list[list[tuple[float, float]
     shuffled = list(right.items())
     random.Random(0).shuffle(shuffled)
     found = agreed(left, dict(shuffled), RequestKind.ROLLING)
-    sizes = [(difference_of(*pair), pair) for row in rows for pair in row]
+    sizes = [(absolute_difference(*pair), pair) for row in rows for pair in row]
     if found.tokens is None:
         assert not sizes
         return
@@ -99,7 +112,7 @@ def test_differences_are_those_of_the_tokens(rows: list[list[tuple[float, float]
     assert sum(found.tokens.decades) == len(finite)
     worst = sorted((size for size, _ in sizes if size), reverse=True)[:20]
     listed = [
-        difference_of(*(-math.inf if v is None else v for v in (token.left, token.right)))
+        absolute_difference(*(-math.inf if v is None else v for v in (token.left, token.right)))
         for token in found.worst_tokens
     ]
     assert listed == worst
@@ -110,17 +123,17 @@ def test_differences_are_those_of_the_tokens(rows: list[list[tuple[float, float]
 
 
 def test_a_spread_has_ranks_and_decades() -> None:
-    found = spread_of([n / 100 for n in range(1, 101)])
+    found = summarize_differences([n / 100 for n in range(1, 101)])
     assert (found.p50, found.p99, found.max) == (0.5, 0.99, 1.0)
     assert found.mean == pytest.approx(0.505)
-    odd = spread_of([3.0, 1.0, 2.0, 5.0, 4.0])
+    odd = summarize_differences([3.0, 1.0, 2.0, 5.0, 4.0])
     assert (odd.p50, odd.p99) == (3.0, 5.0)
     sizes = [0.0, 0.0, 3e-30, 1e-17, 5e-5, 0.1, 1.0, 40.0, math.inf]
-    found = spread_of(sizes)
+    found = summarize_differences(sizes)
     counts = dict(zip([None, *range(LEAST_DECADE, 1)], found.decades, strict=True))
     assert {decade: n for decade, n in counts.items() if n} == {None: 2, -17: 2, -5: 1, -1: 1, 0: 2}
     assert (found.count, found.infinite, found.max) == (9, 1, 40.0)
-    empty = spread_of([])
+    empty = summarize_differences([])
     assert (empty.count, empty.max, empty.p99) == (0, 0.0, 0.0)
 
 
@@ -276,14 +289,14 @@ def test_points_are_evenly_taken_and_few() -> None:
 
 
 def test_answers_become_records() -> None:
-    found = record_of(
+    found = make_record(
         LoglikelihoodOutput(-3.0, True, 2, token_logprobs=[-1.0, -2.0], truncated_tokens=4)
     )
     assert found == Scored(-3.0, 2, array("d", [-1.0, -2.0]), None, True, 4)
-    found = record_of(RollingLoglikelihoodOutput(-3.0, 2, token_ids=[5, 6]))
+    found = make_record(RollingLoglikelihoodOutput(-3.0, 2, token_ids=[5, 6]))
     assert found == Scored(-3.0, 2, None, array("q", [5, 6]))
     top = [{1: -0.5, 2: -2.0, 3: -1.0}, {1: -0.25}]
-    found = record_of(GenerationOutput("", "ab", token_ids=[1, 1], top_logprobs=top))
+    found = make_record(GenerationOutput("", "ab", token_ids=[1, 1], top_logprobs=top))
     assert isinstance(found, Generated)
     assert found.gaps is not None
     assert found.gaps[0] == 0.5
@@ -302,4 +315,4 @@ def test_answers_become_records() -> None:
     ],
 )
 def test_what_can_not_be_compared_is_a_failure(answer: Any, reason: str) -> None:
-    assert record_of(answer) == Failed(reason)
+    assert make_record(answer) == Failed(reason)

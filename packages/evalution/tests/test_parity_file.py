@@ -7,7 +7,7 @@ import pytest
 
 import evalution
 from evalution.parity import ParityResult, check_parity, read_parity, write_parity
-from evalution.parity.file import parity_folder
+from evalution.parity.result import parity_folder
 from evalution.runs.folder import ResultsNotWrittenError
 from evalution.runs.preflight import EngineAndModel
 from evalution_core import ConfigurationError, Model

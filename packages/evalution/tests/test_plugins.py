@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from evalution import Generation
-from evalution.spec.run_spec import parse_engine
 from evalution.suites import available_suites, load_suite
+from evalution.yaml_spec.run_spec import parse_engine
 from evalution_core import ConfigurationError, EngineUnavailableError, UnknownEngineError
 
 ENGINE = """

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.rows.local import Row
-from evalution.suites.prompts import parse_template, text_of
+from evalution.suites.prompted_suite import parse_template, parse_text
 from evalution_core import ConfigurationError
 
 
@@ -22,7 +22,7 @@ def test_columns_are_put_in_and_the_rest_is_verbatim() -> None:
 
 
 def test_a_text_without_braces_is_a_column() -> None:
-    assert text_of("question", "prompt").render(row(question=" as it is ")) == " as it is "
+    assert parse_text("question", "prompt").render(row(question=" as it is ")) == " as it is "
 
 
 @given(literal=st.text(), value=st.text())
@@ -51,7 +51,7 @@ def test_a_placeholder_is_a_column_name_and_nothing_of_python(column: str) -> No
 )
 def test_a_wrong_template_says_what_is_wrong(source: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        text_of(source, "prompt")
+        parse_text(source, "prompt")
 
 
 @pytest.mark.parametrize(
@@ -59,5 +59,5 @@ def test_a_wrong_template_says_what_is_wrong(source: str, message: str) -> None:
 )
 def test_what_is_no_text_is_refused(value: object, found: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        text_of("a", "prompt").render(row(a=value))
+        parse_text("a", "prompt").render(row(a=value))
     assert str(caught.value) == f"rows.jsonl, line 1: column 'a' holds {found}, not text"

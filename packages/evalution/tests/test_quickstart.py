@@ -8,7 +8,7 @@ import pytest
 
 import evalution
 from evalution.scoring.filters import Regex
-from evalution.spec.run_spec import load_spec
+from evalution.yaml_spec.run_spec import load_spec
 
 
 @pytest.fixture(scope="module")

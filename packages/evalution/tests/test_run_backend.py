@@ -15,8 +15,8 @@ import evalution
 from evalution.report import write_report
 from evalution.runs.options import RunOptions
 from evalution.runs.reader import read_run
-from evalution.spec import backend_section
-from evalution.spec.run_spec import load_spec
+from evalution.yaml_spec import run_spec
+from evalution.yaml_spec.run_spec import load_spec
 from evalution_core import (
     GUIDE_CAPABILITIES,
     BaseEngine,
@@ -198,7 +198,7 @@ def test_a_resumed_run_must_have_the_same_backend(
 def test_without_the_package_a_spec_says_what_to_install(
     folder: Path, spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend_section, "installed", lambda group: [])
+    monkeypatch.setattr(run_spec, "installed", lambda group: [])
     name = spec(folder, rest="backend: {kind: local}\n")
     with pytest.raises(ConfigurationError, match="pip install evalution-training"):
         load_spec(str(folder / name))

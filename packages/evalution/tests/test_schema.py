@@ -12,11 +12,10 @@ import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from evalution.spec.declaration_schema import Declared, any_declaration
-from evalution.spec.option_schema import filter_definitions
-from evalution.spec.run_spec import SECTIONS, load_spec
-from evalution.spec.schema import spec_schema
 from evalution.suites import available_suites
+from evalution.yaml_spec.option_schema import NamedDeclaration, any_declaration, filter_definitions
+from evalution.yaml_spec.run_spec import SECTIONS, load_spec
+from evalution.yaml_spec.schema import spec_schema
 from evalution_core import ConfigurationError, builtin_path, normalized
 
 ROOT = Path(__file__).parents[3]
@@ -152,7 +151,7 @@ def _file(folder: Path, written: Mapping[str, Any]) -> str:
 )
 def test_a_name_is_matched_as_the_runner_matches_it(name: str, spelling: str) -> None:
     assert normalized(name) == normalized(spelling)
-    declared = [Declared(name, "engine", None, {"type": "object", "properties": {}})]
+    declared = [NamedDeclaration(name, "engine", None, {"type": "object", "properties": {}})]
     names = {**any_declaration("engine", declared), "$defs": declared[0].definitions}
     validator = Draft202012Validator(names)
     assert validator.is_valid(spelling)
@@ -177,7 +176,9 @@ def test_options_carry_what_the_docstrings_say_of_them() -> None:
     """
     names = ("dtype", "depth", "width", "height", "untold")
     options = {"properties": {name: {"type": "string"} for name in names}}
-    shown = Declared("Runs", "engine", doc, options, [base]).definitions["engine.Runs.options"]
+    shown = NamedDeclaration("Runs", "engine", doc, options, [base]).definitions[
+        "engine.Runs.options"
+    ]
     assert shown["properties"]["dtype"]["description"] == "all arithmetic is in it."
     assert shown["properties"]["depth"]["description"] == "how far."
     assert shown["properties"]["height"]["description"] == "in rows."
@@ -189,7 +190,7 @@ def test_definitions_of_two_engines_do_not_meet() -> None:
     options = {"properties": {"inner": {"$ref": "#/$defs/Inner"}}, "$defs": {"Inner": inner}}
     definitions: dict[str, Any] = {}
     for name in ("A", "B"):
-        definitions |= Declared(name, "engine", None, options).definitions
+        definitions |= NamedDeclaration(name, "engine", None, options).definitions
     for name in ("A", "B"):
         reference = definitions[f"engine.{name}.options"]["properties"]["inner"]["$ref"]
         assert definitions[reference.removeprefix("#/$defs/")] == inner

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution import Generation, MultipleChoice
-from evalution.suites.selection import Order, parse_order
+from evalution.suites.row_suite import Order, parse_order
 from evalution_core import ConfigurationError
 
 ROWS = [{"q": "x" * (7 * i % 5) + str(i), "a": str(i)} for i in range(12)]

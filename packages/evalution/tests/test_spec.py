@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evalution import Generation, MultipleChoice
-from evalution.spec.run_spec import load_spec, parse_spec
+from evalution.yaml_spec.run_spec import load_spec, parse_spec
 from evalution_core import ConfigurationError, UnknownEngineError
 from evalution_enginekit.mock import Mock
 

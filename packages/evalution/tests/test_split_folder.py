@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
-from evalution.rows.split_folder import SplitFolder
+from evalution.rows.hub import SplitFolder
 from evalution_core import ConfigurationError
 
 

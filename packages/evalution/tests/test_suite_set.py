@@ -12,10 +12,10 @@ import pytest
 
 import evalution
 from evalution.results import MetricResult
+from evalution.scoring.accumulators import MetricAccumulator
 from evalution.scoring.metrics import Measure, Score
-from evalution.scoring.tally import Tally
-from evalution.spec.run_spec import parse_test
 from evalution.suites import AnySuite, Generation, Perplexity, SuiteSet
+from evalution.yaml_spec.run_spec import parse_test
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.mock import Mock
 
@@ -61,7 +61,7 @@ class Longest:
 class LongestAnswer(Generation):
     """How long the longest answer is."""
 
-    def tally(self) -> Tally:
+    def make_accumulator(self) -> MetricAccumulator:
         return Longest()
 
 

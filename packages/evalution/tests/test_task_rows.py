@@ -11,11 +11,11 @@ import pytest
 
 import evalution
 from evalution.suites import load_suite
-from evalution.suites.catalogue import CATALOGUE
+from evalution.suites.discovery import built_in_entries
 from evalution_enginekit.mock import Mock
 
 ROWS = Path(__file__).parent / "data" / "rows"
-NAMED = [name for name in CATALOGUE if name.islower()]
+NAMED = [entry.name for entry in built_in_entries() if entry.name.islower()]
 LARGEST = 150_000
 SUBJECTS = ["stem.abstract_algebra", "other.virology"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from evalution.spec.yaml_file import read_yaml
+from evalution.yaml_spec.yaml_file import read_yaml
 from evalution_core import ConfigurationError
 
 

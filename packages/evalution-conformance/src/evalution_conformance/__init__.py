@@ -1,19 +1,47 @@
 """Checks an engine against the contract: subclass `EngineConformance`, run pytest."""
 
+from typing import Final
+
 from evalution_conformance.checks.boundary import BoundaryChecks
 from evalution_conformance.checks.continuous import ContinuousChecks
-from evalution_conformance.checks.discovery import DiscoveryChecks
+from evalution_conformance.checks.discovery import DiscoveryChecks, PackagingChecks
 from evalution_conformance.checks.generation import GenerationChecks
 from evalution_conformance.checks.lifecycle import BuildChecks, LifecycleChecks
-from evalution_conformance.checks.packaging import PackagingChecks
 from evalution_conformance.checks.rolling import RollingChecks
 from evalution_conformance.checks.sampling import SamplingChecks
 from evalution_conformance.checks.scoring import ScoringChecks
 from evalution_conformance.checks.stopping import StoppingChecks
-from evalution_conformance.gaps import Gap
-from evalution_conformance.suite import Conformance
+from evalution_conformance.suite import Conformance, Gap
 
-__all__ = ["EngineConformance", "Gap", "StructuralConformance"]
+__all__ = ["WRAPPER_CHECKS", "EngineConformance", "Gap", "StructuralConformance"]
+
+WRAPPER_CHECKS: Final = frozenset(
+    {
+        "discovery",
+        "lifecycle",
+        "continuous",
+        "test_a_batch_answers_as_its_requests_alone",
+        "test_a_seed_fixes_the_sample",
+        "test_bad_requests_are_refused_by_index",
+        "test_requests_come_back_untouched",
+        "test_completions_equal_the_reference",
+        "test_a_batch_scores_as_its_pairs_alone",
+        "test_a_stream_scores_as_the_list_does",
+        "test_bad_pairs_are_refused_by_index",
+        "test_a_bad_pair_is_a_value",
+        "test_pairs_come_back_untouched",
+        "test_scores_equal_the_reference",
+        "test_an_empty_text_is_refused",
+        "test_texts_score_in_order",
+        "test_windows_equal_the_reference",
+    }
+)
+"""Checks that an engine can break which hands requests on to sessions of another engine.
+
+Between the two are processes, wires and schedulers: they can lose or reorder requests, change what
+is pickled, keep a stream from ending, and lose an error's class or the index that it names. What
+the other engine computes is checked where that engine is.
+"""
 
 
 class StructuralConformance(BuildChecks, DiscoveryChecks, Conformance):

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from evalution_conformance.subject import Subject
+from evalution_core import GenerationOutput, GenerationRequest, HasTokenizer
+
 PROMPTS = (
     "Question: What is 3 + 4?\nAnswer:",
     "The dog sleeps in the",
@@ -30,3 +38,84 @@ SENTENCE = "Mia sees a frog near the river, and the cat sleeps in the garden eve
 WORDS = ("the", "garden", "question", "answer", "every", "morning", "opposite", "Japanese", "near")
 LONG_ENOUGH = 64
 """Tokens within which a completion is expected to end by itself, once in a while."""
+
+
+_ROUNDS = 6
+_PLAIN_LENGTH = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A greedy completion and the prompt that it answers."""
+
+    prompt: str
+    output: GenerationOutput
+
+
+def find_plain_completion(subject: Subject) -> Observation:
+    """A completion with a few characters of text and no special token in it."""
+    for observation in _rounds(subject, subject.max_new_tokens):
+        if len(observation.output.text) >= _PLAIN_LENGTH and _is_plain(subject, observation.output):
+            return observation
+    pytest.skip(f"no probe was answered with {_PLAIN_LENGTH} characters of plain text")
+
+
+def find_ended_completion(subject: Subject) -> Observation:
+    """A completion that the model ended by itself, with some text before."""
+    for observation in _rounds(subject, LONG_ENOUGH):
+        if observation.output.finish_reason == "stop" and observation.output.text:
+            return observation
+    pytest.skip(f"the model ended no probe's completion within {LONG_ENOUGH} tokens")
+
+
+def find_multi_byte_completion(subject: Subject) -> Observation:
+    """A completion in which a character outside ASCII is complete."""
+    for observation in _rounds(subject, LONG_ENOUGH):
+        if any(character > "\x7f" for character in observation.output.text):
+            return observation
+    pytest.skip("no probe was answered with a character outside ASCII")
+
+
+def decode_after(subject: Subject, prompt: str, token_ids: list[int]) -> str:
+    """What `token_ids` read after the prompt, by the session's own tokenizer."""
+    before = subject.codec.encode(prompt)[-_PLAIN_LENGTH:]
+    with_prompt = subject.codec.decode([*before, *token_ids])
+    return with_prompt[len(subject.codec.decode(before)) :]
+
+
+def split_by_token(subject: Subject, observation: Observation) -> list[str]:
+    """The completion's text, token by token; a token within a character adds nothing."""
+    token_ids = observation.output.token_ids
+    if token_ids is None:
+        pytest.skip("the session doesn't report the token_ids of its completions")
+    pieces: list[str] = []
+    done = ""
+    for end in range(1, len(token_ids) + 1):
+        text = decode_after(subject, observation.prompt, token_ids[:end])
+        if text.endswith("\ufffd"):
+            text = done
+        pieces.append(text[len(done) :])
+        done = text
+    return pieces
+
+
+def make_prompts(number: int) -> list[str]:
+    """The probes, each round after another number of words."""
+    words = SENTENCE.split()
+    lead = " ".join(words[: number * 2])
+    return [f"{lead} {prompt}" if lead else prompt for prompt in PROMPTS]
+
+
+def _rounds(subject: Subject, max_new_tokens: int) -> Iterator[Observation]:
+    for number in range(_ROUNDS):
+        prompts = make_prompts(number)
+        requests = [GenerationRequest(p, max_new_tokens=max_new_tokens) for p in prompts]
+        for prompt, output in zip(prompts, subject.generate(*requests), strict=True):
+            yield Observation(prompt, output)
+
+
+def _is_plain(subject: Subject, output: GenerationOutput) -> bool:
+    if output.token_ids is None or not isinstance(subject.session, HasTokenizer):
+        return True
+    shown = subject.codec.decode(output.token_ids, skip_special_tokens=False)
+    return shown == subject.codec.decode(output.token_ids)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evalution_conformance.probes import CHATS, PAIRS, PROMPTS, SENTENCE, TEXTS
-from evalution_conformance.subject import Subject, resized
+from evalution_conformance.subject import Subject, resize
 from evalution_core import (
     BaseInferenceSession,
     Capability,
@@ -80,20 +80,20 @@ class ReferenceValues:
     rolling: list[RollingCase]
 
 
-def reference_values(subject: Subject) -> ReferenceValues:
+def load_reference_values(subject: Subject) -> ReferenceValues:
     """The right answers for the subject's model; skips the check where there are none."""
     if subject.oracle is not None:
-        return _of_oracle(subject)
+        return _ask_oracle(subject)
     if subject.model.path != MODEL:
         pytest.skip(
             f"there are reference values for {MODEL} alone, and no `oracle` engine is given for "
             f"{subject.model.name}"
         )
-    return _of_builtin()
+    return _read_builtin()
 
 
 @cache
-def _of_builtin() -> ReferenceValues:
+def _read_builtin() -> ReferenceValues:
     stored = json.loads(builtin_path(MODEL, "reference_values").read_text("utf-8"))
     for case in stored["chat"]:
         del case["rendered"]
@@ -107,7 +107,7 @@ def _of_builtin() -> ReferenceValues:
 
 
 @lru_cache(maxsize=1)
-def _of_oracle(subject: Subject) -> ReferenceValues:
+def _ask_oracle(subject: Subject) -> ReferenceValues:
     oracle = subject.oracle
     assert oracle is not None
     can = oracle.capabilities
@@ -123,7 +123,7 @@ def _of_oracle(subject: Subject) -> ReferenceValues:
         ]
         scoring, rolling = _scored(session, PAIRS), _rolled(session, TEXTS)
     truncation: list[ScoringCase] = []
-    small = resized(oracle, SMALL_WINDOW)
+    small = resize(oracle, SMALL_WINDOW)
     if small is not None:
         with subject.fresh(engine=small, model=subject.oracle_model) as session:
             truncation = _scored(session, [(SENTENCE * 5, "The cat sleeps.")])

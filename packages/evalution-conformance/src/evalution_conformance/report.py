@@ -1,4 +1,4 @@
-"""The outcome of every check as JSON: what `--conformance-report` writes."""
+"""Writes the outcome of every check as JSON, for `--conformance-report`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest  # noqa: TC002 - pluggy reads the annotations
 
 from evalution_conformance.subject import Subject
-from evalution_conformance.suite import Check, Conformance
+from evalution_conformance.suite import Check, Conformance, get_group
 from evalution_core import CONTRACT_VERSION
 
 SCHEMA_VERSION = 1
@@ -54,7 +54,7 @@ class ReportWriter:
         known["checks"].append(entry["check"])
 
 
-def entry_of(
+def make_entry(
     item: pytest.Item,
     report: pytest.TestReport,
     declaration: type[Conformance],
@@ -62,23 +62,23 @@ def entry_of(
     *,
     refused: bool,
 ) -> dict[str, Any]:
-    """What the report says of one check that was run."""
+    """Return the report's entry for one check that was run."""
     gap = declaration.gaps.get(item.name)
     return {
         "class": item.nodeid.rpartition("::")[0],
-        "engine": _described(declaration),
+        "engine": _describe_engine(declaration),
         "check": {
             "name": item.name,
-            "group": check.__module__.rpartition(".")[2],
-            "outcome": _outcome(report, gap=gap is not None, refused=refused),
+            "group": get_group(check),
+            "outcome": _name_outcome(report, gap=gap is not None, refused=refused),
             "gap": {"owner": gap.owner, "reason": gap.reason} if gap else None,
             "seconds": round(report.duration, 3),
-            "detail": _detail(report),
+            "detail": _read_detail(report),
         },
     }
 
 
-def _described(declaration: type[Conformance]) -> dict[str, Any]:
+def _describe_engine(declaration: type[Conformance]) -> dict[str, Any]:
     subject = Subject(declaration.engine, declaration.model)
     found = subject.distribution
     return {
@@ -88,10 +88,11 @@ def _described(declaration: type[Conformance]) -> dict[str, Any]:
         "options": declaration.engine.to_dict(),
         "model": declaration.model.to_dict(),
         "declares": sorted(declaration.engine.capabilities),
+        "chosen": None if declaration.checks is None else sorted(declaration.checks),
     }
 
 
-def _outcome(report: pytest.TestReport, *, gap: bool, refused: bool) -> str:
+def _name_outcome(report: pytest.TestReport, *, gap: bool, refused: bool) -> str:
     if report.skipped:
         return "gap" if gap and hasattr(report, "wasxfail") else "skipped"
     if report.passed:
@@ -99,8 +100,8 @@ def _outcome(report: pytest.TestReport, *, gap: bool, refused: bool) -> str:
     return "gap closed" if gap and "[XPASS(strict)]" in report.longreprtext else "failed"
 
 
-def _detail(report: pytest.TestReport) -> str | None:
-    """Why it was skipped, or the one line that says what is wrong."""
+def _read_detail(report: pytest.TestReport) -> str | None:
+    """Return the reason of a skip, or the one line that says what is wrong."""
     if report.passed:
         return None
     if isinstance(report.longrepr, tuple):

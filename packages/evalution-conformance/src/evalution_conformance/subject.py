@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from importlib.metadata import (
@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from evalution_conformance.watch import let_go, on_main_thread
+import evalution_core.streams
+from evalution_conformance.watch import call_on_main_thread, call_unawaited, call_within
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -29,6 +30,7 @@ from evalution_core import (
     LoglikelihoodRequest,
     Model,
     RequestFailure,
+    RequestStream,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
     SpecialTokens,
@@ -95,7 +97,7 @@ class Subject:
             raise self._build_error
         if self._session is None:
             try:
-                self._session = on_main_thread(lambda: self.engine.build(self.model))
+                self._session = call_on_main_thread(lambda: self.engine.build(self.model))
             except Exception as error:
                 self._build_error = error
                 raise
@@ -106,7 +108,7 @@ class Subject:
         self, *, engine: BaseEngine | None = None, model: Model | None = None
     ) -> Generator[BaseInferenceSession]:
         """A session of its own, closed at the end."""
-        built = on_main_thread(lambda: (engine or self.engine).build(model or self.model))
+        built = call_on_main_thread(lambda: (engine or self.engine).build(model or self.model))
         try:
             yield built
         finally:
@@ -121,7 +123,7 @@ class Subject:
     def abandon(self) -> None:
         """Give up a session that hangs: the next check builds another."""
         if self._session is not None:
-            let_go(self._session.close)
+            call_unawaited(self._session.close)
             self._session = None
 
     # what is known
@@ -153,7 +155,7 @@ class Subject:
         return self.tolerance if self._reference_tolerance is None else self._reference_tolerance
 
     @property
-    def patience(self) -> float:
+    def call_timeout(self) -> float:
         """How long a single call may take that must not be blocked by another."""
         return min(_LONGEST_WAIT_S, self.timeout / 4)
 
@@ -190,7 +192,7 @@ class Subject:
     @cached_property
     def distribution(self) -> Distribution | None:
         """The installed distribution that the engine's package comes from."""
-        return _distribution_of(type(self.engine).__module__.partition(".")[0])
+        return _find_distribution(type(self.engine).__module__.partition(".")[0])
 
     def declares(self, capability: Capability) -> bool:
         return capability in self.capabilities
@@ -235,7 +237,7 @@ class Subject:
 _owners = cache(packages_distributions)
 
 
-def _distribution_of(package: str) -> Distribution | None:
+def _find_distribution(package: str) -> Distribution | None:
     # An editable installation lists no packages; there the name is as good as sure.
     for name in [*_owners().get(package, ()), package]:
         try:
@@ -245,24 +247,57 @@ def _distribution_of(package: str) -> Distribution | None:
     return None
 
 
-def resized(engine: BaseEngine, max_model_len: int) -> BaseEngine | None:
+def resize(engine: BaseEngine, max_model_len: int) -> BaseEngine | None:
     """The engine with another window, where that is one of its options."""
     if not hasattr(engine, "max_model_len"):
         return None
     return dataclasses.replace(cast(Any, engine), max_model_len=max_model_len)
 
 
-def succeeded(result: T | RequestFailure) -> T:
+def require_output(result: T | RequestFailure) -> T:
     """The output of a continuous call; a failure is raised."""
     if isinstance(result, RequestFailure):
         raise result.error
     return result
 
 
-def collected(results: Iterator[tuple[K, T | RequestFailure]]) -> dict[K, T]:
+def collect_outputs(results: Iterator[tuple[K, T | RequestFailure]]) -> dict[K, T]:
     """Outputs by key; a key that comes twice, or a failure, fails the check."""
     found: dict[K, T] = {}
     for key, result in results:
         assert key not in found, f"the key {key!r} came twice"
-        found[key] = succeeded(result)
+        found[key] = require_output(result)
     return found
+
+
+CAP = 2
+"""Requests that may run at once in it."""
+
+
+@contextmanager
+def open_stream(
+    subject: Subject, requests: Iterator[tuple[int, GenerationRequest]]
+) -> Generator[RequestStream[int, GenerationOutput | RequestFailure]]:
+    """Open a stream with a small batch; it is closed at the end, within the time of a call."""
+
+    def call(
+        source: Iterable[tuple[int, GenerationRequest]],
+    ) -> Iterator[tuple[int, GenerationOutput | RequestFailure]]:
+        results = subject.session.generate_continuous(source, batch_size=CAP)
+        if not isinstance(results, Generator | RequestStream):
+            raise AssertionError("generate_continuous() must return a RequestStream or a generator")
+        return results  # pyright: ignore[reportUnknownVariableType]
+
+    stream = evalution_core.streams.open_stream(call, requests)
+    try:
+        yield stream
+    except BaseException:
+        call_unawaited(stream.close)  # it may hang, and must not hide what was found
+        raise
+    call_within(stream.close, timeout=subject.call_timeout, doing="closing a stream")
+
+
+def read_one(stream: Iterator[tuple[int, GenerationOutput | RequestFailure]]) -> None:
+    """Take one result, which must be an output."""
+    _, result = next(stream)
+    require_output(result)

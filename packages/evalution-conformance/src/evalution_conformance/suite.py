@@ -1,16 +1,17 @@
-"""Checks and their requirements, what a vendor declares, and how one check is run."""
+"""What a vendor declares of an engine, and how its checks are chosen and run."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-from evalution_conformance.gaps import Gap
 from evalution_conformance.subject import Subject
-from evalution_conformance.watch import StuckError, watched
+from evalution_conformance.watch import StuckError, run_watched
 from evalution_core import BaseEngine, Capability, Model, UnsupportedRequestError
 
+Owner = Literal["ours", "upstream", "never"]
 Check = Callable[..., None]
 C = TypeVar("C", bound=Check)
 G = TypeVar("G", bound=type)
@@ -19,7 +20,7 @@ _needs: dict[Check, frozenset[Capability]] = {}
 
 
 def needs(*capabilities: Capability) -> Callable[[C], C]:
-    """The check sends requests of these capabilities; undeclared ones must be refused."""
+    """Mark a check as sending requests of these capabilities; undeclared ones must be refused."""
 
     def mark(check: C) -> C:
         _needs[check] = frozenset(capabilities)
@@ -29,7 +30,7 @@ def needs(*capabilities: Capability) -> Callable[[C], C]:
 
 
 def group(*capabilities: Capability) -> Callable[[G], G]:
-    """All checks of the class need these capabilities besides their own."""
+    """Mark all checks of a class as needing these capabilities, in addition to their own."""
 
     def mark(checks: G) -> G:
         for name, check in vars(checks).items():
@@ -40,19 +41,42 @@ def group(*capabilities: Capability) -> Callable[[G], G]:
     return mark
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A check that the engine fails today.
+
+    `owner` says who has to act: `ours`, `upstream`, or `never` where nobody will. A gap is strict:
+    once the check passes, the run fails until the gap is removed.
+    """
+
+    owner: Owner
+    reason: str
+
+    def __post_init__(self) -> None:
+        if self.owner not in get_args(Owner):
+            raise ValueError(f"a gap is 'ours', 'upstream' or 'never', got {self.owner!r}")
+        if not self.reason.strip():
+            raise ValueError("a gap needs a reason; name the issue that tracks it")
+
+
 class Conformance:
-    """What a vendor declares of an engine; the subclasses bring the checks."""
+    """The settings of a vendor's class; the subclasses bring the checks."""
 
     engine: ClassVar[BaseEngine]
     """The engine under test, configured."""
     model: ClassVar[Model]
-    """A small model for it. With `builtin:tiny`, answers are held against reference values."""
+    """A small model for it. With `builtin:tiny`, answers are compared with reference values."""
+    checks: ClassVar[Collection[str] | None] = None
+    """Groups of checks, or single checks, to run; None runs all.
+
+    For an engine that wraps one that runs them all. A report names the choice.
+    """
     gaps: ClassVar[Mapping[str, Gap]] = {}
     """Checks that are known to fail, by name."""
     oracle: ClassVar[BaseEngine | None] = None
-    """An engine whose answers count as right, where the model has no reference values."""
+    """An engine whose answers count as correct, where the model has no reference values."""
     oracle_model: ClassVar[Model | None] = None
-    """What `oracle` runs, where that is another model: a quantised one's weights as floats, say."""
+    """The model of `oracle`, where it is another one, such as a quantised model's float weights."""
     untemplated: ClassVar[Model | None] = None
     """A model without a chat template; not needed with `builtin:tiny`."""
     tolerance: ClassVar[float | None] = None
@@ -60,13 +84,13 @@ class Conformance:
     reference_tolerance: ClassVar[float | None] = None
     """As `tolerance`, from the reference values or the oracle's; None: the same."""
     max_new_tokens: ClassVar[int] = 16
-    """Length of the completions that checks ask for."""
+    """Length of the completions that checks request."""
     timeout: ClassVar[float] = 60.0
     """Seconds for one check, not counting the building of sessions."""
 
 
-def checks_of(declaration: type) -> dict[str, Check]:
-    """The checks of a class by name, in the order in which they are written."""
+def find_checks(declaration: type) -> dict[str, Check]:
+    """Return all checks of a class by name, in the order in which they are written."""
     found: dict[str, Check] = {}
     for base in reversed(declaration.__mro__):
         if base.__module__.startswith(f"{__package__}."):
@@ -74,7 +98,26 @@ def checks_of(declaration: type) -> dict[str, Check]:
     return found
 
 
-def subject_of(declaration: type[Conformance]) -> Subject:
+def get_group(check: Check) -> str:
+    """Return the name of the group that a check belongs to."""
+    return check.__module__.rpartition(".")[2]
+
+
+def get_needs(check: Check) -> frozenset[Capability]:
+    """Return the capabilities of the requests that a check sends."""
+    return _needs.get(check, frozenset())
+
+
+def is_chosen(declaration: type[Conformance], name: str) -> bool:
+    """Return False for a check that the class leaves out."""
+    if declaration.checks is None:
+        return True
+    check = find_checks(declaration).get(name)
+    return check is None or name in declaration.checks or get_group(check) in declaration.checks
+
+
+def make_subject(declaration: type[Conformance]) -> Subject:
+    """Build the subject that a vendor's class describes."""
     return Subject(
         declaration.engine,
         declaration.model,
@@ -88,62 +131,87 @@ def subject_of(declaration: type[Conformance]) -> Subject:
     )
 
 
-def declaration_problem(declaration: type[Conformance]) -> str | None:
-    """Why a vendor's class can't be taken as it stands; None if it can."""
+def find_declaration_problem(declaration: type[Conformance]) -> str | None:
+    """Return the reason to reject a vendor's class as it stands; None if there is none."""
     name = declaration.__name__
     kinds = (("engine", BaseEngine), ("model", Model))
     for attribute, kind in kinds:
         value = getattr(declaration, attribute, None)
         if not isinstance(value, kind):
             return f"{name}.{attribute} must be a {kind.__name__}, got {value!r}"
-    checks = checks_of(declaration)
+    checks = find_checks(declaration)
     for check, function in checks.items():
         if getattr(declaration, check, None) is not function:
             return (
                 f"{name} overrides {check}, but checks can't be changed; declare "
                 f'gaps = {{"{check}": Gap("ours", "…")}} if the engine fails it'
             )
-    return _gap_problem(name, declaration.gaps, checks)
+    return _find_choice_problem(name, declaration.checks, checks) or _find_gap_problem(
+        name, declaration.gaps, checks
+    )
 
 
-def _gap_problem(name: str, gaps: Mapping[str, Any], checks: Mapping[str, Check]) -> str | None:
+def _find_choice_problem(
+    name: str, chosen: Collection[str] | None, checks: Mapping[str, Check]
+) -> str | None:
+    if chosen is None:
+        return None
+    if isinstance(chosen, str) or not chosen:
+        return f"{name}.checks must be a set of names, or None for all checks, got {chosen!r}"
+    known = list(dict.fromkeys(map(get_group, checks.values())))
+    for choice in chosen:
+        if choice not in known and choice not in checks:
+            return (
+                f"{name}.checks names {choice!r}, which is neither a group nor a check of this kit"
+                f"{_suggest(choice, [*known, *checks])} (groups: {', '.join(known)})"
+            )
+    return None
+
+
+def _find_gap_problem(
+    name: str, gaps: Mapping[str, Any], checks: Mapping[str, Check]
+) -> str | None:
     for check, gap in gaps.items():
         if check not in checks:
-            near = difflib.get_close_matches(check, checks, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            return f"{name}.gaps names {check!r}, which is no check of this kit{hint}"
+            near = _suggest(check, checks)
+            return f"{name}.gaps names {check!r}, which is not a check of this kit{near}"
         if not isinstance(gap, Gap):
             return f"{name}.gaps[{check!r}] must be a Gap, got {gap!r}"
     return None
 
 
+def _suggest(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def run_check(check: Check, subject: Subject) -> Literal["passed", "refused"]:
-    """Run one check, bounded in time; what it raises says what is wrong.
+    """Run one check within the subject's `timeout`; the error that it raises says what is wrong.
 
     With a capability that it needs and the session doesn't declare, the same requests are sent and
     must be refused.
     """
     try:
-        return watched(lambda: _run(check, subject), timeout=subject.timeout)
+        return run_watched(lambda: _run(check, subject), timeout=subject.timeout)
     except StuckError:
         subject.abandon()
         raise
 
 
 def _run(check: Check, subject: Subject) -> Literal["passed", "refused"]:
-    wanted = _needs.get(check)
+    wanted = get_needs(check)
     missing = wanted - subject.capabilities if wanted else None
     if not missing:
         check(None, subject)
         return "passed"
-    found: Exception | None = None
+    raised: Exception | None = None
     try:
         check(None, subject)
     except UnsupportedRequestError:
         return "refused"
-    except Exception as error:  # noqa: BLE001 - anything else than a refusal is the finding
-        found = error
+    except Exception as error:  # noqa: BLE001 - anything else than a refusal fails the check
+        raised = error
     raise AssertionError(
         f"{subject.name} doesn't declare {', '.join(sorted(missing))}, so the request must be "
-        f"refused with UnsupportedRequestError, but {repr(found) if found else 'it was served'}"
-    ) from found
+        f"refused with UnsupportedRequestError, but {repr(raised) if raised else 'it was served'}"
+    ) from raised

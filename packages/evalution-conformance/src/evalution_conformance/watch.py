@@ -1,4 +1,4 @@
-"""Runs a check where it can't hang the run: on a daemon thread, for a bounded time."""
+"""Runs a check on a daemon thread for a bounded time, so that it can't hang the run."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from typing import Any, TypeVar
 
 R = TypeVar("R")
 
-Errand = tuple[Callable[[], Any], Future[Any]]
+MainThreadCall = tuple[Callable[[], Any], Future[Any]]
 
-_here = threading.local()
+_thread = threading.local()
 
 
 class StuckError(AssertionError):
     """A check, or a call within it, didn't come back in time."""
 
 
-def watched(function: Callable[[], R], *, timeout: float) -> R:
-    """What `function` returns or raises, called on a daemon thread of its own.
+def run_watched(function: Callable[[], R], *, timeout: float) -> R:
+    """Call `function` on a daemon thread of its own, and return or raise as it does.
 
     Raises:
-        StuckError: it took longer than `timeout` seconds, errands not counted.
+        StuckError: it took longer than `timeout` seconds, not counting `call_on_main_thread`.
     """
-    inbox: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[MainThreadCall | None] = queue.SimpleQueue()
     result: Future[R] = Future()
 
     def run() -> None:
-        _here.inbox = inbox
-        _settle(function, result)
+        _thread.inbox = inbox
+        _set_result(function, result)
         inbox.put(None)
 
     threading.Thread(target=run, name="conformance check", daemon=True).start()
     deadline = time.monotonic() + timeout
     while True:
         try:
-            errand = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            call = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             raise StuckError(f"the check didn't end within {timeout:g} seconds") from None
-        if errand is None:
+        if call is None:
             return result.result()
         begun = time.monotonic()
-        _settle(*errand)
+        _set_result(*call)
         deadline += time.monotonic() - begun
 
 
-def on_main_thread(function: Callable[[], R]) -> R:
-    """Call `function` on the thread that waits in `watched`; without one, call it here.
+def call_on_main_thread(function: Callable[[], R]) -> R:
+    """Call `function` on the thread that waits in `run_watched`; without one, on this thread.
 
     For building sessions: it may take minutes, and runtimes install signal handlers.
     """
-    inbox: queue.SimpleQueue[Errand | None] | None = getattr(_here, "inbox", None)
+    inbox: queue.SimpleQueue[MainThreadCall | None] | None = getattr(_thread, "inbox", None)
     if inbox is None:
         return function()
     result: Future[R] = Future()
@@ -61,11 +61,11 @@ def on_main_thread(function: Callable[[], R]) -> R:
     return result.result()
 
 
-def within(function: Callable[[], R], *, timeout: float, doing: str) -> R:
-    """As `function()` on another thread; `StuckError` says what was being done."""
+def call_within(function: Callable[[], R], *, timeout: float, doing: str) -> R:
+    """Call `function` on another thread; `doing` describes the call in the `StuckError`."""
     result: Future[R] = Future()
     threading.Thread(
-        target=_settle, args=(function, result), name="conformance caller", daemon=True
+        target=_set_result, args=(function, result), name="conformance caller", daemon=True
     ).start()
     try:
         return result.result(timeout)
@@ -75,13 +75,13 @@ def within(function: Callable[[], R], *, timeout: float, doing: str) -> R:
         raise StuckError(f"{doing} didn't come back within {timeout:g} seconds") from None
 
 
-def let_go(function: Callable[[], object]) -> None:
-    """Call `function` on another thread; nobody waits for it or hears of its error."""
+def call_unawaited(function: Callable[[], object]) -> None:
+    """Call `function` on another thread, without waiting for it and dropping its error."""
     unread: Future[object] = Future()
-    threading.Thread(target=_settle, args=(function, unread), daemon=True).start()
+    threading.Thread(target=_set_result, args=(function, unread), daemon=True).start()
 
 
-def _settle(function: Callable[[], Any], result: Future[Any]) -> None:
+def _set_result(function: Callable[[], Any], result: Future[Any]) -> None:
     try:
         result.set_result(function())
     except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited

@@ -73,6 +73,16 @@ def checkpoint_identity(
     return identified
 
 
+def read_commit_hash(config: object) -> str | None:
+    """Return the Hub commit that a configuration of Transformers was read from.
+
+    None for a configuration from a folder. Transformers keeps it in an attribute that is there only
+    when it is known.
+    """
+    commit: object = getattr(config, "_commit_hash", None)
+    return None if commit is None else str(commit)
+
+
 def told_arguments(model: Model) -> dict[str, Any]:
     """`tokenizer_kwargs` and `chat_template_kwargs`, redacted, where the model has some."""
     given = {
@@ -186,3 +196,33 @@ def model_folder(path: str, wanted: str = _WANTED) -> Path | None:
     if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
         raise ConfigurationError(f"model folder {path!r} does not exist; give {wanted}")
     return None
+
+
+def window_of(
+    asked: int | None,
+    own: int | None,
+    *,
+    option: str = "max_model_len",
+    limit: str = "the model's own",
+    unlimited: int | None = None,
+) -> int:
+    """Return the tokens that a model is fed at most: those that were asked for, else its own.
+
+    Args:
+        asked: the engine's option; None takes the model's own window.
+        own: the longest sequence that the model allows; None if it states none.
+        option: the option's name in the message.
+        limit: the name of the model's limit in the message; `own` follows it.
+        unlimited: the window of a model that states none and of which none is asked.
+
+    Raises:
+        ConfigurationError: fewer than two tokens, which leave no room for a context and a token;
+            more than the model's own; or neither is known.
+    """
+    window = asked if asked is not None else own if own is not None else unlimited
+    if window is None:
+        raise ConfigurationError(f"the model states no longest sequence; set {option}")
+    if window < 2 or (own is not None and window > own):
+        largest = "no limit of the model's" if own is None else f"{limit} {own}"
+        raise ConfigurationError(f"{option}={window} must be between 2 and {largest}")
+    return window

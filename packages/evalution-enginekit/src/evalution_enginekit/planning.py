@@ -1,4 +1,4 @@
-"""A radix tree over token sequences: what they share, once."""
+"""Plan scoring over a radix tree of token sequences: shared prefixes are forwarded once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from evalution_enginekit.tokens import TokenSpan
+from evalution_core.encoding import TokenSpan
+from evalution_enginekit.tokens import TokenScore
 
 
 @dataclass(slots=True, eq=False)
@@ -147,6 +148,31 @@ def plan_scoring(spans: Sequence[TokenSpan]) -> ScoringPlan:
         sum(len(segment.token_ids) for segment in segments),
         sum(len(span.token_ids) - 1 for span in spans),
     )
+
+
+class SpanScores:
+    """Gathers what a plan's targets got and hands out complete scores in the order of the spans."""
+
+    def __init__(self, spans: Sequence[TokenSpan]):
+        self._logprobs = [[0.0] * (len(span.token_ids) - span.start) for span in spans]
+        self._greedy = [True] * len(spans)
+        self._missing = [len(values) for values in self._logprobs]
+        self._taken = 0
+
+    def add(self, target: Target, logprob: float, is_greedy: bool) -> None:
+        """Note the natural-log probability of a target, once, and whether no logit was larger."""
+        self._logprobs[target.span][target.slot] = logprob
+        self._greedy[target.span] &= is_greedy
+        self._missing[target.span] -= 1
+
+    def take_complete(self) -> list[TokenScore]:
+        """Return the scores that lack nothing and were not returned before, up to a gap."""
+        begin = self._taken
+        while self._taken < len(self._missing) and not self._missing[self._taken]:
+            self._taken += 1
+        return [
+            TokenScore(self._logprobs[at], self._greedy[at]) for at in range(begin, self._taken)
+        ]
 
 
 def grouped_order(spans: Sequence[TokenSpan]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Choosing the next token from its logits, for engines that have them as NumPy arrays.
+"""Choose and score tokens by their logits, for engines that have them as NumPy arrays.
 
 Needs NumPy, which such an engine brings along.
 """
@@ -14,6 +14,10 @@ from evalution_enginekit.tokens import TokenEvent, TokenPrompt
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+_ROWS_AT_ONCE = 64
+"""Rows whose weights exist at a time: bounds memory by 64 x vocabulary."""
 
 
 class TokenChoice:
@@ -109,3 +113,28 @@ def _candidates(
         kept = max(1, int(np.count_nonzero(mass_before < top_p * probabilities.sum())))
         probabilities = probabilities[:kept]
     return token_ids[: len(probabilities)], probabilities
+
+
+def token_logprobs(
+    logits: NDArray[np.floating[Any]],
+    token_ids: NDArray[np.integer[Any]],
+    rows: NDArray[np.integer[Any]] | None = None,
+) -> tuple[list[float], list[bool]]:
+    """Score `token_ids[i]` under row `rows[i]` of `logits` [R, vocab]; without `rows`, under row i.
+
+    Returns natural-log probabilities, computed in the precision of `logits` but at least float32,
+    with normalisers summed in float64, and for each token whether it is greedy: no token has a
+    strictly larger logit. The normaliser of a row that several tokens read is computed once.
+    """
+    if logits.dtype.itemsize < 4:
+        logits = logits.astype(np.float32)
+    rows = np.arange(len(token_ids)) if rows is None else rows
+    top = logits.max(axis=-1)
+    sums = np.empty(len(logits), np.float64)
+    for begin in range(0, len(logits), _ROWS_AT_ONCE):
+        part = slice(begin, begin + _ROWS_AT_ONCE)
+        sums[part] = np.exp(logits[part] - top[part, None]).sum(axis=-1, dtype=np.float64)
+    chosen = logits[rows, token_ids]
+    # Differences from the top first: logit and log-sum-exp may be large and nearly equal.
+    logprobs = (chosen - top[rows]).astype(np.float64) - np.log(sums)[rows]
+    return logprobs.tolist(), (chosen >= top[rows]).tolist()

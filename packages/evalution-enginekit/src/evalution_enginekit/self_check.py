@@ -1,26 +1,70 @@
-"""A one-second test that scoring means what the contract says, before the first score.
+"""Known sequences on which a model is tried, and by how much two ways to run it may differ.
 
-Runtimes have been seen to give prompt log-probabilities shifted by one, without the first token,
-all zero, or cut by a cache, and no error. So a few tokens are generated greedily, with their
+The self check is a one-second test that scoring means what the contract says, before the first
+score. Runtimes have been seen to give prompt log-probabilities shifted by one, without the first
+token, all zero, or cut by a cache, and no error. So a few tokens are generated greedily, with their
 log-probabilities, from a short known sequence, and then scored: both paths must agree.
+
+Engines that try on the model itself which forms of a pass it takes use `probe_ids` for the tokens
+and `logits_alike` to compare the logits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from evalution_core import CheckResult, GenerationOutput
-from evalution_enginekit.tokenizer import Tokenizer, encode_with_leading
-from evalution_enginekit.tokens import TokenScore, TokenSpan, WrongScoresError
+from evalution_core.encoding import TokenSpan, encode_with_leading
+from evalution_enginekit.tokenizer import Tokenizer
+from evalution_enginekit.tokens import TokenScore, WrongScoresError
 
 _TEXT = "The first of 3 apples is red, and the other 2 are green."
 _LENGTH = 4
 _TOLERANCES = {"float64": 1e-8, "float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1}
 _LOOSEST = 0.3
+_LOGIT_TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+_LOOSEST_LOGITS = 1e-1
+_SMALLEST_SPREAD = 1e-6
+_PROBE_STRIDE, _PROBE_START = 7919, 13
 
 Complete = Callable[[Sequence[int], int], GenerationOutput]
 Score = Callable[[Sequence[TokenSpan]], Sequence[TokenScore]]
+
+
+def probe_ids(vocab_size: int, length: int = 13) -> list[int]:
+    """Return token ids, far apart in a vocabulary, to try a model on.
+
+    The stride is prime, so that ids repeat only where the vocabulary is smaller than `length`.
+    """
+    return [(_PROBE_STRIDE * at + _PROBE_START) % vocab_size for at in range(length)]
+
+
+def score_tolerance(dtype: str) -> float:
+    """Return the nats by which one token's log-probability may differ between two ways to get it.
+
+    `dtype` is the precision of the arithmetic; an unknown one, such as a quantised format, gets
+    0.3.
+    """
+    return _TOLERANCES.get(dtype, _LOOSEST)
+
+
+def logits_alike(
+    distances: Iterable[float], spreads: Iterable[float], dtype: str | None = None
+) -> bool:
+    """Return whether rows of logits are the same rows, up to what another order of sums does.
+
+    Args:
+        distances: for each row, the root mean square of its differences from the expected row.
+        spreads: for each row, the standard deviation of the expected row.
+        dtype: precision of the arithmetic; an unknown one gets the loosest tolerance.
+    """
+    tolerance = _LOGIT_TOLERANCES.get(dtype or "", _LOOSEST_LOGITS)
+    return all(
+        # A distance that isn't a number is no distance.
+        distance <= tolerance * max(spread, _SMALLEST_SPREAD)
+        for distance, spread in zip(distances, spreads, strict=True)
+    )
 
 
 def self_check(
@@ -49,7 +93,7 @@ def _compared(
     known = encode_with_leading(tokenizer, _TEXT)[: max(room, 0)]
     if len(known) < _LENGTH:
         return CheckResult("not checkable", f"max_model_len={max_model_len} is too short")
-    tolerance = _TOLERANCES.get(dtype, _LOOSEST)
+    tolerance = score_tolerance(dtype)
     whole, head, tail = score(
         [TokenSpan(known, 1), TokenSpan(known[:-2], 1), TokenSpan(known, len(known) - 2)]
     )

@@ -1,7 +1,7 @@
-"""The loop of a serving runtime: requests by id in, updates by id out, slots refilled at once.
+"""The request loop of a serving runtime: requests by id in, updates by id out.
 
-Such a runtime schedules by itself: it batches, pages its cache and shares prefixes. What is left to
-an engine is one class that submits a request, advances the runtime, and says what came.
+Such a runtime schedules by itself: it batches, pages its cache and shares prefixes. An engine adds
+one class, a `ServingRuntime`, that submits requests, advances the runtime and returns updates.
 """
 
 from __future__ import annotations
@@ -20,26 +20,21 @@ from collections.abc import (
 from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from evalution_core import EngineRuntimeError, EvalutionError, FinishReason
+from evalution_core.encoding import TokenSpan
 from evalution_enginekit.generation import TokenFeed
-from evalution_enginekit.tokens import (
-    TokenEvent,
-    TokenPrompt,
-    TokenScore,
-    TokenSpan,
-    WrongScoresError,
-)
+from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore, WrongScoresError
 
 
 @dataclass(slots=True)
 class RequestUpdate:
-    """What the runtime has told of one request since its last update.
+    """The progress of one request since its last update.
 
     Args:
         request_id: the id that it was submitted under.
-        is_finished: the runtime is rid of it; no update follows.
+        is_finished: the runtime has dropped the request; no update follows.
         token_ids, logprobs, top_logprobs, finish, runtime: as in `TokenEvent`, new tokens only.
         scores: of a `SpanGroup`, one for each of its spans, with the last update.
         error: ends this request alone.
@@ -55,12 +50,25 @@ class RequestUpdate:
     scores: Sequence[TokenScore | EvalutionError] | None = None
     error: EvalutionError | None = None
 
+    @classmethod
+    def failed(cls, request_id: str, error: EvalutionError) -> RequestUpdate:
+        """Return the last update of a request that `error` has ended."""
+        return cls(request_id, is_finished=True, error=error)
+
+    @classmethod
+    def scored(cls, request_id: str, read: Callable[[], Sequence[TokenScore]]) -> RequestUpdate:
+        """Return the last update of a group: the scores that `read` returns, or its error."""
+        try:
+            return cls(request_id, is_finished=True, scores=read())
+        except EngineRuntimeError as error:
+            return cls.failed(request_id, error)
+
 
 class ServingRuntime(Protocol):
-    """What an engine writes for its runtime. All but `wake` run on the session's runtime thread.
+    """The engine's own part. All but `wake` run on the session's runtime thread.
 
-    An `EvalutionError` out of `generate` or `score` is that request's alone. Any other exception,
-    and any exception out of `advance`, means that the runtime is broken.
+    An `EvalutionError` raised by `generate` or `score` is that request's alone. Any other
+    exception, and any exception raised by `advance`, means that the runtime is broken.
     """
 
     def generate(self, request_id: str, prompt: TokenPrompt) -> None:
@@ -72,21 +80,25 @@ class ServingRuntime(Protocol):
         ...
 
     def advance(self) -> Iterable[RequestUpdate]:
-        """Run one step, or wait a moment where requests run by themselves; what came meanwhile."""
+        """Run one step, or wait a moment where requests run by themselves; return the updates."""
         ...
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Let go of unfinished requests: when it returns, the runtime works on none of them."""
+        """Drop unfinished requests: when it returns, the runtime works on none of them."""
         ...
 
     def wake(self) -> None:
-        """From any thread: let an `advance` that waits return; there may be more to do."""
+        """Let a waiting `advance` return, since there may be more to do; called on any thread."""
+        ...
+
+    def flush(self) -> None:
+        """Empty the cache of shared prefixes, if there is one; called while no request runs."""
         ...
 
 
 @dataclass(slots=True)
-class _Desk:
-    """The requests of one generator that are at the runtime, by id, and what came for them."""
+class _Pending:
+    """The requests of one generator that are at the runtime, by id, with their unread updates."""
 
     running: dict[str, Any] = field(default_factory=dict[str, Any])
     updates: list[RequestUpdate] = field(default_factory=list[RequestUpdate])
@@ -102,10 +114,10 @@ class ServingLoop:
     Args:
         runtime: the engine's own part.
         slots: requests of a kind that may be at the runtime; more would only wait there.
-        scored_tokens: tokens whose prompt log-probabilities may be in the making at once, which
-            bounds the runtime's memory. A single group that has more is submitted alone.
-        load: how many such tokens a group has; for a runtime that computes more rows than are
-            scored.
+        scored_tokens: tokens whose prompt log-probabilities may be computed at once, which bounds
+            the runtime's memory. A single group that has more is submitted alone.
+        count_rows: returns the number of such tokens of a group, for a runtime that computes more
+            rows than are scored.
     """
 
     def __init__(
@@ -114,106 +126,106 @@ class ServingLoop:
         *,
         slots: int,
         scored_tokens: int,
-        load: Callable[[SpanGroup], int] = attrgetter("inner"),
+        count_rows: Callable[[SpanGroup], int] = attrgetter("inner"),
     ):
         self._runtime = runtime
         self._slots = slots
         self._scored_tokens = scored_tokens
-        self._load = load
-        self._owners: dict[str, _Desk] = {}
+        self._count_rows = count_rows
+        self._owners: dict[str, _Pending] = {}
         self._numbers = count()
 
     @property
     def in_flight(self) -> Mapping[str, Any]:
-        """What is at the runtime, by request id: the key of a prompt, or a group of spans."""
-        return {name: desk.running[name] for name, desk in self._owners.items()}
+        """The requests at the runtime by id: the key of a prompt, or a group of spans."""
+        return {name: pending.running[name] for name, pending in self._owners.items()}
 
     def generate(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        """What `_generate_tokens` returns: events of each step until nothing runs."""
-        desk = _Desk()
+        """Yield the events of each step until nothing runs, as `_generate_tokens` does."""
+        pending = _Pending()
         feed.on_change(self._runtime.wake)
         try:
             while True:
                 if dropped := set(feed.cancelled()):
-                    names = [name for name, key in desk.running.items() if key in dropped]
-                    self._abort(desk, names)
-                events = self._admit(desk, feed.take(self._slots - len(desk.running)))
-                if not desk.running and not desk.updates and not events:
+                    names = [name for name, key in pending.running.items() if key in dropped]
+                    self._abort(pending, names)
+                events = self._admit(pending, feed.take(self._slots - len(pending.running)))
+                if not pending.running and not pending.updates and not events:
                     return
-                if not desk.updates and not events:
+                if not pending.updates and not events:
                     self._advance()
-                events += [self._event(desk, update) for update in desk.take()]
+                events += [self._event(pending, update) for update in pending.take()]
                 yield events
         finally:
-            self._abort(desk, list(desk.running))
+            self._abort(pending, list(pending.running))
 
     def score(self, groups: Sequence[SpanGroup]) -> Iterator[list[TokenScore | EvalutionError]]:
-        """What `_score_tokens` returns: the scores of the spans of `groups`, in their order."""
-        desk = _Desk()
+        """Yield the scores of the spans of `groups` in their order, as `_score_tokens` does."""
+        pending = _Pending()
         waiting = deque(enumerate(groups))
         scored: dict[int, Sequence[TokenScore | EvalutionError]] = {}
-        told = 0
+        yielded = 0
         try:
-            while told < len(groups):
-                self._submit_groups(desk, waiting, scored)
-                if desk.running and not desk.updates:
+            while yielded < len(groups):
+                self._submit_groups(pending, waiting, scored)
+                if pending.running and not pending.updates:
                     self._advance()
-                for update in desk.take():
+                for update in pending.take():
                     if update.is_finished or update.error is not None:
-                        at, group = self._leave(desk, update)
+                        at, group = self._leave(pending, update)
                         scored[at] = _scores(group, update)
                 ready: list[TokenScore | EvalutionError] = []
-                while told in scored:
-                    ready += scored.pop(told)
-                    told += 1
+                while yielded in scored:
+                    ready += scored.pop(yielded)
+                    yielded += 1
                 yield ready
         finally:
-            self._abort(desk, list(desk.running))
+            self._abort(pending, list(pending.running))
 
-    def _admit(self, desk: _Desk, prompts: Sequence[TokenPrompt]) -> list[TokenEvent]:
-        """Submit prompts; the events of those that the runtime refuses."""
+    def _admit(self, pending: _Pending, prompts: Sequence[TokenPrompt]) -> list[TokenEvent]:
+        """Submit prompts; return the events of those that the runtime refuses."""
         refused: list[TokenEvent] = []
         for prompt in prompts:
-            name = self._enter(desk, prompt.key)
+            name = self._enter(pending, prompt.key)
             try:
                 self._runtime.generate(name, prompt)
             except EvalutionError as error:
-                self._forget(desk, name)
+                self._forget(pending, name)
                 refused.append(TokenEvent(prompt.key, error=error))
         return refused
 
     def _submit_groups(
         self,
-        desk: _Desk,
+        pending: _Pending,
         waiting: deque[tuple[int, SpanGroup]],
         scored: dict[int, Sequence[TokenScore | EvalutionError]],
     ) -> None:
-        """Submit groups up to the bounds, in order; refused ones are scored by their error."""
-        load = sum(self._load(group) for _, group in desk.running.values())
-        while waiting and len(desk.running) < self._slots:
+        """Submit groups up to the bounds, in order; the error of a refused one is its score."""
+        rows = sum(self._count_rows(group) for _, group in pending.running.values())
+        while waiting and len(pending.running) < self._slots:
             at, group = waiting[0]
-            own = self._load(group)
-            if desk.running and own and load + own > self._scored_tokens:
+            own = self._count_rows(group)
+            if pending.running and own and rows + own > self._scored_tokens:
                 return
             waiting.popleft()
-            name = self._enter(desk, (at, group))
+            name = self._enter(pending, (at, group))
             try:
                 self._runtime.score(name, group)
-                load += own
+                rows += own
             except EvalutionError as error:
-                self._forget(desk, name)
+                self._forget(pending, name)
                 scored[at] = [error] * len(group.spans)
 
     def _advance(self) -> None:
         for update in self._runtime.advance():
-            desk = self._owners.get(update.request_id)
-            if desk is not None:  # else it was aborted while the runtime worked on it
-                desk.updates.append(update)
+            pending = self._owners.get(update.request_id)
+            if pending is not None:  # else it was aborted while the runtime worked on it
+                pending.updates.append(update)
 
-    def _event(self, desk: _Desk, update: RequestUpdate) -> TokenEvent:
-        key = desk.running[update.request_id]
+    def _event(self, pending: _Pending, update: RequestUpdate) -> TokenEvent:
+        key = pending.running[update.request_id]
         if update.is_finished or update.error is not None:
-            self._leave(desk, update)
+            self._leave(pending, update)
         return TokenEvent(
             key,
             update.token_ids,
@@ -224,32 +236,32 @@ class ServingLoop:
             update.runtime,
         )
 
-    def _enter(self, desk: _Desk, what: Any) -> str:
+    def _enter(self, pending: _Pending, request: Any) -> str:
         name = f"evalution-{next(self._numbers)}"
-        desk.running[name] = what
-        self._owners[name] = desk
+        pending.running[name] = request
+        self._owners[name] = pending
         return name
 
-    def _leave(self, desk: _Desk, update: RequestUpdate) -> Any:
-        """Forget a request that is over, and end it where the runtime doesn't know that."""
-        what = desk.running[update.request_id]
+    def _leave(self, pending: _Pending, update: RequestUpdate) -> Any:
+        """Forget a request that is over, and abort it if the runtime still runs it."""
+        request = pending.running[update.request_id]
         if update.is_finished:
-            self._forget(desk, update.request_id)
+            self._forget(pending, update.request_id)
         else:
-            self._abort(desk, [update.request_id])
-        return what
+            self._abort(pending, [update.request_id])
+        return request
 
-    def _forget(self, desk: _Desk, name: str) -> None:
-        del desk.running[name]
+    def _forget(self, pending: _Pending, name: str) -> None:
+        del pending.running[name]
         del self._owners[name]
 
-    def _abort(self, desk: _Desk, names: list[str]) -> None:
+    def _abort(self, pending: _Pending, names: list[str]) -> None:
         if not names:
             return
-        finished = {update.request_id for update in desk.updates if update.is_finished}
-        desk.updates = [update for update in desk.updates if update.request_id not in names]
+        finished = {update.request_id for update in pending.updates if update.is_finished}
+        pending.updates = [update for update in pending.updates if update.request_id not in names]
         for name in names:
-            self._forget(desk, name)
+            self._forget(pending, name)
         self._runtime.abort([name for name in names if name not in finished])
 
 
@@ -258,7 +270,9 @@ def _scores(group: SpanGroup, update: RequestUpdate) -> Sequence[TokenScore | Ev
         return [update.error] * len(group.spans)
     if update.scores is None or len(update.scores) != len(group.spans):
         found = 0 if update.scores is None else len(update.scores)
-        error = WrongScoresError(f"{len(group.spans)} spans were asked for and {found} came")
+        error = WrongScoresError(
+            f"the runtime returned scores of {found} of {len(group.spans)} spans"
+        )
         return [error] * len(group.spans)
     return update.scores
 
@@ -266,14 +280,14 @@ def _scores(group: SpanGroup, update: RequestUpdate) -> Sequence[TokenScore | Ev
 R = TypeVar("R")
 
 _PATIENCE_S = 0.05
-"""How long `advance` waits for an update; scoring, which nothing wakes, looks around that often."""
+"""Longest wait of `advance` for an update; scoring, which nothing wakes, goes on that often."""
 
 
 class EventLoopRequests:
     """Requests of a runtime with an async call for each, on one event loop of the runtime thread.
 
-    The loop runs only inside of `advance`, `abort` and `run`; what the runtime does in processes
-    or threads of its own goes on meanwhile.
+    The loop runs only inside `advance`, `abort` and `run`; processes and threads of the runtime
+    work meanwhile.
 
     Args:
         loop: the runtime's own event loop where it has one.
@@ -291,10 +305,10 @@ class EventLoopRequests:
         self._tasks[request_id] = self._loop.create_task(self._follow(request_id, updates))
 
     def advance(self) -> list[RequestUpdate]:
-        """The updates that came; waits a moment for the first.
+        """Return the new updates; wait a moment for the first.
 
         Raises:
-            Exception: what a request's iterator raised, unless it was an `EvalutionError`.
+            Exception: any error of a request's iterator but an `EvalutionError`.
         """
         if not self._updates:
             self._loop.run_until_complete(self._wait())
@@ -314,8 +328,11 @@ class EventLoopRequests:
     def wake(self) -> None:
         self._loop.call_soon_threadsafe(self._changed.set)
 
+    def flush(self) -> None:
+        """Do nothing; a runtime with a cache of prefixes empties it here."""
+
     def run(self, call: Coroutine[Any, Any, R]) -> R:
-        """What a coroutine of the runtime (a flush of its cache, say) returns."""
+        """Run a coroutine of the runtime (a flush of its cache, say) and return its result."""
         return self._loop.run_until_complete(call)
 
     async def _wait(self) -> None:
@@ -331,28 +348,28 @@ class EventLoopRequests:
             finished = False
             async for update in updates:
                 finished = update.is_finished
-                self._tell(update)
+                self._add(update)
             if not finished:
                 raise EngineRuntimeError("the runtime ended a request without finishing it")
         except EvalutionError as error:
-            self._tell(RequestUpdate(request_id, is_finished=True, error=error))
+            self._add(RequestUpdate.failed(request_id, error))
         except Exception as error:  # noqa: BLE001 - raised again where the session maps it
             self._broken = error
             self._changed.set()
         finally:
             self._tasks.pop(request_id, None)
 
-    def _tell(self, update: RequestUpdate) -> None:
+    def _add(self, update: RequestUpdate) -> None:
         self._updates.append(update)
         self._changed.set()
 
 
 @dataclass(frozen=True, slots=True)
 class SpanGroup:
-    """Spans that one request scores: all feed `fed` and score the same tokens but for the last.
+    """Spans that one request scores: all feed `fed` and differ in their last token alone.
 
-    The request feeds `fed` and generates one token. The row behind `fed` holds the log-probability
-    of every span's last token, `listed`; the rows from `start` on hold what is scored before.
+    The request feeds `fed` and generates one token. The row after `fed` holds the log-probability
+    of every span's last token, `listed`; the rows from `start` on hold those of the tokens before.
     """
 
     spans: tuple[TokenSpan, ...]
@@ -373,25 +390,25 @@ class SpanGroup:
 
     @property
     def inner(self) -> int:
-        """How many tokens inside of `fed` are scored, which takes prompt log-probabilities."""
+        """The number of scored tokens inside `fed`, which take prompt log-probabilities."""
         return len(self.fed) - self.start
 
 
-def span_groups(spans: Sequence[TokenSpan], *, listed_limit: int) -> list[SpanGroup]:
-    """Neighbours that differ in their last token alone in one group, in the order of `spans`.
+def group_spans(spans: Sequence[TokenSpan], *, listed_limit: int) -> list[SpanGroup]:
+    """Group neighbours that differ in their last token alone; keep the order of `spans`.
 
-    `listed_limit` is how many tokens a request can list; 1 for a runtime that lists none.
+    `listed_limit` is the number of tokens that a request can list; 1 if the runtime lists none.
     """
     groups: list[list[TokenSpan]] = []
     for span in spans:
-        if groups and len(groups[-1]) < listed_limit and _alike(groups[-1][0], span):
+        if groups and len(groups[-1]) < listed_limit and _can_share(groups[-1][0], span):
             groups[-1].append(span)
         else:
             groups.append([span])
     return [SpanGroup(tuple(group)) for group in groups]
 
 
-def _alike(one: TokenSpan, other: TokenSpan) -> bool:
+def _can_share(one: TokenSpan, other: TokenSpan) -> bool:
     return (
         one.start == other.start
         and len(one.token_ids) == len(other.token_ids)
@@ -399,30 +416,40 @@ def _alike(one: TokenSpan, other: TokenSpan) -> bool:
     )
 
 
-Work = TokenPrompt | SpanGroup
+ServingRequest = TokenPrompt | SpanGroup
+P = TypeVar("P")
 
 
-class FixedBatchRequests:
-    """The requests of a runtime that takes a batch and returns when all of it is done.
+class FixedBatchRequests(Generic[P]):
+    """Requests of a runtime that takes a batch and returns once all of it is done.
 
-    Sessions on it don't declare `continuous_batching`: a batch in hand is finished on abort too.
+    Sessions on it don't declare `continuous_batching`: on abort a batch at the runtime still ends.
 
     Args:
-        run: runs prompts and groups of spans, by request id, and gives one finished update each.
+        prepare: makes a request of the runtime; an `EvalutionError` of it is that request's alone.
+        run: runs prepared requests, and yields one finished update for each.
+        flush: empties the runtime's cache of prefixes.
     """
 
-    def __init__(self, run: Callable[[Mapping[str, Work]], Iterable[RequestUpdate]]):
+    def __init__(
+        self,
+        prepare: Callable[[str, ServingRequest], P],
+        run: Callable[[Sequence[P]], Iterable[RequestUpdate]],
+        flush: Callable[[], object] = lambda: None,
+    ):
+        self._prepare = prepare
         self._run = run
-        self._waiting: dict[str, Work] = {}
+        self._flush = flush
+        self._waiting: dict[str, P] = {}
 
     def generate(self, request_id: str, prompt: TokenPrompt) -> None:
-        self._waiting[request_id] = prompt
+        self._waiting[request_id] = self._prepare(request_id, prompt)
 
     def score(self, request_id: str, group: SpanGroup) -> None:
-        self._waiting[request_id] = group
+        self._waiting[request_id] = self._prepare(request_id, group)
 
     def advance(self) -> Iterable[RequestUpdate]:
-        batch, self._waiting = self._waiting, {}
+        batch, self._waiting = list(self._waiting.values()), {}
         return self._run(batch) if batch else ()
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -430,4 +457,7 @@ class FixedBatchRequests:
             self._waiting.pop(name, None)
 
     def wake(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no call waits."""
+
+    def flush(self) -> None:
+        self._flush()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_enginekit.chat import SPECIAL_TOKENS, ChatTemplate, bound_template
 from evalution_enginekit.runtime import import_runtime
-from evalution_enginekit.tokenizer import ids_before
+from evalution_enginekit.tokenizer import find_leading_ids
 
 if TYPE_CHECKING:
     import tokenizers
@@ -120,15 +120,25 @@ def declared_eos(folder: Path) -> frozenset[int]:
     """
     for file in (folder / "generation_config.json", folder / "config.json"):
         declared = _read_json(file).get("eos_token_id")
-        if declared is None:
-            continue
-        ids = cast("list[Any]", declared if isinstance(declared, list) else [declared])
-        if not all(type(token_id) is int for token_id in ids):
-            raise ConfigurationError(
-                f"{file} has eos_token_id {declared!r}; it must be a token id or a list of them"
-            )
-        return frozenset(ids)
+        if declared is not None:
+            return parse_eos_ids(declared, str(file))
     return frozenset()
+
+
+def parse_eos_ids(declared: object, source: str = "the checkpoint") -> frozenset[int]:
+    """Return the token ids of an `eos_token_id` as checkpoints declare it: one id, a list, or None.
+
+    Raises:
+        ConfigurationError: it is something else; the message names `source`.
+    """
+    if declared is None:
+        return frozenset()
+    ids = cast("list[Any]", declared if isinstance(declared, list) else [declared])
+    if not all(type(token_id) is int for token_id in ids):
+        raise ConfigurationError(
+            f"{source} has eos_token_id {declared!r}; it must be a token id or a list of them"
+        )
+    return frozenset(ids)
 
 
 class TokenizerFile:
@@ -149,7 +159,7 @@ class TokenizerFile:
         specials = {
             name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name)))
         }
-        self.leading_ids = ids_before(
+        self.leading_ids = find_leading_ids(
             tokenizer.encode("a", add_special_tokens=True).ids,
             tokenizer.encode("a", add_special_tokens=False).ids,
         )
@@ -308,7 +318,7 @@ class HFTokenizer:
 
     def __init__(self, tokenizer: TransformersTokenizer, declared_eos: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self.leading_ids = ids_before(
+        self.leading_ids = find_leading_ids(
             tokenizer.encode("a", add_special_tokens=True),
             tokenizer.encode("a", add_special_tokens=False),
         )

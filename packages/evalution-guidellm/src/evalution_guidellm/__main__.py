@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from evalution.cli.errors import exit_status, tell
+from evalution.cli.errors import exit_status, print_error
 from evalution_core import EvalutionError
 
 
@@ -22,7 +22,7 @@ def main() -> None:
     try:
         command()
     except EvalutionError as error:
-        tell(error)
+        print_error(error)
         sys.exit(exit_status(error))
 
 

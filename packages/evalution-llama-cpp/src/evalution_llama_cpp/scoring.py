@@ -9,10 +9,10 @@ import numpy as np
 
 from evalution_core import EngineRuntimeError
 from evalution_enginekit import Target, TokenScore, TokenSpan, plan_scoring
-from evalution_enginekit.planning import shared_prefix
+from evalution_enginekit.planning import SpanScores, shared_prefix
+from evalution_enginekit.sampling import token_logprobs
 from evalution_llama_cpp.cache_ledger import CacheLedger, Share
 from evalution_llama_cpp.context import Context, Logits
-from evalution_llama_cpp.log_softmax import token_logprobs
 from evalution_llama_cpp.score_tree import Branch, Grove, branches_of
 
 _MOST_LOGITS = 1 << 26
@@ -59,13 +59,13 @@ class TrieScorer:
 
     def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         """After each decode, the scores that are complete, in the order of the spans."""
-        tally = _Tally(spans)
+        scores = SpanScores(spans)
         roots = branches_of(plan_scoring(spans))
         grove = Grove(self._context, self._ledger)
         try:
             for runs, logits in self._passes(roots, grove):
-                tally.note(runs, logits)
-                yield tally.complete()
+                _add_scores(scores, runs, logits)
+                yield scores.take_complete()
         finally:
             self._context.batch.clear()
             grove.fell()
@@ -189,35 +189,18 @@ class TrieScorer:
         return _Run(branch, first, offsets)
 
 
-class _Tally:
-    """What the targets got, gathered into the scores of their spans."""
-
-    def __init__(self, spans: Sequence[TokenSpan]):
-        self._logprobs = [[0.0] * (len(span.token_ids) - span.start) for span in spans]
-        self._greedy = [True] * len(spans)
-        self._missing = [len(values) for values in self._logprobs]
-        self._told = 0
-
-    def note(self, runs: Sequence[_Run], logits: Logits) -> None:
-        targets: list[Target] = []
-        rows: list[int] = []
-        for run in runs:
-            for row, offset in enumerate(run.offsets, run.first):
-                found = run.branch.wanted[offset]
-                targets += found
-                rows += [row] * len(found)
-        if not targets:
-            return
-        token_ids = np.array([target.token_id for target in targets], np.int64)
-        logprobs, greedy = token_logprobs(logits, np.array(rows, np.int64), token_ids)
-        for target, logprob, is_greedy in zip(targets, logprobs, greedy, strict=True):
-            self._logprobs[target.span][target.slot] = logprob
-            self._greedy[target.span] &= is_greedy
-            self._missing[target.span] -= 1
-
-    def complete(self) -> list[TokenScore]:
-        """The next scores that lack nothing."""
-        begin = self._told
-        while self._told < len(self._missing) and not self._missing[self._told]:
-            self._told += 1
-        return [TokenScore(self._logprobs[at], self._greedy[at]) for at in range(begin, self._told)]
+def _add_scores(scores: SpanScores, runs: Sequence[_Run], logits: Logits) -> None:
+    """Note what the targets of the decoded rows got."""
+    targets: list[Target] = []
+    rows: list[int] = []
+    for run in runs:
+        for row, offset in enumerate(run.offsets, run.first):
+            found = run.branch.wanted[offset]
+            targets += found
+            rows += [row] * len(found)
+    if not targets:
+        return
+    token_ids = np.array([target.token_id for target in targets], np.int64)
+    logprobs, greedy = token_logprobs(logits, token_ids, np.array(rows, np.int64))
+    for target, logprob, is_greedy in zip(targets, logprobs, greedy, strict=True):
+        scores.add(target, logprob, is_greedy)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from evalution.error_boundary import wrap_errors
-from evalution.spec.yaml_file import read_yaml
 from evalution.suites.suite import RequestKind
+from evalution.yaml_spec.yaml_file import read_yaml
 from evalution_core import Capability, ConfigurationError, UnsupportedRequestError, did_you_mean
 from evalution_lm_eval.asking import generation_fields
 from evalution_lm_eval.options import LmEvalOptions

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from evalution.suites.declaration import PATH, SuiteDeclaration
+from evalution.suites.suite import PATH, SuiteDeclaration
 from evalution.user_input import find_count_problem
 
 _YAML = (".yaml", ".yml")

@@ -8,10 +8,9 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
+from evalution.scoring.accumulators import MetricAccumulator
 from evalution.scoring.metrics import Metric, Score
-from evalution.scoring.tally import Tally
-from evalution.suites.suite import AnySuite, RequestKind, Suite
-from evalution.suites.suite_set import SuiteSet
+from evalution.suites.suite import AnySuite, RequestKind, Suite, SuiteSet
 from evalution_core import (
     Capability,
     ConfigurationError,
@@ -91,7 +90,7 @@ class TaskSuite(LmEvalOptions, Suite[Document, A], Generic[A]):
     def score(self, sample: Document, answers: Sequence[A]) -> Score:
         return sample.scored(answers)
 
-    def tally(self) -> Tally:
+    def make_accumulator(self) -> MetricAccumulator:
         return TaskTally(self._loaded, self.bootstrap_iters)
 
     @property

@@ -24,7 +24,7 @@ _NO_FILTER = "none"
 
 
 class TaskTally:
-    """A `Tally` whose scores, standard errors and groups are lm-eval's own."""
+    """A `MetricAccumulator` whose scores, standard errors and groups are lm-eval's own."""
 
     def __init__(self, tasks: LoadedTasks, bootstrap_iters: int):
         self._tasks = tasks

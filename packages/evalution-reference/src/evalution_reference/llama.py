@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,7 @@ from numpy.typing import NDArray
 
 from evalution_core.errors import ConfigurationError, EngineRuntimeError, InvalidRequestError
 from evalution_reference.kv_cache import KVCache
-from evalution_reference.llama_config import LlamaConfig
-from evalution_reference.rope import RotaryTable, apply_rope
+from evalution_reference.llama_config import LlamaConfig, RopeScaling
 
 Floats = NDArray[np.floating[Any]]
 TokenIds = NDArray[np.integer[Any]]
@@ -29,7 +29,7 @@ _QUERY_BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Weights as [out, in]; what reads the same input stands in one matrix."""
+    """Weights as [out, in]; those that read the same input are one matrix."""
 
     input_norm: Floats
     qkv: Floats
@@ -247,3 +247,70 @@ def _layer(weights: Mapping[str, Floats], index: int) -> _Layer:
         gate_up=np.concatenate([tensor(f"mlp.{name}_proj.weight") for name in ("gate", "up")]),
         down=tensor("mlp.down_proj.weight"),
     )
+
+
+def inverse_frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> NDArray[np.float64]:
+    """Return the rotation in radians per position of each of the `head_dim / 2` planes.
+
+    Rotary position embeddings are those of RoFormer, arXiv:2104.09864.
+    """
+    frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    if scaling is None:
+        return frequencies
+    if scaling.rope_type == "linear":
+        return frequencies / scaling.factor
+    return _llama3_frequencies(frequencies, scaling)
+
+
+def _llama3_frequencies(
+    frequencies: NDArray[np.float64], scaling: RopeScaling
+) -> NDArray[np.float64]:
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+
+
+class RotaryTable:
+    """Cosines and sines by position, computed in float64 and then rounded to `dtype`.
+
+    The table grows with the largest position asked for, so a model that claims a very long
+    context costs no more memory than the positions in use.
+    """
+
+    def __init__(
+        self, head_dim: int, theta: float, scaling: RopeScaling | None, dtype: np.dtype[Any]
+    ) -> None:
+        self._frequencies = inverse_frequencies(head_dim, theta, scaling)
+        self._dtype = dtype
+        self._cos: Floats = np.empty((0, head_dim // 2), dtype)
+        self._sin: Floats = np.empty((0, head_dim // 2), dtype)
+
+    def cos_sin(self, positions: NDArray[np.integer[Any]]) -> tuple[Floats, Floats]:
+        """Return the cosines and sines at `positions` [T], each [T, head_dim / 2]."""
+        needed = int(positions.max()) + 1
+        if needed > len(self._cos):
+            self._grow(max(needed, 2 * len(self._cos)))
+        return self._cos[positions], self._sin[positions]
+
+    def _grow(self, size: int) -> None:
+        angles = np.arange(size, dtype=np.float64)[:, None] * self._frequencies
+        self._cos = np.cos(angles).astype(self._dtype)
+        self._sin = np.sin(angles).astype(self._dtype)
+
+
+def apply_rope(states: Floats, cos: Floats, sin: Floats) -> Floats:
+    """Rotate `states` [T, heads, head_dim] by the angles of `cos` and `sin` [T, head_dim / 2].
+
+    Plane i is made of the entries i and i + head_dim / 2: the layout of Hugging Face
+    checkpoints, not the interleaved one of the paper and of GGUF files.
+    """
+    half = states.shape[-1] // 2
+    first, second = states[..., :half], states[..., half:]
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    rotated = np.empty_like(states)
+    rotated[..., :half] = first * cos - second * sin
+    rotated[..., half:] = second * cos + first * sin
+    return rotated

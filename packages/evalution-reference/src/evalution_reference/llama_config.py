@@ -1,4 +1,4 @@
-"""What a Llama-family `config.json` says about the computation."""
+"""The configuration of a Llama-family model, read from `config.json`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from evalution_core.errors import ConfigurationError
-from evalution_reference.rope import RopeScaling
 
 # What Transformers assumes where config.json is silent; a family not listed here can't be run.
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -22,6 +21,22 @@ _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
 }
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Scaling of the rotary frequencies beyond the context that a model was first trained on.
+
+    `linear` divides every frequency by `factor` (arXiv:2306.15595). `llama3` divides the long
+    wavelengths by `factor`, leaves the short ones alone and blends in between (Llama 3.1); the
+    other three fields are used by `llama3` alone.
+    """
+
+    rope_type: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
 
 
 @dataclass(frozen=True, slots=True)

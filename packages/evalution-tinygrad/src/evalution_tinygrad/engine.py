@@ -14,7 +14,7 @@ from evalution_core import (
     validate_options,
 )
 from evalution_enginekit import import_runtime
-from evalution_enginekit.model_source import refuse_gguf_model_fields
+from evalution_enginekit.model_source import refuse_gguf_model_fields, window_of
 
 if TYPE_CHECKING:
     from evalution_tinygrad.session import TinygradSession
@@ -128,14 +128,14 @@ class Tinygrad(BaseEngine):
             check_weight_types,
             load,
             model_file,
-            window_of,
+            read_window,
         )
         from evalution_tinygrad.session import Sizes, TinygradSession  # noqa: PLC0415
 
         placement = place(self.device, self.jit, self.jitbeam)
         file = model_file(model, "Tinygrad")
         check_weight_types(file, placement.target)
-        window = window_of(file, self.max_model_len or self.max_context)
+        window = window_of(self.max_model_len or self.max_context, read_window(file))
         tokenizer = gguf_tokenizer_of(model, file)
         with placement.entered():
             loaded = load(file, self.dtype, placement.device, realize=self.realize)

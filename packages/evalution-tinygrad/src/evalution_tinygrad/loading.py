@@ -120,21 +120,11 @@ def check_weight_types(file: GGUFFile, target: str) -> None:
         )
 
 
-def window_of(file: GGUFFile, asked: int | None) -> int:
-    """How many tokens the model is fed at most.
-
-    Raises:
-        ConfigurationError: what was asked for is no window, or beyond the model's own.
-    """
+def read_window(file: GGUFFile) -> int:
+    """Return how many tokens the model can be fed at most."""
     sizes = (file.context_length, file.of_architecture("attention.sliding_window"))
     # tinygrad looks at all tokens before: right as long as no window slides.
-    own = min(size for size in sizes if size)
-    limit = own if asked is None else asked
-    if not 1 < limit <= own:
-        raise ConfigurationError(
-            f"max_model_len={limit} must be between 2 and the model's own {own}"
-        )
-    return limit
+    return min(size for size in sizes if size)
 
 
 def load(file: GGUFFile, dtype: WeightType, device: str, *, realize: bool) -> Loaded:

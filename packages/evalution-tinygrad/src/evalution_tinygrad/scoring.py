@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
+from evalution_enginekit.planning import SpanScores
 from evalution_tinygrad.forward import Forward
 from evalution_tinygrad.packing import Packing, PlannedRuns
 from evalution_tinygrad.prefixes import Prefixes
@@ -20,28 +21,20 @@ class Scorer:
 
     def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         """After each pass, the scores that are complete, in the order of the spans."""
-        logprobs = [[0.0] * (len(span.token_ids) - span.start) for span in spans]
-        greedy = [True] * len(spans)
-        missing = [len(values) for values in logprobs]
-        done = 0
+        scores = SpanScores(spans)
         runs = PlannedRuns(plan_scoring(spans), self._prefixes)
         for found in self._packing.passes(runs, runs.total):
             targets = [wanted.target for wanted in found.wanted]
-            scores = self._forward.scores(
+            values = self._forward.scores(
                 found.hidden,
                 [wanted.row for wanted in found.wanted],
                 [target.token_id for target in targets],
             )
-            for target, (logprob, is_greedy) in zip(targets, scores, strict=True):
-                logprobs[target.span][target.slot] = logprob
-                greedy[target.span] &= is_greedy
-                missing[target.span] -= 1
+            for target, (logprob, is_greedy) in zip(targets, values, strict=True):
+                scores.add(target, logprob, is_greedy)
             # Before the last scores are handed over: nobody may ask for more after them.
             self._remember(runs)
-            begin = done
-            while done < len(spans) and not missing[done]:
-                done += 1
-            yield [TokenScore(logprobs[at], greedy[at]) for at in range(begin, done)]
+            yield scores.take_complete()
 
     def _remember(self, runs: PlannedRuns) -> None:
         token_ids, path = runs.roots[max(runs.roots)]

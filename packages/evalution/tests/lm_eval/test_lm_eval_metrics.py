@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.scoring.classification import F1, MatthewsCorrelation, answered
 from evalution.scoring.filters import Lower, Regex, Replace, apply_filters
-from evalution.scoring.metrics import BitsPerWeight, Mean, Measure, WeightedPerplexity
+from evalution.scoring.metrics import (
+    F1,
+    BitsPerWeight,
+    MatthewsCorrelation,
+    Mean,
+    Measure,
+    WeightedPerplexity,
+    make_prediction,
+)
 
 LM_EVAL = "needs the environment lm-eval of tools/envs"
 theirs = pytest.importorskip("lm_eval.api.metrics", reason=LM_EVAL)
@@ -57,7 +64,7 @@ def test_what_an_exact_match_ignores_is_a_chain_of_steps(text: str, reference: s
 
 @given(st.lists(st.tuples(classes, classes), min_size=1, max_size=40))
 def test_classification_scores_are_the_same(pairs: list[tuple[int, int]]) -> None:
-    measures = [answered(predicted, right) for right, predicted in pairs]
+    measures = [make_prediction(predicted, right) for right, predicted in pairs]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn warns where a class never occurs
         f1, correlation = theirs.f1_score(pairs), theirs.matthews_corrcoef(pairs)
@@ -69,7 +76,9 @@ def test_the_correlation_of_many_classes_is_the_same() -> None:
     chance = Random(5)
     for _ in range(50):
         pairs = [(chance.randrange(4), chance.randrange(4)) for _ in range(chance.randrange(2, 50))]
-        ours = MatthewsCorrelation().estimate([answered(found, right) for right, found in pairs])
+        ours = MatthewsCorrelation().estimate(
+            [make_prediction(found, right) for right, found in pairs]
+        )
         assert ours.value == pytest.approx(theirs.matthews_corrcoef(pairs))
 
 

@@ -13,7 +13,7 @@ from evalution import MetricResult, RunResult, SampleResult, SuiteResult
 from evalution.parity import Tolerance, check_parity, write_parity
 from evalution.report import write_report
 from evalution.runs.preflight import EngineAndModel
-from evalution.spec.run_spec import load_spec
+from evalution.yaml_spec.run_spec import load_spec
 
 
 class PageParser(HTMLParser):

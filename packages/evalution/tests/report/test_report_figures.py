@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from evalution import MetricResult
-from evalution.report.difference_figures import difference_figures
-from evalution.report.differences import differences_to_first
+from evalution.report.differences import difference_figures, differences_to_first
 from evalution.report.figures import Figure, score_figures, shortened
-from evalution.report.folders import read_folders
-from evalution.report.labels import label_runs
-from evalution.report.parity_figures import parity_figures
+from evalution.report.page import read_folders
+from evalution.report.parity import parity_figures
+from evalution.report.rendering import label_runs
 from evalution.report.scores import suite_scores
 from evalution.runs.reader import RunSamples
 

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from evalution import MetricResult
 from evalution.report.differences import differences_to_first
-from evalution.report.labels import differing_keys, flattened, label_runs
-from evalution.report.number_texts import chance_text, duration_text, score_text, signed_text
+from evalution.report.rendering import (
+    chance_text,
+    differing_keys,
+    duration_text,
+    flatten,
+    label_runs,
+    score_text,
+    signed_text,
+)
 from evalution.report.scores import best_text, suite_scores
 from evalution.runs.reader import RunSamples
 
@@ -153,7 +160,7 @@ def test_a_letter_for_every_run(make_run: Any) -> None:
 def test_settings_become_dotted_names() -> None:
     nested = {"a": {"b": None, "c": [1, "x"]}, "d": {}, "e": True, "f": " x"}
 
-    assert flattened(nested) == {"a.b": "–", "a.c": '[1, "x"]', "d": "–", "e": "true", "f": '" x"'}
+    assert flatten(nested) == {"a.b": "–", "a.c": '[1, "x"]', "d": "–", "e": "true", "f": '" x"'}
     assert differing_keys([{"a": 1, "b": 1}, {"a": 1, "b": 2, "c": 3}]) == ["b", "c"]
 
 

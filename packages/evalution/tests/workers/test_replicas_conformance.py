@@ -1,9 +1,9 @@
-"""Sessions in worker processes keep the whole contract, with no gap."""
+"""Sessions in worker processes keep the contract as those that they wrap do, with no gap."""
 
 from __future__ import annotations
 
 from evalution.replicas import Replicas
-from evalution_conformance import EngineConformance
+from evalution_conformance import WRAPPER_CHECKS, EngineConformance
 from evalution_core import Model
 from evalution_enginekit.mock import Mock
 from evalution_reference.engine import Reference
@@ -12,14 +12,11 @@ from evalution_reference.engine import Reference
 class TestReplicasOfReference(EngineConformance):
     engine = Replicas(Reference(dtype="float64"), 2)
     model = Model(path="builtin:tiny")
-
-
-class TestIsolatedReference(EngineConformance):
-    engine = Replicas(Reference(dtype="float64"), 1)
-    model = Model(path="builtin:tiny")
+    checks = WRAPPER_CHECKS
 
 
 class TestIsolatedMock(EngineConformance):
     engine = Replicas(Mock(max_model_len=160), 1)
     oracle = Mock(max_model_len=160)
     model = Model(path="mock")
+    checks = WRAPPER_CHECKS

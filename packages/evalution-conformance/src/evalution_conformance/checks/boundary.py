@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from evalution_conformance.comparison import assert_same_score
+from evalution_conformance.assertions import assert_refused, assert_same_score
 from evalution_conformance.probes import PROMPTS, SENTENCE, WORDS
-from evalution_conformance.refusal import refusal_of
 from evalution_conformance.subject import Subject
 from evalution_conformance.suite import group, needs
 from evalution_core import (
@@ -65,7 +64,7 @@ class BoundaryChecks:
         for context, continuation in _crossing_pairs(subject.codec):
             context_ids = subject.prompt_ids(context)
             if len(subject.prompt_ids(context + continuation)) <= len(context_ids):
-                refusal_of(
+                assert_refused(
                     lambda c=context, k=continuation: subject.score(LoglikelihoodRequest(c, k)),
                     InvalidRequestError,
                     f"{continuation!r} after {context!r}, which is one token with it,",
@@ -99,7 +98,7 @@ class BoundaryChecks:
         continuation_ids = subject.prompt_ids(context + " The")[len(context_ids) :]
         excess = len(context_ids) + len(continuation_ids) - (subject.window + 1)
         strict = LoglikelihoodRequest(context, " The", truncation="error")
-        refusal_of(lambda: subject.score(strict), ContextLengthError, "truncation='error'")
+        assert_refused(lambda: subject.score(strict), ContextLengthError, "truncation='error'")
         (cut,) = subject.score(LoglikelihoodRequest(context, " The"))
         assert cut.truncated_tokens == excess, (
             f"{excess} tokens don't fit, truncated_tokens is {cut.truncated_tokens}"
@@ -112,7 +111,7 @@ class BoundaryChecks:
         """A continuation that can't fit is always an error: `ContextLengthError`."""
         continuation = " " + SENTENCE * (1 + subject.window // 8)
         request = LoglikelihoodRequest("Yes.", continuation)
-        refusal_of(
+        assert_refused(
             lambda: subject.score(request), ContextLengthError, "a continuation that can't fit"
         )
 

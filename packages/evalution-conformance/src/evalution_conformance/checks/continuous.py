@@ -8,13 +8,18 @@ from collections.abc import Callable, Hashable, Iterator
 
 import pytest
 
-from evalution_conformance.comparison import assert_same_text
-from evalution_conformance.open_stream import CAP, open_stream, read_one
+from evalution_conformance.assertions import assert_refused, assert_same_text
 from evalution_conformance.probes import LONG_ENOUGH, PROMPTS, SENTENCE
-from evalution_conformance.refusal import refusal_of
-from evalution_conformance.subject import Subject, collected, succeeded
+from evalution_conformance.subject import (
+    CAP,
+    Subject,
+    collect_outputs,
+    open_stream,
+    read_one,
+    require_output,
+)
 from evalution_conformance.suite import group, needs
-from evalution_conformance.watch import within
+from evalution_conformance.watch import call_within
 from evalution_core import (
     CancellableStream,
     Capability,
@@ -47,12 +52,12 @@ class ContinuousChecks:
         assert len(results) == len(keys), f"{len(keys)} requests, {len(results)} results"
         assert {key for key, _ in results} == set(keys), "the keys that come back are others"
         for _, result in results:
-            succeeded(result)
+            require_output(result)
 
     def test_a_stream_completes_as_generate_does(self, subject: Subject) -> None:
         """The same texts as `generate`, whatever the order of completion."""
         requests = {n: subject.request(prompt) for n, prompt in enumerate(PROMPTS)}
-        found = collected(subject.session.generate_continuous(requests.items()))
+        found = collect_outputs(subject.session.generate_continuous(requests.items()))
         expected = subject.generate(*requests.values())
         assert found.keys() == requests.keys(), f"the keys {found.keys()} came back"
         for key, request in requests.items():
@@ -63,7 +68,7 @@ class ContinuousChecks:
     def test_one_at_a_time_works(self, subject: Subject) -> None:
         """`batch_size=1` runs one request after the other, to the last."""
         requests = [(n, subject.request(prompt)) for n, prompt in enumerate(PROMPTS[:3])]
-        found = collected(subject.session.generate_continuous(requests, batch_size=1))
+        found = collect_outputs(subject.session.generate_continuous(requests, batch_size=1))
         assert sorted(found) == [0, 1, 2], f"3 requests one at a time gave {sorted(found)}"
 
     def test_an_endless_input_is_read_little_ahead(self, subject: Subject) -> None:
@@ -86,7 +91,7 @@ class ContinuousChecks:
                 f"were taken with batch_size={CAP}"
             )
 
-    def test_closing_early_aborts_what_runs(self, subject: Subject) -> None:
+    def test_closing_early_aborts_requests_in_flight(self, subject: Subject) -> None:
         """Closed early, a stream aborts its work in flight within a step and a second."""
         limit = max(1, min(2048, subject.window // 2))
         request = GenerationRequest(
@@ -98,7 +103,7 @@ class ContinuousChecks:
         ) as stream:
             read_one(stream)
             begun = time.monotonic()
-            within(stream.close, timeout=subject.patience, doing="closing a stream early")
+            call_within(stream.close, timeout=subject.call_timeout, doing="closing a stream early")
             took = time.monotonic() - begun
         if isinstance(subject.session, HasRequestsInFlight):
             left = subject.session.requests_in_flight
@@ -107,7 +112,7 @@ class ContinuousChecks:
             assert took <= _ABORT_S, f"closing a stream early took {took:.1f} seconds"
         subject.complete(short)
 
-    def test_a_cancelled_request_goes_alone(self, subject: Subject) -> None:
+    def test_cancelling_one_request_leaves_the_others(self, subject: Subject) -> None:
         """Where a stream has `cancel`, nothing comes of that request, and the others go on."""
         limit = max(1, min(2048, subject.window // 2))
         long = GenerationRequest(
@@ -121,14 +126,14 @@ class ContinuousChecks:
             yield 1, long
             is_taken.set()
             if subject.declares(Capability.CONTINUOUS_BATCHING):
-                is_cancelled.wait(subject.patience)
+                is_cancelled.wait(subject.call_timeout)
             yield 2, short
 
         with open_stream(subject, numbered()) as stream:
             if not isinstance(stream, CancellableStream):
                 pytest.skip("the session's streams have no cancel()")
             first, _ = next(stream)
-            assert is_taken.wait(subject.patience), "the second request was never taken"
+            assert is_taken.wait(subject.call_timeout), "the second request was never taken"
             begun = time.monotonic()
             stream.cancel(1)
             is_cancelled.set()
@@ -141,7 +146,7 @@ class ContinuousChecks:
         if subject.declares(Capability.CONTINUOUS_BATCHING):
             assert took <= _ABORT_S, f"the stream ended {took:.1f} seconds after the cancellation"
 
-    def test_cancelling_what_is_not_under_way_changes_nothing(self, subject: Subject) -> None:
+    def test_cancelling_a_request_not_in_flight_changes_nothing(self, subject: Subject) -> None:
         """A key that is unknown, that is over, or that the input has yet to give stays as it is."""
         short = subject.request(PROMPTS[1], max_new_tokens=1)
         cancel: list[Callable[[Hashable], None]] = []
@@ -149,7 +154,7 @@ class ContinuousChecks:
 
         def numbered() -> Iterator[tuple[int, GenerationRequest]]:
             yield 0, short
-            if is_open.wait(subject.patience):
+            if is_open.wait(subject.call_timeout):
                 cancel[0](1)
                 cancel[0]("unknown")
             yield 1, short
@@ -168,14 +173,14 @@ class ContinuousChecks:
             f"requests 0, 1 and 2, {keys} came back"
         )
 
-    def test_an_unread_stream_blocks_nobody(self, subject: Subject) -> None:
+    def test_an_unread_stream_blocks_no_other_call(self, subject: Subject) -> None:
         """The session answers other calls while a stream is open and unread."""
         requests = ((n, subject.request(PROMPTS[0])) for n in range(_ENDLESS))
         with open_stream(subject, requests) as stream:
             read_one(stream)
-            output = within(
+            output = call_within(
                 lambda: subject.complete(subject.request(PROMPTS[1], max_new_tokens=2)),
-                timeout=subject.patience,
+                timeout=subject.call_timeout,
                 doing="generate() from another thread beside an open, unread stream",
             )
             assert isinstance(output, GenerationOutput)
@@ -192,12 +197,12 @@ class ContinuousChecks:
 
         with open_stream(subject, numbered()) as stream:
             read_one(stream)
-            assert third.wait(subject.patience), (
+            assert third.wait(subject.call_timeout), (
                 "with one result read and a slot free, the next request isn't taken until the "
                 "caller asks for another result"
             )
 
-    def test_an_exception_of_the_input_arrives(self, subject: Subject) -> None:
+    def test_an_exception_of_the_input_is_raised(self, subject: Subject) -> None:
         """An exception of the input iterator is passed on, and the session is free again."""
         request = subject.request(PROMPTS[0])
         before = subject.complete(request)
@@ -206,7 +211,7 @@ class ContinuousChecks:
             yield 0, request
             raise _InputError("planted")
 
-        refusal_of(
+        assert_refused(
             lambda: list(subject.session.generate_continuous(broken())),
             _InputError,
             "an exception of the input",
@@ -222,7 +227,7 @@ class ContinuousChecks:
         results = dict(subject.session.generate_continuous(requests))
         assert results.keys() == {"first", "bad", "last"}, f"only {results.keys()} came back"
         for key in ("first", "last"):
-            succeeded(results[key])
+            require_output(results[key])
         failure = results["bad"]
         assert isinstance(failure, RequestFailure), f"max_new_tokens=0 gave {failure!r}"
         assert isinstance(failure.error, InvalidRequestError), f"it failed with {failure.error!r}"
@@ -236,7 +241,7 @@ class ContinuousChecks:
 
         def waiting() -> Iterator[tuple[int, GenerationRequest]]:
             yield 0, subject.request(PROMPTS[0])
-            if answered.wait(subject.patience):
+            if answered.wait(subject.call_timeout):
                 yield 1, subject.request(PROMPTS[1])
 
         keys: list[int] = []
@@ -258,7 +263,7 @@ class ContinuousChecks:
         outputs: dict[int, GenerationOutput] = {}
         for key, event in subject.session.stream(requests.items()):
             assert key not in outputs, f"an event came after the output of request {key}"
-            event = succeeded(event)
+            event = require_output(event)
             if isinstance(event, TextDelta):
                 texts[key] += event.text
                 ids[key] += event.token_ids
@@ -281,7 +286,7 @@ class ContinuousChecks:
             pytest.skip("the probe is answered with less than four characters")
         stop = text[len(text) // 2 :][:3]
         stopped = subject.request(PROMPTS[0], max_new_tokens=LONG_ENOUGH, stop=[stop])
-        events = [succeeded(event) for _, event in subject.session.stream([(0, stopped)])]
+        events = [require_output(event) for _, event in subject.session.stream([(0, stopped)])]
         joined = "".join(event.text for event in events[:-1])
         assert joined == text[: text.find(stop)], (
             f"deltas before stop={stop!r} join to {joined!r}, expected {text[: text.find(stop)]!r}"

@@ -11,11 +11,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.metadata import Distribution
+from importlib.resources import files
 from typing import Any, cast
 
 import jsonschema
+import pytest
 
-from evalution_conformance.refusal import refusal_of
+from evalution_conformance.assertions import assert_refused
 from evalution_conformance.subject import Subject
 from evalution_core import (
     CONTRACT_VERSION,
@@ -108,7 +111,7 @@ class DiscoveryChecks:
     def test_an_unknown_option_is_refused_with_the_nearest_name(self, subject: Subject) -> None:
         """Unknown options fail with a `ConfigurationError` naming the nearest valid one."""
         kind = type(subject.engine)
-        nearest = next(iter(_schema_of(kind)), "")
+        nearest = next(iter(_read_properties(kind)), "")
         wrong = f"{nearest}x" if nearest else "no_such_option"
         for construct in (lambda: kind(**{wrong: 1}), lambda: kind.from_options({wrong: 1})):
             message = _refusal(construct, f"the unknown option {wrong!r}")
@@ -118,7 +121,7 @@ class DiscoveryChecks:
     def test_an_ill_typed_option_is_refused(self, subject: Subject) -> None:
         """Options are validated by name and type when the engine is constructed; strictly."""
         kind = type(subject.engine)
-        for option, schema in _schema_of(kind).items():
+        for option, schema in _read_properties(kind).items():
             for wrong in _wrong_values(schema):
                 for construct in (
                     lambda o=option, v=wrong: kind(**{o: v}),
@@ -130,8 +133,10 @@ class DiscoveryChecks:
     def test_options_survive_the_round_trip(self, subject: Subject) -> None:
         """`to_dict` gives all options as JSON-safe values, and they build the same engine."""
         shown = subject.engine.to_dict()
-        assert set(shown) >= set(_schema_of(type(subject.engine))), "to_dict() leaves out options"
-        given = {name: value for name, value in shown.items() if name not in _secrets(subject)}
+        assert set(shown) >= set(_read_properties(type(subject.engine))), (
+            "to_dict() leaves out options"
+        )
+        given = {name: value for name, value in shown.items() if name not in _list_secrets(subject)}
         again = type(subject.engine).from_options(json.loads(json.dumps(given)))
         kept = {name: value for name, value in again.to_dict().items() if name in given}
         assert kept == given, f"options changed on the way: {given} became {kept}"
@@ -141,7 +146,7 @@ class DiscoveryChecks:
         schema = type(subject.engine).options_schema()
         jsonschema.Draft202012Validator.check_schema(json.loads(json.dumps(schema)))
         shown = subject.engine.to_dict()
-        given = {name: value for name, value in shown.items() if name not in _secrets(subject)}
+        given = {name: value for name, value in shown.items() if name not in _list_secrets(subject)}
         validator: Any = jsonschema.Draft202012Validator(schema)
         problems = validator.iter_errors(given)
         messages = [problem.message for problem in problems if problem.validator != "required"]
@@ -154,9 +159,11 @@ class DiscoveryChecks:
     def test_secrets_are_redacted(self, subject: Subject) -> None:
         """A secret is absent from `repr`, `to_dict` and the schema; so are credentials in URLs."""
         url = f"https://user:{_SECRET}@host.invalid/v1"
-        planted = dict.fromkeys(_secrets(subject), _SECRET)
+        planted = dict.fromkeys(_list_secrets(subject), _SECRET)
         strings = [
-            n for n, s in _schema_of(type(subject.engine)).items() if _types(s) == {"string"}
+            n
+            for n, s in _read_properties(type(subject.engine)).items()
+            if _list_types(s) == {"string"}
         ]
         for name in strings:
             planted.setdefault(name, url)
@@ -209,11 +216,11 @@ class DiscoveryChecks:
         assert wanted.startswith(found), f"attach({{}}) must raise {wanted}, but raised {found}"
 
 
-def _schema_of(kind: type[BaseEngine]) -> dict[str, dict[str, Any]]:
+def _read_properties(kind: type[BaseEngine]) -> dict[str, dict[str, Any]]:
     return kind.options_schema().get("properties", {})
 
 
-def _secrets(subject: Subject) -> list[str]:
+def _list_secrets(subject: Subject) -> list[str]:
     return [
         option.name
         for option in dataclasses.fields(subject.engine)  # pyright: ignore[reportArgumentType]
@@ -221,7 +228,7 @@ def _secrets(subject: Subject) -> list[str]:
     ]
 
 
-def _types(schema: Mapping[str, Any]) -> set[str]:
+def _list_types(schema: Mapping[str, Any]) -> set[str]:
     """JSON types that an option admits, null left out; "any" where the schema says none."""
     branches: list[Mapping[str, Any]] = list(schema.get("anyOf", [schema]))
     types: set[str] = set()
@@ -232,14 +239,14 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _wrong_values(schema: Mapping[str, Any]) -> list[Any]:
-    types = _types(schema)
+    types = _list_types(schema)
     if "any" in types:
         return []
     return [value for kind, value in _WRONG if kind not in types]
 
 
 def _refusal(construct: Any, asked: str) -> str:
-    return str(refusal_of(construct, ConfigurationError, asked))
+    return str(assert_refused(construct, ConfigurationError, asked))
 
 
 def _runtimes(subject: Subject) -> set[str]:
@@ -252,3 +259,41 @@ def _runtimes(subject: Subject) -> set[str]:
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+_CORE = re.compile(r"^evalution[-_.]core\b\s*\(?(?P<range>[^;)]*)")
+
+
+class PackagingChecks:
+    def test_the_range_of_core_is_compatible(self, subject: Subject) -> None:
+        """The distribution requires evalution-core in a range, with both ends and no `==`."""
+        found = _distribution(subject)
+        ranges = [m["range"] for line in found.requires or [] if (m := _CORE.match(line))]
+        assert ranges, f"{found.name} doesn't require evalution-core"
+        for bounds in ranges:
+            operators = {re.sub(r"[^<>=!~].*", "", part.strip()) for part in bounds.split(",")}
+            assert operators in ({">=", "<"}, {"~="}), (
+                f"{found.name} requires evalution-core{bounds}; write a range as >=1.0,<2"
+            )
+
+    def test_the_package_is_typed(self, subject: Subject) -> None:
+        """The package has a `py.typed`, so that type checkers read its annotations."""
+        _distribution(subject)
+        package = type(subject.engine).__module__.partition(".")[0]
+        assert files(package).joinpath("py.typed").is_file(), f"{package} has no py.typed"
+
+    def test_the_distribution_has_a_licence(self, subject: Subject) -> None:
+        """The metadata names a licence."""
+        found = _distribution(subject)
+        keys = ("License-Expression", "License-File", "License")
+        classifiers = found.metadata.get_all("Classifier") or []
+        named = any(found.metadata.get_all(key) for key in keys)
+        assert named or any(line.startswith("License ::") for line in classifiers), (
+            f"the metadata of {found.name} names no licence"
+        )
+
+
+def _distribution(subject: Subject) -> Distribution:
+    if subject.distribution is None:
+        pytest.skip(f"{type(subject.engine).__module__} comes from no installed distribution")
+    return subject.distribution

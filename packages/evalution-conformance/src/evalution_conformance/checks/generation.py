@@ -1,26 +1,53 @@
-"""Completions: what is fed, what comes back, and what is refused."""
+"""A model whose tokenizer has no chat template."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from evalution_conformance.comparison import assert_same_text, assert_tokens_agree
-from evalution_conformance.observed import plain_completion
-from evalution_conformance.probes import CHATS, PROMPTS, SENTENCE
-from evalution_conformance.reference_values import reference_values
-from evalution_conformance.refusal import refusal_of
+from evalution_conformance.assertions import assert_refused, assert_same_text, assert_tokens_agree
+from evalution_conformance.probes import CHATS, PROMPTS, SENTENCE, find_plain_completion
+from evalution_conformance.reference_values import MODEL, load_reference_values
 from evalution_conformance.subject import Subject
 from evalution_conformance.suite import group, needs
-from evalution_conformance.untemplated import model_without_template
 from evalution_core import (
     Capability,
     ContextLengthError,
     GenerationRequest,
     InvalidRequestError,
+    Model,
+    builtin_path,
 )
+
+_CONFIG = "tokenizer_config.json"
+
+
+@contextmanager
+def model_without_template(subject: Subject) -> Generator[Model]:
+    """The one that the vendor names, else `builtin:tiny` with a copy of its tokenizer's files."""
+    if subject.untemplated is not None:
+        yield subject.untemplated
+        return
+    if subject.model.path != MODEL:
+        pytest.skip("no model without a chat template is given as `untemplated`")
+    source = builtin_path(MODEL, "reference_values").parent
+    with TemporaryDirectory() as folder:
+        for name in ("tokenizer.json", "special_tokens_map.json"):
+            shutil.copy(source / name, folder)
+        config = json.loads((source / _CONFIG).read_text("utf-8"))
+        config.pop("chat_template", None)
+        (Path(folder) / _CONFIG).write_text(json.dumps(config), "utf-8")
+        yield dataclasses.replace(subject.model, tokenizer_path=folder)
+
 
 _BAD_FIELDS: tuple[dict[str, Any], ...] = (
     {"prompt": None},
@@ -123,7 +150,7 @@ class GenerationChecks:
         """Messages without a chat template are refused, never improvised."""
         with model_without_template(subject) as model, subject.fresh(model=model) as session:
             request = GenerationRequest(messages=CHATS[0], max_new_tokens=1)
-            refusal_of(
+            assert_refused(
                 lambda: session.generate([request]),
                 InvalidRequestError,
                 "messages without a chat template",
@@ -140,7 +167,7 @@ class GenerationChecks:
         """A message part that isn't text is used or refused, never ignored."""
         chat = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, _IMAGE]}]
         request = GenerationRequest(messages=chat, max_new_tokens=1)
-        refusal_of(lambda: subject.complete(request), InvalidRequestError, "an empty image")
+        assert_refused(lambda: subject.complete(request), InvalidRequestError, "an empty image")
 
     @needs(Capability.BEAMS)
     def test_beams_are_searched_or_refused(self, subject: Subject) -> None:
@@ -151,7 +178,7 @@ class GenerationChecks:
 
     def test_max_new_tokens_is_kept(self, subject: Subject) -> None:
         """No more than `max_new_tokens`; `finish_reason` is "length" where that ended it."""
-        seen = plain_completion(subject)
+        seen = find_plain_completion(subject)
         tokens = seen.output.completion_tokens or subject.max_new_tokens
         for limit in range(1, min(tokens, 5)):
             output = subject.complete(GenerationRequest(seen.prompt, max_new_tokens=limit))
@@ -171,7 +198,7 @@ class GenerationChecks:
         token_ids = subject.prompt_ids(SENTENCE * (1 + subject.window // 8))
         text = SENTENCE * (1 + subject.window // 8)
         strict = subject.request(text, truncation="error")
-        refusal_of(lambda: subject.complete(strict), ContextLengthError, "truncation='error'")
+        assert_refused(lambda: subject.complete(strict), ContextLengthError, "truncation='error'")
         cut, tail = subject.generate(
             subject.request(text), subject.request("", input_ids=token_ids[-room:])
         )
@@ -186,7 +213,7 @@ class GenerationChecks:
     def test_a_limit_without_room_for_a_prompt_is_refused(self, subject: Subject) -> None:
         """`max_new_tokens` that leaves no room for a prompt is a `ContextLengthError`."""
         request = GenerationRequest(PROMPTS[0], max_new_tokens=subject.window)
-        refusal_of(
+        assert_refused(
             lambda: subject.complete(request), ContextLengthError, "a limit as long as the window"
         )
 
@@ -196,7 +223,7 @@ class GenerationChecks:
         requests = [GenerationRequest(**good)]
         requests += [GenerationRequest(**{**good, **bad}) for bad in _BAD_FIELDS]
         requests.append(GenerationRequest(**good))
-        error = refusal_of(
+        error = assert_refused(
             lambda: subject.generate(*requests), InvalidRequestError, "a list with bad requests"
         )
         failed = set(error.failures)
@@ -215,13 +242,13 @@ class GenerationChecks:
 
     def test_completions_equal_the_reference(self, subject: Subject) -> None:
         """Same token ids in, same text out, up to the first undecided step."""
-        for case in reference_values(subject).generation:
+        for case in load_reference_values(subject).generation:
             _assert_equals_reference(subject, case)
 
     @needs(Capability.CHAT)
     def test_chat_equals_the_reference(self, subject: Subject) -> None:
         """Same messages in, same answer out, up to the first undecided step."""
-        for case in reference_values(subject).chat:
+        for case in load_reference_values(subject).chat:
             _assert_equals_reference(subject, case)
 
 

@@ -8,12 +8,11 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from evalution_conformance.comparison import assert_same_score, assert_same_text
+from evalution_conformance.assertions import assert_refused, assert_same_score, assert_same_text
 from evalution_conformance.probes import CHATS, PAIRS, PROMPTS
-from evalution_conformance.refusal import refusal_of
-from evalution_conformance.subject import Subject, succeeded
+from evalution_conformance.subject import Subject, require_output
 from evalution_conformance.suite import needs
-from evalution_conformance.watch import within
+from evalution_conformance.watch import call_within
 from evalution_core import (
     BaseInferenceSession,
     Capability,
@@ -79,14 +78,14 @@ class LifecycleChecks:
             with session as entered:
                 assert entered is session, "`with session as s` must give the session itself"
             name, call = next(iter(_calls(subject, session).items()))
-            refusal_of(call, SessionClosedError, f"{name} after `with`")
+            assert_refused(call, SessionClosedError, f"{name} after `with`")
 
     def test_every_call_after_close_is_refused(self, subject: Subject) -> None:
         """Any call after `close` is a `SessionClosedError`."""
         with subject.fresh() as session:
             session.close()
             for name, call in _calls(subject, session).items():
-                refusal_of(call, SessionClosedError, f"{name} on a closed session")
+                assert_refused(call, SessionClosedError, f"{name} on a closed session")
 
     def test_gc_changes_no_answer(self, subject: Subject) -> None:
         """`gc` releases caches between suites; answers stay the same."""
@@ -118,7 +117,7 @@ class LifecycleChecks:
             f"refuse the field with refuse_model_fields of evalution_enginekit.model_source"
         )
 
-    def test_describe_execution_tells_the_common_keys_and_no_counters(
+    def test_describe_execution_reports_the_common_keys_and_no_counters(
         self, subject: Subject
     ) -> None:
         """`describe_execution` has the common keys and doesn't change as requests are served."""
@@ -143,7 +142,7 @@ class LifecycleChecks:
         """A session may be called from any thread."""
         session = subject.session
         expected = _answer(subject, session)
-        found = within(
+        found = call_within(
             lambda: _answer(subject, session),
             timeout=subject.timeout / 2,
             doing="a call from another thread",
@@ -156,12 +155,14 @@ class LifecycleChecks:
         with subject.fresh() as session:
             requests = ((n, subject.request(PROMPTS[0])) for n in range(1_000_000))
             stream = session.generate_continuous(requests, batch_size=2)
-            succeeded(next(stream)[1])
-            within(session.close, timeout=subject.patience, doing="close() with an open stream")
-            refusal_of(
-                lambda: within(
+            require_output(next(stream)[1])
+            call_within(
+                session.close, timeout=subject.call_timeout, doing="close() with an open stream"
+            )
+            assert_refused(
+                lambda: call_within(
                     lambda: _read_on(stream),
-                    timeout=subject.patience,
+                    timeout=subject.call_timeout,
                     doing="reading on after close()",
                 ),
                 SessionClosedError,

@@ -7,11 +7,10 @@ import math
 
 import pytest
 
-from evalution_conformance.comparison import assert_same_logprobs
+from evalution_conformance.assertions import assert_refused, assert_same_logprobs
 from evalution_conformance.probes import SENTENCE, TEXTS
-from evalution_conformance.reference_values import SMALL_WINDOW, RollingCase, reference_values
-from evalution_conformance.refusal import refusal_of
-from evalution_conformance.subject import Subject, resized
+from evalution_conformance.reference_values import SMALL_WINDOW, RollingCase, load_reference_values
+from evalution_conformance.subject import Subject, resize
 from evalution_conformance.suite import group, needs
 from evalution_core import (
     Capability,
@@ -20,7 +19,7 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
-from evalution_enginekit import rolling_windows
+from evalution_core.encoding import rolling_windows
 
 
 @group(Capability.ROLLING)
@@ -89,7 +88,9 @@ class RollingChecks:
         """An empty rolling text is an `InvalidRequestError` that names it."""
         good = RollingLoglikelihoodRequest(TEXTS[0])
         requests = [good, RollingLoglikelihoodRequest(""), good]
-        error = refusal_of(lambda: subject.roll(*requests), InvalidRequestError, "an empty text")
+        error = assert_refused(
+            lambda: subject.roll(*requests), InvalidRequestError, "an empty text"
+        )
         assert set(error.failures) == {1}, (
             f"request 1 is empty, failures name {sorted(error.failures)}"
         )
@@ -113,7 +114,7 @@ class RollingChecks:
         """Same text and window in, same log-probabilities out."""
         window = subject.window
         compared = 0
-        for case in reference_values(subject).rolling:
+        for case in load_reference_values(subject).rolling:
             fits = len(case.token_ids or ()) <= min(window, case.max_model_len or window)
             if fits or case.max_model_len == window:
                 (output,) = subject.roll(RollingLoglikelihoodRequest(case.text))
@@ -123,8 +124,10 @@ class RollingChecks:
 
     def test_windows_equal_the_reference(self, subject: Subject) -> None:
         """Windows as lm-eval's: a text longer than `max_model_len` scores as it does there."""
-        cases = [c for c in reference_values(subject).rolling if c.max_model_len == SMALL_WINDOW]
-        engine = resized(subject.engine, SMALL_WINDOW)
+        cases = [
+            c for c in load_reference_values(subject).rolling if c.max_model_len == SMALL_WINDOW
+        ]
+        engine = resize(subject.engine, SMALL_WINDOW)
         if engine is None:
             pytest.skip("the engine has no option max_model_len")
         with subject.fresh(engine=engine) as session:

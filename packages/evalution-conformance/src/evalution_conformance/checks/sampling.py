@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from evalution_conformance.comparison import assert_same_text
-from evalution_conformance.observed import plain_completion
-from evalution_conformance.probes import PROMPTS
+from evalution_conformance.assertions import assert_same_text
+from evalution_conformance.probes import PROMPTS, find_plain_completion
 from evalution_conformance.subject import Subject
 from evalution_conformance.suite import group, needs
 from evalution_core import Capability, GenerationRequest
@@ -24,7 +23,7 @@ _TOP = 3
 class SamplingChecks:
     def test_neighbours_change_nothing(self, subject: Subject) -> None:
         """Limits, sampling and stops of one request never affect another."""
-        seen = plain_completion(subject)
+        seen = find_plain_completion(subject)
         request = subject.request(seen.prompt)
         expected = subject.complete(request)
         others = [

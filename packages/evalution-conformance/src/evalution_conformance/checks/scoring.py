@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from evalution_conformance.comparison import assert_same_logprobs, assert_same_score
+from evalution_conformance.assertions import assert_refused, assert_same_logprobs, assert_same_score
 from evalution_conformance.probes import CHATS, PAIRS, PROMPTS
 from evalution_conformance.reference_values import (
     SMALL_WINDOW,
     ScoringCase,
-    reference_values,
+    load_reference_values,
 )
-from evalution_conformance.refusal import refusal_of
-from evalution_conformance.subject import Subject, collected, resized, succeeded
+from evalution_conformance.subject import Subject, collect_outputs, require_output, resize
 from evalution_conformance.suite import group, needs
 from evalution_core import (
     Capability,
@@ -91,7 +90,7 @@ class ScoringChecks:
         )
 
     @needs(Capability.GENERATE, Capability.TOKEN_IDS)
-    def test_what_was_generated_is_greedy(self, subject: Subject) -> None:
+    def test_generated_tokens_are_greedy(self, subject: Subject) -> None:
         """`is_greedy` is true of what greedy generation gave."""
         prompt_ids, token_ids = _generated(subject)
         output = subject.score_ids(prompt_ids, token_ids)
@@ -138,7 +137,7 @@ class ScoringChecks:
         """An empty continuation is an `InvalidRequestError`; `failures` name the bad indices."""
         good = LoglikelihoodRequest(*PAIRS[0])
         requests = [good, LoglikelihoodRequest("A", ""), good, LoglikelihoodRequest("", "")]
-        error = refusal_of(
+        error = assert_refused(
             lambda: subject.score(*requests), InvalidRequestError, "an empty continuation"
         )
         assert set(error.failures) == {1, 3}, (
@@ -157,7 +156,9 @@ class ScoringChecks:
     def test_a_stream_scores_as_the_list_does(self, subject: Subject) -> None:
         """`loglikelihood_continuous` gives each key once, with the scores of `loglikelihood`."""
         requests = dict(enumerate(_requests()))
-        found = collected(subject.session.loglikelihood_continuous(requests.items(), batch_size=2))
+        found = collect_outputs(
+            subject.session.loglikelihood_continuous(requests.items(), batch_size=2)
+        )
         assert found.keys() == requests.keys(), f"the keys {found.keys()} came back"
         for key, expected in enumerate(subject.score(*requests.values())):
             assert_same_score(subject, found[key], expected, f"pair {key} in a stream")
@@ -170,28 +171,28 @@ class ScoringChecks:
         results: dict[str, Any] = dict(subject.session.loglikelihood_continuous(pairs))
         assert results.keys() == {"first", "bad", "last"}, f"only {results.keys()} came back"
         for key in ("first", "last"):
-            succeeded(results[key])
+            require_output(results[key])
         assert isinstance(results["bad"], RequestFailure), f"it gave {results['bad']!r}"
         assert results["bad"].metadata == {"row": 1}, "the failure lacks the request's metadata"
 
     def test_scores_equal_the_reference(self, subject: Subject) -> None:
         """Same text in, same log-probabilities out, up to the runtime's arithmetic."""
-        for case in reference_values(subject).scoring:
+        for case in load_reference_values(subject).scoring:
             (output,) = subject.score(LoglikelihoodRequest(case.context, case.continuation))
             _assert_equals_reference(subject, case, output)
 
     @needs(Capability.TOKEN_IDS)
     def test_scores_of_ids_equal_the_reference(self, subject: Subject) -> None:
         """Same token ids in, same log-probabilities out, up to the runtime's arithmetic."""
-        for case in reference_values(subject).scoring:
+        for case in load_reference_values(subject).scoring:
             if case.context_ids and case.continuation_ids:
                 output = subject.score_ids(case.context_ids, case.continuation_ids)
                 _assert_equals_reference(subject, case, output)
 
     def test_cut_scores_equal_the_reference(self, subject: Subject) -> None:
         """A context that doesn't fit is cut as in lm-eval, and scored as what is left."""
-        cases = reference_values(subject).truncation
-        engine = resized(subject.engine, SMALL_WINDOW)
+        cases = load_reference_values(subject).truncation
+        engine = resize(subject.engine, SMALL_WINDOW)
         if engine is None:
             pytest.skip("the engine has no option max_model_len")
         with subject.fresh(engine=engine) as session:

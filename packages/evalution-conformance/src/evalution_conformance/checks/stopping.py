@@ -6,15 +6,16 @@ from itertools import pairwise
 
 import pytest
 
-from evalution_conformance.observed import (
+from evalution_conformance.probes import (
+    LONG_ENOUGH,
+    PROMPTS,
     Observation,
-    ended_completion,
-    multi_byte_completion,
-    plain_completion,
-    text_of_ids,
-    token_pieces,
+    decode_after,
+    find_ended_completion,
+    find_multi_byte_completion,
+    find_plain_completion,
+    split_by_token,
 )
-from evalution_conformance.probes import LONG_ENOUGH, PROMPTS
 from evalution_conformance.subject import Subject
 from evalution_conformance.suite import group, needs
 from evalution_core import Capability, GenerationRequest
@@ -24,7 +25,7 @@ from evalution_core import Capability, GenerationRequest
 class StoppingChecks:
     def test_end_of_sequence_ends_the_text(self, subject: Subject) -> None:
         """Special tokens are not shown; `token_ids` end before EOS, which is counted."""
-        seen = ended_completion(subject)
+        seen = find_ended_completion(subject)
         eos_id = subject.special_tokens.eos_id
         if eos_id is None:
             pytest.skip("the model has no EOS token")
@@ -40,7 +41,7 @@ class StoppingChecks:
     @needs(Capability.IGNORE_EOS)
     def test_ignore_eos_generates_on(self, subject: Subject) -> None:
         """`ignore_eos` generates on past the end-of-sequence token, to `max_new_tokens`."""
-        prompt = ended_completion(subject).prompt
+        prompt = find_ended_completion(subject).prompt
         output = subject.complete(
             GenerationRequest(prompt, max_new_tokens=LONG_ENOUGH, ignore_eos=True)
         )
@@ -51,29 +52,29 @@ class StoppingChecks:
 
     def test_a_stop_string_is_cut(self, subject: Subject) -> None:
         """Text is cut at a stop string, which is not part of it; `finish_reason` is "stop"."""
-        seen = plain_completion(subject)
+        seen = find_plain_completion(subject)
         middle = len(seen.output.text) // 2
         _assert_cut(subject, seen, [seen.output.text[middle : middle + 2]])
 
     def test_the_earliest_stop_counts(self, subject: Subject) -> None:
         """Of several stop strings the earliest match counts, whatever their order."""
-        seen = plain_completion(subject)
+        seen = find_plain_completion(subject)
         text = seen.output.text
         for stops in ([text[-2:], text[2:4]], [text[2:4], text[-2:]], ["\x00none", text[-1]]):
             _assert_cut(subject, seen, stops)
 
     def test_a_stop_is_found_across_tokens(self, subject: Subject) -> None:
         """A stop string is matched even across token borders."""
-        seen = plain_completion(subject)
-        pieces = [piece for piece in token_pieces(subject, seen) if piece]
+        seen = find_plain_completion(subject)
+        pieces = [piece for piece in split_by_token(subject, seen) if piece]
         stops = [left[-1] + right[0] for left, right in pairwise(pieces)]
         for stop in stops[:4]:
             _assert_cut(subject, seen, [stop])
 
     def test_token_ids_end_with_the_stop(self, subject: Subject) -> None:
         """`token_ids` end before the first token that belongs wholly to the stop string."""
-        seen = plain_completion(subject)
-        pieces = token_pieces(subject, seen)
+        seen = find_plain_completion(subject)
+        pieces = split_by_token(subject, seen)
         border = next((at for at in range(2, len(pieces)) if pieces[at]), None)
         if border is None:
             pytest.skip("the completion is too short to stop within")
@@ -97,7 +98,7 @@ class StoppingChecks:
         for request, output in zip(requests, subject.generate(*requests), strict=True):
             if output.token_ids is None:
                 pytest.skip("the session doesn't report the token_ids of its completions")
-            expected = text_of_ids(subject, request.prompt or "", output.token_ids)
+            expected = decode_after(subject, request.prompt or "", output.token_ids)
             compared += expected != expected.strip()
             assert output.text == expected, f"the tokens read {expected!r}, text is {output.text!r}"
         if not compared:
@@ -105,11 +106,11 @@ class StoppingChecks:
 
     def test_multi_byte_characters_are_whole(self, subject: Subject) -> None:
         """Multi-byte characters are never broken, in the text or between two deltas."""
-        seen = multi_byte_completion(subject)
+        seen = find_multi_byte_completion(subject)
         if seen.output.finish_reason == "stop":
             assert "\ufffd" not in seen.output.text, f"a broken character: {seen.output.text!r}"
         if seen.output.token_ids is not None:
-            expected = text_of_ids(subject, seen.prompt, seen.output.token_ids)
+            expected = decode_after(subject, seen.prompt, seen.output.token_ids)
             assert seen.output.text == expected, (
                 f"the tokens read {expected!r}, text is {seen.output.text!r}"
             )

@@ -7,10 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalution.report.embedded_json import embedded_json
-from evalution.report.figures import Figure, plot_text, symbol_of
-from evalution.report.labels import flattened
-from evalution.report.rendering import load_assets, render
+from evalution.report.figures import Figure, marker_symbol, plot_text
+from evalution.report.rendering import embedded_json, flatten, load_assets, render
 from evalution_guidellm.bench.result import BenchResult
 from evalution_guidellm.bench.summary import LevelResult
 from evalution_guidellm.bench.table import number_text
@@ -45,7 +43,7 @@ def write_page(result: BenchResult, file: Path) -> None:
         "times": _TIMES,
         "throughput_figures": throughput,
         "time_figures": times,
-        "conditions": flattened({**result.subject, "load": result.load}),
+        "conditions": flatten({**result.subject, "load": result.load}),
         "number": number_text,
         "figures_json": embedded_json({figure.name: figure.spec for figure in figures}),
         "assets": load_assets(with_figures=bool(figures)),
@@ -94,7 +92,7 @@ def _throughput(levels: Sequence[LevelResult]) -> Figure:
             "meta": {"run": position},
             "x": [level.output_tokens_per_second],
             "y": [level.latency_ms.p50],
-            "marker": {"size": 11, "symbol": symbol_of(position)},
+            "marker": {"size": 11, "symbol": marker_symbol(position)},
             "hovertemplate": "%{x:.4~g} tokens/s, %{y:.4~g} ms<extra>"
             + plot_text(level.name)
             + "</extra>",

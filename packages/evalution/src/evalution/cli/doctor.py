@@ -9,12 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from evalution.cli.completion import known_engine_names
-from evalution.cli.errors import EXIT_FAILED, told_errors
+from evalution.cli.errors import EXIT_FAILED, report_errors
+from evalution.cli.listings import known_engine_names
 from evalution.cli.options import DebugOption, JsonOption
-from evalution.doctor.accelerators import Accelerator, accelerators
-from evalution.doctor.engines import PATIENCE, EngineHealth, examined
-from evalution.doctor.machine import Machine, this_machine
+from evalution.doctor.engines import PATIENCE, EngineHealth, examine_engines
+from evalution.doctor.machine import Machine, inspect_machine
 from evalution.table import console
 
 _GIBIBYTE = 1 << 30
@@ -40,7 +39,7 @@ def doctor(
     An installed engine is imported in a process of its own, so one that crashes or hangs hurts
     nothing. Exit code 0 if at least one engine works, else 1.
     """
-    with told_errors(debug=debug):
+    with report_errors(debug=debug):
         if as_json:
             healths = _print_json(engine or (), patience)
         else:
@@ -50,12 +49,9 @@ def doctor(
 
 
 def _print_json(names: Sequence[str], patience: float) -> list[EngineHealth]:
-    found = accelerators()
-    healths = list(examined(names, patience=patience))
+    healths = list(examine_engines(names, patience=patience))
     shown = {
-        "machine": asdict(this_machine()),
-        "accelerators": [asdict(device) for device in found.devices],
-        "notes": list(found.notes),
+        "machine": asdict(inspect_machine()),
         "engines": [health.to_dict() for health in healths],
     }
     print(json.dumps(shown, indent=2, ensure_ascii=False))
@@ -66,17 +62,10 @@ def _print_text(names: Sequence[str], patience: float) -> list[EngineHealth]:
     healths: list[EngineHealth] = []
     terminal = console()
     # The names are checked before anything is shown.
-    engines = examined(names, patience=patience)
+    engines = examine_engines(names, patience=patience)
     first = next(engines, None)
-    found = accelerators()
-    for label, text in _machine_lines(this_machine()):
+    for label, text in _machine_lines(inspect_machine()):
         terminal.print(f"{label:<10}{text}", soft_wrap=True)
-    for device in found.devices:
-        terminal.print(f"{device.kind:<10}{_device_text(device)}", soft_wrap=True)
-    if not found.devices:
-        terminal.print(f"{'GPU':<10}none that nvidia-smi or rocm-smi tells of", soft_wrap=True)
-    for note in found.notes:
-        terminal.print(f"{'':<10}{note}", soft_wrap=True)
     terminal.print()
     while first is not None:
         for line in _health_lines(first):
@@ -87,28 +76,14 @@ def _print_text(names: Sequence[str], patience: float) -> list[EngineHealth]:
 
 
 def _machine_lines(machine: Machine) -> list[tuple[str, str]]:
-    cpus = f"{machine.usable_cpus} of {machine.cpus} hardware threads usable"
-    cores = f"{machine.cores} cores, " if machine.cores else ""
+    absent = "none that nvidia-smi or rocm-smi reports"
     return [
         ("Python", f"{machine.python} ({machine.executable})"),
-        ("system", f"{machine.system}, {machine.architecture}"),
-        ("CPU", f"{machine.cpu or 'unknown'}: {cores}{cpus}"),
-        ("features", " ".join(machine.cpu_features) or "none known"),
+        ("system", f"{machine.system}, {machine.architecture}, {machine.cpus} CPUs"),
         ("memory", f"{_size(machine.memory_available)} free of {_size(machine.memory)}"),
         ("disk", f"{_size(machine.disk_free)} free in {machine.folder}"),
+        *(("GPU", line) for line in machine.accelerators or (absent,)),
     ]
-
-
-def _device_text(device: Accelerator) -> str:
-    parts = [f"{device.index}: {device.name}"]
-    if device.memory is not None:
-        free = f"{_size(device.memory_free)} free of " if device.memory_free is not None else ""
-        parts.append(f"{free}{_size(device.memory)}")
-    if device.compute_capability:
-        parts.append(f"compute capability {device.compute_capability}")
-    if device.driver:
-        parts.append(f"driver {device.driver}")
-    return ", ".join(parts)
 
 
 def _health_lines(health: EngineHealth) -> list[str]:
@@ -127,8 +102,8 @@ def _health_lines(health: EngineHealth) -> list[str]:
     return lines
 
 
-def _pairs(told: Mapping[str, Any], between: str = ": ") -> str:
-    return ", ".join(f"{name}{between}{value}" for name, value in told.items())
+def _pairs(values: Mapping[str, Any], between: str = ": ") -> str:
+    return ", ".join(f"{name}{between}{value}" for name, value in values.items())
 
 
 def _size(count: int) -> str:

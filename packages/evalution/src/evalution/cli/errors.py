@@ -1,4 +1,4 @@
-"""What a person reads when a command fails, and the exit code that goes with it."""
+"""Messages and exit codes of commands that fail."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ EXIT_FAILED, EXIT_USAGE, EXIT_WITH_FAILURES, EXIT_INTERRUPTED = 1, 2, 3, 130
 EXIT_OUTSIDE = EXIT_WITH_FAILURES
 """Two engines differ by more than the tolerance."""
 _HINT = "hint: "
-"""How a line, or a note of an error, begins that says what to do next."""
+"""The beginning of a line, or of a note of an error, that says what to do next."""
 
 
 def exit_status(error: EvalutionError) -> int:
-    """2 where a spec or the use of a command is wrong, so that nothing was run; else 1."""
+    """Return 2 for a wrong spec or wrong use of a command, where nothing was run; else 1."""
     is_usage = isinstance(error, ConfigurationError | UnsupportedRequestError)
     return EXIT_USAGE if is_usage else EXIT_FAILED
 
 
 @contextmanager
-def told_errors(*, debug: bool) -> Generator[None]:
-    """Tell an `EvalutionError` or a Ctrl-C in one line and leave with its exit code."""
+def report_errors(*, debug: bool) -> Generator[None]:
+    """Print an `EvalutionError` or a Ctrl-C in one line, and leave with its exit code."""
     try:
         yield
     except EvalutionError as error:
         if debug:
             _print_traceback()
-        tell(error)
+        print_error(error)
         raise typer.Exit(exit_status(error)) from None
     except KeyboardInterrupt:
         before = signal(SIGINT, SIG_IGN)  # a second Ctrl-C must not end this as something else
@@ -53,8 +53,8 @@ def told_errors(*, debug: bool) -> Generator[None]:
 
 
 @contextmanager
-def isolation_hinted(*, is_possible: bool) -> Generator[None]:
-    """Tell with an error that lost requests how to find the one to blame, where isolation can."""
+def hint_isolation(*, is_possible: bool) -> Generator[None]:
+    """Add a hint at `isolate` to an error of a runtime that died with requests in flight."""
     try:
         yield
     except EngineRuntimeError as error:
@@ -67,12 +67,12 @@ def isolation_hinted(*, is_possible: bool) -> Generator[None]:
 
 
 def _print_traceback() -> None:
-    # Messages of foreign errors stand in it as they are.
+    # It contains messages of foreign errors as they are.
     print(scrub(traceback.format_exc()), end="", file=sys.stderr)
 
 
-def tell(error: EvalutionError) -> None:
-    """The error, its notes and what to do next, on stderr; secrets are scrubbed."""
+def print_error(error: EvalutionError) -> None:
+    """Print the error, its notes and what to do next to stderr, without secrets."""
     terminal = console(stderr=True)
     terminal.print("error:", style="bold red", end=" ")
     terminal.print(scrub(str(error)), soft_wrap=True)

@@ -15,11 +15,11 @@ from typing import Any
 
 import typer
 
-from evalution.cli.errors import told_errors
+from evalution.cli.errors import report_errors
 from evalution.cli.options import HELP_OPTIONS
 from evalution.hints import COMMAND_HINTS
 from evalution_core import ConfigurationError, EvalutionError
-from evalution_core.entries import installed
+from evalution_core.plugins import installed
 
 GROUP = "evalution.commands"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -71,7 +71,7 @@ def _summary(verb: str, points: list[EntryPoint]) -> str:
 
 def _caller(verb: str, points: list[EntryPoint]) -> Callable[[typer.Context], None]:
     def call(context: typer.Context) -> None:
-        with told_errors(debug=_DEBUG in context.args):
+        with report_errors(debug=_DEBUG in context.args):
             command = _loaded(verb, points)
             command(context.args, prog_name=context.command_path)
 
@@ -108,7 +108,7 @@ def _told(function: Callable[..., object]) -> Callable[..., None]:
 
     @wraps(function)
     def call(*arguments: Any, **options: Any) -> None:
-        with told_errors(debug=options.get("debug") is True):
+        with report_errors(debug=options.get("debug") is True):
             function(*arguments, **options)
 
     return call
@@ -116,7 +116,7 @@ def _told(function: Callable[..., object]) -> Callable[..., None]:
 
 def _missing(verb: str) -> Callable[[typer.Context], None]:
     def call(context: typer.Context) -> None:
-        with told_errors(debug=False):
+        with report_errors(debug=False):
             raise ConfigurationError(
                 f"the command {verb!r} is not installed; "
                 f'pip install "{COMMAND_HINTS[verb].requirement}"'

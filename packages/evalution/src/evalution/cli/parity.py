@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evalution.cli.errors import EXIT_OUTSIDE, told_errors
+from evalution.cli.errors import EXIT_OUTSIDE, report_errors
 from evalution.cli.options import DebugOption, JsonOption, SpecArgument
 from evalution.progress import terminal_progress
 from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel
-from evalution.spec.run_spec import Spec, load_spec
 from evalution.table import console
+from evalution.yaml_spec.run_spec import Spec, load_spec
 from evalution_core import ConfigurationError
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def parity(
     debug: DebugOption = False,
 ) -> None:
     """Compare two engines: the same token ids through both. Exit code 3: they differ."""
-    with told_errors(debug=debug):
+    with report_errors(debug=debug):
         from evalution import parity as check  # noqa: PLC0415 - only this command needs it
-        from evalution.parity import file  # noqa: PLC0415 - as above
+        from evalution.parity import result as file  # noqa: PLC0415 - as above
 
         loaded = load_spec(spec)
         folder = None if output is None else file.parity_folder(output)

@@ -1,26 +1,142 @@
-"""The commands under one name."""
+"""`evalution schema`."""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from collections.abc import Sequence
 from importlib.metadata import version as installed_version
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from evalution.cli.compare import compare
 from evalution.cli.doctor import doctor
-from evalution.cli.emit_python import emit_python
-from evalution.cli.engines import engines
+from evalution.cli.errors import EXIT_FAILED, report_errors
 from evalution.cli.extensions import add_commands
-from evalution.cli.options import HELP_OPTIONS
+from evalution.cli.listings import engines, suites
+from evalution.cli.options import (
+    HELP_OPTIONS,
+    DebugOption,
+    JsonOption,
+    OutputFileOption,
+    SpecArgument,
+    write_text,
+)
 from evalution.cli.parity import parity
-from evalution.cli.report import report
 from evalution.cli.run import run
-from evalution.cli.schema import schema
 from evalution.cli.show import show
-from evalution.cli.standard_streams import lasting_streams
-from evalution.cli.suites import suites
-from evalution.cli.validate import validate
+from evalution.results import to_json
+from evalution.runs.preflight import EngineAndModel, check_capabilities, check_model, parse_tests
+from evalution.runs.run_identity import find_free_name
+from evalution.suites.suite import AnySuite
+from evalution.table import console
+from evalution.yaml_spec.run_spec import load_spec
+from evalution.yaml_spec.schema import spec_schema
+from evalution_core import ConfigurationError, scrub
+
+
+def schema(output: OutputFileOption = None, debug: DebugOption = False) -> None:
+    """Write the JSON Schema of a spec, for an editor.
+
+    It knows all installed engines and suites. An editor with the YAML language server checks and
+    completes a spec by it if the spec begins with `# yaml-language-server: $schema=FILE`.
+    """
+    with report_errors(debug=debug):
+        found = spec_schema()
+        for complaint in found.complaints:
+            typer.echo(f"left out: {scrub(complaint)}", err=True)
+        write_text(json.dumps(found.schema, indent=2, ensure_ascii=False) + "\n", output)
+
+
+def validate(spec: SpecArgument, debug: DebugOption = False) -> None:
+    """Check a spec without loading the model.
+
+    Its engine, options and tests are checked, and each request is made once.
+    """
+    with report_errors(debug=debug):
+        loaded = load_spec(spec)
+        suites = parse_tests(loaded.tests)
+        _check_lane("engine", EngineAndModel(loaded.engine, loaded.model), suites)
+        if loaded.against is not None:
+            _check_lane("against", loaded.against, suites)
+        names: list[str] = []
+        for suite in suites:
+            names.append(find_free_name(suite.title, names))
+            print(f"test {names[-1]}: {type(suite).__name__}, {suite.check_samples()} rows")
+        print(f"{spec} is valid")
+
+
+def _check_lane(section: str, lane: EngineAndModel, suites: Sequence[AnySuite]) -> None:
+    engine = type(lane.engine)
+    check_model(lane.model, lane.engine)
+    check_capabilities(suites, engine.capabilities, f"of engine {engine.__name__}")
+    print(f"{section} {engine.__name__}, model {lane.model.name}")
+
+
+def report(
+    folders: Annotated[
+        list[str], typer.Argument(metavar="DIR", help="Folders of runs, or of parity checks.")
+    ],
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="The page; an older one is replaced.")
+    ] = Path("report.html"),
+    samples: Annotated[
+        int, typer.Option(min=0, help="At most that many rows of each suite in the page.")
+    ] = 2000,
+    debug: DebugOption = False,
+) -> None:
+    """Write one HTML page: scores and plots side by side, samples to search, run conditions."""
+    with report_errors(debug=debug):
+        from evalution.report import write_report  # noqa: PLC0415 (only this command needs it)
+        from evalution.report.page import read_folders  # noqa: PLC0415 (as above)
+
+        runs, checks = read_folders(folders)
+        written = write_report(runs, output, samples_per_suite=samples, parity=checks)
+        print(f"report: {written.path} ({written.size / 1e6:.1f} MB)")
+
+
+_FLIPS_SHOWN = 10
+
+
+def compare(
+    left: Annotated[str, typer.Argument(metavar="A", help="The folder of a run.")],
+    right: Annotated[str, typer.Argument(metavar="B", help="The folder of another one.")],
+    flipped: Annotated[
+        int | None,
+        typer.Option(min=0, help="At most that many flipped rows of each suite [default: 10]."),
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Compare two runs: scores, whether the difference could be chance, and rows that flipped."""
+    with report_errors(debug=debug):
+        from evalution import comparison  # noqa: PLC0415 - only this command needs it
+        from evalution.comparison import table  # noqa: PLC0415 - as above
+        from evalution.runs.reader import read_run  # noqa: PLC0415 - as above
+
+        if as_json and flipped is not None:
+            raise ConfigurationError("--flipped is for the table; --json has every flipped row")
+        found = comparison.compare(read_run(left), read_run(right))
+        if as_json:
+            print(to_json(found.to_dict(), indent=2))
+            return
+        terminal = console()
+        for line in table.headings(found):
+            terminal.print(line, soft_wrap=True)
+        if found.suites:
+            terminal.print(table.comparison_table(found, width=terminal.width))
+            terminal.print(table.legend(terminal.width), style="dim", soft_wrap=True)
+        for line in table.remarks(found):
+            terminal.print(line, style="yellow", soft_wrap=True)
+        most = _FLIPS_SHOWN if flipped is None else flipped
+        for suite in found.suites:
+            if suite.flips and most:
+                terminal.print("\n" + table.flip_heading(suite, most), soft_wrap=True)
+                terminal.print(table.flip_table(suite, most))
+
 
 app = typer.Typer(
     name="evalution",
@@ -33,9 +149,19 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """The console script."""
-    with lasting_streams():
-        app()
+    """Run the command line; a reader of stdout that leaves, such as `head`, ends it silently."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack a character
+    try:
+        try:
+            app()
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        # Python flushes once more at its end: that must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(EXIT_FAILED)
 
 
 def _show_version(wanted: bool) -> None:
@@ -68,7 +194,6 @@ _COMMANDS = (
     suites,
     doctor,
     schema,
-    emit_python,
 )
 for _command in _COMMANDS:
     app.command()(_command)

@@ -1,25 +1,54 @@
-"""`evalution run`."""
+"""Ctrl-C while a run goes on: the first finishes what is in flight, the second ends at once."""
 
 from __future__ import annotations
 
 import shlex
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import datetime
+from signal import SIGINT, default_int_handler, getsignal, signal
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import Annotated
 
 import typer
 
-from evalution.cli.errors import EXIT_WITH_FAILURES, isolation_hinted, told_errors
-from evalution.cli.interruption import finishing_first
+from evalution.cli.errors import EXIT_WITH_FAILURES, hint_isolation, report_errors
 from evalution.cli.options import DebugOption, SpecArgument
 from evalution.progress import terminal_progress
 from evalution.results import RunResult
 from evalution.runs.folder import DefaultFolder
-from evalution.runs.options import RunOptions
-from evalution.runs.preflight import expand_suites
+from evalution.runs.preflight import parse_tests
 from evalution.runs.run import Run
-from evalution.spec.run_spec import Spec, load_spec
 from evalution.table import complaints, console, result_table
+from evalution.yaml_spec.run_spec import Spec, load_spec
 from evalution_core import ConfigurationError, EvalutionError, UnsupportedRequestError
+
+
+@contextmanager
+def finish_in_flight(handle: Run) -> Generator[None]:
+    """Within it, a Ctrl-C asks `handle` to stop; where nothing is in flight it ends at once."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not handle.stop():
+            raise KeyboardInterrupt
+        print(
+            "finishing what is in flight; Ctrl-C once more ends at once",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    # Only the main thread gets signals; whoever handles them otherwise goes on doing so.
+    is_ours = current_thread() is main_thread() and getsignal(SIGINT) is default_int_handler
+    if not is_ours:
+        yield
+        return
+    before = signal(SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal(SIGINT, before)
 
 
 def run(
@@ -45,22 +74,24 @@ def run(
     debug: DebugOption = False,
 ) -> None:
     """Run a spec: progress, a table of scores, and a run folder."""
-    with told_errors(debug=debug):
+    with report_errors(debug=debug):
         _check_choice(output, fresh=fresh, retry_failed=retry_failed)
         loaded = load_spec(spec)
         _check_one_engine(loaded, spec)
-        options = RunOptions(
+        handle = Run(
+            loaded.engine,
+            loaded.model,
             output=DefaultFolder(loaded.model.name, datetime.now()) if output is None else output,
             fresh=fresh,
             retry_failed=retry_failed,
             cache=cache,
             limit=limit,
             isolate=loaded.isolate,
-            failures=loaded.failures,
+            on_error=loaded.failures.on_error,
+            max_failures=loaded.failures.max_failures,
             backend=loaded.backend,
             progress=terminal_progress(),
         )
-        handle = Run(loaded.engine, loaded.model, options)
         try:
             _run_all(handle, loaded)
         finally:
@@ -91,8 +122,8 @@ def _check_one_engine(loaded: Spec, spec: str) -> None:
 def _run_all(handle: Run, spec: Spec) -> None:
     can_isolate = not spec.isolate and spec.backend is None
     try:
-        with isolation_hinted(is_possible=can_isolate), finishing_first(handle), handle:
-            suites = expand_suites(spec.tests)
+        with hint_isolation(is_possible=can_isolate), finish_in_flight(handle), handle:
+            suites = parse_tests(spec.tests)
             handle.prepare(suites)
             for suite in suites:
                 handle.run(suite)

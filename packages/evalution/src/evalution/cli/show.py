@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from evalution.cli.errors import told_errors
+from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.reader import read_partial_suites, read_run
@@ -40,7 +40,7 @@ def show(
     debug: DebugOption = False,
 ) -> None:
     """Show a run, also an unfinished one: scores, failures and conditions, or its samples."""
-    with told_errors(debug=debug):
+    with report_errors(debug=debug):
         run = read_run(directory)
         if samples is not None:
             _show_samples(_suite(run, samples), failed, wrong, limit, as_json=as_json)

@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from rich import box
 from rich.table import Table
 
-from evalution.comparison.comparison import Comparison, MetricComparison, SuiteComparison
-from evalution.comparison.differences import Difference, leaf_differences
+from evalution.comparison.comparison import (
+    Comparison,
+    Difference,
+    MetricComparison,
+    SuiteComparison,
+    leaf_differences,
+)
 from evalution.comparison.significance import PairedTest
 from evalution.results import MetricResult, RunResult
 

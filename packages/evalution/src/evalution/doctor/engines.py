@@ -1,4 +1,4 @@
-"""Whether each engine would work here: asked in a child process, which may crash or hang."""
+"""Whether what a package needs is installed, from metadata alone."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from evalution.doctor.requirements import Needed, needed_by
+from packaging.version import InvalidVersion
+
+from evalution.environment import read_requirements
 from evalution.hints import INSTALL_HINTS
 from evalution_core import (
     ConfigurationError,
@@ -23,6 +26,50 @@ from evalution_core import (
     normalized,
     scrub,
 )
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """One requirement, what is installed for it, and whether that will do."""
+
+    name: str
+    bounds: str
+    installed: str | None
+    is_met: bool
+
+    @property
+    def command(self) -> str:
+        """What brings it."""
+        return f'pip install "{self.name}{self.bounds}"'
+
+    @property
+    def complaint(self) -> str:
+        """What is wrong, for one that is not met."""
+        if self.installed is None:
+            return f"{self.name} is not installed"
+        return f"it needs {self.name}{self.bounds}, and {self.installed} is installed"
+
+
+def find_requirements(name: str) -> list[Needed]:
+    """What a distribution needs on this machine, extras left out; empty if it isn't installed."""
+    return [_needed(requirement) for requirement in read_requirements(name)]
+
+
+def _needed(requirement: Requirement) -> Needed:
+    bounds = str(requirement.specifier)
+    try:
+        installed = version(requirement.name)
+    except PackageNotFoundError:
+        return Needed(requirement.name, bounds, None, False)
+    try:
+        is_met = requirement.specifier.contains(installed, prereleases=True)
+    except InvalidVersion:
+        is_met = True  # a version that no rule orders: whoever installed it knows
+    return Needed(requirement.name, bounds, installed, is_met)
+
 
 PATIENCE = 120
 """Seconds that an engine has to import its runtime."""
@@ -57,19 +104,21 @@ class EngineHealth:
         return {"works": self.works, **asdict(self)}
 
 
-def examined(names: Sequence[str] = (), *, patience: float = PATIENCE) -> Iterator[EngineHealth]:
+def examine_engines(
+    names: Sequence[str] = (), *, patience: float = PATIENCE
+) -> Iterator[EngineHealth]:
     """The health of the engines of these names, or of all that are installed or known.
 
     Raises:
         ConfigurationError: a name is neither of an installed nor of a known engine.
     """
     for entry in _chosen(names):
-        yield _not_installed(entry) if isinstance(entry, str) else examine(entry, patience)
+        yield _not_installed(entry) if isinstance(entry, str) else examine_engine(entry, patience)
 
 
-def examine(entry: EngineEntry, patience: float = PATIENCE) -> EngineHealth:
+def examine_engine(entry: EngineEntry, patience: float = PATIENCE) -> EngineHealth:
     """Ask one engine, for at most `patience` seconds."""
-    needs = needed_by(entry.distribution) if entry.distribution else []
+    needs = find_requirements(entry.distribution) if entry.distribution else []
     answer = _asked(entry, patience)
     missing = next((need for need in needs if not need.is_met), None)
     problem: str | None = answer["error"]

@@ -29,14 +29,14 @@ def main() -> None:
     os.dup2(2, 1)
     question = json.load(sys.stdin)
     sys.path[:] = question["path"]
-    answer = answer_of(EngineEntry(*question["entry"]))
+    answer = probe_engine(EngineEntry(*question["entry"]))
     with os.fdopen(answers, "w", encoding="utf-8") as stream:
         json.dump(answer, stream)
     # A runtime's threads must not keep the process alive: all that was asked is answered.
     os._exit(0)
 
 
-def answer_of(entry: EngineEntry) -> dict[str, Any]:
+def probe_engine(entry: EngineEntry) -> dict[str, Any]:
     """What the engine can do and what it would run on, or what is wrong with it.
 
     `imported` tells whether the adapter itself could be loaded.

@@ -1,4 +1,4 @@
-"""The records of two engines for one suite, held against each other."""
+"""How large differences are, and how many of each size."""
 
 from __future__ import annotations
 
@@ -6,19 +6,107 @@ import heapq
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
-from evalution.parity.answers import Failed, Generated, Key, Record, Scored
+from evalution.exchange import Answer
 from evalution.parity.result import (
     NEAR_TIE,
     ChoiceFlip,
+    DifferenceStats,
     Divergence,
     SuiteParity,
     TokenDifference,
     Uncompared,
+    absolute_difference,
+    summarize_differences,
 )
-from evalution.parity.spread import Spread, difference_of, spread_of
+from evalution.runs.in_flight import find_answer_problem
 from evalution.suites.suite import RequestKind
+from evalution_core import GenerationOutput, RequestFailure, scrub
+
+Key = tuple[int, int]
+"""The row's index, and which of its requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A continuation's or a text's score; None is what the engine doesn't tell."""
+
+    logprob: float
+    token_count: int
+    token_logprobs: array[float] | None
+    token_ids: array[int] | None
+    is_greedy: bool | None = None
+    truncated: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A completion; `gaps` are between the two most likely tokens of each step, in nats."""
+
+    text: str
+    token_ids: array[int] | None
+    token_logprobs: array[float] | None
+    gaps: array[float] | None
+    truncated: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why there is no answer."""
+
+    reason: str
+
+
+Record = Scored | Generated | Failed
+
+
+def make_record(answer: Answer | RequestFailure) -> Record:
+    """An answer's record; one that could not be scored is a failure."""
+    if isinstance(answer, RequestFailure):
+        return Failed(scrub(f"{type(answer.error).__name__}: {answer.error}"))
+    if (fault := find_answer_problem(answer)) is not None:
+        return Failed(fault)
+    if isinstance(answer, GenerationOutput):
+        return Generated(
+            answer.text,
+            _integers(answer.token_ids),
+            _floats(answer.token_logprobs),
+            _gaps(answer.top_logprobs),
+            answer.truncated_tokens,
+        )
+    values = _floats(answer.token_logprobs)
+    if values is not None and len(values) != answer.token_count:
+        return Failed(f"{len(values)} log-probabilities came for {answer.token_count} tokens")
+    return Scored(
+        float(answer.logprob),
+        int(answer.token_count),
+        values,
+        _integers(answer.token_ids),
+        getattr(answer, "is_greedy", None),
+        getattr(answer, "truncated_tokens", None),
+    )
+
+
+def _floats(values: Sequence[float] | None) -> array[float] | None:
+    return None if values is None else array("d", values)
+
+
+def _integers(values: Sequence[int] | None) -> array[int] | None:
+    return None if values is None else array("q", values)
+
+
+def _gaps(top_logprobs: Sequence[dict[int, float]] | None) -> array[float] | None:
+    if top_logprobs is None:
+        return None
+    return array("d", (_gap(sorted(step.values(), reverse=True)) for step in top_logprobs))
+
+
+def _gap(best: Sequence[float]) -> float:
+    """Between the first two; NaN where an engine told fewer."""
+    return best[0] - best[1] if len(best) > 1 else math.nan
+
 
 _LISTED = 100
 """Flips and divergences that are listed one by one; all are counted."""
@@ -91,7 +179,7 @@ class _Agreement:
             by_ids=by_ids,
             uncompared=self._uncompared,
             tokens=self._token_spread(),
-            sums=spread_of(self._sums) if self._sums else None,
+            sums=summarize_differences(self._sums) if self._sums else None,
             sum_per_token=self._sum_per_token,
             choices=questions,
             flips=len(flips) - near_flips,
@@ -123,7 +211,7 @@ class _Agreement:
             self._uncompared.counted_apart += 1
             return
         self._compared += 1
-        difference = difference_of(left.logprob, right.logprob)
+        difference = absolute_difference(left.logprob, right.logprob)
         self._sums.append(difference)
         if math.isfinite(difference):
             shared = difference / max(left.token_count, 1)
@@ -163,7 +251,7 @@ class _Agreement:
         for position, (before, after) in enumerate(zip(left, right, strict=False)):
             self._left.append(before)
             self._right.append(after)
-            size = difference_of(before, after)
+            size = absolute_difference(before, after)
             if size == 0.0 or (len(self._worst) == _WORST and size <= self._worst[0][0]):
                 continue
             known = token_ids or ()
@@ -176,10 +264,10 @@ class _Agreement:
         push = heapq.heappush if len(self._worst) < _WORST else heapq.heapreplace
         push(self._worst, (size, -len(self._left), found))
 
-    def _token_spread(self) -> Spread | None:
+    def _token_spread(self) -> DifferenceStats | None:
         if not self._has_tokens:
             return None
-        return spread_of(map(difference_of, self._left, self._right))
+        return summarize_differences(map(absolute_difference, self._left, self._right))
 
     def _points(self) -> list[tuple[float, float]]:
         step = max(1, math.ceil(len(self._left) / _POINTS))
@@ -200,7 +288,7 @@ def _flips(left: Mapping[Key, Record], right: Mapping[Key, Record]) -> tuple[lis
         chosen, other = _first_highest(before), _first_highest(after)
         if chosen != other:
             best = sorted(before, reverse=True)
-            gap = difference_of(best[0], best[1])
+            gap = absolute_difference(best[0], best[1])
             flips.append(ChoiceFlip(row, chosen, other, _finite(gap), gap < NEAR_TIE))
     return flips, questions
 

@@ -1,18 +1,20 @@
-"""Runs the same requests through two engines, one after the other, and compares the answers."""
+"""One side of a parity check: a session that answers the requests of all suites."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from time import perf_counter
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
+from evalution.environment import make_engine_record
+from evalution.error_boundary import clean_up, wrap_errors
 from evalution.exchange import Request
-from evalution.parity.agreement import agreement
-from evalution.parity.answers import Failed, Key, Record
-from evalution.parity.encoding import Encoder, RequestIds, with_ids
-from evalution.parity.lane import OpenLane, collect, no_ids
+from evalution.parity.agreement import Failed, Key, Record, agreement, make_record
+from evalution.parity.encoding import Encoder, RequestIds, encoder_of, with_ids
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
 from evalution.progress import Progress, Silence
 from evalution.runs.preflight import (
@@ -21,16 +23,120 @@ from evalution.runs.preflight import (
     check_engine,
     check_limit,
     check_model,
-    expand_suites,
+    parse_tests,
 )
 from evalution.runs.run_identity import find_free_name
-from evalution.suites.declaration import SuiteDeclaration
-from evalution.suites.suite import AnySuite
+from evalution.runs.session import SessionHolder
+from evalution.runs.suite_run import open_stream
+from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution_core import (
+    BaseEngine,
+    BaseInferenceSession,
     Capability,
     ConfigurationError,
+    EngineRuntimeError,
     GenerationRequest,
+    HasMaxModelLen,
+    UnsupportedRequestError,
 )
+
+
+class ParitySide(AbstractContextManager["ParitySide"]):
+    """A lane whose model is loaded; leaving it frees the model. `record` describes the engine."""
+
+    def __init__(self, lane: EngineAndModel, progress: Progress, *, isolate: bool):
+        self._lane = lane
+        self._progress = progress
+        self.record: dict[str, Any] = make_engine_record(lane.engine, None)
+        self._lease = SessionHolder(lane.engine, lane.model, None, self.record, isolate=isolate)
+
+    def __enter__(self) -> Self:
+        self._lease.open(self._progress)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._lease.record_execution()
+            self._lease.close()
+        else:
+            clean_up(error, self._lease.close)
+
+    def session(self, suite: AnySuite) -> BaseInferenceSession:
+        """The session, ready for this suite; errors as `SessionHolder.prepare`."""
+        return self._lease.prepare(suite)
+
+    def can(self, capability: Capability, session: BaseInferenceSession) -> bool:
+        """Whether the model as it was loaded can do something."""
+        with wrap_errors("capabilities"):
+            narrowed = session.capabilities
+        return capability in (self._lane.engine.capabilities if narrowed is None else narrowed)
+
+    def encoder(self, session: BaseInferenceSession) -> Encoder | None:
+        """What turns requests into ids as this session would; None where it keeps that to itself.
+
+        Raises:
+            UnsupportedRequestError: the session takes no ids.
+        """
+        self.require_ids(session)
+        with wrap_errors("tokenizer"):
+            return encoder_of(session)
+
+    def require_ids(self, session: BaseInferenceSession) -> None:
+        """Raise `UnsupportedRequestError` if the session takes no ids."""
+        if not self.can(Capability.TOKEN_IDS, session):
+            raise no_ids(self._lane.engine)
+
+    def max_model_len(self, session: BaseInferenceSession) -> int | None:
+        with wrap_errors("max_model_len"):
+            return session.max_model_len if isinstance(session, HasMaxModelLen) else None
+
+
+def no_ids(engine: BaseEngine) -> UnsupportedRequestError:
+    """The error for an engine that can't be asked by ids, to be raised."""
+    return UnsupportedRequestError(
+        f"engine {type(engine).__name__} takes no token ids, so it can't be asked the same ids as "
+        "another; --text compares by text, where the two may encode differently"
+    )
+
+
+def collect(
+    session: BaseInferenceSession,
+    suite: AnySuite,
+    requests: Iterable[tuple[Key, Request]],
+    told: Callable[[Key, Record], None],
+) -> Mapping[Key, Record]:
+    """Every answer by its request, in whatever order they came.
+
+    Raises:
+        EngineRuntimeError: the runtime died, or answered what nobody had asked, or twice.
+    """
+    asked: set[Key] = set()
+    found: dict[Key, Record] = {}
+
+    def noted() -> Iterator[tuple[Key, Request]]:
+        for key, request in requests:
+            asked.add(key)
+            yield key, request
+
+    with wrap_errors(f"suite {suite.title!r}"):
+        for key, answer in open_stream(session, suite, noted()):
+            if key not in asked or key in found:
+                raise EngineRuntimeError(
+                    f"the session answered {key!r}, which was not asked or is answered already"
+                )
+            found[key] = make_record(answer)
+            told(key, found[key])
+    if lost := len(asked) - len(found):
+        raise EngineRuntimeError(
+            f"suite {suite.title!r}: the session left {lost} of {len(asked)} requests unanswered"
+        )
+    return found
+
 
 _TOP = 2
 """The two most likely tokens of each generated step: their gap tells a tie from a fault."""
@@ -188,13 +294,13 @@ class _Check:
             for asked in self._suites:
                 self._ask(side, opened, asked, asked.repeated(self._limit))
 
-    def _open(self, side: str, lane: EngineAndModel) -> OpenLane:
-        opened = OpenLane(lane, self._progress, isolate=self._isolate)
+    def _open(self, side: str, lane: EngineAndModel) -> ParitySide:
+        opened = ParitySide(lane, self._progress, isolate=self._isolate)
         self.engines[side] = opened.record
         return opened
 
     def _ask(
-        self, side: str, opened: OpenLane, asked: _Asked, requests: Iterator[tuple[Key, Request]]
+        self, side: str, opened: ParitySide, asked: _Asked, requests: Iterator[tuple[Key, Request]]
     ) -> None:
         session = opened.session(asked.suite)
         self._windows[side] = opened.max_model_len(session)
@@ -235,7 +341,7 @@ def _checked(
     by_text: bool,
 ) -> list[_Asked]:
     """The suites with the names they get; raises what can be known before a model is loaded."""
-    suites = expand_suites(tests)
+    suites = parse_tests(tests)
     check_limit(limit)
     for lane in sides.values():
         engine = check_engine(lane.engine)

@@ -2,15 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import math
+import os
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, cast
 
-from evalution.parity.spread import Spread
+from pydantic import TypeAdapter, ValidationError
+
+from evalution.results import to_json
+from evalution.runs.folder import ResultsNotWrittenError
+from evalution.user_input import parse_path, path_errors
+from evalution_core import ConfigurationError
 
 SCHEMA_VERSION = 1
 NEAR_TIE = 1e-3
 """Two values closer than this, in nats, are a tie: arithmetic alone decides which is the larger."""
+
+
+LEAST_DECADE = -17
+"""Smaller differences are below what float64 can tell apart."""
+_DECADES = 18
+
+
+@dataclass(frozen=True, slots=True)
+class DifferenceStats:
+    """`count` absolute differences in nats; `p50` and `p99` by nearest rank.
+
+    `infinite` counts those where one side alone says that a token is impossible; the other figures
+    leave them out, and are 0 where nothing else is left.
+    `decades` is a histogram for a logarithmic plot: how many are 0, then how many lie from 1e-17
+    to below 1e-16, and so on, the last being 1 and more.
+    """
+
+    count: int
+    infinite: int
+    max: float
+    mean: float
+    p50: float
+    p99: float
+    decades: list[int]
+
+
+def summarize_differences(differences: Iterable[float]) -> DifferenceStats:
+    """The spread of absolute differences, infinite ones among them."""
+    finite = array("d")
+    infinite = 0
+    for difference in differences:
+        if math.isinf(difference):
+            infinite += 1
+        else:
+            finite.append(difference)
+    ordered = sorted(finite)
+    count = len(ordered)
+    return DifferenceStats(
+        count + infinite,
+        infinite,
+        ordered[-1] if ordered else 0.0,
+        math.fsum(ordered) / count if count else 0.0,
+        _rank(ordered, 0.50),
+        _rank(ordered, 0.99),
+        _histogram(ordered),
+    )
+
+
+def absolute_difference(left: float, right: float) -> float:
+    """|left - right|; two tokens that both sides call impossible are no difference."""
+    return 0.0 if left == right else abs(left - right)
+
+
+def _rank(ordered: list[float], share: float) -> float:
+    return ordered[math.ceil(share * len(ordered)) - 1] if ordered else 0.0
+
+
+def _histogram(values: Iterable[float]) -> list[int]:
+    counts = [0] * (_DECADES + 1)
+    for value in values:
+        if value == 0.0:
+            counts[0] += 1
+        else:
+            decade = min(max(math.floor(math.log10(value)), LEAST_DECADE), 0)
+            counts[decade - LEAST_DECADE + 1] += 1
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +184,8 @@ class SuiteParity:
     compared: int
     by_ids: int
     uncompared: Uncompared
-    tokens: Spread | None
-    sums: Spread | None
+    tokens: DifferenceStats | None
+    sums: DifferenceStats | None
     sum_per_token: float
     choices: int
     flips: int
@@ -182,3 +258,87 @@ class ParityResult:
             yield f"requests cut at different places: {missing.cut_apart}"
         if missing.counted_apart:
             yield f"requests with another number of tokens on each side: {missing.counted_apart}"
+
+
+PARITY = "parity.json"
+
+
+def parity_folder(output: str | os.PathLike[str]) -> Path:
+    """The folder that `write_parity` is to fill, made if it isn't there.
+
+    Raises:
+        ConfigurationError: it can't be made or written, or holds a parity result already.
+    """
+    folder = parse_path(os.fspath(output))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / PARITY).exists():
+            raise ConfigurationError(
+                f"{folder} already holds a {PARITY}; name another --output, or move it away"
+            )
+        # Before the models: a folder that can't be written must not cost their answers.
+        draft = folder / f"{PARITY}.part"
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the folder {folder} can't be written: {error.strerror}; name another --output"
+        ) from error
+    return folder
+
+
+def write_parity(result: ParityResult, folder: Path) -> Path:
+    """Write `parity.json` whole or not at all, and return where it is.
+
+    Raises:
+        ResultsNotWrittenError: the disk is full, or the folder is gone.
+    """
+    file, draft = folder / PARITY, folder / f"{PARITY}.part"
+    try:
+        draft.write_text(to_json(result.to_dict()) + "\n", "utf-8", "backslashreplace")
+        os.replace(draft, file)
+    except OSError as error:
+        raise ResultsNotWrittenError(f"{file} can't be written: {error.strerror}") from error
+    return file
+
+
+def read_parity(path: str | os.PathLike[str]) -> ParityResult:
+    """A result from its folder, or from the `parity.json` in it.
+
+    Raises:
+        ConfigurationError: there is none, or the file is damaged, of a newer version, or was
+            written by something else.
+    """
+    file = parse_path(os.fspath(path))
+    with path_errors(file):
+        if file.is_dir():
+            file = file / PARITY
+        if not file.exists():
+            raise ConfigurationError(
+                f"there is no {file}; `evalution parity SPEC --output DIR` writes one"
+            )
+        content = file.read_bytes()
+    found = _document(file, content)
+    try:
+        return TypeAdapter(ParityResult).validate_python(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigurationError(f"{file} is damaged: {place}: {first['msg'].lower()}") from None
+
+
+def _document(file: Path, content: bytes) -> dict[str, Any]:
+    try:
+        found: object = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{file} is not JSON: {error}") from None
+    known = cast(dict[str, Any], found) if isinstance(found, dict) else {}
+    version: object = known.get("schema_version")
+    if type(version) is not int or version < 1:
+        raise ConfigurationError(f"{file} is no result of a parity check: no schema_version")
+    if version > SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"{file} was written by a newer evalution (schema {version}, this one reads up to "
+            f"{SCHEMA_VERSION}); upgrade: pip install --upgrade evalution"
+        )
+    return known

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, cast
 
-from evalution.report.labels import RunLabel
-from evalution.report.number_texts import ABSENT, duration_text
+from evalution.report.rendering import ABSENT, RunLabel, duration_text, flatten, merge_in_order
 from evalution.results import RunResult, Status
 from evalution_core import scrub
 
@@ -62,3 +62,95 @@ def _moment(text: str) -> str:
         return text or ABSENT
     zone = found.tzname() or ""
     return f"{found:%Y-%m-%d %H:%M} {zone}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One setting with its value in each run."""
+
+    name: str
+    values: Sequence[str]
+
+    @property
+    def differs(self) -> bool:
+        return len(set(self.values)) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionGroup:
+    """Settings that belong together; `reproducible` ones differ only if somebody changed one."""
+
+    title: str
+    conditions: Sequence[Condition]
+    reproducible: bool = True
+
+    @property
+    def differing(self) -> int:
+        """How many settings are not the same in all runs."""
+        return sum(condition.differs for condition in self.conditions)
+
+
+def run_conditions(runs: Sequence[RunResult]) -> list[ConditionGroup]:
+    """Everything recorded about how the runs were made; credentials are redacted."""
+    groups = [
+        _group("Model", [{**run.model, "limit": run.limit} for run in runs]),
+        _group("Engine options", [_part(run, "options") for run in runs]),
+        _group("Execution", [_part(run, "execution") for run in runs]),
+        _group("Model and tokenizer identity", [_part(run, "identity") for run in runs]),
+        _group("Self check", [_part(run, "self_check") for run in runs]),
+        _group("Engine", [_rest(run) for run in runs]),
+        _group("Scoring policy", [run.scoring_policy for run in runs]),
+        _group("Versions", [run.versions for run in runs]),
+        _group("Timings", [_timings(run) for run in runs], reproducible=False),
+    ]
+    return [group for group in groups if group.conditions]
+
+
+def suite_conditions(runs: Sequence[RunResult]) -> list[ConditionGroup]:
+    """The options of every suite that any run holds; credentials are redacted."""
+    names = merge_in_order([suite.name for suite in run.suites] for run in runs)
+    return [_suite_group(name, runs) for name in names]
+
+
+_NOTHING: Mapping[str, Any] = {}
+_PARTS = ("options", "execution", "identity", "self_check")
+
+
+def _group(
+    title: str, columns: Sequence[Mapping[str, Any]], *, reproducible: bool = True
+) -> ConditionGroup:
+    texts = [flatten(column) for column in columns]
+    conditions = [
+        Condition(name, [column.get(name, ABSENT) for column in texts])
+        for name in merge_in_order(texts)
+    ]
+    return ConditionGroup(title, conditions, reproducible)
+
+
+def _suite_group(name: str, runs: Sequence[RunResult]) -> ConditionGroup:
+    columns = [
+        next((suite.options for suite in run.suites if suite.name == name), _NOTHING)
+        for run in runs
+    ]
+    return _group(name, columns)
+
+
+def _part(run: RunResult, name: str) -> Mapping[str, Any]:
+    part: Any = run.engine.get(name)
+    if isinstance(part, Mapping):
+        return cast(Mapping[str, Any], part)
+    return {name: part} if part else _NOTHING
+
+
+def _rest(run: RunResult) -> Mapping[str, Any]:
+    return {name: value for name, value in run.engine.items() if name not in _PARTS}
+
+
+def _timings(run: RunResult) -> Mapping[str, Any]:
+    found: dict[str, Any] = {"started": run.started, "finished": run.finished, **run.timings}
+    for suite in run.suites:
+        found[f"{suite.name}.seconds"] = round(suite.seconds, 3)
+        if suite.seconds:
+            rate = round(suite.requests / suite.seconds, 2)
+            found[f"{suite.name}.requests_per_second"] = rate
+    return found

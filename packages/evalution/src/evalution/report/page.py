@@ -1,4 +1,4 @@
-"""Gathers what a page shows, and writes it."""
+"""What a person names for a report: folders of runs, of parity checks, or of both."""
 
 from __future__ import annotations
 
@@ -9,23 +9,44 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalution.parity import ParityResult
-from evalution.report.conditions import run_conditions, suite_conditions
-from evalution.report.curves import curve_figures
-from evalution.report.difference_figures import difference_figures
-from evalution.report.differences import differences_to_first
-from evalution.report.embedded_json import embedded_json
-from evalution.report.figures import Figure, score_figures
-from evalution.report.labels import RunLabel, label_runs
-from evalution.report.overview import run_overview
-from evalution.report.parity_view import ParityView, parity_view
-from evalution.report.rendering import load_assets, render
-from evalution.report.sample_payload import sample_payload
+from evalution.parity import ParityResult, read_parity
+from evalution.parity.result import PARITY
+from evalution.report.differences import difference_figures, differences_to_first
+from evalution.report.figures import Figure, curve_figures, score_figures
+from evalution.report.overview import run_conditions, run_overview, suite_conditions
+from evalution.report.parity import ParityView, parity_view
+from evalution.report.rendering import RunLabel, embedded_json, label_runs, load_assets, render
+from evalution.report.samples import sample_payload
 from evalution.report.scores import suite_scores
 from evalution.results import RunResult
-from evalution.runs.reader import RunSamples
-from evalution.user_input import find_count_problem, format_value, parse_path
+from evalution.runs.folder import RESULTS
+from evalution.runs.reader import RunSamples, read_run
+from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
 from evalution_core import ConfigurationError
+
+
+def read_folders(
+    paths: Sequence[str | os.PathLike[str]],
+) -> tuple[list[RunResult], list[ParityResult]]:
+    """The runs and the parity checks in the folders, in their order; a folder may hold both.
+
+    Raises:
+        ConfigurationError: a folder holds neither, or a file in it is damaged or of a newer
+            version.
+    """
+    runs: list[RunResult] = []
+    checks: list[ParityResult] = []
+    for given in paths:
+        path = parse_path(os.fspath(given))
+        with path_errors(path):
+            has_check = path.name == PARITY or (path / PARITY).is_file()
+            has_run = path.name != PARITY and (path / RESULTS).is_file()
+        if has_check:
+            checks.append(read_parity(path))
+        if has_run or not has_check:
+            runs.append(read_run(path))
+    return runs, checks
+
 
 DEFAULT_SAMPLES = 2000
 """Rows of each suite that a page holds unless somebody asks for another number."""

@@ -1,17 +1,190 @@
-"""The page's text: templates filled in, scripts inlined, and a policy that admits only these."""
+"""Numbers as a reader sees them."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files
-from typing import Any
+from string import ascii_uppercase
+from typing import Any, cast
 
-from evalution.report.number_texts import chance_text, score_text, signed_text
-from evalution_core import ConfigurationError
+from evalution.results import RunResult, to_json
+from evalution_core import ConfigurationError, redact, scrub
+
+_FROM_HERE_IN_DIGITS = 1000
+_LEAST_CHANCE_SHOWN = 0.0001
+_LEAST_DIFFERENCE_SHOWN = 0.00005
+_MINUTE = 60
+_HOUR = 3600
+ABSENT = "–"
+
+
+def score_text(value: float | None) -> str:
+    """A score in four decimals, or in six digits from a thousand on; a dash for None."""
+    if value is None:
+        return ABSENT
+    if not math.isfinite(value):
+        return str(value).replace("inf", "∞").replace("-", "−")
+    text = f"{value:.4f}" if abs(value) < _FROM_HERE_IN_DIGITS else f"{value:.6g}"
+    return text.replace("-", "−")
+
+
+def signed_text(value: float | None) -> str:
+    """A difference as `score_text` shows it, with its sign; a tiny one is never shown as zero."""
+    if value is None or not value:
+        return score_text(value)
+    if abs(value) < _LEAST_DIFFERENCE_SHOWN:
+        return f"{value:+.0e}".replace("-", "−")
+    return f"+{score_text(value)}" if value > 0 else score_text(value)
+
+
+def chance_text(p_value: float | None) -> str:
+    """A p-value in as many digits as mean something."""
+    if p_value is None:
+        return ABSENT
+    return "< 0.0001" if p_value < _LEAST_CHANCE_SHOWN else f"{p_value:.4f}"
+
+
+def duration_text(seconds: float | None) -> str:
+    """A duration in the two largest units."""
+    if seconds is None:
+        return ABSENT
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s"
+    if seconds < _HOUR:
+        return f"{seconds // _MINUTE:.0f} min {int(seconds % _MINUTE)} s"
+    return f"{seconds // _HOUR:.0f} h {seconds % _HOUR // _MINUTE:.0f} min"
+
+
+_DISTINCTIONS_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RunLabel:
+    """A run's name: the letter it bears throughout, and what sets it apart from the others.
+
+    `distinctions` holds `option=value` of model, engine, limit and step, where they differ.
+    `legend` is the letter with what a reader needs to tell this run from its neighbours.
+    """
+
+    position: int
+    letter: str
+    model: str
+    engine: str
+    distinctions: Sequence[str]
+    folder: str | None
+
+    legend: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} on {self.engine}"
+
+
+def label_runs(runs: Sequence[RunResult]) -> list[RunLabel]:
+    """A label for each run, in their order; credentials are redacted."""
+    settings = [_settings(run) for run in runs]
+    apart = differing_keys(settings)
+    titles = [f"{_model(run)} on {_engine(run)}" for run in runs]
+    labels: list[RunLabel] = []
+    for position, (run, found) in enumerate(zip(runs, settings, strict=True)):
+        letter = _letter(position)
+        # An option that is not set says nothing; that another run sets it stands with that run.
+        own = [(key, found.get(key, ABSENT)) for key in apart]
+        distinctions = [f"{key}={value}" for key, value in own if value != ABSENT]
+        title = [titles[position]] if len(set(titles)) > 1 or not distinctions else []
+        labels.append(
+            RunLabel(
+                position=position,
+                letter=letter,
+                model=_model(run),
+                engine=_engine(run),
+                distinctions=(shown := distinctions[:_DISTINCTIONS_SHOWN]),
+                folder=run.folder.name if run.folder else None,
+                legend=f"{letter} · {', '.join([*title, *shown])}",
+            )
+        )
+    return labels
+
+
+def _model(run: RunResult) -> str:
+    return scrub(str(run.model.get("label") or run.model.get("path") or "default model"))
+
+
+def _engine(run: RunResult) -> str:
+    return scrub(str(run.engine.get("name") or "a live session"))
+
+
+def flatten(value: Mapping[str, Any]) -> dict[str, str]:
+    """Nested mappings as dotted names with one text each: `{"a": {"b": None}}` is `{"a.b": "–"}`.
+
+    Credentials are redacted.
+    """
+    found: dict[str, str] = {}
+    safe: dict[str, Any] = redact(value)
+    for name, member in safe.items():
+        if isinstance(member, dict) and member:
+            inner = flatten(cast(dict[str, Any], member))
+            found |= {f"{name}.{below}": text for below, text in inner.items()}
+        else:
+            found[name] = _text(cast(object, member))
+    return found
+
+
+def differing_keys(columns: Sequence[Mapping[str, object]]) -> list[str]:
+    """The names whose values are not the same in all columns, in order of appearance."""
+    names = merge_in_order(columns)
+    return [name for name in names if any(c.get(name) != columns[0].get(name) for c in columns)]
+
+
+def merge_in_order(groups: Iterable[Iterable[str]]) -> list[str]:
+    """Every name of all groups once, in order of appearance."""
+    return list(dict.fromkeys(name for group in groups for name in group))
+
+
+def _settings(run: RunResult) -> dict[str, str]:
+    engine: dict[str, Any] = run.engine.get("options") or {}
+    model = {name: value for name, value in run.model.items() if name != "label"}
+    return flatten(model) | flatten(engine) | flatten({"limit": run.limit, "step": run.step})
+
+
+def _letter(position: int) -> str:
+    count = len(ascii_uppercase)
+    number = "" if position < count else str(position // count + 1)
+    return f"{ascii_uppercase[position % count]}{number}"
+
+
+def _text(value: object) -> str:
+    if value is None or value in ({}, []):
+        return ABSENT
+    if isinstance(value, str) and value == value.strip():
+        return value
+    return json.dumps(value, ensure_ascii=False)  # in quotes, so that white space can be seen
+
+
+_ESCAPES = str.maketrans(
+    {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+)
+
+
+def embedded_json(value: Any) -> str:
+    """Strict JSON for a `<script type="application/json">` element.
+
+    What HTML reads inside such an element (`</script`, `<!--`) begins with a `<`, and JSON has that
+    only in strings, where an escape means the same. Lone surrogates become escapes too: the page is
+    UTF-8.
+    """
+    return _as_utf8(to_json(value)).translate(_ESCAPES)
+
+
+def _as_utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
 
 _PACKAGE = "evalution.report"
 _STYLES = ("report.css", "browser.css", "print.css")

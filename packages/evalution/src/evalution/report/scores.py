@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalution.report.labels import differing_keys, flattened, ordered_union
-from evalution.report.number_texts import score_text
+from evalution.report.rendering import differing_keys, flatten, merge_in_order, score_text
 from evalution.results import MetricResult, RunResult, SuiteResult
 from evalution_core import scrub
 
@@ -50,7 +49,7 @@ class SuiteScores:
 
 def suite_scores(runs: Sequence[RunResult], letters: Sequence[str]) -> list[SuiteScores]:
     """Every suite that any run holds, in order of appearance."""
-    names = ordered_union([suite.name for suite in run.suites] for run in runs)
+    names = merge_in_order([suite.name for suite in run.suites] for run in runs)
     return [_suite_scores(name, runs, letters) for name in names]
 
 
@@ -58,7 +57,7 @@ def _suite_scores(name: str, runs: Sequence[RunResult], letters: Sequence[str]) 
     found = [next((suite for suite in run.suites if suite.name == name), None) for run in runs]
     present = [suite for suite in found if suite is not None]
     obstacles = _obstacles(present)
-    metrics = ordered_union(suite.metrics for suite in present)
+    metrics = merge_in_order(suite.metrics for suite in present)
     return SuiteScores(
         name=name,
         type=present[0].type,
@@ -94,7 +93,7 @@ def best_text(metrics: Sequence[MetricResult]) -> str | None:
 
 
 def _obstacles(suites: Sequence[SuiteResult]) -> list[str]:
-    options = [flattened(suite.options) for suite in suites]
+    options = [flatten(suite.options) for suite in suites]
     names = [name for name in differing_keys(options) if name not in _NEUTRAL_OPTIONS]
     found: list[str] = []
     if names:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast, overload
 
 from evalution.error_boundary import wrap_errors
-from evalution.rows.local import Row, checked_row, numbered
+from evalution.rows.local import Row, check_row, file_rows, number_rows
+from evalution.user_input import path_errors
 from evalution_core import ConfigurationError
 
 _HELD = 256
@@ -32,7 +33,7 @@ class HubRows(Sequence[Row]):
         return f"{self.path} (split {self.split}{config})"
 
     def __iter__(self) -> Iterator[Row]:
-        return numbered(self._loaded(), f"{self.place}, row {{}}")
+        return number_rows(self._loaded(), f"{self.place}, row {{}}")
 
     def __len__(self) -> int:
         return len(self._loaded())
@@ -44,13 +45,13 @@ class HubRows(Sequence[Row]):
     def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
-        return checked_row(Row(index, f"{self.place}, row {index}", self._loaded()[index]))
+        return check_row(Row(index, f"{self.place}, row {index}", self._loaded()[index]))
 
     def _loaded(self) -> Any:
         return _load(self.path, self.config, self.split, self.revision, self.cache_dir)
 
 
-def saved_rows(folder: Path) -> Iterator[Row]:
+def read_saved_rows(folder: Path) -> Iterator[Row]:
     """The rows of a data set that `datasets` wrote to a folder with `save_to_disk`.
 
     Raises:
@@ -59,7 +60,7 @@ def saved_rows(folder: Path) -> Iterator[Row]:
     library = _library(f"{folder} was written by datasets.save_to_disk; reading it")
     with wrap_errors(f"{folder} can't be read by datasets", ConfigurationError):
         loaded: Any = library.load_from_disk(str(folder))
-    return numbered(loaded, f"{folder}, row {{}}")
+    return number_rows(loaded, f"{folder}, row {{}}")
 
 
 @lru_cache(maxsize=_HELD)
@@ -88,3 +89,75 @@ def _library(doing: str) -> Any:
             f"{doing} needs the package datasets; pip install 'evalution[datasets]', or name a "
             "local file or folder with data="
         ) from error
+
+
+_ENDINGS = ("jsonl", "ndjson", "parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class SplitFolder:
+    """The rows of one split: `<split>.jsonl`, `.ndjson` or `.parquet`, or a Hub repository's files.
+
+    Of a snapshot of a Hub repository it takes `<split>-*.parquet` wherever they lie, and only
+    those under a folder called `config` where there is one. What `datasets` wrote with
+    `save_to_disk` is read through `datasets`.
+    """
+
+    folder: Path
+    config: str | None
+    split: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.folder} (split {self.split})"
+
+    def __iter__(self) -> Iterator[Row]:
+        with path_errors(self.folder):
+            saved = self._saved()
+            files = [] if saved else self._files()
+        if saved:
+            yield from read_saved_rows(saved)
+            return
+        offset = 0
+        for file in files:
+            first = offset
+            for row in file_rows(file):
+                yield replace(row, index=first + row.index) if first else row
+                offset += 1
+
+    def _bases(self) -> list[Path]:
+        below = [self.folder / self.config] if self.config else []
+        return [base for base in [*below, self.folder] if base.is_dir()]
+
+    def _saved(self) -> Path | None:
+        states = [base / self.split for base in self._bases()]
+        return next((state for state in states if (state / "state.json").is_file()), None)
+
+    def _files(self) -> list[Path]:
+        for base in self._bases():
+            for ending in _ENDINGS:
+                if (file := base / f"{self.split}.{ending}").is_file():
+                    return [file]
+        shards = sorted(self.folder.rglob(f"{self.split}-*.parquet"))
+        if self.config:
+            below = [f for f in shards if self.config in f.relative_to(self.folder).parts[:-1]]
+            shards = below or shards
+        folders = sorted({str(shard.parent) for shard in shards})
+        if len(folders) > 1:
+            raise ConfigurationError(
+                f"{self.folder} holds the split {self.split!r} more than once; name one of: "
+                f"{', '.join(folders)}"
+            )
+        if not shards:
+            raise ConfigurationError(self._absence())
+        return shards
+
+    def _absence(self) -> str:
+        names = ", ".join(f"{self.split}.{ending}" for ending in _ENDINGS)
+        where = f" (nor in its folder {self.config})" if self.config else ""
+        found = sorted(path.name for path in self.folder.iterdir())
+        listed = ", ".join(found[:8]) + (", …" if len(found) > 8 else "")
+        return (
+            f"{self.folder} holds no split {self.split!r}: none of {names} or "
+            f"{self.split}-*.parquet{where}; it holds {listed or 'nothing'}"
+        )

@@ -136,7 +136,7 @@ class Rows:
 
     def __iter__(self) -> Iterator[Row]:
         if not isinstance(self.data, str | os.PathLike):
-            return numbered(self.data, "row {} of data")
+            return number_rows(self.data, "row {} of data")
         return file_rows(rows_path(os.fspath(self.data)))
 
 
@@ -147,7 +147,7 @@ def file_rows(path: Path) -> Iterator[Row]:
         ConfigurationError: its ending is none of a rows file, or it isn't what the ending says.
     """
     if path.suffix == ".parquet":
-        return numbered(_parquet_rows(path), f"{path}, row {{}}")
+        return number_rows(_parquet_rows(path), f"{path}, row {{}}")
     if path.suffix in (".jsonl", ".ndjson"):
         return _jsonl_rows(path)
     raise ConfigurationError(
@@ -207,13 +207,13 @@ def _siblings(path: Path) -> Iterable[Path]:
     return path.parent.iterdir() if path.parent.is_dir() else ()
 
 
-def numbered(rows: Iterable[Mapping[str, Any]], place: str) -> Iterator[Row]:
+def number_rows(rows: Iterable[Mapping[str, Any]], place: str) -> Iterator[Row]:
     """Rows from columns alone; `{}` in `place` becomes the row's number."""
     for index, columns in enumerate(rows):
-        yield checked_row(Row(index, place.replace("{}", str(index)), columns))
+        yield check_row(Row(index, place.replace("{}", str(index)), columns))
 
 
-def checked_row(row: Row) -> Row:
+def check_row(row: Row) -> Row:
     """`row` itself.
 
     Raises:
@@ -257,7 +257,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     place = f"{path}, line {number}"
-                    yield checked_row(Row(index, place, _json_object(path, number, line)))
+                    yield check_row(Row(index, place, _json_object(path, number, line)))
                     index += 1
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path} isn't UTF-8 text: {error}") from error

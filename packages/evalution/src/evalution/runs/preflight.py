@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evalution.error_boundary import wrap_errors
-from evalution.suites.suite import AnySuite
-from evalution.suites.suite_set import expanded
+from evalution.suites.suite import AnySuite, expand_suites
 from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
 from evalution_core import (
     CONTRACT_VERSION,
@@ -154,7 +153,7 @@ def check_capabilities(
             )
 
 
-def expand_suites(tests: object) -> Sequence[AnySuite]:
+def parse_tests(tests: object) -> Sequence[AnySuite]:
     """Return the suites of a run's tests, with a set replaced by its suites.
 
     Raises:
@@ -162,4 +161,4 @@ def expand_suites(tests: object) -> Sequence[AnySuite]:
     """
     if not isinstance(tests, list | tuple) or not tests:
         raise ConfigurationError(f"tests must be a list with at least one suite, got {tests!r}")
-    return expanded(tests)  # pyright: ignore[reportUnknownArgumentType]
+    return expand_suites(tests)  # pyright: ignore[reportUnknownArgumentType]

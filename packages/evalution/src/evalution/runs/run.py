@@ -23,14 +23,13 @@ from evalution.runs.preflight import (
     check_engine,
     check_model,
     check_session,
-    expand_suites,
+    parse_tests,
 )
 from evalution.runs.run_identity import declare_run, declare_suite, declare_suites, find_free_name
 from evalution.runs.session import SessionHolder
 from evalution.runs.store import RunStore, make_run_answer_base
 from evalution.runs.suite_run import SuiteRun
-from evalution.suites.declaration import SuiteDeclaration
-from evalution.suites.suite import AnySuite
+from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -198,7 +197,7 @@ class Run:
         """
         if self._closed:
             raise SessionClosedError("this run is closed; start another one")
-        suites = expand_suites([suite])
+        suites = parse_tests([suite])
         self._check(suites)
         for one in suites:
             self._run_checked(one)
@@ -388,7 +387,7 @@ def run(
         TooManyFailuresError: as `on_error` and `max_failures` say.
         EvalutionError: the run failed. What was finished stands in the run folder.
     """
-    suites = expand_suites(tests)
+    suites = parse_tests(tests)
     options = RunOptions(
         output=output,
         fresh=fresh,

@@ -11,8 +11,7 @@ from typing import Any, cast
 from evalution.journal.keys import LATER_FIELDS
 from evalution.results import to_json
 from evalution.runs.backend import ModelBackend
-from evalution.suites.declaration import path_options
-from evalution.suites.suite import AnySuite
+from evalution.suites.suite import AnySuite, path_options
 from evalution_core import BaseEngine, Model
 from evalution_core.options import numeric_options
 

@@ -93,7 +93,7 @@ class SuiteRun:
         self._in_flight = InFlightSamples(suite.request_kind)
         self._source = SampleSource(suite, name, options.limit, self._in_flight, cached, stop)
         with wrap_errors(f"suite {name!r}: tally"):
-            self._tally = suite.tally()
+            self._tally = suite.make_accumulator()
         self._suite_options = suite.to_dict()
         self._failed: set[int] = set()
         self._first_failure: tuple[int, str] | None = None

@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
@@ -173,11 +174,11 @@ def parse_steps(declared: object) -> list[Filter]:
     return [_parse_step(step) for step in steps]
 
 
-def declared_filters(filters: object) -> Any:
+def filters_to_yaml(filters: object) -> Any:
     """Steps or pipelines in the form in which a spec declares them."""
     if isinstance(filters, Mapping):
         named = cast(Mapping[str, Any], filters)
-        return {name: declared_filters(steps) for name, steps in named.items()}
+        return {name: filters_to_yaml(steps) for name, steps in named.items()}
     return [_declared_step(step) for step in cast(Sequence[Filter], filters)]
 
 
@@ -242,3 +243,62 @@ def _step(name: str, options: Mapping[str, Any]) -> Filter:
     if "pattern" in known and "pattern" not in options:
         raise ConfigurationError(f"filter {name} needs a pattern")
     return kind(**options)
+
+
+class Reasoning(StrEnum):
+    """State of a model's reasoning before its answer."""
+
+    ENDED = "ended"
+    UNFINISHED = "unfinished"
+    CLOSED = "closed"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningSplit:
+    """The answer in a text, which is empty if the reasoning is unfinished."""
+
+    answer: str
+    reasoning: Reasoning
+
+
+def split_reasoning(
+    text: str,
+    end_token: str,
+    stops: Sequence[str],
+    *,
+    is_cut_off: bool,
+    is_closed: bool = False,
+) -> ReasoningSplit:
+    """The answer in a text that was generated without stop strings.
+
+    It is what follows the first `end_token`, as in the reasoning parsers of serving runtimes,
+    without white space at its front, up to the first stop. A text without the token is an answer
+    as a whole, up to the first stop, unless it was cut off: then it is a thought. Behind a prompt
+    that ended the thought already it is no thought.
+
+    Args:
+        end_token: what ends the thought, not empty.
+        stops: what ends the answer; in the thought they may stand.
+        is_cut_off: the text ended because its length ran out.
+        is_closed: the prompt ends with `end_token`, as templates write it for a model that isn't
+            to think.
+    """
+    _, token, answer = text.partition(end_token)
+    if token:
+        return ReasoningSplit(text_before_stop(answer.lstrip(), stops), Reasoning.ENDED)
+    if is_closed:
+        return ReasoningSplit(text_before_stop(text.lstrip(), stops), Reasoning.CLOSED)
+    if is_cut_off:
+        return ReasoningSplit("", Reasoning.UNFINISHED)
+    return ReasoningSplit(text_before_stop(text, stops), Reasoning.ABSENT)
+
+
+def text_before_stop(text: str, stops: Sequence[str]) -> str:
+    """`text` up to the stop that an engine would have ended it at, or all of it.
+
+    That is the one which is complete first; of several that end with the same character, the one
+    that began first.
+    """
+    found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
+    return text[: min(found)[1]] if found else text

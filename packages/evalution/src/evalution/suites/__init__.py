@@ -1,25 +1,19 @@
 """Suites: what is asked of a model, and how its answers are scored.
 
-The named ones are attributes too: `suites.HellaSwag` imports that suite and no other.
+The tasks are attributes too (`suites.HellaSwag`); they are imported once one is asked for.
 """
 
 from __future__ import annotations
 
 from evalution.scoring.metrics import Score
-from evalution.suites.choice_suite import ChoiceSuite
-from evalution.suites.context_choice_suite import ContextChoiceSuite
-from evalution.suites.continuation_suite import ContinuationSuite
+from evalution.suites.choice_suite import ChoiceSuite, ContextChoiceSuite, MultipleChoice
 from evalution.suites.dataset import Dataset, DatasetRows
 from evalution.suites.discovery import available_suites, built_in_suite, load_suite
-from evalution.suites.generation import Generation
-from evalution.suites.generation_suite import GenerationSuite
-from evalution.suites.multiple_choice import MultipleChoice
-from evalution.suites.perplexity import Perplexity
-from evalution.suites.perplexity_suite import PerplexitySuite
+from evalution.suites.generation_suite import Generation, GenerationSuite
+from evalution.suites.language_modelling import ContinuationSuite, Perplexity, PerplexitySuite
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.row_suite import RowSuite
-from evalution.suites.suite import AnySuite, RequestKind, Sample, Suite
-from evalution.suites.suite_set import SuiteSet
+from evalution.suites.suite import AnySuite, RequestKind, Sample, Suite, SuiteSet
 
 __all__ = [
     "AnySuite",

@@ -5,12 +5,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, cast
 
 from evalution.rows.local import Row
-from evalution.scoring.metrics import Mean, Measure, Metric, Score
-from evalution.suites.prompted_suite import PromptedSuite
-from evalution.suites.selection import Case
+from evalution.scoring.metrics import (
+    F1,
+    MatthewsCorrelation,
+    Mean,
+    Measure,
+    Metric,
+    Score,
+    make_prediction,
+    make_wrong_prediction,
+)
+from evalution.suites.dataset import LocalQuestions
+from evalution.suites.prompted_suite import PromptedSuite, Template, parse_template
+from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import RequestKind, Sample
 from evalution_core import ConfigurationError, LoglikelihoodOutput, LoglikelihoodRequest, Message
 
@@ -56,18 +67,18 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
     def metrics(self) -> Mapping[str, Metric]:
         return dict.fromkeys(self.metric_names, Mean())
 
-    def sample(self, case: Case) -> ChoiceSample:
-        row = case.row
-        choices = checked_choices(row, self.choice_texts(row))
+    def sample(self, fewshot: FewshotRow) -> ChoiceSample:
+        row = fewshot.row
+        choices = check_choices(row, self.choice_texts(row))
         gold = self.gold_index(row, choices)
-        prompt = self.prompt_of(case)
+        prompt = self.build_prompt(fewshot)
         requests = [self.request(prompt, choice) for choice in choices]
         return ChoiceSample(
             row.index, prompt, choices[gold], requests, choices, gold, subset=row.subset
         )
 
     def answer_text(self, row: Row) -> str:
-        choices = checked_choices(row, self.choice_texts(row))
+        choices = check_choices(row, self.choice_texts(row))
         return choices[self.gold_index(row, choices)]
 
     def score(self, sample: ChoiceSample, answers: Sequence[LoglikelihoodOutput]) -> Score:
@@ -99,7 +110,7 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
         return LoglikelihoodRequest(continuation=choice, messages=prompt)
 
 
-def checked_choices(row: Row, found: Sequence[Any]) -> Sequence[str]:
+def check_choices(row: Row, found: Sequence[Any]) -> Sequence[str]:
     """`found`, which are the choices of `row`.
 
     Raises:
@@ -117,3 +128,126 @@ def checked_choices(row: Row, found: Sequence[Any]) -> Sequence[str]:
 
 def _highest(values: Sequence[float]) -> int:
     return max(range(len(values)), key=values.__getitem__)
+
+
+@dataclass(kw_only=True)
+class ContextChoiceSuite(ChoiceSuite):
+    """The choices are contexts, and each is scored by the same continuation after it.
+
+    A solved row is its right context with the continuation; the prompt that a sample shows is the
+    right one too.
+    """
+
+    @abstractmethod
+    def continuation_text(self, row: Row) -> str:
+        """What is scored after each of the contexts, without the delimiter before it."""
+        ...
+
+    def question_text(self, row: Row) -> str:
+        contexts = check_choices(row, self.choice_texts(row))
+        return contexts[self.gold_index(row, contexts)]
+
+    def answer_text(self, row: Row) -> str:
+        return self.continuation_text(row)
+
+    def sample(self, fewshot: FewshotRow) -> ChoiceSample:
+        row = fewshot.row
+        contexts: Sequence[str] = check_choices(row, self.choice_texts(row))
+        gold = self.gold_index(row, contexts)
+        prompts = [self.build_prompt(fewshot, context) for context in contexts]
+        continuation = self.continuation_text(row)
+        requests = [self.request(prompt, continuation) for prompt in prompts]
+        return ChoiceSample(
+            row.index, prompts[gold], contexts[gold], requests, contexts, gold, subset=row.subset
+        )
+
+
+_OVER_ALL: dict[str, Metric] = {"f1": F1(), "mcc": MatthewsCorrelation()}
+
+
+@dataclass(kw_only=True)
+class ClassificationSuite(ChoiceSuite):
+    """The choices are the `classes`, the same for every row; the column `label` holds an index.
+
+    Besides `ChoiceSuite`'s metrics there are `f1` of the class with index 1 and `mcc`, the Matthews
+    correlation, both of the choice that `acc` judges. A row without an answer counts as classified
+    wrongly.
+    """
+
+    classes: ClassVar[Sequence[str]]
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return {**super().metrics, **self._over_all}
+
+    def choice_texts(self, row: Row) -> Sequence[str]:
+        return self.classes
+
+    def gold_index(self, row: Row, choices: Sequence[str]) -> int:
+        return row.index_in("label", len(choices))
+
+    def measures(
+        self, sample: ChoiceSample, chosen: Mapping[str, int]
+    ) -> Mapping[str, Measure | None]:
+        pair = make_prediction(chosen["acc"], sample.gold)
+        by_choice = {**chosen, **dict.fromkeys(self._over_all, chosen["acc"])}
+        return {**super().measures(sample, by_choice), **dict.fromkeys(self._over_all, pair)}
+
+    def failure(self, sample: ChoiceSample) -> Mapping[str, Measure]:
+        wrong = make_wrong_prediction(sample.gold, len(sample.choices))
+        return {**super().failure(sample), **dict.fromkeys(self._over_all, wrong)}
+
+    @property
+    def _over_all(self) -> Mapping[str, Metric]:
+        return {name: metric for name, metric in _OVER_ALL.items() if name in self.metric_names}
+
+
+@dataclass(kw_only=True)
+class MultipleChoice(LocalQuestions, ChoiceSuite):
+    """Each choice is scored as a continuation of the prompt; the most likely one is the answer.
+
+    `choices` is the column that holds a list of texts, or a list of texts with `{column}` in them.
+    `target` is the column of the right one: its index, or its text. The metrics are all four of
+    `ChoiceSuite`.
+    """
+
+    metric_names: ClassVar[Sequence[str]] = ("acc", "acc_norm", "acc_bytes", "acc_token")
+
+    choices: str | Sequence[str]
+    target: str
+
+    def check_options(self) -> None:
+        super().check_options()
+        _ = self.prompt_template, self._choice_templates
+        if not self.choices:
+            raise self.wrong("choices", "must not be empty")
+        if not isinstance(self.choices, str) and len(self.choices) < LEAST_CHOICES:
+            raise self.wrong("choices", "must hold at least two texts to choose from")
+
+    def choice_texts(self, row: Row) -> Sequence[str]:
+        if (templates := self._choice_templates) is not None:
+            return [template.render(row) for template in templates]
+        found = row[str(self.choices)]
+        if not isinstance(found, list | tuple) or not found:
+            raise ConfigurationError(
+                f"{row.place}: column {self.choices!r} holds no list of choices, but {found!r}"
+            )
+        return list(cast(Sequence[Any], found))
+
+    def gold_index(self, row: Row, choices: Sequence[str]) -> int:
+        value = row[self.target]
+        if isinstance(value, str) and value in choices:
+            return choices.index(value)
+        # A bool is an int too, but true is as likely the first of "yes" and "no".
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
+            return value
+        raise ConfigurationError(
+            f"{row.place}: column {self.target!r} holds {value!r}, which is neither the text of a "
+            f"choice nor an index from 0 to {len(choices) - 1}"
+        )
+
+    @cached_property
+    def _choice_templates(self) -> list[Template] | None:
+        if isinstance(self.choices, str):
+            return None
+        return [parse_template(text, "choices") for text in self.choices]

@@ -1,20 +1,60 @@
-"""Where a named suite's rows come from: the Hub, or what a person has of it."""
+"""Suites whose rows and questions a person declares."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalution.rows.hub import HubRows
+from evalution.rows.hub import HubRows, SplitFolder
 from evalution.rows.local import BUILTIN, Data, Row, Rows, RowSource, is_same_data
-from evalution.rows.split_folder import SplitFolder
-from evalution.suites.declaration import PATH
-from evalution.suites.row_suite import Part
+from evalution.suites.prompted_suite import Template, parse_text
+from evalution.suites.row_suite import Split
+from evalution.suites.suite import PATH
 from evalution.user_input import parse_path, path_errors
-from evalution_core import ConfigurationError
+from evalution_core import ConfigurationError, nearest_name, normalized
+
+
+@dataclass(kw_only=True)
+class LocalRows:
+    """The rows of `data`: a file, `builtin:<name>/<rows>`, or in memory."""
+
+    data: Data = field(metadata=PATH)
+    name: str | None = None
+
+    @property
+    def title(self) -> str:
+        return self.name or Rows(self.data).name
+
+    def splits(self) -> Sequence[Split]:
+        return [Split(Rows(self.data))]
+
+
+@dataclass(kw_only=True)
+class LocalQuestions(LocalRows):
+    """A `prompt` from each row: a column's name, or a text with `{column}` in it.
+
+    Solved rows come from `fewshot_data`, or from `data` itself, also where `fewshot_data` names
+    the file of `data`.
+    """
+
+    prompt: str
+    fewshot_data: Data | None = field(default=None, metadata=PATH)
+
+    def splits(self) -> Sequence[Split]:
+        if self.fewshot_data is None or is_same_data(self.data, self.fewshot_data):
+            return super().splits()
+        return [Split(Rows(self.data), Rows(self.fewshot_data))]
+
+    def question_text(self, row: Row) -> str:
+        return self.prompt_template.render(row)
+
+    @cached_property
+    def prompt_template(self) -> Template:
+        return parse_text(self.prompt, "prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +67,9 @@ class Dataset:
         name: the config, where the data set has several.
         fewshot_split: where solved rows come from; None or the same means the evaluated rows.
         fewshot_rows: the solved rows themselves, in place of a split.
-        spare: whether lm-evaluation-harness 0.4.13 draws one solved row more than it shows and
-            leaves out what equals the question. It does where a task's `fewshot_split` and
-            `test_split` are the same word, and that is so too where it declares neither.
+        draw_extra_shot: draw one solved row more than is shown, and leave out one that equals the
+            question. lm-evaluation-harness 0.4.13 does so where a task's `fewshot_split` and
+            `test_split` are the same word, and where it declares neither.
     """
 
     path: str
@@ -37,7 +77,7 @@ class Dataset:
     name: str | None = None
     fewshot_split: str | None = None
     fewshot_rows: Sequence[Mapping[str, Any]] | None = None
-    spare: bool = False
+    draw_extra_shot: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +114,15 @@ class DatasetRows:
     def title(self) -> str:
         return self.name or self.task
 
-    def parts(self) -> Sequence[Part]:
-        return [self.part(self.dataset, self.data)]
+    def splits(self) -> Sequence[Split]:
+        return [self.make_split(self.dataset, self.data)]
 
-    def part(self, dataset: Dataset, data: Data | None, name: str = "") -> Part:
+    def make_split(self, dataset: Dataset, data: Data | None, name: str = "") -> Split:
         """The evaluated rows of `dataset` where they lie in `data`, with the source of shots."""
         rows = self._split(dataset, data, dataset.split)
-        return Part(rows, self._solved(dataset, data), spare=dataset.spare, name=name)
+        return Split(
+            rows, self._solved(dataset, data), draw_extra_shot=dataset.draw_extra_shot, name=name
+        )
 
     @property
     def provenance(self) -> Mapping[str, Any]:
@@ -132,3 +174,86 @@ def local_folder(data: Data) -> Path | None:
     path = parse_path(os.fspath(data))
     with path_errors(path):
         return path if path.is_dir() else None
+
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """One subset and its group; its name is `group.child`."""
+
+    group: str
+    child: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.group}.{self.child}"
+
+
+@dataclass(frozen=True, slots=True)
+class Subsets:
+    """All subsets there are, by group."""
+
+    groups: Mapping[str, Sequence[str]]
+
+    def chosen(self, names: str | Sequence[str]) -> list[Subset]:
+        """The union of what is named, each subset once, in the order in which they are declared.
+
+        A name is `all`, a group, or `group.child`; case, `-` and `_` don't count.
+
+        Raises:
+            ValueError: a name is none, or there is not one; says what is possible, and the nearest.
+        """
+        wanted = [names] if isinstance(names, str) else list(names)
+        if not wanted:
+            raise ValueError(f"must name at least one of {self._listed()}")
+        taken = {subset.name for name in wanted for subset in self._named(name)}
+        return [subset for subset in self._all() if subset.name in taken]
+
+    def whole_groups(self, chosen: Sequence[Subset]) -> list[str]:
+        """The groups of which nothing is left out."""
+        taken = {subset.name for subset in chosen}
+        return [
+            group
+            for group, children in self.groups.items()
+            if all(f"{group}.{child}" in taken for child in children)
+        ]
+
+    def _all(self) -> list[Subset]:
+        return [Subset(group, child) for group in self.groups for child in self.groups[group]]
+
+    def _named(self, name: str) -> list[Subset]:
+        plain = normalized(name.strip())
+        found = [
+            subset
+            for subset in self._all()
+            if plain in (ALL, normalized(subset.group), normalized(subset.name))
+        ]
+        if not found:
+            raise ValueError(self._complaint(name))
+        return found
+
+    def _complaint(self, name: str) -> str:
+        group, dot, _ = name.partition(".")
+        known = {normalized(known): known for known in self.groups}
+        if dot and (spelt := known.get(normalized(group.strip()))):
+            possible = [f"{spelt}.{child}" for child in self.groups[spelt]]
+            listed = ", ".join(possible)
+        else:
+            possible = [ALL, *self.groups, *(subset.name for subset in self._all())]
+            listed = self._listed()
+        near = self._nearest(name, possible)
+        hint = f" (did you mean {near!r} for {name!r}?)" if near else ""
+        return f"must be among {listed}{hint}"
+
+    def _nearest(self, name: str, possible: Sequence[str]) -> str | None:
+        # A subset's own name, without its group, is the likeliest slip.
+        children = {subset.child: subset.name for subset in self._all()}
+        if near := nearest_name(name, children, cutoff=0.85):
+            return children[near]
+        return nearest_name(name, possible)
+
+    def _listed(self) -> str:
+        example = self._all()[0].name
+        return f"{ALL}, {', '.join(self.groups)} or a part of one, such as {example}"

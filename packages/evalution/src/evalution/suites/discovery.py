@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from evalution.hints import SUITE_HINTS
-from evalution.suites.catalogue import CATALOGUE
-from evalution.suites.declaration import SuiteDeclaration
-from evalution.suites.suite import AnySuite, Suite
-from evalution.suites.suite_set import SuiteSet
+from evalution.suites.suite import AnySuite, Suite, SuiteDeclaration, SuiteSet
 from evalution_core import (
     ConfigurationError,
     EvalutionError,
@@ -39,9 +38,33 @@ class SuiteEntry:
         return self.value.rpartition(":")[2]
 
 
-_BUILT_IN = [
-    SuiteEntry(name, f"{__package__}.{value}", "evalution") for name, value in CATALOGUE.items()
-]
+_GENERIC = {
+    "MultipleChoice": "choice_suite",
+    "Generation": "generation_suite",
+    "Perplexity": "language_modelling",
+}
+"""Suites over a person's own rows, with their modules."""
+
+
+@cache
+def built_in_entries() -> tuple[SuiteEntry, ...]:
+    """Return the runner's own suites: the generic ones, and the classes of `tasks/`."""
+    generic = [_built_in(name, module, name) for name, module in _GENERIC.items()]
+    tasks: list[SuiteEntry] = []
+    for module in iter_modules([str(Path(__file__).with_name("tasks"))]):
+        place = f"tasks.{module.name}"
+        found = import_module(f"{__package__}.{place}")
+        kinds = [kind for kind in vars(found).values() if _is_task(kind, found.__name__)]
+        tasks += [_built_in(kind.task, place, kind.__name__) for kind in kinds]
+    return (*generic, *sorted(tasks, key=lambda entry: entry.name))
+
+
+def _is_task(found: object, module: str) -> bool:
+    return isinstance(found, type) and found.__module__ == module and "task" in vars(found)
+
+
+def _built_in(name: str, module: str, class_name: str) -> SuiteEntry:
+    return SuiteEntry(name, f"{__package__}.{module}:{class_name}", "evalution")
 
 
 def load_suite(name: str) -> type[SuiteDeclaration]:
@@ -94,7 +117,7 @@ def available_suites() -> dict[str, str]:
 
 def built_in_suite(class_name: str) -> type[AnySuite] | None:
     """The built-in suite whose class has this name, if there is one."""
-    for entry in _BUILT_IN:
+    for entry in built_in_entries():
         if entry.class_name == class_name:
             found = _loaded(entry.name, entry.value)
             return found if issubclass(found, Suite) else None  # pyright: ignore[reportUnknownVariableType]
@@ -106,7 +129,7 @@ def _entries() -> list[SuiteEntry]:
         SuiteEntry(point.name, point.value, point.dist.name if point.dist else "in-process")
         for point in entry_points(group=SUITES)
     }
-    return [*sorted(third_party, key=lambda e: (e.name, e.distribution)), *_BUILT_IN]
+    return [*sorted(third_party, key=lambda e: (e.name, e.distribution)), *built_in_entries()]
 
 
 def _matches(name: str, known: Sequence[SuiteEntry]) -> list[SuiteEntry]:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 from evalution.rows.local import Row
-from evalution.scoring.filters import Filter, apply_filters
+from evalution.scoring.filters import (
+    Filter,
+    Reasoning,
+    ReasoningSplit,
+    apply_filters,
+    filters_to_yaml,
+    parse_filters,
+    parse_steps,
+    split_reasoning,
+)
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
-from evalution.scoring.thoughts import Reply, Thought, reply_in
-from evalution.suites.prompted_suite import PromptedSuite
-from evalution.suites.selection import Case
-from evalution.suites.suite import RequestKind, Sample
+from evalution.suites.dataset import LocalQuestions
+from evalution.suites.prompted_suite import PromptedSuite, Template, parse_text
+from evalution.suites.row_suite import FewshotRow
+from evalution.suites.suite import RequestKind, Sample, yaml_form
 from evalution.user_input import find_count_problem
 from evalution_core import GenerationOutput, GenerationRequest, Message
 
@@ -38,7 +48,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
     white space at its front, up to a `stop`; no stop ends the thought. `max_new_tokens` count
     both. A thought that outlasts them leaves an empty answer; a text that ends by itself without
     the token is the answer, up to a `stop`. A class with a `score` of its own gets the whole text
-    and takes the answer from it with `evalution.scoring.thoughts.reply_in`.
+    and takes the answer from it with `evalution.scoring.filters.split_reasoning`.
     """
 
     request_kind = RequestKind.GENERATION
@@ -80,8 +90,8 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         """What a right answer is equal to, after filters."""
         return apply_filters(self.reference_filters, self.answer_text(row))
 
-    def sample(self, case: Case) -> AnswerSample:
-        row, prompt = case.row, self.prompt_of(case)
+    def sample(self, fewshot: FewshotRow) -> AnswerSample:
+        row, prompt = fewshot.row, self.build_prompt(fewshot)
         requests = [self._request(prompt)]
         return AnswerSample(
             row.index, prompt, self.answer_text(row), requests, self.expected_text(row)
@@ -94,7 +104,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         is_cut_off = written.finish_reason == "length"
         # Templates put blank lines behind the token; one that is blank itself is taken as it is.
         closing = self.think_end_token.rstrip() or self.think_end_token
-        reply = reply_in(
+        reply = split_reasoning(
             written.text,
             self.think_end_token,
             self.stop,
@@ -102,7 +112,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             is_closed=written.prompt.rstrip().endswith(closing),
         )
         score = self._score(sample, written.text, reply.answer)
-        taken = {"answer": reply.answer, "thought": reply.thought.value}
+        taken = {"answer": reply.answer, "reasoning": reply.reasoning.value}
         score.extracted = {**taken, **score.extracted}
         score.remark = self._remark(reply, is_cut_off=is_cut_off)
         return score
@@ -116,22 +126,22 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         }
         return Score(measures, text, extracted)
 
-    def _remark(self, reply: Reply, *, is_cut_off: bool) -> str | None:
-        match reply.thought:
-            case Thought.ENDED | Thought.CLOSED:
+    def _remark(self, reply: ReasoningSplit, *, is_cut_off: bool) -> str | None:
+        match reply.reasoning:
+            case Reasoning.ENDED | Reasoning.CLOSED:
                 if reply.answer or not is_cut_off:
                     return None
                 return (
                     f"reached the length limit right behind {self.think_end_token!r}, so the "
                     f"answer is empty; raise max_new_tokens (now {self.max_new_tokens})"
                 )
-            case Thought.UNFINISHED:
+            case Reasoning.UNFINISHED:
                 return (
                     f"reached the length limit before {self.think_end_token!r}, so the answer is "
                     f"empty; raise max_new_tokens (now {self.max_new_tokens}), or leave "
                     "think_end_token out if the model does not think"
                 )
-            case Thought.ABSENT:
+            case Reasoning.ABSENT:
                 return (
                     f"ended without {self.think_end_token!r}, so the whole text is the answer; if "
                     "the model did think, check think_end_token: a special token does not show in "
@@ -144,3 +154,51 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         if isinstance(prompt, str):
             return GenerationRequest(prompt, stop=stop, max_new_tokens=self.max_new_tokens)
         return GenerationRequest(messages=prompt, stop=stop, max_new_tokens=self.max_new_tokens)
+
+
+@dataclass(kw_only=True)
+class Generation(LocalQuestions, GenerationSuite):
+    """The model completes the prompt; an answer is right if it equals the target.
+
+    `target` is a column's name, or a text with `{column}` in it. Before the comparison `filters`
+    run on the answer and `target_filters` on the target; nothing else is changed, not even spaces
+    at the ends. Named pipelines (`{strict: [...], loose: [...]}`) each give a metric of their own,
+    `exact_match,<name>`. Decoding is greedy and ends at a `stop` or after `max_new_tokens`.
+
+    Of a model that thinks first, `think_end_token` is the text that ends its thought: only what
+    follows it, without white space at its front, is the answer, and only there a `stop` counts.
+    """
+
+    target: str
+    filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = field(
+        default=(), metadata=yaml_form(parse_filters, filters_to_yaml)
+    )
+    target_filters: Sequence[Filter] = field(
+        default=(), metadata=yaml_form(parse_steps, filters_to_yaml)
+    )
+
+    def check_options(self) -> None:
+        super().check_options()
+        _ = self.prompt_template, self._target_template
+        if isinstance(self.filters, Mapping) and not self.filters:
+            raise self.wrong("filters", "must name at least one pipeline")
+
+    @property
+    def answer_pipelines(self) -> Mapping[str, Sequence[Filter]]:
+        return self._pipelines
+
+    def answer_text(self, row: Row) -> str:
+        return self._target_template.render(row)
+
+    def expected_text(self, row: Row) -> str:
+        return apply_filters(self.target_filters, self.answer_text(row))
+
+    @cached_property
+    def _target_template(self) -> Template:
+        return parse_text(self.target, "target")
+
+    @cached_property
+    def _pipelines(self) -> Mapping[str, Sequence[Filter]]:
+        if isinstance(self.filters, Mapping):
+            return {f"{EXACT_MATCH},{name}": steps for name, steps in self.filters.items()}
+        return {EXACT_MATCH: self.filters}

@@ -1,26 +1,164 @@
-"""Suites that put a question, with solved ones before it."""
+"""Text from the columns of a row. A template knows columns and nothing else of Python."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
+from random import Random
+from string import Formatter
 from typing import Literal, TypeVar
 
 from evalution.rows.local import Row
-from evalution.suites.fewshot import FixedShots, SeededShots
-from evalution.suites.row_suite import Part, RowSuite
-from evalution.suites.selection import Case
+from evalution.suites.row_suite import FewshotRow, RowSuite, Split
 from evalution.suites.suite import Sample
 from evalution.user_input import find_count_problem
 from evalution_core import (
     Capability,
+    ConfigurationError,
     GenerationOutput,
     LoglikelihoodOutput,
     Message,
     RollingLoglikelihoodOutput,
 )
+
+_YAML_HINT = "; for a brace of the text itself write {{ or }}"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Literal texts and columns in turn: `parts` of `(text, column or None)`."""
+
+    source: str
+    parts: tuple[tuple[str, str | None], ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns it needs, in order of their first use."""
+        return tuple(dict.fromkeys(column for _, column in self.parts if column is not None))
+
+    def render(self, row: Row) -> str:
+        """The text for `row`, verbatim: nothing is stripped.
+
+        Raises:
+            ConfigurationError: the row lacks a column, or holds null or no text there.
+        """
+        return "".join(
+            text if column is None else text + row.text(column) for text, column in self.parts
+        )
+
+
+def parse_template(source: str, option: str) -> Template:
+    """A template from `{column}` placeholders; what stands outside braces is literal.
+
+    Raises:
+        ConfigurationError: braces that don't match, or more than a column's name within them.
+    """
+    parts: list[tuple[str, str | None]] = []
+    try:
+        for text, column, format_spec, conversion in Formatter().parse(source):
+            if column is not None and (format_spec or conversion or not column.strip()):
+                raise ValueError(f"{{{column}}} must hold a column's name alone")
+            parts.append((text, column))
+    except ValueError as error:
+        raise ConfigurationError(f"{option} {source!r}: {error}{_YAML_HINT}") from None
+    return Template(source, tuple(parts))
+
+
+def parse_text(source: str, option: str) -> Template:
+    """A template, or the column whose name `source` is if it has no braces.
+
+    Raises:
+        ConfigurationError: as `parse_template`, and for an empty `source`.
+    """
+    if not source:
+        raise ConfigurationError(f"{option} is empty; name a column, or write a '{{column}}' text")
+    if "{" in source or "}" in source:
+        return parse_template(source, option)
+    return Template(source, (("", source),))
+
+
+@dataclass(slots=True)
+class SeededShots:
+    """Drawn anew for each row, as lm-evaluation-harness 0.4.13's default sampler draws them.
+
+    One generator serves a whole suite, so a row's shots depend on how many rows came before it.
+
+    Args:
+        shared: the pool is the evaluated rows themselves. No row is ever its own example; with
+            `draw_extra_shot` neither is an equal one.
+        draw_extra_shot: draw one row more than is shown, and leave out those that equal the
+            question; None does so where rows are shared. lm-evaluation-harness does so in some
+            tasks whose pool is another split, and doesn't in some whose pool is the same.
+    """
+
+    pool: Sequence[Row]
+    count: int
+    seed: int
+    shared: bool
+    draw_extra_shot: bool | None = None
+    _random: Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = Random(self.seed)
+        if self.draw_extra_shot is None:
+            self.draw_extra_shot = self.shared
+        _require(len(self.pool), self.count + (self.draw_extra_shot or self.shared), self.shared)
+
+    def before(self, row: Row) -> Sequence[Row]:
+        """The shots of the next row; call it once for each row, in order."""
+        if self.draw_extra_shot:
+            return self._besides(row)
+        drawn = self._random.sample(self.pool, self.count)
+        if self.shared and any(shot.index == row.index for shot in drawn):
+            return self._replaced(drawn, row)
+        return drawn
+
+    def _besides(self, row: Row) -> Sequence[Row]:
+        drawn = self._random.sample(self.pool, self.count + 1)
+        others = [shot for shot in drawn if not self._is_same(shot, row)][: self.count]
+        if len(others) < self.count:  # the row stands in the file more than once
+            distinct = [shot for shot in self.pool if not self._is_same(shot, row)]
+            _require(len(distinct), self.count, self.shared)
+            others = self._random.sample(distinct, self.count)
+        return others
+
+    def _replaced(self, drawn: Sequence[Row], row: Row) -> Sequence[Row]:
+        # A generator of its own: the shots of all later rows stay lm-evaluation-harness's.
+        taken = {shot.index for shot in drawn}
+        other = Random(f"{self.seed}-{row.index}")
+        while (shot := other.choice(self.pool)).index in taken:
+            pass
+        return [shot if found.index == row.index else found for found in drawn]
+
+    def _is_same(self, shot: Row, row: Row) -> bool:
+        # Columns alone are not enough: a row with a NaN in it doesn't equal itself.
+        return (self.shared and shot.index == row.index) or shot.columns == row.columns
+
+
+@dataclass(slots=True)
+class FixedShots:
+    """The first `count` rows of the pool, the same before every question."""
+
+    pool: Sequence[Row]
+    count: int
+
+    def __post_init__(self) -> None:
+        _require(len(self.pool), self.count, shared=False)
+
+    def before(self, row: Row) -> Sequence[Row]:
+        return self.pool[: self.count]
+
+
+def _require(found: int, needed: int, shared: bool) -> None:
+    if found < needed:
+        besides = ", one of them the question itself" if shared else ""
+        raise ConfigurationError(
+            f"there are {found} few-shot rows, but {needed} are needed{besides}; lower "
+            "num_fewshot, or name a fewshot_data with more rows"
+        )
+
 
 _SEED_BITS = 64
 
@@ -72,32 +210,34 @@ class PromptedSuite(RowSuite[S, A]):
         chat = {Capability.CHAT} if self.apply_chat_template else set[Capability]()
         return super().needs | chat
 
-    def prompt_of(self, case: Case, question: str | None = None) -> str | list[Message]:
+    def build_prompt(self, fewshot: FewshotRow, question: str | None = None) -> str | list[Message]:
         """The whole prompt of a row: a text, or messages for a chat.
 
         Args:
             case: the row and its solved ones.
             question: what is asked in place of `question_text`.
         """
-        asked = self.question_text(case.row) if question is None else question
-        description = self.description_text(case.row)
+        asked = self.question_text(fewshot.row) if question is None else question
+        description = self.description_text(fewshot.row)
         if self.apply_chat_template:
-            return self._chat(description, case.shots, asked)
-        return self._text(description, case.shots, asked)
+            return self._chat(description, fewshot.shots, asked)
+        return self._text(description, fewshot.shots, asked)
 
-    def solved_rows(self, part: Part) -> Callable[[Row], Sequence[Row]]:
+    def choose_shots(self, split: Split) -> Callable[[Row], Sequence[Row]]:
         if not self.num_fewshot:
-            return super().solved_rows(part)
-        source = part.rows if part.fewshot is None else part.fewshot
+            return super().choose_shots(split)
+        source = split.rows if split.fewshot is None else split.fewshot
         if self.fixed_shots:
             return FixedShots(list(islice(source, self.num_fewshot)), self.num_fewshot).before
         pool = source if isinstance(source, Sequence) else list(source)
-        is_shared = part.fewshot is None
-        shots = SeededShots(pool, self.num_fewshot, self.fewshot_seed, is_shared, part.spare)
+        is_shared = split.fewshot is None
+        shots = SeededShots(
+            pool, self.num_fewshot, self.fewshot_seed, is_shared, split.draw_extra_shot
+        )
         return shots.before
 
-    def skipped(self, part: Part) -> int:
-        return self.num_fewshot if self.fixed_shots and part.fewshot is None else 0
+    def skipped(self, split: Split) -> int:
+        return self.num_fewshot if self.fixed_shots and split.fewshot is None else 0
 
     def _text(self, description: str, shots: Sequence[Row], question: str) -> str:
         solved = [

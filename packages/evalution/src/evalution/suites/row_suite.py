@@ -1,16 +1,18 @@
-"""Suites over task rows: a sample for each row that is selected."""
+"""Which rows a suite takes, and in what order they are run."""
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from itertools import islice
+from random import Random
+from typing import Literal, TypeVar
 
 from evalution.error_boundary import wrap_errors
 from evalution.exchange import Request
 from evalution.rows.local import Row, RowSource
-from evalution.suites.selection import NATIVE, Case, parse_order, selected
 from evalution.suites.suite import Sample, Suite
 from evalution.user_input import find_count_problem
 from evalution_core import (
@@ -22,23 +24,119 @@ from evalution_core import (
     Message,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
+    nearest_name,
 )
+
+NATIVE = "native"
+_SPELLINGS = (NATIVE, "shuffle", "shuffle|<seed>", "length|asc", "length|desc")
+_SHUFFLE = re.compile(r"shuffle(?:\|(\d{1,18}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class FewshotRow:
+    """A row to be asked, with the solved rows that stand before it."""
+
+    row: Row
+    shots: Sequence[Row] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """In what order the selected rows are run; the scores don't depend on it.
+
+    `length` is that of a sample's longest request, in characters.
+    """
+
+    kind: Literal["native", "shuffle", "length"]
+    seed: int = 0
+    descending: bool = False
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "native":
+                return NATIVE
+            case "shuffle":
+                return f"shuffle|{self.seed}"
+            case "length":
+                return f"length|{'desc' if self.descending else 'asc'}"
+
+    def of(
+        self, cases: Iterator[FewshotRow], length: Callable[[FewshotRow], int]
+    ) -> Iterator[FewshotRow]:
+        """`cases` in this order; all of them are held unless it is the native one."""
+        if self.kind == "native":
+            return cases
+        held = list(cases)
+        if self.kind == "shuffle":
+            Random(self.seed).shuffle(held)
+        else:
+            held.sort(key=length, reverse=self.descending)
+        return iter(held)
+
+
+def parse_order(text: str) -> Order:
+    """An order as a person writes it; case and blanks don't count, `shuffle` is `shuffle|0`.
+
+    Raises:
+        ValueError: it is none; says which there are, and the nearest.
+    """
+    plain = "".join(text.split()).casefold()
+    if plain == NATIVE:
+        return Order("native")
+    if found := _SHUFFLE.fullmatch(plain):
+        return Order("shuffle", seed=int(found[1] or 0))
+    if plain in ("length|asc", "length|desc"):
+        return Order("length", descending=plain == "length|desc")
+    near = nearest_name(plain, _SPELLINGS)
+    hint = f" (did you mean {near!r}?)" if near else ""
+    raise ValueError(f"must be one of {', '.join(_SPELLINGS)}{hint}")
+
+
+def select_rows(
+    cases: Iterable[FewshotRow], indices: Sequence[int] | None, bound: int | None, place: str
+) -> Iterator[FewshotRow]:
+    """The cases of these row numbers, in their order, or all; the first `bound` of either.
+
+    Raises:
+        ConfigurationError: while iterating, for a number that no row has.
+    """
+    if indices is None:
+        yield from islice(cases, bound)
+        return
+    wanted = list(islice(indices, bound))
+    missing = set(wanted)
+    found: dict[int, FewshotRow] = {}
+    count = 0
+    for fewshot in cases:
+        count = fewshot.row.index + 1
+        if fewshot.row.index in missing:
+            missing.remove(fewshot.row.index)
+            found[fewshot.row.index] = fewshot
+            if not missing:
+                break
+    if missing:
+        raise ConfigurationError(
+            f"row_indices names row {min(missing)}, but {place} holds "
+            f"{f'rows 0 to {count - 1}' if count else 'no rows'}"
+        )
+    yield from (found[index] for index in wanted)
+
 
 S = TypeVar("S", bound=Sample)
 A = TypeVar("A", GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Split:
     """Rows to be evaluated, and where their solved rows come from.
 
-    `fewshot` None means the evaluated rows themselves; `spare` is `SeededShots.spare`. `name` is
-    the subset in a suite of several.
+    `fewshot` None means the evaluated rows themselves; `draw_extra_shot` is that
+    of `SeededShots`. `name` is the subset in a suite of several.
     """
 
     rows: RowSource
     fewshot: RowSource | None = None
-    spare: bool | None = None
+    draw_extra_shot: bool | None = None
     name: str = ""
 
 
@@ -57,12 +155,12 @@ class RowSuite(Suite[S, A]):
     order: str = NATIVE
 
     @abstractmethod
-    def parts(self) -> Sequence[Part]:
-        """The rows, one part after the other; a row's number runs on from part to part."""
+    def splits(self) -> Sequence[Split]:
+        """The rows, one split after the other; a row's number runs on from split to split."""
         ...
 
     @abstractmethod
-    def sample(self, case: Case) -> S:
+    def sample(self, fewshot: FewshotRow) -> S:
         """The sample of a row.
 
         Raises:
@@ -82,47 +180,51 @@ class RowSuite(Suite[S, A]):
 
     def samples(self, limit: int | None = None) -> Iterator[S]:
         bounds = [bound for bound in (limit, self.max_rows) if bound is not None]
-        parts = self.parts()
-        self._refuse_solved_rows(parts[0])
-        place = parts[0].rows.place if len(parts) == 1 else f"{self.title} ({len(parts)} subsets)"
-        chosen = selected(self._cases(parts), self.row_indices, min(bounds, default=None), place)
-        for case in parse_order(self.order).of(chosen, self._length):
-            yield self._made(case)
+        splits = self.splits()
+        self._refuse_solved_rows(splits[0])
+        place = (
+            splits[0].rows.place if len(splits) == 1 else f"{self.title} ({len(splits)} subsets)"
+        )
+        chosen = select_rows(
+            self._cases(splits), self.row_indices, min(bounds, default=None), place
+        )
+        for fewshot in parse_order(self.order).of(chosen, self._length):
+            yield self._made(fewshot)
 
-    def solved_rows(self, part: Part) -> Callable[[Row], Sequence[Row]]:
-        """What gives the solved rows of each row of a part, called once for each, in order."""
+    def choose_shots(self, split: Split) -> Callable[[Row], Sequence[Row]]:
+        """What gives the solved rows of each row of a split, called once for each, in order."""
         return _no_rows
 
-    def skipped(self, part: Part) -> int:
-        """How many rows at the front of a part are solved ones and not evaluated."""
+    def skipped(self, split: Split) -> int:
+        """How many rows at the front of a split are solved ones and not evaluated."""
         return 0
 
-    def _cases(self, parts: Sequence[Part]) -> Iterator[Case]:
+    def _cases(self, splits: Sequence[Split]) -> Iterator[FewshotRow]:
         offset = 0
-        for part in parts:
-            solved, skipped, count = self.solved_rows(part), self.skipped(part), 0
-            for count, row in enumerate(part.rows, start=1):
+        for split in splits:
+            solved, skipped, count = self.choose_shots(split), self.skipped(split), 0
+            for count, row in enumerate(split.rows, start=1):
                 if count > skipped:
-                    yield Case(_placed(row, offset, part.name), solved(row))
+                    yield FewshotRow(_placed(row, offset, split.name), solved(row))
             if count <= skipped:
                 besides = f" besides the {skipped} few-shot rows" if skipped else ""
-                raise ConfigurationError(f"{part.rows.place} holds no rows{besides}")
+                raise ConfigurationError(f"{split.rows.place} holds no rows{besides}")
             offset += count
 
-    def _refuse_solved_rows(self, part: Part) -> None:
+    def _refuse_solved_rows(self, split: Split) -> None:
         least = min(self.row_indices or (), default=None)
-        if least is not None and least < (skipped := self.skipped(part)):
+        if least is not None and least < (skipped := self.skipped(split)):
             raise ConfigurationError(
                 f"row_indices names row {least}, but the first {skipped} rows are the few-shot "
                 "rows and aren't evaluated; leave it out, or name a fewshot_data"
             )
 
-    def _made(self, case: Case) -> S:
-        with wrap_errors(case.row.place, ConfigurationError):
-            return self.sample(case)
+    def _made(self, fewshot: FewshotRow) -> S:
+        with wrap_errors(fewshot.row.place, ConfigurationError):
+            return self.sample(fewshot)
 
-    def _length(self, case: Case) -> int:
-        return max(map(_characters, self._made(case).requests), default=0)
+    def _length(self, fewshot: FewshotRow) -> int:
+        return max(map(_characters, self._made(fewshot).requests), default=0)
 
 
 def _no_rows(row: Row) -> Sequence[Row]:

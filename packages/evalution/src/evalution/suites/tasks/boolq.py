@@ -15,7 +15,9 @@ class BoolQ(DatasetRows, ChoiceSuite):
     """Is the answer no or yes, going by a passage (Clark et al. 2019, arXiv:1905.10044)."""
 
     task = "boolq"
-    dataset = Dataset("aps/super_glue", "validation", "boolq", fewshot_split="train", spare=True)
+    dataset = Dataset(
+        "aps/super_glue", "validation", "boolq", fewshot_split="train", draw_extra_shot=True
+    )
 
     def question_text(self, row: Row) -> str:
         return f"{row.text('passage')}\nQuestion: {row.text('question')}?\nAnswer:"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evalution.rows.local import Row
-from evalution.suites.classification_suite import ClassificationSuite
+from evalution.suites.choice_suite import ClassificationSuite
 from evalution.suites.dataset import Dataset, DatasetRows
 
 
 def _glue(name: str, split: str = "validation") -> Dataset:
-    return Dataset("nyu-mll/glue", split, name, fewshot_split="train", spare=True)
+    return Dataset("nyu-mll/glue", split, name, fewshot_split="train", draw_extra_shot=True)
 
 
 @dataclass(kw_only=True)

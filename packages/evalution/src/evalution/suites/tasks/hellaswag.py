@@ -19,7 +19,7 @@ class HellaSwag(DatasetRows, ChoiceSuite):
     """Which of four endings follows a scene (Zellers et al. 2019, arXiv:1905.07830)."""
 
     task = "hellaswag"
-    dataset = Dataset("Rowan/hellaswag", "validation", fewshot_split="train", spare=True)
+    dataset = Dataset("Rowan/hellaswag", "validation", fewshot_split="train", draw_extra_shot=True)
     metric_names: ClassVar[Sequence[str]] = ("acc", "acc_norm")
 
     def question_text(self, row: Row) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evalution.rows.local import Row
-from evalution.suites.continuation_suite import ContinuationSuite
 from evalution.suites.dataset import Dataset, DatasetRows
+from evalution.suites.language_modelling import ContinuationSuite
 
 
 @dataclass(kw_only=True)

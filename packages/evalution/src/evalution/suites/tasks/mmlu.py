@@ -1,4 +1,4 @@
-"""MMLU: exam questions of 57 subjects in four groups."""
+"""The subjects of MMLU in their groups, as lm-evaluation-harness 0.4.13 groups them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,80 @@ from functools import cached_property
 from evalution.rows.local import Row
 from evalution.scoring.metrics import Mean, Measure, Metric
 from evalution.suites.choice_suite import ChoiceSample, ChoiceSuite
-from evalution.suites.dataset import Dataset, DatasetRows, local_folder
-from evalution.suites.row_suite import Part
-from evalution.suites.subsets import ALL, Subset
-from evalution.suites.tasks.mmlu_subjects import SUBJECTS
+from evalution.suites.dataset import ALL, Dataset, DatasetRows, Subset, Subsets, local_folder
+from evalution.suites.row_suite import Split
 from evalution_core import ConfigurationError
+
+SUBJECTS = Subsets(
+    {
+        "stem": (
+            "abstract_algebra",
+            "anatomy",
+            "astronomy",
+            "college_biology",
+            "college_chemistry",
+            "college_computer_science",
+            "college_mathematics",
+            "college_physics",
+            "computer_security",
+            "conceptual_physics",
+            "electrical_engineering",
+            "elementary_mathematics",
+            "high_school_biology",
+            "high_school_chemistry",
+            "high_school_computer_science",
+            "high_school_mathematics",
+            "high_school_physics",
+            "high_school_statistics",
+            "machine_learning",
+        ),
+        "other": (
+            "business_ethics",
+            "clinical_knowledge",
+            "college_medicine",
+            "global_facts",
+            "human_aging",
+            "management",
+            "marketing",
+            "medical_genetics",
+            "miscellaneous",
+            "nutrition",
+            "professional_accounting",
+            "professional_medicine",
+            "virology",
+        ),
+        "social_sciences": (
+            "econometrics",
+            "high_school_geography",
+            "high_school_government_and_politics",
+            "high_school_macroeconomics",
+            "high_school_microeconomics",
+            "high_school_psychology",
+            "human_sexuality",
+            "professional_psychology",
+            "public_relations",
+            "security_studies",
+            "sociology",
+            "us_foreign_policy",
+        ),
+        "humanities": (
+            "formal_logic",
+            "high_school_european_history",
+            "high_school_us_history",
+            "high_school_world_history",
+            "international_law",
+            "jurisprudence",
+            "logical_fallacies",
+            "moral_disputes",
+            "moral_scenarios",
+            "philosophy",
+            "prehistory",
+            "professional_law",
+            "world_religions",
+        ),
+    }
+)
+
 
 _LETTERS = ("A", "B", "C", "D")
 
@@ -45,8 +114,8 @@ class MMLU(DatasetRows, ChoiceSuite):
         if self.data is not None and local_folder(self.data) is None:
             raise self.wrong("data", "must be a folder with one folder for each subject")
 
-    def parts(self) -> Sequence[Part]:
-        return [self._subject_part(subset) for subset in self._chosen]
+    def splits(self) -> Sequence[Split]:
+        return [self._subject_split(subset) for subset in self._chosen]
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -92,14 +161,14 @@ class MMLU(DatasetRows, ChoiceSuite):
         names = ("acc", f"acc,{group}", f"acc,{sample.subset}")
         return [name for name in names if name in self._metrics]
 
-    def _subject_part(self, subset: Subset) -> Part:
+    def _subject_split(self, subset: Subset) -> Split:
         subject = replace(self.dataset, name=subset.child)
         if self.data is None:
-            return self.part(subject, None, subset.name)
+            return self.make_split(subject, None, subset.name)
         folder = local_folder(self.data)
         if folder is None or not (folder / subset.child).is_dir():
             raise ConfigurationError(
                 f"{self.data} holds no folder {subset.child}, which is a subject of the subsets "
                 f"{self.subsets!r}; choose others with subsets"
             )
-        return self.part(subject, folder / subset.child, subset.name)
+        return self.make_split(subject, folder / subset.child, subset.name)

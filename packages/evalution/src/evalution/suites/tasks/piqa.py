@@ -16,7 +16,7 @@ class PIQA(DatasetRows, ChoiceSuite):
     """Which of two ways reaches a goal (Bisk et al. 2019, arXiv:1911.11641)."""
 
     task = "piqa"
-    dataset = Dataset("baber/piqa", "validation", fewshot_split="train", spare=True)
+    dataset = Dataset("baber/piqa", "validation", fewshot_split="train", draw_extra_shot=True)
     metric_names: ClassVar[Sequence[str]] = ("acc", "acc_norm")
 
     def question_text(self, row: Row) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evalution.rows.local import Row
 from evalution.scoring.filters import Filter, Replace, apply_filters
 from evalution.suites.dataset import Dataset, DatasetRows
-from evalution.suites.perplexity_suite import PerplexitySuite
+from evalution.suites.language_modelling import PerplexitySuite
 
 
 def _verbatim(found: str, by: str) -> Replace:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evalution.rows.local import Row
-from evalution.suites.context_choice_suite import ContextChoiceSuite
+from evalution.suites.choice_suite import ContextChoiceSuite
 from evalution.suites.dataset import Dataset, DatasetRows
 from evalution_core import ConfigurationError
 
@@ -17,7 +17,11 @@ class WinoGrande(DatasetRows, ContextChoiceSuite):
 
     task = "winogrande"
     dataset = Dataset(
-        "allenai/winogrande", "validation", "winogrande_xl", fewshot_split="train", spare=True
+        "allenai/winogrande",
+        "validation",
+        "winogrande_xl",
+        fewshot_split="train",
+        draw_extra_shot=True,
     )
 
     def choice_texts(self, row: Row) -> Sequence[str]:

@@ -1,0 +1,124 @@
+"""When two answers count as the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from evalution_conformance.reference_values import top2_gaps
+from evalution_conformance.subject import Subject
+from evalution_core import (
+    Capability,
+    GenerationOutput,
+    GenerationRequest,
+    LoglikelihoodOutput,
+    UnsupportedRequestError,
+)
+
+_UNDECIDED = 1e-3
+
+
+def assert_same_text(
+    subject: Subject,
+    request: GenerationRequest,
+    found: GenerationOutput,
+    expected: GenerationOutput,
+    rule: str,
+) -> None:
+    """Greedy texts are equal, at least up to the first step that rounding may decide otherwise."""
+    if found.text == expected.text:
+        return
+    gaps: list[float] = []
+    if subject.declares(Capability.LOGPROBS) and not request.do_sample:
+        request.logprobs = 2
+        gaps = top2_gaps(subject.complete(request).top_logprobs or [])
+    assert_tokens_agree(subject, found, expected.text, expected.token_ids, gaps, rule)
+
+
+def assert_tokens_agree(
+    subject: Subject,
+    found: GenerationOutput,
+    text: str,
+    token_ids: Sequence[int] | None,
+    gaps: Sequence[float],
+    rule: str,
+    *,
+    tolerance: float | None = None,
+) -> None:
+    """As `assert_same_text`, with the expected text, ids and leads of the first token given.
+
+    `tolerance` is nats per token; None: the subject's.
+    """
+    if found.text == text:
+        return
+    message = f"{rule}: expected {text!r}, got {found.text!r}"
+    assert found.token_ids is not None, message
+    assert token_ids is not None, message
+    step = first_difference(found.token_ids, token_ids)
+    undecided = max(_UNDECIDED, 2 * (subject.tolerance if tolerance is None else tolerance))
+    assert step is not None and any(gap < undecided for gap in gaps[: step + 1]), message  # noqa: PT018 - one sentence
+
+
+def assert_same_logprobs(
+    subject: Subject,
+    found: Sequence[float] | None,
+    expected: Sequence[float] | None,
+    rule: str,
+    *,
+    tolerance: float | None = None,
+) -> None:
+    """As many tokens, and each within `tolerance` nats; None: the subject's."""
+    allowed = subject.tolerance if tolerance is None else tolerance
+    assert found is not None, f"{rule}: token_logprobs is missing"
+    assert expected is not None, f"{rule}: token_logprobs is missing"
+    assert len(found) == len(expected), (
+        f"{rule}: expected {len(expected)} token log-probabilities, got {len(found)}"
+    )
+    differences = [abs(a - b) for a, b in zip(found, expected, strict=True)]
+    worst = max(range(len(differences)), key=differences.__getitem__)
+    assert differences[worst] <= allowed, (
+        f"{rule}: token {worst} has {found[worst]:.10g}, expected {expected[worst]:.10g}; they "
+        f"differ by {differences[worst]:.3g} nats and the tolerance is {allowed:g}"
+    )
+
+
+def assert_same_score(
+    subject: Subject, found: LoglikelihoodOutput, expected: LoglikelihoodOutput, rule: str
+) -> None:
+    """As `assert_same_logprobs`; without token values, the sums."""
+    if found.token_logprobs is None or expected.token_logprobs is None:
+        found_values, expected_values = [found.logprob], [expected.logprob]
+    else:
+        found_values, expected_values = found.token_logprobs, expected.token_logprobs
+    assert_same_logprobs(subject, found_values, expected_values, rule)
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """The first index at which two sequences differ; None if they are equal."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+E = TypeVar("E", bound=Exception)
+
+
+def assert_refused(call: Callable[[], Any], kind: type[E], asked: str) -> E:
+    """The error of this class that `call` raises.
+
+    Raises:
+        AssertionError: another error came, or none.
+        UnsupportedRequestError: a capability is missing; the run of the check decides about it.
+    """
+    try:
+        found = call()
+    except kind as error:
+        return error
+    except UnsupportedRequestError:
+        raise
+    except Exception as error:
+        raise AssertionError(
+            f"{asked} must be refused with {kind.__name__}, but came {error!r}"
+        ) from error
+    raise AssertionError(f"{asked} must be refused with {kind.__name__}, but gave {found!s:.200}")

@@ -1,0 +1,6 @@
+"""Engines with one planted fault each, taken from the field: the test of the checks themselves."""
+
+from mutants import completions, engines, scores, streams
+from mutants.catalogue import MUTANTS, Mutant, toy_subject
+
+__all__ = ["MUTANTS", "Mutant", "completions", "engines", "scores", "streams", "toy_subject"]

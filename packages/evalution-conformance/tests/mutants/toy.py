@@ -1,0 +1,313 @@
+"""The toy's tokenizer, in which words merge, and its language model, a table.
+
+The next token's distribution depends on a hash of all tokens before it, so that a BOS too many, a
+shifted position or a cut context shows in every number.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from evalution_core import (
+    BaseEngine,
+    BaseInferenceSession,
+    Capability,
+    GenerationOutput,
+    GenerationRequest,
+    LoglikelihoodOutput,
+    LoglikelihoodRequest,
+    Model,
+    RequestFailure,
+    RollingLoglikelihoodOutput,
+    RollingLoglikelihoodRequest,
+    secret,
+    speed_only,
+)
+from evalution_enginekit import (
+    ByteTokenizer,
+    TokenEvent,
+    TokenFeed,
+    TokenPrompt,
+    TokenScore,
+    TokenSession,
+    TokenSpan,
+    batch_continuously,
+    bound_tokenizer,
+)
+
+_MERGES = ("answer", "garden", " the", "the", " an", "an", " is", "ne", "ng", "é", ". ")
+_FIRST_MERGE = ByteTokenizer().vocabulary_size
+_VOCABULARY = _FIRST_MERGE + len(_MERGES)
+_MERGE_PATTERN = re.compile("|".join(map(re.escape, _MERGES)))
+_SPECIAL_PATTERN = re.compile(r"(<bos>|<eos>|<user>|<assistant>)")
+_ROWS = 61
+_MODULUS = 1_000_003
+_COMMON = (*b" etaoinshrdlu\n.,0123", 0xF0, *range(_FIRST_MERGE, _VOCABULARY))
+_CAT = (0xF0, 0x9F, 0x90, 0xB1)
+
+
+class MergingTokenizer(ByteTokenizer):
+    """Bytes, and a few words and pieces that are one token wherever they stand."""
+
+    def __init__(self, *, has_template: bool = True):
+        super().__init__(has_template=has_template)
+        self.vocabulary_size = _VOCABULARY
+
+    def encode(self, text: str) -> list[int]:
+        token_ids: list[int] = []
+        for part in _SPECIAL_PATTERN.split(text):
+            if _SPECIAL_PATTERN.fullmatch(part):
+                token_ids += super().encode(part)
+                continue
+            at = 0
+            for match in _MERGE_PATTERN.finditer(part):
+                token_ids += part[at : match.start()].encode()
+                token_ids.append(_FIRST_MERGE + _MERGES.index(match[0]))
+                at = match.end()
+            token_ids += part[at:].encode()
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        spelled: list[int] = []
+        for token_id in token_ids:
+            if token_id < _FIRST_MERGE:
+                spelled.append(token_id)
+            else:
+                spelled += _MERGES[token_id - _FIRST_MERGE].encode()
+        return super().decode(spelled, skip_special_tokens=skip_special_tokens)
+
+
+class Table:
+    """Log-probabilities of the next token: a row for each residue of the hash of the prefix."""
+
+    def __init__(self, salt: int):
+        chance = random.Random(salt)
+        self.rows = [self._row(chance, _COMMON, 4.0) for _ in range(_ROWS)]
+        # A character of four bytes, once begun, goes on.
+        self.forced = {
+            byte: self._row(chance, (following,), 12.0) for byte, following in pairwise(_CAT)
+        }
+
+    @staticmethod
+    def _row(chance: random.Random, favoured: Iterable[int], lead: float) -> list[float]:
+        logits = [chance.gauss(0, 1) for _ in range(_VOCABULARY)]
+        for token_id in favoured:
+            logits[token_id] += lead
+        if lead < 10:
+            logits[ByteTokenizer().eos_id or 0] += lead
+        total = math.log(math.fsum(math.exp(logit) for logit in logits))
+        return [logit - total for logit in logits]
+
+    def after(self, state: int, last: int) -> list[float]:
+        return self.forced.get(last) or self.rows[state % _ROWS]
+
+
+table = cache(Table)
+
+
+def advance(state: int, token_id: int) -> int:
+    """The hash of a prefix with one token more."""
+    return (state * 31 + token_id * 7 + 11) % _MODULUS
+
+
+K = TypeVar("K")
+
+CAPABILITIES = frozenset(Capability) - {
+    Capability.ATTACH,
+    Capability.BEAMS,
+    Capability.MULTIMODAL,
+    Capability.TOOLS,
+}
+UNTEMPLATED = "toy-without-template"
+
+
+@dataclass(slots=True)
+class Toy(BaseEngine):
+    """The sound engine, or with `fault` a session that has one."""
+
+    max_model_len: int = 96
+    batch_size: int = speed_only(default=4)
+    fault: str = ""
+    endpoint: str = "local"
+    api_key: str | None = secret()
+
+    capabilities = CAPABILITIES
+
+    def build(self, model: Model) -> BaseInferenceSession:
+        return SESSIONS.get(self.fault, ToySession)(self, model)
+
+
+class ToySession(TokenSession):
+    """A sound session with places to plant a fault: before a request is run, and after.
+
+    `asked`, `pair` and `text` give the request that is really run; `answered`, `scored` and
+    `rolled` the output that is given back.
+    """
+
+    salt = 0
+
+    def __init__(self, engine: Toy, model: Model):
+        tokenizer = MergingTokenizer(has_template=model.path != UNTEMPLATED)
+        super().__init__(
+            engine=type(engine).__name__,
+            capabilities=engine.capabilities,
+            tokenizer=bound_tokenizer(model, tokenizer),
+            max_model_len=engine.max_model_len,
+            batch_size=engine.batch_size,
+            dtype="float64",
+        )
+
+    @property
+    def table(self) -> Table:
+        return table(self.salt)
+
+    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+        return batch_continuously(feed, self._batch_size, _Sequence, self._step)
+
+    def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:
+        return [sequence.step(self.table) for sequence in sequences]
+
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        yield [self.score_span(span.token_ids, span.start) for span in spans]
+
+    def score_span(self, token_ids: Sequence[int], start: int) -> TokenScore:
+        """Scores `token_ids[start:]`, however long the span is."""
+        state, last = 0, 0
+        values: list[float] = []
+        greedy = True
+        for index, token_id in enumerate(token_ids):
+            if index >= start:
+                row = self.table.after(state, last)
+                values.append(row[token_id])
+                greedy = greedy and row[token_id] >= max(row)
+            state, last = advance(state, token_id), token_id
+        return TokenScore(values, greedy)
+
+    def identity(self) -> dict[str, object] | None:
+        return {"toy": self.salt}
+
+    # where faults go
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        return request
+
+    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        return output
+
+    def pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
+        return request
+
+    def scored(
+        self, request: LoglikelihoodRequest, output: LoglikelihoodOutput
+    ) -> LoglikelihoodOutput:
+        return output
+
+    def text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodRequest:
+        return request
+
+    def rolled(
+        self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
+    ) -> RollingLoglikelihoodOutput:
+        return output
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
+    ) -> list[GenerationOutput]:
+        outputs = super().generate([self.asked(r) for r in requests], batch_size=batch_size)
+        return [self.answered(r, o) for r, o in zip(requests, outputs, strict=True)]
+
+    def generate_continuous(
+        self, requests: Iterable[tuple[Any, GenerationRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[Any, GenerationOutput | RequestFailure]]:
+        known: dict[Any, GenerationRequest] = {}
+        results = super().generate_continuous(self._noted(requests, known), batch_size=batch_size)
+        return self._changed(results, known)
+
+    def stream(
+        self, requests: Iterable[tuple[Any, GenerationRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[Any, Any]]:
+        return super().stream(self._noted(requests, {}), batch_size=batch_size)
+
+    def loglikelihood(
+        self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[LoglikelihoodOutput]:
+        outputs = super().loglikelihood([self.pair(r) for r in requests], batch_size=batch_size)
+        return [self.scored(r, o) for r, o in zip(requests, outputs, strict=True)]
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[RollingLoglikelihoodOutput]:
+        outputs = super().loglikelihood_rolling(
+            [self.text(r) for r in requests], batch_size=batch_size
+        )
+        return [self.rolled(r, o) for r, o in zip(requests, outputs, strict=True)]
+
+    def _noted(
+        self, requests: Iterable[tuple[K, GenerationRequest]], known: dict[K, GenerationRequest]
+    ) -> Iterator[tuple[K, GenerationRequest]]:
+        for key, request in requests:
+            known[key] = request
+            yield key, self.asked(request)
+
+    def _changed(
+        self,
+        results: Iterator[tuple[K, GenerationOutput | RequestFailure]],
+        known: dict[K, GenerationRequest],
+    ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
+        for key, result in results:
+            if isinstance(result, GenerationOutput):
+                yield key, self.answered(known.pop(key), result)
+            else:
+                yield key, result
+
+
+SESSIONS: dict[str, type[ToySession]] = {}
+"""Faulty sessions by name, for the option `fault`."""
+
+
+class _Sequence:
+    def __init__(self, prompt: TokenPrompt):
+        self._prompt = prompt
+        self._state, self._last = 0, 0
+        for token_id in prompt.token_ids:
+            self._take(token_id)
+        self._count = 0
+        self._random = random.Random(prompt.seed)
+        self.is_done = False
+
+    def step(self, rows: Table) -> TokenEvent:
+        row = rows.after(self._state, self._last)
+        token_id = self._choose(row)
+        self._take(token_id)
+        self._count += 1
+        self.is_done = (
+            token_id in self._prompt.stop_ids or self._count >= self._prompt.max_new_tokens
+        )
+        if self._prompt.logprobs is None:
+            return TokenEvent(self._prompt.key, [token_id])
+        best = sorted(range(len(row)), key=lambda i: -row[i])[: self._prompt.logprobs]
+        top = {token: row[token] for token in best}
+        return TokenEvent(self._prompt.key, [token_id], [row[token_id]], [top])
+
+    def _take(self, token_id: int) -> None:
+        self._state, self._last = advance(self._state, token_id), token_id
+
+    def _choose(self, row: Sequence[float]) -> int:
+        prompt = self._prompt
+        if not prompt.do_sample:
+            return max(range(len(row)), key=row.__getitem__)
+        allowed = sorted(range(len(row)), key=lambda i: -row[i])[: prompt.top_k or None]
+        weights = [math.exp(row[i] / prompt.temperature) for i in allowed]
+        least = prompt.top_p * math.fsum(weights)
+        kept, mass = 0, 0.0
+        while kept < len(weights) and mass < least:
+            mass += weights[kept]
+            kept += 1
+        return self._random.choices(allowed[:kept], weights[:kept])[0]

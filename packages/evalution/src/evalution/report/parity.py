@@ -1,0 +1,208 @@
+"""What the page shows of a parity check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evalution.parity.result import LEAST_DECADE, ParityResult, SuiteParity, TokenDifference
+from evalution.report.figures import Figure, marker_symbol, plot_text, shortened
+from evalution_core import scrub
+
+_WORST_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class WorstToken:
+    """A token that differs much; `size` is |Δ|, None where one side calls it impossible."""
+
+    suite: str
+    found: TokenDifference
+    size: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ParityView:
+    """A parity check with its figures; `left` and `right` name the two sides."""
+
+    result: ParityResult
+    left: str
+    right: str
+    complaints: Sequence[str]
+    notes: Sequence[str]
+    worst: Sequence[WorstToken]
+    figures: Sequence[Figure]
+
+
+def parity_view(result: ParityResult, position: int) -> ParityView:
+    """The view of the check that stands at `position` on the page."""
+    worst = [
+        WorstToken(suite.name, token, token_difference(token))
+        for suite in result.suites
+        for token in suite.worst_tokens
+    ]
+    worst.sort(key=lambda token: math.inf if token.size is None else token.size, reverse=True)
+    left, right = _names(result)
+    return ParityView(
+        result=result,
+        left=left,
+        right=right,
+        complaints=[scrub(text) for text in result.complaints],
+        notes=[scrub(text) for text in result.notes],
+        worst=worst[:_WORST_SHOWN],
+        figures=parity_figures(result, f"parity-{position}"),
+    )
+
+
+def _names(result: ParityResult) -> tuple[str, str]:
+    """The two engines, with their models where the engines have one name."""
+    left, right = _side(result.left), _side(result.right)
+    return left, right if left != right else f"{right} (checked)"
+
+
+def _side(record: Mapping[str, Any]) -> str:
+    engine: Mapping[str, Any] = record.get("engine") or {}
+    model: Mapping[str, Any] = record.get("model") or {}
+    options: Mapping[str, Any] = engine.get("options") or {}
+    name = str(engine.get("name") or "a live session")
+    apart = ", ".join(str(part) for part in (model.get("label"), options.get("dtype")) if part)
+    return scrub(f"{name} ({apart})" if apart else name)
+
+
+_HEIGHT = 340
+_BELOW_ONE = -0.3
+_HEADROOM = 0.15
+"""In decades: so that a bar of one token can be seen, and the highest doesn't touch the edge."""
+
+
+def parity_figures(result: ParityResult, name: str) -> list[Figure]:
+    """How many tokens differ by how much, and by how much at which probability.
+
+    None for engines that tell no log-probabilities of single tokens. `name` is unique on the page.
+    """
+    suites = [suite for suite in result.suites if suite.tokens is not None]
+    if not suites:
+        return []
+    return [
+        _distribution(suites, result.tolerance.logprob, name),
+        _scatter(suites, result.tolerance.logprob, name),
+    ]
+
+
+def _distribution(suites: Sequence[SuiteParity], tolerance: float, name: str) -> Figure:
+    histograms = [suite.tokens.decades for suite in suites if suite.tokens is not None]
+    filled = [at for at in range(len(histograms[0])) if any(counts[at] for counts in histograms)]
+    shown = range(min(filled, default=0), max(filled, default=0) + 1)
+    shown = [0, *range(max(shown.start, 1), shown.stop)] if 0 in filled else list(shown)
+    data = [
+        {
+            "type": "bar",
+            "name": plot_text(shortened(suite.name)),
+            "meta": {"run": position},
+            "x": [_decade(at) for at in shown],
+            "y": [counts[at] for at in shown],
+            "hovertemplate": "%{y:,} tokens<extra>" + plot_text(suite.name) + "</extra>",
+        }
+        for position, (suite, counts) in enumerate(zip(suites, histograms, strict=True))
+    ]
+    layout = _layout("|Δ log-probability| from here on, in nats", "tokens", len(suites))
+    layout["xaxis"] |= {"type": "category"}
+    top = math.log10(max(max(counts) for counts in histograms) or 1) + _HEADROOM
+    layout["yaxis"] |= {"type": "log", "dtick": 1, "range": [_BELOW_ONE, top]}
+    total = sum(suite.tokens.count for suite in suites if suite.tokens is not None)
+    return Figure(
+        name=f"{name}-distribution",
+        title="How many tokens differ by how much",
+        note=f"{total:,} tokens; the tolerance is {tolerance:g}.",
+        summary="Histogram of absolute differences of log-probabilities; the table has its ends.",
+        spec={"data": data, "layout": layout},
+    )
+
+
+def _scatter(suites: Sequence[SuiteParity], tolerance: float, name: str) -> Figure:
+    data: list[dict[str, Any]] = []
+    for position, suite in enumerate(suites):
+        data.append(_points(suite, position))
+        data.append(_worst(suite, position))
+    layout = _layout("log-probability on the left", "|Δ|, in nats", len(suites))
+    layout["yaxis"] |= {"type": "log", "exponentformat": "power", "dtick": 2}
+    layout["shapes"] = [
+        {
+            "type": "line",
+            "xref": "paper",
+            "x0": 0,
+            "x1": 1,
+            "y0": tolerance,
+            "y1": tolerance,
+            "line": {"dash": "dash", "width": 1.5, "color": "#888888"},
+        }
+    ]
+    return Figure(
+        name=f"{name}-tokens",
+        title="Where they differ",
+        note="Each dot is a token; those without a difference are left out. The worst are ringed, "
+        "and the dashed line is the tolerance.",
+        summary="Scatter plot of absolute differences over log-probabilities; the table has the "
+        "worst tokens.",
+        spec={"data": data, "layout": layout},
+    )
+
+
+def _points(suite: SuiteParity, position: int) -> dict[str, Any]:
+    pairs = [(left, abs(left - right)) for left, right in suite.points if left != right]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": plot_text(shortened(suite.name)),
+        "legendgroup": str(position),
+        "meta": {"run": position},
+        "x": [left for left, _ in pairs],
+        "y": [size for _, size in pairs],
+        "marker": {"size": 4, "opacity": 0.55, "symbol": marker_symbol(position)},
+        "hovertemplate": "%{x:.4f}: |Δ| %{y:.3g}<extra></extra>",
+    }
+
+
+def _worst(suite: SuiteParity, position: int) -> dict[str, Any]:
+    found = [(token, size) for token in suite.worst_tokens if (size := token_difference(token))]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "legendgroup": str(position),
+        "showlegend": False,
+        "meta": {"run": position},
+        "x": [token.left for token, _ in found],
+        "y": [size for _, size in found],
+        "text": [f"row {token.row}, token {token.position}" for token, _ in found],
+        "marker": {"size": 10, "symbol": "circle-open", "line": {"width": 1.5}},
+        "hovertemplate": "%{text}: |Δ| %{y:.3g}<extra>" + plot_text(suite.name) + "</extra>",
+    }
+
+
+def token_difference(token: TokenDifference) -> float | None:
+    """|Δ| of a token; None where one side calls it impossible."""
+    if token.left is None or token.right is None:
+        return None
+    return abs(token.left - token.right)
+
+
+def _layout(x: str, y: str, suites: int) -> dict[str, Any]:
+    return {
+        "height": _HEIGHT,
+        "margin": {"l": 8, "r": 16, "t": 8, "b": 8},
+        "showlegend": suites > 1,
+        "hovermode": "closest",
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        "xaxis": {"automargin": True, "title": {"text": x}, "zeroline": False, "tickangle": 0},
+        "yaxis": {"automargin": True, "title": {"text": y}, "zeroline": False},
+    }
+
+
+def _decade(place: int) -> str:
+    """The lower end of a bin of `DifferenceStats.decades`."""
+    if place == 0:
+        return "0"
+    exponent = LEAST_DECADE + place - 1
+    return "≥ 1" if exponent == 0 else f"1e{exponent}"

@@ -1,0 +1,276 @@
+"""JSON Schema of an engine's or a suite's options, in the form in which a spec declares them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
+
+import pydantic
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+from evalution.scoring.filters import FILTERS, Filter
+from evalution.suites.suite import SuiteDeclaration
+from evalution_core import BaseEngine, scrub
+from evalution_core.options import option_fields
+
+if TYPE_CHECKING:
+    from pydantic_core import core_schema
+
+
+_STEP = {"$ref": "#/$defs/filter"}
+_STEPS = {"$ref": "#/$defs/filters"}
+_UNRESOLVED = {"x-evalution": "filter"}
+"""In place of the reference while pydantic works, which resolves each one that it meets."""
+
+
+def suite_options_schema(kind: type[SuiteDeclaration]) -> dict[str, Any]:
+    """An object with the type and default of each option; filters are steps as a spec writes them.
+
+    An option of a class without a plain form may be anything: the suite itself judges it.
+    References to `filter` and `filters` lead to `filter_definitions`.
+    """
+    hints = get_type_hints(kind)
+    options: dict[str, Any] = {}
+    # Numbered, since a field of pydantic's may not have every name that an option has.
+    for number, option in enumerate(option_fields(kind)):
+        settings: dict[str, Any] = {"alias": option.name}
+        if option.default is not MISSING:
+            settings["default"] = option.default
+        elif option.default_factory is not MISSING:
+            settings["default_factory"] = option.default_factory
+        options[f"option_{number}"] = (hints[option.name], pydantic.Field(**settings))
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model = pydantic.create_model(kind.__name__, __config__=config, **options)
+    return _with_bare_steps(model.model_json_schema(schema_generator=_SpecForm))
+
+
+def engine_options_schema(kind: type[BaseEngine]) -> dict[str, Any]:
+    """The schema of an engine's options, without the credentials of URLs among its defaults."""
+    return _scrubbed(kind.options_schema())
+
+
+def _scrubbed(shape: Any) -> Any:
+    if isinstance(shape, dict):
+        return {key: _scrubbed(value) for key, value in cast(dict[str, Any], shape).items()}
+    if isinstance(shape, list):
+        return [_scrubbed(member) for member in cast(list[Any], shape)]
+    return scrub(shape) if isinstance(shape, str) else shape
+
+
+def filter_definitions() -> dict[str, Any]:
+    """The schema of one step that is taken from an answer, and of a pipeline of them."""
+    return {
+        "filter": _step_schema(),
+        "filters": {"anyOf": [_STEP, {"type": "array", "items": _STEP}]},
+    }
+
+
+class _SpecForm(GenerateJsonSchema):
+    def is_instance_schema(self, schema: core_schema.IsInstanceSchema) -> JsonSchemaValue:
+        return dict(_UNRESOLVED) if schema["cls"] is Filter else {}
+
+
+def _with_bare_steps(shape: Any) -> Any:
+    """`shape` where one step of a pipeline may also stand without its list."""
+    if isinstance(shape, list):
+        return [_with_bare_steps(member) for member in cast(list[Any], shape)]
+    if not isinstance(shape, dict):
+        return shape
+    found = {key: _with_bare_steps(value) for key, value in cast(dict[str, Any], shape).items()}
+    if found == _UNRESOLVED:
+        return _STEP
+    if found.get("items") != _STEP:
+        return found
+    return {**_STEPS, **({"default": found["default"]} if "default" in found else {})}
+
+
+def _step_schema() -> dict[str, Any]:
+    """A step by its name, or one name with its options or with the value of its first one."""
+    named = {name: _filter_options(kind) for name, kind in FILTERS.items()}
+    bare = [name for name, options in named.items() if "required" not in options]
+    declared = {
+        "type": "object",
+        "properties": {
+            name: {"anyOf": [{"type": "string"}, options]} if options["properties"] else options
+            for name, options in named.items()
+        },
+        "minProperties": 1,
+        "maxProperties": 1,
+        "additionalProperties": False,
+    }
+    return {"anyOf": [{"enum": bare}, declared]}
+
+
+def _filter_options(kind: type[Filter]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for option in fields(kind):  # pyright: ignore[reportArgumentType]
+        properties[option.name] = pydantic.TypeAdapter(hints[option.name]).json_schema()
+        if option.default is MISSING:
+            required.append(option.name)
+        else:
+            properties[option.name]["default"] = option.default
+    found = {"type": "object", "properties": properties, "additionalProperties": False}
+    return found | ({"required": required} if required else {})
+
+
+_LOCAL = "#/$defs/"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDeclaration:
+    """One engine or suite: its name, its docstring, and the schema of its options.
+
+    `inherited` are docstrings of its bases, the nearest first: they tell of options as well.
+    """
+
+    name: str
+    what: str
+    doc: str | None
+    options: Mapping[str, Any]
+    inherited: Sequence[str] = ()
+
+    @property
+    def key(self) -> str:
+        """Its place in the definitions: `engine.Reference`; a slash there would be a level."""
+        return f"{self.what}.{self.name.replace('/', '.')}"
+
+    @property
+    def needs_options(self) -> bool:
+        return bool(self.options.get("required"))
+
+    @property
+    def pattern(self) -> str:
+        """What matches its name as people write it: case, `-` and `_` don't count."""
+        package, _, name = self.name.rpartition("/")
+        prefix = f"{_loosely(package)}/" if package else "([^/:]+/)?"
+        return f"^{prefix}{_loosely(name)}$"
+
+    @property
+    def definitions(self) -> dict[str, Any]:
+        """Both forms of a declaration, the options, and what their types refer to."""
+        own = self.options.get("$defs", {})
+        moved = _moved(
+            self.options, {f"{_LOCAL}{name}": f"{_LOCAL}{self.key}.{name}" for name in own}
+        )
+        inner: dict[str, Any] = moved.pop("$defs", {})
+        described: dict[str, str] = {}
+        for doc in (*reversed(self.inherited), self.doc):
+            described |= _option_texts(doc)
+        for name, shape in cast("dict[str, Any]", moved.get("properties", {})).items():
+            if name in described:
+                shape["description"] = described[name]
+        options = f"{self.key}.options"
+        found = {self.key: self._forms(moved, options), options: moved}
+        return found | {f"{self.key}.{name}": shape for name, shape in inner.items()}
+
+    def _forms(self, options: Mapping[str, Any], reference: str) -> dict[str, Any]:
+        names = {"type": True, "kind": True}
+        params: dict[str, Any] = {"$ref": f"{_LOCAL}{reference}"}
+        if not self.needs_options:
+            params = {"anyOf": [params, {"type": "null"}]}
+        beside = {**options, "properties": {"type": True, **options.get("properties", {})}}
+        alone: dict[str, Any] = {
+            "properties": {"kind": True, "params": True},
+            "additionalProperties": False,
+        }
+        if self.needs_options:
+            alone["required"] = ["params"]
+        return {
+            **({"description": summary} if (summary := summarize_docstring(self.doc)) else {}),
+            "if": {"required": ["params"]},
+            "then": {"properties": {**names, "params": params}, "additionalProperties": False},
+            "else": {"if": {"required": ["kind"]}, "then": alone, "else": beside},
+        }
+
+
+def any_declaration(what: str, declared: Sequence[NamedDeclaration]) -> dict[str, Any]:
+    """A name alone, or a mapping with `type` or `kind`: each name with its own options.
+
+    What is given as `package.module:Class` is not judged.
+    """
+    named = {"properties": {"type": _names(declared), "kind": _names(declared)}}
+    return {
+        "description": f"One {what}: a name, `type` with options, or `kind` with `params`.",
+        "type": ["string", "object"],
+        "if": {"type": "string"},
+        "then": _names([found for found in declared if not found.needs_options]),
+        "else": {
+            **named,
+            "oneOf": [{"required": ["type"]}, {"required": ["kind"]}],
+            "allOf": [
+                {"if": _is_named(found), "then": {"$ref": f"{_LOCAL}{found.key}"}}
+                for found in declared
+            ],
+        },
+    }
+
+
+def read_docstring(kind: type[Any]) -> str | None:
+    """The docstring that somebody wrote; not a dataclass's own, which shows every default."""
+    doc = kind.__doc__
+    return None if doc is None or doc.startswith(f"{kind.__name__}(") else doc
+
+
+def read_base_docstrings(kind: type[Any]) -> list[str]:
+    """The docstrings of a class's bases, the nearest first."""
+    return [doc for base in kind.__mro__[1:] if (doc := read_docstring(base))]
+
+
+def summarize_docstring(doc: str | None) -> str:
+    """The first paragraph of a docstring, in one line."""
+    return " ".join((doc or "").strip().split("\n\n", 1)[0].split())
+
+
+def _names(declared: Sequence[NamedDeclaration]) -> dict[str, Any]:
+    patterns = [{"pattern": found.pattern} for found in declared]
+    # The list is what an editor offers, the patterns are what is right as well.
+    offered = [{"enum": [found.name for found in declared]}] if declared else []
+    return {"type": "string", "anyOf": [*offered, *patterns, {"pattern": ":"}]}
+
+
+def _is_named(found: NamedDeclaration) -> dict[str, Any]:
+    name = {"pattern": found.pattern}
+    return {"anyOf": [{"required": [key], "properties": {key: name}} for key in ("type", "kind")]}
+
+
+def _loosely(name: str) -> str:
+    kept = [char for char in name if char not in "-_"]
+    return "[-_]*".join(
+        f"[{char.upper()}{char.lower()}]" if char.isalpha() else re.escape(char) for char in kept
+    )
+
+
+def _moved(shape: Any, places: Mapping[str, str]) -> Any:
+    """A copy whose references lead to new places, without pydantic's titles of names."""
+    if isinstance(shape, Mapping):
+        members = cast("Mapping[str, Any]", shape)
+        return {
+            key: places.get(value, value) if key == "$ref" else _moved(value, places)
+            for key, value in members.items()
+            if not (key == "title" and isinstance(value, str))
+        }
+    if isinstance(shape, list):
+        return [_moved(member, places) for member in cast("list[Any]", shape)]
+    return shape
+
+
+def _option_texts(doc: str | None) -> dict[str, str]:
+    """What the section `Options:` of a docstring says about each."""
+    section = re.search(
+        r"^[ \t]*Options\b[^\n]*:\n(?P<lines>(?:[ \t]+\S.*\n?|[ \t]*\n)+)", doc or "", re.MULTILINE
+    )
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in section["lines"].splitlines() if section else ():
+        if match := re.match(r"\s+(?P<names>\w+(?:, \w+)*): (?P<text>.+)", line):
+            names = match["names"].split(", ")
+            found |= dict.fromkeys(names, match["text"])
+        elif line.strip():
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+        else:
+            names = []
+    return found

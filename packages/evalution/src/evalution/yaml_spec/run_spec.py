@@ -1,0 +1,302 @@
+"""The section `backend` of a spec: read by the package that brings training backends.
+
+That package is found by the entry-point group `evalution.backends`, whose value is a
+`BackendReader`; the runner knows none of its backends.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, cast
+
+from evalution.error_boundary import wrap_errors
+from evalution.hints import BACKEND_HINT, INSTALL_HINTS
+from evalution.rows.local import BUILTIN
+from evalution.runs.backend import BackendReader, ModelBackend, check_backend
+from evalution.runs.options import FailurePolicy
+from evalution.runs.preflight import EngineAndModel, parse_model
+from evalution.suites.discovery import load_suite
+from evalution.suites.suite import SuiteDeclaration
+from evalution.user_input import parse_path, path_errors
+from evalution.yaml_spec.yaml_file import EXAMPLES, as_mapping, declaration, read_yaml
+from evalution_core import (
+    BaseEngine,
+    ConfigurationError,
+    EngineUnavailableError,
+    Model,
+    UnknownEngineError,
+    builtin_path,
+    did_you_mean,
+    load_engine,
+    nearest_name,
+)
+from evalution_core.options import option_fields
+from evalution_core.plugins import installed
+
+GROUP = "evalution.backends"
+
+
+def read_backend(
+    name: str, options: Mapping[str, Any], model: object, folder: Path
+) -> ModelBackend:
+    """The backend of a spec in `folder` whose section `model` is `model`.
+
+    Raises:
+        ConfigurationError: nothing that brings backends is installed, more than one package does,
+            or the backend, its options or the model are wrong.
+        EngineUnavailableError: the backend's package can't be imported.
+    """
+    reader = _reader()
+    with wrap_errors(f"backend {name!r} can't be made", ConfigurationError):
+        return reader(name, options, model, folder)
+
+
+def _reader() -> BackendReader:
+    points = installed(GROUP)
+    if not points:
+        raise ConfigurationError(
+            "the section 'backend' needs a package of training backends and none is installed; "
+            f"pip install {BACKEND_HINT}"
+        )
+    if len(points) > 1:
+        sources = " and ".join(point.dist.name if point.dist else point.value for point in points)
+        raise ConfigurationError(
+            f"the section 'backend' is read by {sources}; uninstall all of them but one"
+        )
+    (point,) = points
+    try:
+        return point.load()
+    except Exception as error:  # the border to foreign code: a package may raise anything
+        raise EngineUnavailableError(
+            f"training backends ({point.value}) can't be loaded: {type(error).__name__}: {error}"
+        ) from error
+
+
+SECTIONS = ("engine", "model", "tests", "backend", "against", "isolate", "on_error", "max_failures")
+"""What a spec may hold at its top."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A run that is declared in full; nothing of it is loaded.
+
+    `against` is what a parity check holds the engine to; a run has none. With a `backend`, the
+    engine attaches to the model that it prepares.
+    """
+
+    path: Path
+    engine: BaseEngine
+    model: Model
+    tests: Sequence[SuiteDeclaration]
+    against: EngineAndModel | None = None
+    isolate: bool = False
+    failures: FailurePolicy = field(default_factory=FailurePolicy)
+    backend: ModelBackend | None = None
+
+
+def load_spec(source: str) -> Spec:
+    """The spec in a file, or in an installed package (`builtin:tiny/quickstart`).
+
+    Relative paths of rows and of a model start from the file's folder.
+
+    Raises:
+        ConfigurationError: the file isn't there or not valid YAML, a section is missing, unknown or
+            of the wrong kind, or an option is wrong; the message begins with the file's name.
+    """
+    path = spec_path(source)
+    found = read_yaml(path)
+    try:
+        return parse_spec(found, path)
+    except ConfigurationError as error:
+        error.args = (f"{path}: {error}",)
+        raise
+
+
+def spec_path(source: str) -> Path:
+    """Where a spec lies.
+
+    Raises:
+        ConfigurationError: there is no such file.
+    """
+    if source.startswith(BUILTIN):
+        name, _, kind = source.removeprefix(BUILTIN).partition("/")
+        return builtin_path(BUILTIN + name, kind or "quickstart")
+    path = parse_path(source)
+    with path_errors(path):
+        if path.is_dir():
+            raise ConfigurationError(f"{path} is a folder; name the spec file in it")
+        if not path.exists():
+            raise ConfigurationError(f"there is no spec file {path}{_alike(path)}")
+    return path
+
+
+def _alike(path: Path) -> str:
+    """The spec file beside `path` that may be meant. Endings don't count, as they are all alike."""
+    beside = {file.stem: file for file in path.parent.glob("*.y*ml")}
+    near = nearest_name(path.stem, beside, cutoff=0.6)
+    return f"; did you mean {beside[near]}?" if near else ""
+
+
+def parse_spec(found: object, path: Path) -> Spec:
+    """The spec in a YAML document's value; errors as `load_spec`."""
+    document = as_mapping(found, "a spec")
+    for section in document:
+        if section not in SECTIONS:
+            raise ConfigurationError(
+                f"there is no section {section!r}{did_you_mean(str(section), SECTIONS)} "
+                f"(sections: {', '.join(SECTIONS)})"
+            )
+    for section in ("engine", "tests"):
+        if document.get(section) is None:
+            raise ConfigurationError(f"the section {section!r} is missing{EXAMPLES[section]}")
+    folder = path.resolve().parent if path.is_symlink() else path.parent
+    engine = parse_engine(document["engine"])
+    backend = _backend(document, folder)
+    model = _model(document.get("model"), folder) if backend is None else backend.model
+    if backend is not None:
+        check_backend(backend, engine)
+    return Spec(
+        path,
+        engine,
+        model,
+        _tests(document["tests"], folder),
+        _against(document.get("against"), model, folder),
+        _isolate(document.get("isolate", False)),
+        FailurePolicy(document.get("on_error", "record"), document.get("max_failures")),
+        backend,
+    )
+
+
+def parse_engine(declared: object) -> BaseEngine:
+    """An engine from its name, or from either form of a spec.
+
+    Raises:
+        ConfigurationError: no engine has the name, or an option is wrong.
+        EngineUnavailableError: the engine's module is there and can't be imported.
+    """
+    name, options = declaration(declared, "engine")
+    with _module_beside(name):
+        engine = load_engine(name, hints=INSTALL_HINTS)
+    _check_place(options, engine)
+    _check_plain(options, "engine")
+    with wrap_errors(f"engine {engine.__name__} can't be made", ConfigurationError):
+        return engine.from_options(options)
+
+
+def parse_test(declared: object, base: Path | None) -> SuiteDeclaration:
+    """A suite from either form of a spec; errors as `parse_engine`."""
+    name, options = declaration(declared, "test")
+    suite = load_suite(name)
+    _check_place(options, suite)
+    _check_plain(options, "test")
+    with wrap_errors(f"suite {suite.__name__} can't be made", ConfigurationError):
+        return suite.from_options(options, base=base)
+
+
+def _tests(declared: object, base: Path) -> list[SuiteDeclaration]:
+    if not isinstance(declared, list) or not declared:
+        raise ConfigurationError(
+            f"tests must be a list with at least one suite, got {declared!r}{EXAMPLES['tests']}"
+        )
+    tests: list[SuiteDeclaration] = []
+    for number, test in enumerate(cast(list[object], declared), start=1):
+        try:
+            tests.append(parse_test(test, base))
+        except ConfigurationError as error:
+            error.args = (f"test {number}: {error}",)
+            raise
+    return tests
+
+
+def _model(declared: object, base: Path) -> Model:
+    if declared is None:
+        return Model()
+    if isinstance(declared, str):
+        declared = {"path": declared}
+    model = parse_model(dict(as_mapping(declared, "the section 'model'")))
+    if model.path is None or model.path.startswith(BUILTIN):
+        return model
+    # A Hub id looks like a relative path: only a file that is there, or `./`, settles it.
+    beside = (base / parse_path(model.path)).absolute()
+    with path_errors(beside):
+        if beside.exists():
+            return replace(model, path=str(beside))
+    if model.path.startswith(("./", "../", "~")):
+        raise ConfigurationError(f"there is no model folder or file {beside}")
+    return model
+
+
+def _backend(document: Mapping[str, Any], folder: Path) -> ModelBackend | None:
+    if document.get("backend") is None:
+        return None
+    for section in ("against", "isolate"):
+        if document.get(section):
+            raise ConfigurationError(
+                f"the section {section!r} needs models that engines load; take out 'backend'"
+            )
+    name, options = declaration(document["backend"], "backend")
+    _check_plain(options, "backend")
+    return read_backend(name, options, document.get("model"), folder)
+
+
+def _against(declared: object, model: Model, base: Path) -> EngineAndModel | None:
+    if declared is None:
+        return None
+    fields = dict(as_mapping(declared, "the section 'against'"))
+    for name in fields:
+        if name not in ("engine", "model"):
+            raise ConfigurationError(
+                f"the section 'against' has no {name!r}{did_you_mean(name, ('engine', 'model'))} "
+                "(it holds an engine, and a model where that is another)"
+            )
+    if fields.get("engine") is None:
+        raise ConfigurationError(f"the section 'against' names no engine{EXAMPLES['engine']}")
+    other = _model(fields["model"], base) if fields.get("model") is not None else model
+    return EngineAndModel(parse_engine(fields["engine"]), other)
+
+
+def _isolate(declared: object) -> bool:
+    if not isinstance(declared, bool):
+        raise ConfigurationError(f"isolate must be true or false, got {declared!r}")
+    return declared
+
+
+@contextmanager
+def _module_beside(name: str) -> Generator[None]:
+    """Note with an error of loading `module:Class` that its module lies in the working folder."""
+    try:
+        yield
+    except UnknownEngineError as error:
+        module, _, _ = name.partition(":")
+        file = Path(*module.split(".")).with_suffix(".py")
+        if module not in sys.modules and file.is_file():
+            error.add_note(
+                f"{file} is in the working folder, which `python -m evalution` looks into"
+            )
+        raise
+
+
+def _check_place(
+    options: Mapping[str, Any], kind: type[BaseEngine] | type[SuiteDeclaration]
+) -> None:
+    known = {option.name for option in option_fields(kind)}
+    for name in options:
+        if name in SECTIONS and name not in known:
+            raise ConfigurationError(
+                f"{kind.declared_as} {kind.__name__} has no option {name!r}; {name} stands at the "
+                "top of a spec, beside engine and tests"
+            )
+
+
+def _check_plain(options: Mapping[str, Any], what: str) -> None:
+    for name, value in options.items():
+        if isinstance(value, date | bytes | set):
+            kind = "a date" if isinstance(value, date) else "no plain value"
+            raise ConfigurationError(
+                f"option {name!r} of the {what} is {kind} to YAML ({value!s}); put it in quotes"
+            )

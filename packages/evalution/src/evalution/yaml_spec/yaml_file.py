@@ -1,0 +1,169 @@
+"""YAML as a spec may hold it: plain values, no key twice, and errors with a place."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from evalution_core import ConfigurationError
+
+_DEPTH = 50
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader that refuses a mapping with the same key twice, and half a character."""
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        found: Any = super().construct_scalar(node)  # pyright: ignore[reportUnknownMemberType]
+        try:
+            # JSON escapes a character beyond U+FFFF as two, and JSON is YAML.
+            return found.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise yaml.constructor.ConstructorError(
+                None, None, "a lone surrogate is no valid text", node.start_mark
+            ) from None
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: dict[Any, yaml.Node] = {}
+        for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                continue
+            key = cast(Any, self.construct_object(key_node, deep=True))  # pyright: ignore[reportUnknownMemberType]
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be a plain value", key_node.start_mark
+                )
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands here a second time", key_node.start_mark
+                )
+            seen[key] = key_node
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> Any:
+    """The one document of a file.
+
+    Raises:
+        ConfigurationError: the file can't be read, or isn't YAML; with line and column.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} isn't UTF-8 text: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path} can't be read: {error.strerror}") from error
+    try:
+        found = yaml.load(text, _Loader)
+        _check_shape(found, path)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(
+            f"{path}{_place(error)}: not valid YAML: {_reason(error)}"
+        ) from None
+    except RecursionError:
+        raise ConfigurationError(f"{path} is nested too deeply") from None
+    except ValueError as error:  # what a tag makes of its text: an int of 5000 digits, a date
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"{path} holds a value that can't be read: {error}") from None
+    return found
+
+
+def _check_shape(
+    found: object, path: Path, above: tuple[int, ...] = (), done: set[int] | None = None
+) -> None:
+    # An alias may stand inside of what it names; whoever walks through that never comes back.
+    done = set() if done is None else done
+    if id(found) in above:
+        raise ConfigurationError(f"{path}: an alias (*) stands inside of what it names")
+    if id(found) in done or not isinstance(found, dict | list):
+        return
+    if len(above) >= _DEPTH:
+        raise ConfigurationError(f"{path} is nested too deeply, over {_DEPTH} levels")
+    holder = cast(dict[Any, object] | list[object], found)
+    for member in holder.values() if isinstance(holder, dict) else holder:
+        _check_shape(member, path, (*above, id(holder)), done)
+    done.add(id(holder))
+
+
+def _place(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    problem: str | None = getattr(error, "problem", None)
+    context: str | None = getattr(error, "context", None)
+    return ", ".join(part for part in (problem, context) if part) or str(error)
+
+
+EXAMPLES = {
+    "backend": "; for instance `backend: {kind: local, params: {dtype: float32}}`",
+    "engine": "; for instance `engine: {type: Reference}`",
+    "test": "; for instance `{type: generation, data: rows.jsonl, …}`",
+    "tests": "; for instance `tests: [{type: generation, data: rows.jsonl, …}]`",
+}
+"""How a section is written, for messages."""
+
+_KINDS: dict[type, str] = {
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+}
+
+
+def declaration(declared: object, what: str) -> tuple[str, Mapping[str, Any]]:
+    """The name and the options of the engine, test or backend that is declared in either form.
+
+    Raises:
+        ConfigurationError: it names none, or mixes the forms.
+    """
+    if isinstance(declared, str):
+        return declared, {}
+    fields = dict(as_mapping(declared, f"the {what}"))
+    for key in ("type", "kind"):
+        if key not in fields:
+            continue
+        name = fields.pop(key)
+        if not isinstance(name, str):
+            raise ConfigurationError(f"the {what}'s {key} must be a name, got {name!r}")
+        return name, _options(fields, key, what)
+    raise ConfigurationError(
+        f"the {what} names no type (it has: {', '.join(fields) or 'nothing'}){EXAMPLES[what]}"
+    )
+
+
+def _options(fields: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any]:
+    if "params" not in fields:
+        if key == "kind" and fields:
+            raise ConfigurationError(
+                f"the {what} has kind and {', '.join(fields)} side by side; put options under "
+                "params, or write type in place of kind"
+            )
+        return fields
+    if beside := [name for name in fields if name != "params"]:
+        raise ConfigurationError(
+            f"the {what} has options both under params and beside it: {', '.join(beside)}"
+        )
+    return as_mapping(fields["params"] or {}, f"the {what}'s params")
+
+
+def as_mapping(found: object, what: str) -> Mapping[str, Any]:
+    """`found`, where it is a mapping with text as keys.
+
+    Raises:
+        ConfigurationError: it is something else; `what` is its name in the message.
+    """
+    if not isinstance(found, Mapping):
+        shown = "empty" if found is None else _KINDS.get(type(found), f"a {type(found).__name__}")
+        raise ConfigurationError(f"{what} must be a mapping of names to values, but it is {shown}")
+    mapping = cast(Mapping[Any, Any], found)
+    for key in mapping:
+        if not isinstance(key, str):
+            raise ConfigurationError(f"{what} has the key {key!r}, which is no text; quote it")
+    return mapping

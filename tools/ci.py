@@ -1,0 +1,339 @@
+"""Run everything that a CPU machine can run, or one environment of it.
+
+    uv run tools/ci.py                    all stages; `.ci/run` does this on a bare machine
+    uv run tools/ci.py list               the environments, and what runs in each
+    uv run tools/ci.py build vllm         make .venv-vllm
+    uv run tools/ci.py test vllm -k name  run its tests in it, with arguments for pytest
+
+An environment is a requirements file of `tools/envs`, the light members of the root's
+`pyproject.toml`, and the members that declare it in their own (`[[tool.evalution.environments]]`).
+A stage that fails lets the others run; the table at the end names it, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from members import (
+    Environment,
+    light_members,
+    pyright_settings,
+    read_environments,
+    typed_members,
+    unique,
+)
+
+ROOT = Path(__file__).parents[1]
+TORCH = "2.13.0"
+PROGRAMS = {
+    "g++": ("c++",),
+    "chromium": ("chromium", "chromium-browser", "google-chrome", "chrome"),
+}
+"""System packages that an environment may ask for, and the programs that stand for each."""
+OTHER_PYTHONS = {"3.12": ["packages"], "3.13": []}
+"""Further versions of Python, and the tests that run on each; none named: all light ones."""
+COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
+
+
+def find_python(version: str = "") -> str:
+    """Return a Python of this version, else the one of this process, by running it.
+
+    `python3.12` may be pyenv's shim, which runs only where PYENV_VERSION names that version.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    if not version:
+        return sys.executable
+    environment = dict(os.environ)
+    if shutil.which("pyenv"):
+        latest = ["pyenv", "latest", version]
+        known = subprocess.run(latest, capture_output=True, text=True, check=False).stdout.strip()
+        environment |= {"PYENV_VERSION": known} if known else {}
+    show = [f"python{version}", "-c", "import sys; print(sys.executable)"]
+    if shutil.which(show[0]):
+        done = subprocess.run(show, capture_output=True, text=True, env=environment, check=False)
+        if done.returncode == 0:
+            return done.stdout.strip()
+    raise RuntimeError(f"no Python {version}: `python{version}` is not on PATH or does not start")
+
+
+def torch_command(python: Path) -> list[str]:
+    """Return the command that installs a CPU build of torch.
+
+    The index's own build for Linux brings 3 GB of CUDA libraries. A folder of wheels that
+    PIP_FIND_LINKS names comes first, then PyTorch's index.
+    """
+    install = ["uv", "pip", "install", "--quiet", "--no-deps", "--python", str(python)]
+    if folders := os.environ.get("PIP_FIND_LINKS", "").split():
+        links = [part for folder in folders for part in ("--find-links", folder)]
+        return [*install, *links, f"torch=={TORCH}+cpu"]
+    backend = ["--torch-backend", "cpu"] if sys.platform == "linux" else []
+    return [*install, *backend, f"torch=={TORCH}"]
+
+
+def build_commands(environment: Environment) -> Iterator[list[str]]:
+    """Yield the commands that make an environment; packages come from uv's cache if it has them.
+
+    The hashed file is complete but for torch, hence `--no-deps`; `--no-config`, because the root's
+    constraints are for the lock alone.
+    """
+    administrator = [] if os.geteuid() == 0 else ["sudo"]
+    if missing := [
+        name for name in environment.system if not any(map(shutil.which, PROGRAMS[name]))
+    ]:
+        yield [*administrator, "apt-get", "-qq", "update"]
+        install = ["apt-get", "-qq", "install", "--yes", "--no-install-recommends"]
+        yield [*administrator, *install, *missing]
+    folder = environment.folder
+    if not environment.requirements.is_file():
+        packages = [f"--package={member}" for member in environment.members]
+        yield ["uv", "sync", "--quiet", *packages]
+        return
+    yield ["uv", "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)]
+    install = [
+        "uv",
+        "pip",
+        "install",
+        "--no-config",
+        "--quiet",
+        "--no-deps",
+        "--python",
+        str(folder),
+    ]
+    yield [*install, "--require-hashes", "-r", f"tools/envs/{environment.name}.txt"]
+    yield [*install, *(f"--editable=packages/{member}" for member in environment.members)]
+    if environment.torch:
+        yield torch_command(folder)
+
+
+def lowest_commands() -> Iterator[list[str]]:
+    """Yield the commands that make `.venv-lowest`: each dependency at its lowest version.
+
+    The extras `hf` and `datasets` stay out: their packages would raise the floors of the others.
+    """
+    extras = {"evalution": "[parquet]", "evalution-enginekit": "[tokenizers]"}
+    members = [f"--editable=packages/{name}{extras.get(name, '')}" for name in light_members()]
+    yield ["uv", "venv", "--quiet", "--clear", "--python", sys.executable, ".venv-lowest"]
+    install = ["uv", "pip", "install", "--quiet", "--python", ".venv-lowest"]
+    tools = ["hypothesis>=6.120", "jsonschema>=4.23", "pytest-timeout>=2.4", "pytest-xdist>=3.8"]
+    yield [*install, "--resolution", "lowest-direct", *members, *tools]
+
+
+def run_quietly(
+    commands: Iterator[list[str]], variables: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Run commands until one fails; return its exit status and what was printed."""
+    printed: list[str] = []
+    for command in commands:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **(variables or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        printed.append(f"+ {' '.join(command)}\n{done.stdout}")
+        if done.returncode:
+            return done.returncode, "".join(printed)
+    return 0, "".join(printed)
+
+
+def make_environment(environment: Environment) -> tuple[int, str]:
+    place = {"UV_PROJECT_ENVIRONMENT": str(environment.folder), **environment.variables}
+    return run_quietly(build_commands(environment), place)
+
+
+def test_command(environment: Environment, further: Sequence[str]) -> list[str]:
+    pytest = str(environment.folder / "bin" / "pytest")
+    return [pytest, "-m", "not gpu and not hub", *environment.arguments, *further]
+
+
+def required(environment: Environment) -> dict[str, str]:
+    names = [*environment.members, *environment.requires, *(["torch"] if environment.torch else [])]
+    return {"EVALUTION_REQUIRE": " ".join(unique(names))}
+
+
+class Stages:
+    """Runs stages one after the other and keeps their outcomes for the table at the end."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[str, float, bool, str]] = []
+        self._counts = {"passed": 0, "failed": 0, "skipped": 0}
+        self._lock = threading.Lock()
+
+    def run(
+        self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> bool:
+        """Run one command and pass on what it prints; return whether it succeeded."""
+        print(f"\n+ {' '.join(command)}", flush=True)
+        start = time.monotonic()
+        summary = ""
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **(variables or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        assert process.stdout
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if COUNTS.search(line) and re.search(r" in [\d.]+s", line):
+                summary = line
+        status = process.wait()
+        self.add(name, time.monotonic() - start, status == 0, summary)
+        return status == 0
+
+    def add(self, name: str, seconds: float, passed: bool, summary: str = "") -> None:
+        """Record the outcome of a stage; `summary` is the last line of a run of pytest."""
+        counts = {kind.rstrip("s"): int(number) for number, kind in COUNTS.findall(summary)}
+        with self._lock:
+            self._counts["passed"] += counts.get("passed", 0)
+            self._counts["failed"] += counts.get("failed", 0) + counts.get("error", 0)
+            self._counts["skipped"] += counts.get("skipped", 0)
+            if not passed and not counts.get("failed") and not counts.get("error"):
+                self._counts["failed"] += 1
+            shown = ", ".join(f"{number} {kind}" for number, kind in COUNTS.findall(summary))
+            self._rows.append((name, seconds, passed, shown))
+        print(f"{name}: {'passed' if passed else 'FAILED'}, {seconds:.0f} s", flush=True)
+
+    def close(self) -> int:
+        """Print the table, then the closing line; return the exit status."""
+        print(f"\n{'stage':34}{'seconds':>8}  outcome")
+        for name, seconds, passed, shown in self._rows:
+            print(f"{name:34}{seconds:8.0f}  {'passed' if passed else 'FAILED'}  {shown}")
+        failed = [name for name, _, passed, _ in self._rows if not passed]
+        total = sum(seconds for _, seconds, _, _ in self._rows)
+        print(f"{'all':34}{total:8.0f}  {', '.join(failed) + ' FAILED' if failed else 'passed'}")
+        counts = self._counts
+        print(
+            f"\n{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
+        )
+        return 1 if failed else 0
+
+
+def run_all() -> int:
+    """Run every stage; environments are built beside the tests, which need them later."""
+    os.environ |= {"UV_LOCKED": "1", "CI": "true"}
+    # A test that hangs ends its run, with where each thread stands.
+    os.environ["PYTEST_ADDOPTS"] = (
+        "--durations=10 -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true"
+    )
+    stages = Stages()
+    environments = read_environments()
+    # The compilation of llama.cpp takes minutes and runs beside everything else; the other builds
+    # wait for the network more than for the processor, and follow one another.
+    with ThreadPoolExecutor(1) as compiling, ThreadPoolExecutor(1) as building:
+        builds = {
+            name: (compiling if environment.system == ["g++"] else building).submit(
+                make_environment, environment
+            )
+            for name, environment in environments.items()
+        }
+        lowest = building.submit(run_quietly, lowest_commands())
+        run_light(stages)
+        for name, environment in environments.items():
+            if is_built(stages, name, builds[name]):
+                check_types(stages, environment)
+                stages.run(
+                    name, test_command(environment, environment.tests), required(environment)
+                )
+                if name == "torch":
+                    check = ["tools/train_tiny_model.py", "--check"]
+                    stages.run("tiny model", [str(environment.folder / "bin" / "python"), *check])
+        light = {"EVALUTION_REQUIRE": " ".join(light_members())}
+        if is_built(stages, "lowest", lowest):
+            stages.run("lowest", [".venv-lowest/bin/pytest", "packages"], light)
+    return stages.close()
+
+
+def run_light(stages: Stages) -> None:
+    """Run the README's two commands as they stand there, the static checks, and other Pythons."""
+    light = {"EVALUTION_REQUIRE": " ".join([*light_members(), "evalution-openai"])}
+    quickstart = ["uv", "run", "evalution", "run", "docs/examples/quickstart.yaml"]
+    stages.run("quickstart", quickstart, light)
+    stages.run("light", ["uv", "run", "pytest"], light)
+    stages.run("check", ["uv", "run", "tools/check.py"])
+    if stages.run("upstream signatures", ["uv", "run", "tools/check_upstream_api.py"]):
+        # Once more, as the sources are there now.
+        stages.run("planted drift", ["uv", "run", "pytest", "tests/test_planted_drift.py"])
+    for version, tests in OTHER_PYTHONS.items():
+        name, folder = f"light on {version}", ROOT / f".venv-{version}"
+        try:
+            sync = ["uv", "sync", "--quiet", "--python", find_python(version)]
+        except RuntimeError as error:
+            print(error, flush=True)
+            stages.add(name, 0, passed=False)
+            continue
+        variables = {**light, "UV_PROJECT_ENVIRONMENT": str(folder)}
+        if stages.run(f"build {version}", sync, variables):
+            stages.run(name, [str(folder / "bin" / "pytest"), *tests], light)
+
+
+def is_built(stages: Stages, name: str, build: Future[tuple[int, str]]) -> bool:
+    """Wait for a build; a failed one is a stage of its own, with what it printed."""
+    start = time.monotonic()
+    status, printed = build.result()
+    if status:
+        print(printed, flush=True)
+        stages.add(f"build {name}", time.monotonic() - start, passed=False)
+    return status == 0
+
+
+def check_types(stages: Stages, environment: Environment) -> None:
+    """Run pyright over the members whose types need this environment."""
+    if environment.name not in typed_members():
+        return
+    settings = ROOT / f".pyright-{environment.name}.json"
+    settings.write_text(pyright_settings(environment.name), encoding="utf-8")
+    python = str(environment.folder / "bin" / "python")
+    command = ["uv", "run", "pyright", "--project", settings.name, "--pythonpath", python]
+    stages.run(f"{environment.name} types", command)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("verb", nargs="?", default="all", choices=["all", "list", "build", "test"])
+    parser.add_argument("environment", nargs="?")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for pytest")
+    chosen = parser.parse_args()
+    environments = read_environments()
+    if chosen.verb == "all":
+        return run_all()
+    if chosen.verb == "list":
+        for name, environment in environments.items():
+            print(f"{name:20} {' '.join(environment.tests)}")
+        return 0
+    if chosen.environment not in environments:
+        parser.error(f"no environment {chosen.environment}; there are {', '.join(environments)}")
+    environment = environments[chosen.environment]
+    if chosen.verb == "build":
+        status, printed = make_environment(environment)
+        print(printed, end="")
+        return status
+    if not environment.folder.is_dir():
+        parser.error(
+            f"{environment.folder.name} is not built: tools/ci.py build {environment.name}"
+        )
+    command = test_command(environment, chosen.arguments or environment.tests)
+    return subprocess.call(command, cwd=ROOT, env={**os.environ, **required(environment)})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
