@@ -60,7 +60,7 @@ def test_a_suite_that_was_finished_before_has_no_rate(clock: Clock) -> None:
     progress = PlainProgress(stream)
     progress.suite_started("sums", 2)
     progress.sample_finished(2, 0, ("acc", 0.5))
-    progress.samples_recalled(2)
+    progress.samples_cached(2)
     progress.suite_finished()
     assert stream.getvalue().splitlines() == [
         "sums: 2 of 2 were finished before",

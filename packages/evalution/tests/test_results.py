@@ -55,7 +55,7 @@ def test_what_json_does_not_know_is_written_too() -> None:
         "n": None,
         "a": "[0 1]",
         "p": "x",
-        "(1, 2)": 0,
+        "1,2": 0,
     }
 
 

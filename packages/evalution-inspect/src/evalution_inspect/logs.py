@@ -50,7 +50,7 @@ def suite_log(run: RunResult, suite: SuiteResult) -> EvalLog:
         "first_failure": suite.first_failure,
         "errors": suite.errors,
         "seconds": suite.seconds,
-        "recalled": suite.recalled,
+        "cached": suite.cached,
     }
     return EvalLog(
         status="success",

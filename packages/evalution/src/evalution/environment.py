@@ -1,4 +1,4 @@
-"""What a distribution requires, from the metadata of what is installed."""
+"""The environment of a result: engine, tokenizer, software versions and scoring rules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from urllib.request import url2pathname
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from evalution.error_boundary import foreign_errors
+from evalution.error_boundary import wrap_errors
+from evalution.redaction import mask_text, mask_value
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -34,15 +35,13 @@ from evalution_core import (
     SpecialTokens,
     available,
     normalized,
-    redact,
-    scrub,
 )
 
 
-def requirements_of(name: str, extras: Iterable[str] = ()) -> list[Requirement]:
-    """The requirements that hold on this machine, with those of `extras`.
+def read_requirements(name: str, extras: Iterable[str] = ()) -> list[Requirement]:
+    """Return the requirements of a distribution on this machine, with those of `extras`.
 
-    Empty where the distribution isn't installed; a line that isn't of today's form is left out.
+    Empty where the distribution isn't installed; a line in an obsolete form is left out.
     """
     try:
         lines = distribution(name).requires or []
@@ -67,10 +66,10 @@ _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
 @cache
-def commit_of(name: str) -> Mapping[str, Any] | None:
-    """The commit of a distribution that was installed from a repository (PEP 610).
+def find_commit(name: str) -> Mapping[str, Any] | None:
+    """Return the commit of a distribution that was installed from a repository (PEP 610).
 
-    For an editable one, `dirty` tells whether its folder differs from the commit. None for one of
+    For an editable one, `dirty` says whether its folder differs from the commit. None for one of
     an index or archive, without git, or outside of any repository. What it was when first asked is
     kept: the code that runs was imported then.
     """
@@ -86,12 +85,12 @@ def commit_of(name: str) -> Mapping[str, Any] | None:
             return None
         folder = Path(url2pathname(urlsplit(str(origin["url"])).path))
     except (ValueError, KeyError, AttributeError, TypeError):
-        return None  # a file of somebody else's that isn't as PEP 610 has it
+        return None  # a file that doesn't follow PEP 610
     return _commit_in(folder)
 
 
 def _commit_in(folder: Path) -> Mapping[str, Any] | None:
-    # Neither a lock nor a monitor: only to look must not disturb somebody who works there.
+    # Neither a lock nor a monitor: reading must not disturb work in that folder.
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "status"]
     options = ["--porcelain=v2", "--branch", "--no-ahead-behind", "--", "."]
     environment = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
@@ -119,8 +118,8 @@ _NUMERIC = ("numpy", "torch", "jax", "transformers", "tokenizers", "safetensors"
 """Libraries that change numbers: recorded also where no package of ours asks for them."""
 
 
-def software_versions(engine_distribution: str | None) -> dict[str, Any]:
-    """Python, the platform, and the version of every distribution that had a part in a run.
+def read_software_versions(engine_distribution: str | None) -> dict[str, Any]:
+    """Return Python, the platform, and the version of every distribution that took part in a run.
 
     These are the runner and the engine's package, what both require, what those of our own among
     them require in turn, packages whose suites were imported, and imported numeric libraries.
@@ -142,13 +141,13 @@ def software_versions(engine_distribution: str | None) -> dict[str, Any]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-        if (commit := commit_of(name)) is not None:
+        if (commit := find_commit(name)) is not None:
             commits[name] = dict(commit)
     return found | ({"git": commits} if commits else {})
 
 
 def _involved(roots: Iterable[str]) -> dict[str, str]:
-    """The distributions themselves, and all that is reached from them through ours, by name."""
+    """Return the distributions themselves, and all that they reach through ours, by name."""
     found: dict[str, str] = {}
     waiting = [(root, frozenset[str](), True) for root in sorted(roots)]
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -161,7 +160,7 @@ def _involved(roots: Iterable[str]) -> dict[str, str]:
         if is_root or _is_ours(name):
             waiting += [
                 (needed.name, frozenset(needed.extras), False)
-                for needed in requirements_of(name, sorted(extras))
+                for needed in read_requirements(name, sorted(extras))
             ]
     return found
 
@@ -201,22 +200,22 @@ class _WithVariables(Protocol):
     def variables(self) -> Mapping[str, Any]: ...
 
 
-def tokenizer_record(session: BaseInferenceSession) -> dict[str, Any] | None:
-    """Hashes that tell one tokenizer and chat template from another; None if there is no access.
+def make_tokenizer_record(session: BaseInferenceSession) -> dict[str, Any] | None:
+    """Return hashes that identify tokenizer and chat template; None if there is no access.
 
     `encoding` is the SHA-256 of the ids of a fixed text, so it compares across engines whatever
     files the tokenizer came from; `chat_template` that of the template's text, None without one.
     `chat_template_kwargs` are the variables that the template is rendered with, if any; where some
-    are redacted, `chat_template_kwargs_hash` tells them from others.
-    Where the tokenizer fails, `error` says how: a record must not cost the run.
+    are redacted, `chat_template_kwargs_hash` identifies them.
+    Where the tokenizer fails, `error` says how: a record must not end the run.
     """
     try:
-        with foreign_errors("the session's tokenizer"):
+        with wrap_errors("the session's tokenizer"):
             if not isinstance(session, HasTokenizer):
                 return None
             return _record(session.tokenizer)
     except EvalutionError as error:
-        return {"error": scrub(str(error))}
+        return {"error": mask_text(str(error))}
 
 
 def _record(tokenizer: Any) -> dict[str, Any]:
@@ -233,7 +232,7 @@ def _record(tokenizer: Any) -> dict[str, Any]:
     # A template without a text is one that a server keeps to itself.
     found["chat_template"] = _sha256(source) if isinstance(source, str) and source else None
     if isinstance(template, _WithVariables) and template.variables:
-        found["chat_template_kwargs"] = shown = redact(template.variables)
+        found["chat_template_kwargs"] = shown = mask_value(template.variables)
         if shown != template.variables:
             exact = json.dumps(template.variables, sort_keys=True, default=repr)
             found["chat_template_kwargs_hash"] = _sha256(exact)
@@ -256,15 +255,15 @@ SCORING_POLICY: dict[str, Any] = {
 }
 
 
-def engine_record(
+def make_engine_record(
     engine: BaseEngine | None, session: BaseInferenceSession | None
 ) -> dict[str, Any]:
-    """Name, package, redacted options and capabilities; no session is touched."""
+    """Return name, package, redacted options and capabilities; no session is touched."""
     if engine is None:
         kind = type(session)
         return {"name": None, "session": f"{kind.__module__}:{kind.__qualname__}", "options": {}}
     name, package, version = _origin(type(engine))
-    with foreign_errors(f"engine {type(engine).__name__}: options and capabilities"):
+    with wrap_errors(f"engine {type(engine).__name__}: options and capabilities"):
         options, capabilities = engine.to_dict(), sorted(engine.capabilities)
     return {
         "name": name,
@@ -287,36 +286,36 @@ class HoldsEngine(Protocol):
     def inner(self) -> BaseEngine: ...
 
 
-def answering_engine(engine: BaseEngine) -> BaseEngine:
-    """The engine that gives the answers: `engine`, or what stands within it."""
+def find_answering_engine(engine: BaseEngine) -> BaseEngine:
+    """Return the engine that gives the answers: `engine`, or the one that it runs."""
     while isinstance(engine, HoldsEngine):
         engine = engine.inner
     return engine
 
 
-def answering_software(engine: BaseEngine | None) -> dict[str, str]:
-    """The versions of the engine that answers and of its runtime, as far as they are known."""
+def read_answering_software(engine: BaseEngine | None) -> dict[str, str]:
+    """Return the versions of the engine that answers and of its runtime, as far as known."""
     if engine is None:
         return {}
-    answering = answering_engine(engine)
-    with foreign_errors("describe_runtime"):
+    answering = find_answering_engine(engine)
+    with wrap_errors("describe_runtime"):
         runtime = answering.describe_runtime() or {}
     found = {"engine": _origin(type(answering))[2], "runtime": runtime.get("version")}
     return {name: str(version) for name, version in found.items() if version is not None}
 
 
 def record_execution(record: dict[str, Any], session: BaseInferenceSession) -> None:
-    """Note what is really in use; it may change while a session lives, so note it again."""
-    with foreign_errors("describe_execution"):
-        record["execution"] = redact(session.describe_execution())
+    """Record what is really in use; it may change while a session is open, so call it again."""
+    with wrap_errors("describe_execution"):
+        record["execution"] = mask_value(session.describe_execution())
 
 
 def record_identity(record: dict[str, Any], session: BaseInferenceSession) -> None:
-    """Note what answers: revision or file hashes, tokenizer, and what the session can do."""
-    with foreign_errors("identity"):
-        record["identity"] = redact(session.identity())
-    record["tokenizer"] = tokenizer_record(session)
-    with foreign_errors("capabilities"):
+    """Record revision or file hashes, tokenizer, and capabilities of the session."""
+    with wrap_errors("identity"):
+        record["identity"] = mask_value(session.identity())
+    record["tokenizer"] = make_tokenizer_record(session)
+    with wrap_errors("capabilities"):
         if (capabilities := session.capabilities) is not None:
             record["capabilities"] = sorted(capabilities)
 

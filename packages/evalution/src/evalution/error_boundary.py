@@ -1,14 +1,15 @@
-"""The runner's border to engines and suites of others: what they raise becomes ours."""
+"""The runner's border to engines and suites of others: their exceptions become its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
 
-from evalution_core import EngineRuntimeError, EvalutionError, scrub
+from evalution.redaction import mask_text
+from evalution_core import EngineRuntimeError, EvalutionError
 
 
-class foreign_errors:
+class wrap_errors:
     """Raise what isn't an `EvalutionError` as `kind`, with the original as cause.
 
     An engine that calls `sys.exit` fails like any other: it may not end the run as a success.
@@ -32,14 +33,14 @@ class foreign_errors:
         if isinstance(error, EvalutionError) or not isinstance(error, Exception | SystemExit):
             return
         text = f"{self._doing}: {type(error).__name__}: {error}"
-        raise self._kind(scrub(text)) from error
+        raise self._kind(mask_text(text)) from error
 
 
 def clean_up(error: BaseException, *steps: Callable[[], object]) -> None:
     """Take every step after `error`; what fails becomes a note: the first error counts."""
     for step in steps:
         try:
-            with foreign_errors("cleaning up"):
+            with wrap_errors("cleaning up"):
                 step()
         except EvalutionError as second:
             error.add_note(f"then {type(second).__name__}: {second}")

@@ -21,7 +21,7 @@ class Progress(Protocol):
     def model_ready(self, seconds: float) -> None: ...
     def model_failed(self) -> None: ...
     def suite_started(self, name: str, total: int) -> None: ...
-    def samples_recalled(self, done: int) -> None: ...
+    def samples_cached(self, done: int) -> None: ...
     def sample_finished(self, done: int, failed: int, running: Running) -> None: ...
     def suite_finished(self) -> None: ...
 
@@ -33,7 +33,7 @@ class Silence:
     def model_ready(self, seconds: float) -> None: ...
     def model_failed(self) -> None: ...
     def suite_started(self, name: str, total: int) -> None: ...
-    def samples_recalled(self, done: int) -> None: ...
+    def samples_cached(self, done: int) -> None: ...
     def sample_finished(self, done: int, failed: int, running: Running) -> None: ...
     def suite_finished(self) -> None: ...
 
@@ -49,8 +49,8 @@ class PlainProgress:
         self._name = ""
         self._total = 0
         self._started = 0.0
-        self._told_at = 0.0
-        self._told_done = 0
+        self._reported_at = 0.0
+        self._reported_done = 0
         self._before = 0
         self._state = (0, 0, cast(Running, None))
 
@@ -61,26 +61,26 @@ class PlainProgress:
         self._say(f"model ready after {seconds:.1f} s")
 
     def model_failed(self) -> None:
-        """The error that follows says it all."""
+        """Print nothing: the error that follows says it all."""
 
     def suite_started(self, name: str, total: int) -> None:
         self._name, self._total = name, total
-        self._started = self._told_at = time.monotonic()
-        self._told_done = self._before = 0
+        self._started = self._reported_at = time.monotonic()
+        self._reported_done = self._before = 0
         self._state = (0, 0, None)
 
-    def samples_recalled(self, done: int) -> None:
+    def samples_cached(self, done: int) -> None:
         if done:
             self._say(f"{self._name}: {done} of {self._total} were finished before")
         self._started, self._before = time.monotonic(), done
 
     def sample_finished(self, done: int, failed: int, running: Running) -> None:
         self._state = (done, failed, running)
-        waited = time.monotonic() - self._told_at
-        is_share = done - self._told_done >= _SHARE * self._total
+        waited = time.monotonic() - self._reported_at
+        is_share = done - self._reported_done >= _SHARE * self._total
         if done < self._total and (waited >= _LONG_S or (is_share and waited >= _SHORT_S)):
             self._say_state()
-            self._told_at, self._told_done = time.monotonic(), done
+            self._reported_at, self._reported_done = time.monotonic(), done
 
     def suite_finished(self) -> None:
         self._say_state()

@@ -68,7 +68,7 @@ class ProgressBar:
         self._before = 0
         self._bar.start()
 
-    def samples_recalled(self, done: int) -> None:
+    def samples_cached(self, done: int) -> None:
         self._started, self._before = time.monotonic(), done
         if done:
             self._console.print(f"{done} samples were finished before", highlight=False)

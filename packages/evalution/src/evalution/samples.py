@@ -1,4 +1,9 @@
-"""One sample of a run: what was asked, answered and scored."""
+"""Samples of a run: one of them, the lines of `samples.jsonl`, and reading them one at a time.
+
+The samples of a finished suite are in the file in the order of its rows. Those of a suite that is
+running, or was cut off, are in the order of their answers and may occur twice. A last line without
+its end was cut short, by a full disk or a killed process, and is no sample.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from evalution.strict_json import to_json
+import pydantic_core
+
 from evalution.user_input import path_errors
 from evalution_core import ConfigurationError
 
@@ -46,12 +52,11 @@ class SampleResult:
 
 
 class SampleColumns:
-    """Samples of one suite, in the order in which they were given, without their texts.
+    """Samples of one suite as columns, in the order in which they were given, without texts.
 
-    Position by position: `rows` holds the rows' numbers; `failed` is 1 where there is an error;
-    `prompts` and `targets` are equal where these are, in this process, and 0 where there is none;
-    `metrics` has a value each, NaN where the sample has none and infinite where it is not finite,
-    which JSON has no word for.
+    `rows` holds the rows' numbers; `failed` is 1 where there is an error; `prompts` and `targets`
+    hold hashes, comparable within this process, and 0 where there is none; `metrics` has a value
+    each, NaN where the sample has none and infinity where it is not finite (null in JSON).
     """
 
     def __init__(self, samples: Iterable[SampleResult]):
@@ -83,7 +88,7 @@ def _value(value: float | None) -> float:
 
 
 def _digest(value: object) -> int:
-    """64 bits; two of the same row that differ are taken for equal once in 10^19 rows."""
+    """Return 64 bits; two texts that differ collide once in 10^19 rows."""
     if value is None:
         return 0
     if isinstance(value, str):
@@ -91,17 +96,39 @@ def _digest(value: object) -> int:
     return hash((json.dumps(value, sort_keys=True, default=str),)) or 1
 
 
-_HEAD = re.compile(rb'\{"suite": "([^"\\]*)", "index": (\d+), ')
-"""How a line begins; not if the name of its suite needs an escape, or another tool wrote it."""
+def to_json(value: object, *, indent: int | None = None) -> str:
+    """Return strict JSON: NaN and infinity become null, foreign values Python's own or text."""
+    try:
+        return pydantic_core.to_json(
+            value, indent=indent, inf_nan_mode="null", fallback=_to_plain
+        ).decode()
+    except ValueError:  # a lone surrogate, which UTF-8 can't hold and JSON can only escape
+        plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="null", fallback=_to_plain)
+        text = json.dumps(plain, ensure_ascii=False, indent=indent)
+        return text.encode("utf-8", "backslashreplace").decode()
 
 
-def line_of(sample: SampleResult) -> bytes:
-    """The sample as a line with its end; what UTF-8 can't hold, a lone surrogate, is escaped."""
-    return (to_json(sample.to_dict()) + "\n").encode("utf-8", "backslashreplace")
+def _to_plain(value: object) -> object:
+    """Return a scalar of NumPy as Python's, anything else that JSON doesn't know as text."""
+    if callable(item := getattr(value, "item", None)):
+        try:
+            return item()
+        except (TypeError, ValueError):  # an array of several
+            return str(value)
+    return str(value)
 
 
-def sample_of(line: bytes) -> SampleResult:
-    """The sample of a line.
+_HEAD = re.compile(rb'\{"suite":"([^"\\]*)","index":(\d+),')
+"""Start of a line; another tool's may differ, and so does that of a suite whose name is escaped."""
+
+
+def to_line(sample: SampleResult) -> bytes:
+    """Return the sample as a line of `samples.jsonl`, with its end."""
+    return (to_json(sample.to_dict()) + "\n").encode()
+
+
+def parse_sample(line: bytes) -> SampleResult:
+    """Return the sample of a line.
 
     Raises:
         ValueError: it is none; its cause says why.
@@ -116,21 +143,21 @@ def sample_of(line: bytes) -> SampleResult:
     raise ValueError(f"a sample has a suite and a row, got {sample.suite!r} and {sample.index!r}")
 
 
-def place_of(line: bytes) -> tuple[str, int]:
-    """The suite and the row of a line, of which the rest isn't read if a run wrote it.
+def parse_place(line: bytes) -> tuple[str, int]:
+    """Return suite and row of a line, without parsing the rest if a run wrote it.
 
     Raises:
         ValueError: it holds no sample, as far as it was read.
     """
     if head := _HEAD.match(line):
         return head[1].decode("utf-8"), int(head[2])
-    sample = sample_of(line)
+    sample = parse_sample(line)
     return sample.suite, sample.index
 
 
 _BUFFER = 1 << 20
 _SMALL_BUFFER = 1 << 13
-"""For rows from anywhere: each may cost as much as a whole buffer."""
+"""For reads at scattered offsets, each of which may cost a whole buffer."""
 
 
 class KeptSamples:
@@ -140,7 +167,7 @@ class KeptSamples:
         self._by_row = {sample.index: sample for sample in samples}
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return len(self._by_row)
 
     def __contains__(self, row: object) -> bool:
@@ -148,11 +175,11 @@ class KeptSamples:
         return row in self._by_row
 
     def __iter__(self) -> Iterator[SampleResult]:
-        """All of them in the order of the rows."""
+        """Yield them in the order of the rows."""
         return self.at(sorted(self._by_row))
 
     def at(self, rows: Iterable[int]) -> Iterator[SampleResult]:
-        """The samples of these rows, in this order.
+        """Yield the samples of these rows, in this order.
 
         Raises:
             KeyError: there is no such row.
@@ -162,7 +189,7 @@ class KeptSamples:
 
 @dataclass(slots=True)
 class _Extent:
-    """From where to where the lines of a suite lie, and whether each row is after the last."""
+    """Range of bytes with the lines of a suite; `is_ordered`: each row is after the one before."""
 
     begin: int
     end: int
@@ -172,7 +199,7 @@ class _Extent:
 
 
 class FileSamples:
-    """Samples of one suite in a file, read anew at each iteration; errors as `SamplesReader.of`.
+    """Samples of one suite in a file, read again at each iteration; errors as `SamplesReader.of`.
 
     Held in memory: two numbers a row, and these only of a suite that doesn't lie in the order of
     its rows, or once `at` was called.
@@ -184,7 +211,7 @@ class FileSamples:
         self._extent = extent
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return self._extent.lines if self._extent.is_ordered else len(self._offsets[0])
 
     def __contains__(self, row: object) -> bool:
@@ -192,13 +219,13 @@ class FileSamples:
         return isinstance(row, int) and self._offset(row) is not None
 
     def __iter__(self) -> Iterator[SampleResult]:
-        """All of them in the order of the rows; of several of one row, the last."""
+        """Yield them in the order of the rows; of several of one row, the last."""
         if not self._extent.is_ordered:
             return self.at(self._offsets[0])
         return (self._sample(line, row) for row, _, line in self._lines())
 
     def at(self, rows: Iterable[int]) -> Iterator[SampleResult]:
-        """The samples of these rows, in this order.
+        """Yield the samples of these rows, in this order.
 
         Raises:
             ConfigurationError: the file has no such row, or changed since its rows were found.
@@ -218,7 +245,7 @@ class FileSamples:
 
     @cached_property
     def _offsets(self) -> tuple[array[int], array[int]]:
-        """The rows in their order, and where the last line of each begins."""
+        """The rows in their order, and the offset of the last line of each."""
         rows, offsets = array("q"), array("q")
         for row, offset, _ in self._lines():
             rows.append(row)
@@ -234,7 +261,7 @@ class FileSamples:
         return array("q", (rows[at] for at in last)), array("q", (offsets[at] for at in last))
 
     def _lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """The row, the offset and the line of each sample, in the order of the file."""
+        """Yield row, offset and line of each sample, in the order of the file."""
         for offset, line in _lines(self._file, self._extent.begin, self._extent.end):
             suite, row = _place(self._file, line)
             if suite == self._suite:
@@ -242,7 +269,7 @@ class FileSamples:
 
     def _sample(self, line: bytes, row: int) -> SampleResult:
         try:
-            sample = sample_of(line)
+            sample = parse_sample(line)
         except ValueError as error:
             raise _damaged(self._file, error) from error
         if (sample.suite, sample.index) != (self._suite, row):
@@ -255,7 +282,7 @@ SuiteSamples = KeptSamples | FileSamples
 
 
 class SamplesReader:
-    """`samples.jsonl`, which is looked through once, when it is first asked for something.
+    """The file `samples.jsonl`, scanned once, when it is first used.
 
     Held in memory: a few numbers a suite.
     """
@@ -273,7 +300,7 @@ class SamplesReader:
         return list(self._scan[0])
 
     def of(self, suite: str) -> FileSamples:
-        """The samples of this suite, none if it has none there.
+        """Return the samples of this suite, none if it has none there.
 
         Raises:
             ConfigurationError: the file can't be read, is damaged or was written by something else;
@@ -305,7 +332,7 @@ class SamplesReader:
 
 
 def _lines(file: Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """The whole lines from one offset to another, or to the end, each with its own offset."""
+    """Yield the complete lines between two offsets, each with its own offset."""
     with path_errors(file), file.open("rb", _BUFFER) as lines:
         lines.seek(begin)
         for line in lines:
@@ -317,7 +344,7 @@ def _lines(file: Path, begin: int = 0, end: int | None = None) -> Iterator[tuple
 
 def _place(file: Path, line: bytes) -> tuple[str, int]:
     try:
-        return place_of(line)
+        return parse_place(line)
     except ValueError as error:
         raise _damaged(file, error) from error
 

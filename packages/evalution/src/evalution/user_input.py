@@ -20,7 +20,7 @@ def path_errors(path: object) -> Generator[None]:
         raise ConfigurationError(f"{shown} can't be read: {error.strerror}") from error
 
 
-def typed_path(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """`text` as a path, `~` being somebody's home.
 
     Raises:
@@ -36,7 +36,7 @@ LARGEST = 2**31 - 1
 """No count is larger; every runtime can hold this one."""
 
 
-def count_problem(value: int, *, least: int) -> str | None:
+def find_count_problem(value: int, *, least: int) -> str | None:
     """What is wrong with a count, as the end of a sentence; None if nothing is."""
     if value < least:
         return "must not be negative" if least == 0 else f"must be at least {least}"
@@ -45,7 +45,7 @@ def count_problem(value: int, *, least: int) -> str | None:
     return None
 
 
-def shown_value(value: object) -> str:
+def format_value(value: object) -> str:
     """`repr`, also for an int with more digits than Python is willing to print."""
     try:
         return repr(value)

@@ -19,7 +19,7 @@ from evalution.cli.options import DebugOption, SpecArgument
 from evalution.progress import terminal_progress
 from evalution.results import RunResult
 from evalution.runs.folder import DefaultFolder
-from evalution.runs.preflight import check_suites
+from evalution.runs.preflight import parse_tests
 from evalution.runs.run import Run
 from evalution.table import complaints, console, result_table
 from evalution.yaml_spec.run_spec import Spec, load_spec
@@ -123,7 +123,7 @@ def _run_all(handle: Run, spec: Spec) -> None:
     can_isolate = not spec.isolate and spec.backend is None
     try:
         with hint_isolation(is_possible=can_isolate), finish_in_flight(handle), handle:
-            suites = check_suites(spec.tests)
+            suites = parse_tests(spec.tests)
             handle.prepare(suites)
             for suite in suites:
                 handle.run(suite)

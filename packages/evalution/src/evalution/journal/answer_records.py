@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import evalution_core
 from evalution.exchange import Answer, Request
+from evalution.redaction import mask_text, mask_value
 from evalution_core import (
     EngineRuntimeError,
     EvalutionError,
@@ -18,13 +19,15 @@ from evalution_core import (
     RequestFailure,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
-    redact,
-    scrub,
 )
 
 
 class UnreadableAnswerError(EvalutionError, ValueError):
     """A recorded answer isn't one that this version of Evalution knows how to read."""
+
+
+class DamagedAnswerError(UnreadableAnswerError):
+    """A recorded answer is damaged: it isn't the JSON of any answer."""
 
 
 _FAILURE = "failure"
@@ -50,7 +53,7 @@ _REQUIRED: dict[type[Answer], frozenset[str]] = {
 
 
 def encode_answer(answer: Answer | RequestFailure) -> str:
-    """`answer` as JSON, without `metadata` (the request has it); secrets are redacted.
+    """Return `answer` as JSON, without `metadata` (the request has it); secrets are redacted.
 
     Infinity and NaN are written as such. A failure keeps the name of its class among those of
     `evalution_core`, and its message: it is not the live one, so score
@@ -70,30 +73,30 @@ def encode_answer(answer: Answer | RequestFailure) -> str:
             continue
         held[name] = value
     if "runtime" in held:
-        held["runtime"] = redact(held["runtime"])
+        held["runtime"] = mask_value(held["runtime"])
     try:
         if "top_logprobs" in held:
             held["top_logprobs"] = [list(step.items()) for step in held["top_logprobs"]]
         return _ENCODER.encode({_LABELS[kind]: held})
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise EngineRuntimeError(
-            f"the engine gave a {kind.__name__} that can't be recorded: {scrub(str(error))}"
+            f"the engine gave a {kind.__name__} that can't be recorded: {mask_text(str(error))}"
         ) from error
 
 
 def decode_answer(text: str, request: Request) -> Answer | RequestFailure:
-    """The answer to `request`, whose `metadata` it takes.
+    """Return the answer to `request`, with the `metadata` of the request.
 
     Raises:
-        UnreadableAnswerError: it has a field that a newer version wrote, or answers another kind of
-            request.
+        UnreadableAnswerError: it is damaged, has a field of a newer version, or answers another
+            kind of request.
     """
     try:
         ((label, held),) = json.loads(text).items()
         if label == _FAILURE:
             return RequestFailure(_error(**held), request.metadata)
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
-        raise UnreadableAnswerError(f"a recorded answer can't be read: {error}") from error
+        raise DamagedAnswerError(f"a recorded answer can't be read: {error}") from error
     kind = _OUTPUTS[type(request)]
     if label != _LABELS[kind]:
         raise UnreadableAnswerError(
@@ -116,7 +119,7 @@ def _output(kind: type[Answer], held: object, metadata: dict[str, Any]) -> Answe
         try:
             found["top_logprobs"] = [dict(step) for step in steps]
         except (TypeError, ValueError) as error:
-            raise UnreadableAnswerError(f"a recorded answer can't be read: {error}") from error
+            raise DamagedAnswerError(f"a recorded answer can't be read: {error}") from error
     return kind(**found, metadata=metadata)
 
 
@@ -124,10 +127,10 @@ def _failure_fields(error: object) -> dict[str, str]:
     if not isinstance(error, EvalutionError):
         return {
             "type": EngineRuntimeError.__name__,
-            "message": scrub(f"the session gave {error!r} as a request's failure"),
+            "message": mask_text(f"the session gave {error!r} as a request's failure"),
         }
     known = (kind.__name__ for kind in type(error).__mro__ if _core_error(kind.__name__) is kind)
-    return {"type": next(known), "message": scrub(str(error))}
+    return {"type": next(known), "message": mask_text(str(error))}
 
 
 def _error(type: str, message: str) -> EvalutionError:
@@ -141,7 +144,7 @@ def _core_error(name: str) -> type[EvalutionError] | None:
 
 
 def _plain(value: object) -> object:
-    """A scalar or an array of a library as Python's."""
+    """Return a scalar or an array of a library as Python's."""
     if callable(as_list := getattr(value, "tolist", None)):
         return as_list()
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} isn't a plain value")

@@ -155,7 +155,7 @@ class AnswerBase:
     is_shareable: bool
 
 
-def answer_base(
+def make_answer_base(
     *,
     engine: BaseEngine | None,
     model: Model,
@@ -205,7 +205,7 @@ def answer_base(
     )
 
 
-def request_key(
+def make_request_key(
     base: AnswerBase, *, suite: str, row: int, position: int, request: Request
 ) -> bytes | None:
     """The key of one request of a run; metadata doesn't count.
@@ -219,7 +219,7 @@ def request_key(
     return _digest(base.digest, f"{len(suite)} {suite} {row} {position} {content}")
 
 
-def cache_key(base: AnswerBase, request: Request) -> bytes | None:
+def make_cache_key(base: AnswerBase, request: Request) -> bytes | None:
     """The key under which any run may take the answer; None where it may not be shared.
 
     It may not if who answers isn't known by content, if the answer is sampled without a seed, or if

@@ -21,7 +21,7 @@ from evalution.report.scores import suite_scores
 from evalution.results import RunResult
 from evalution.runs.folder import RESULTS
 from evalution.runs.reader import RunSamples, read_run
-from evalution.user_input import count_problem, path_errors, shown_value, typed_path
+from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
 from evalution_core import ConfigurationError
 
 
@@ -37,7 +37,7 @@ def read_folders(
     runs: list[RunResult] = []
     checks: list[ParityResult] = []
     for given in paths:
-        path = typed_path(os.fspath(given))
+        path = parse_path(os.fspath(given))
         with path_errors(path):
             has_check = path.name == PARITY or (path / PARITY).is_file()
             has_run = path.name != PARITY and (path / RESULTS).is_file()
@@ -83,12 +83,12 @@ def write_report(
     """
     if not runs and not parity:
         raise ConfigurationError("a report needs at least one run, or one parity check")
-    if problem := count_problem(samples_per_suite, least=0):
+    if problem := find_count_problem(samples_per_suite, least=0):
         raise ConfigurationError(
-            f"samples_per_suite {problem}, got {shown_value(samples_per_suite)}"
+            f"samples_per_suite {problem}, got {format_value(samples_per_suite)}"
         )
     page = _page(runs, parity, samples_per_suite).encode("utf-8", "backslashreplace")
-    file = typed_path(os.fspath(path))
+    file = parse_path(os.fspath(path))
     if not file.name:
         raise ConfigurationError(f"{str(path)!r} names no file for the report; name an --output")
     draft = file.with_name(f"{file.name}.part")

@@ -1,40 +1,34 @@
-"""How a run went, as its result says it: begun, failed or done, and when."""
+"""One engine, one model, any number of suites: the handle of a run, and a run in one call."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from types import TracebackType
 from typing import Any, Self
 
-from evalution.environment import SCORING_POLICY, engine_record, software_versions
+from evalution.environment import SCORING_POLICY, make_engine_record, read_software_versions
 from evalution.error_boundary import clean_up
 from evalution.progress import Progress, Silence
+from evalution.redaction import mask_text, mask_value, register_secrets
 from evalution.results import RunResult
-from evalution.runs.backend import ModelBackend, run_model
-from evalution.runs.folder import DefaultFolder
-from evalution.runs.options import FailurePolicy, OnError
+from evalution.runs.backend import ModelBackend, resolve_model
+from evalution.runs.options import FailurePolicy, OnError, RunOptions
 from evalution.runs.preflight import (
     check_capabilities,
     check_engine,
-    check_limit,
     check_model,
     check_session,
-    check_step,
-    check_suites,
+    parse_tests,
 )
-from evalution.runs.run_identity import (
-    free_name,
-    run_declaration,
-    suite_declaration,
-    suite_declarations,
-)
-from evalution.runs.session import SessionLease
-from evalution.runs.store import RunStore, Storage, run_answer_base
-from evalution.runs.suite_run import SuiteExecution
+from evalution.runs.run_identity import declare_run, declare_suite, declare_suites, find_free_name
+from evalution.runs.session import SessionHolder
+from evalution.runs.store import RunStore, make_run_answer_base
+from evalution.runs.suite_run import SuiteRun
 from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution_core import (
     BaseEngine,
@@ -42,29 +36,11 @@ from evalution_core import (
     EngineRuntimeError,
     Model,
     SessionClosedError,
-    redact,
-    scrub,
 )
 
 
-def new_result(
-    engine: BaseEngine | None,
-    model: Model,
-    session: BaseInferenceSession | None,
-    backend: ModelBackend | None,
-) -> RunResult:
-    """The result of a run in which nothing has happened yet."""
-    prepared = {} if backend is None else {"backend": redact(backend.to_dict())}
-    return RunResult(
-        model=model.to_dict() | prepared,
-        engine=engine_record(engine, session),
-        scoring_policy=dict(SCORING_POLICY),
-        versions={},
-    )
-
-
 class RunRecord:
-    """Writes status, error, versions and times into `result`."""
+    """Status, error, versions and times of a run, written into `result`."""
 
     def __init__(self, result: RunResult):
         self.result = result
@@ -76,7 +52,7 @@ class RunRecord:
         return bool(self.result.started)
 
     @property
-    def goes_on(self) -> bool:
+    def is_running(self) -> bool:
         """Whether nothing has ended the run yet."""
         return self.result.status == "running"
 
@@ -88,7 +64,7 @@ class RunRecord:
         self._started = time.perf_counter() - (build_seconds or 0.0)
         if build_seconds is not None:
             result.timings["build_s"] = round(build_seconds, 3)
-        result.versions = software_versions(result.engine.get("distribution"))
+        result.versions = read_software_versions(result.engine.get("distribution"))
 
     def fail(self, error: BaseException, suite: str | None = None) -> None:
         """Note what ended the run, in which suite."""
@@ -96,12 +72,12 @@ class RunRecord:
         self.result.error = {
             "suite": suite,
             "type": type(error).__name__,
-            "message": scrub(str(error)),
+            "message": mask_text(str(error)),
         }
 
     def finish(self) -> None:
         """Note that all is done, unless the run had failed before."""
-        if self.goes_on:
+        if self.is_running:
             self.result.status = "done"
 
     def end(self) -> None:
@@ -116,7 +92,7 @@ def _now() -> str:
 
 
 def start(engine: BaseEngine, model: Model) -> Run:
-    """What `engine.model(…)` returns."""
+    """Return the run of `engine.model(…)`."""
     return Run(engine, model)
 
 
@@ -129,75 +105,60 @@ class Run:
     Args:
         engine: what to run `model` with.
         model: a `Model`, its fields, or its path.
+        options: where the run is kept and what ends it.
         session: a live session, in place of `engine` and not beside it; it stays open, and the
             caller's.
-        output: folder for `results.json`, `samples.jsonl` and the journal; None keeps all in
-            memory. An unfinished run of the same spec that is there goes on: nothing that was
-            answered is computed again.
-        fresh: start over where `output` holds a run.
-        retry_failed: ask again for what failed in the run that `output` holds.
-        cache: folder of answers that runs share; an answer serves only the model that gave it, with
-            the same engine and the same options.
-        limit: at most that many rows of each suite.
-        isolate: have the model in a process of its own, which is replaced when it dies.
-        on_error: `raise` ends the run at the first failed sample.
-        max_failures: more failed samples than that, over all suites, end it.
-        progress: told how the run goes on; None is silent.
-        backend: prepares the model that `engine` attaches to, in place of `model`.
-        step: the step of training that the model is at; a report plots scores over it.
     """
 
     def __init__(
         self,
         engine: BaseEngine | None,
         model: Model | Mapping[str, Any] | str | None = None,
+        options: RunOptions | None = None,
         *,
         session: BaseInferenceSession | None = None,
-        output: str | Path | DefaultFolder | None = None,
-        fresh: bool = False,
-        retry_failed: bool = False,
-        cache: str | Path | None = None,
-        limit: int | None = None,
-        isolate: bool = False,
-        on_error: OnError = "record",
-        max_failures: int | None = None,
-        progress: Progress | None = None,
-        backend: ModelBackend | None = None,
-        step: int | None = None,
     ):
-        check_session(session, engine, isolate=isolate)
-        check_limit(limit)
-        check_step(step)
-        storage = Storage(output, fresh, retry_failed, cache)
+        self._options = options = options or RunOptions()
+        check_session(session, engine, isolate=options.isolate)
         self._engine = None if engine is None else check_engine(engine)
-        self._model = run_model(model, backend, self._engine, isolate=isolate)
-        self._backend = backend
-        self._limit = limit
-        self._failures = FailurePolicy(on_error, max_failures)
-        self._progress: Progress = progress or Silence()
-        self._checked: dict[int, tuple[AnySuite, dict[str, Any], int]] = {}
+        self._model = resolve_model(model, options.backend, self._engine, isolate=options.isolate)
+        register_secrets(self._engine)
+        register_secrets(self._model)
+        self._checked: dict[int, _CheckedSuite] = {}
         self._planned: list[AnySuite] = []
         self._stop = Event()
-        self._is_running = False
+        self._is_running_suite = False
         self._closed = False
-        self.result = new_result(self._engine, self._model, session, backend)
-        self.result.limit, self.result.step = limit, step
-        self.result.folder = storage.folder
+        self.result = _new_result(self._engine, self._model, session, options)
         self._record = RunRecord(self.result)
-        self._store = RunStore(storage, self.result.notices)
-        self._lease = SessionLease(
+        self._store = RunStore(options, self.result.notices)
+        self._holder = SessionHolder(
             self._engine,
             self._model,
             session,
             self.result.engine,
-            isolate=isolate,
-            backend=backend,
+            isolate=options.isolate,
+            backend=options.backend,
         )
 
     @property
     def has_begun(self) -> bool:
         """Whether a model was ever loaded."""
         return self._record.has_begun
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """The engine's part of `result`, with what was in use under `execution`."""
+        return self.result.engine
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The model's part of `result`."""
+        return self.result.model
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `results.json` holds."""
+        return self.result.to_dict()
 
     def prepare(self, suites: Sequence[AnySuite]) -> None:
         """Check all that can be checked without the model; `run` does it for its own suite.
@@ -222,9 +183,9 @@ class Run:
             suite.validate()
             options = suite.to_dict()
             known = self._checked.get(id(suite))
-            if known is None or known[1] != options:
-                count = suite.check_samples(self._limit)
-                self._checked[id(suite)] = (suite, options, count)
+            if known is None or known.options != options:
+                count = suite.check_samples(self._options.limit)
+                self._checked[id(suite)] = _CheckedSuite(suite, options, count)
 
     def run(self, suite: SuiteDeclaration) -> Self:
         """Run one suite, or those of a set, and add the scores to `result`.
@@ -236,7 +197,7 @@ class Run:
         """
         if self._closed:
             raise SessionClosedError("this run is closed; start another one")
-        suites = check_suites([suite])
+        suites = parse_tests([suite])
         self._check(suites)
         for one in suites:
             self._run_checked(one)
@@ -249,7 +210,7 @@ class Run:
         """
         is_first = not self._stop.is_set()
         self._stop.set()
-        return is_first and self._is_running
+        return is_first and self._is_running_suite
 
     def close(self) -> None:
         """Close the session and the run folder. Idempotent."""
@@ -257,13 +218,13 @@ class Run:
             return
         self._closed = True
         try:
-            if self._record.goes_on:
-                self._lease.note_execution()
-            self._lease.close()
+            if self._record.is_running:
+                self._holder.record_execution()
+            self._holder.close()
         except BaseException as error:
-            if self._record.goes_on:
+            if self._record.is_running:
                 self._record.fail(error)
-            clean_up(error, self._lease.close, self._end_folder)
+            clean_up(error, self._holder.close, self._end_folder)
             raise
         self._record.finish()
         self._end_folder()
@@ -280,7 +241,7 @@ class Run:
         if error is None:
             self.close()
             return
-        if self._record.goes_on:
+        if self._record.is_running:
             self._record.fail(error)
         clean_up(error, self.close)
 
@@ -291,62 +252,64 @@ class Run:
             self._begin(suite)
             self._run(suite)
         except BaseException as error:
-            self._note_failure(error, suite)
+            self._record_failure(error, suite)
             raise
 
     def _begin(self, suite: AnySuite) -> None:
-        if self._lease.is_open:
+        if self._holder.is_open:
             return
         # Before the weights: a folder that can't be written must not cost their loading.
         self._store.open(
-            run_declaration(
-                self._engine, self._model, self._limit, self.result.engine, self._backend
+            declare_run(
+                self._engine,
+                self._model,
+                self._options.limit,
+                self.result.engine,
+                self._options.backend,
             ),
-            suite_declarations(self._planned or [suite]),
+            declare_suites(self._planned or [suite]),
             is_whole=bool(self._planned),
         )
         try:
-            self._lease.open(self._progress, self._store.path)
-            base = run_answer_base(self._engine, self._model, self.result.engine)
+            self._holder.open(self._options.progress, self._store.path)
+            base = make_run_answer_base(self._engine, self._model, self.result.engine)
             self._store.bind(base, self.result.engine)
         except BaseException as error:
-            clean_up(error, self._lease.close, self._store.discard)
+            clean_up(error, self._holder.close, self._store.discard)
             raise
         self.result.folder = self._store.path
-        self._record.begin(self._lease.build_seconds)
+        self._record.begin(self._holder.build_seconds)
         self._store.write_results(self.result)
 
     def _run(self, suite: AnySuite) -> None:
-        session = self._lease.for_suite(suite)
-        name = free_name(suite.title, [found.name for found in self.result.suites])
-        expected = self._checked[id(suite)][2]
-        failed_before = self.result.failed
-        store = self._store.begin_suite(name, suite_declaration(suite))
-        self._progress.suite_started(name, expected)
-        self._is_running = True
+        session = self._holder.prepare(suite)
+        name = find_free_name(suite.title, [found.name for found in self.result.suites])
+        expected = self._checked[id(suite)].count
+        cached = self._store.begin_suite(name, declare_suite(suite))
+        self._options.progress.suite_started(name, expected)
+        self._is_running_suite = True
         try:
-            found = SuiteExecution(
+            found = SuiteRun(
                 suite,
                 name,
                 session,
+                options=self._options,
                 expected=expected,
-                limit=self._limit,
+                failed_before=self.result.failed,
+                cached=cached,
                 write=self._store.write,
-                progress=self._progress,
-                store=store,
-                failed=lambda count, latest: self._failures.check(failed_before + count, latest),
-                notice=self.result.notices.append,
+                notices=self.result.notices,
                 stop=self._stop,
             ).run()
         finally:
-            self._is_running = False
-            self._progress.suite_finished()
+            self._is_running_suite = False
+            self._options.progress.suite_finished()
         self._store.finish_suite(found)
         self.result.suites.append(found)
-        self._lease.note_execution()
+        self._holder.record_execution()
         self._store.write_results(self.result)
 
-    def _note_failure(self, error: BaseException, suite: AnySuite) -> None:
+    def _record_failure(self, error: BaseException, suite: AnySuite) -> None:
         self._record.fail(error, suite.title)
         is_fatal = isinstance(error, EngineRuntimeError | SessionClosedError)
         if self.has_begun and (is_fatal or not isinstance(error, Exception)):
@@ -364,6 +327,34 @@ class Run:
             self._write_results()
         finally:
             self._store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckedSuite:
+    """A suite whose rows were read once: `count` samples with these options."""
+
+    suite: AnySuite
+    options: Mapping[str, Any]
+    count: int
+
+
+def _new_result(
+    engine: BaseEngine | None,
+    model: Model,
+    session: BaseInferenceSession | None,
+    options: RunOptions,
+) -> RunResult:
+    backend = options.backend
+    prepared = {} if backend is None else {"backend": mask_value(backend.to_dict())}
+    return RunResult(
+        model=model.to_dict() | prepared,
+        engine=make_engine_record(engine, session),
+        scoring_policy=dict(SCORING_POLICY),
+        versions={},
+        limit=options.limit,
+        step=options.step,
+        folder=options.folder,
+    )
 
 
 def run(
@@ -384,7 +375,10 @@ def run(
     backend: ModelBackend | None = None,
     step: int | None = None,
 ) -> RunResult:
-    """Run the suites `tests` in their order on a model, and close it; the rest as for `Run`.
+    """Run the suites `tests` in their order on a model, and close it.
+
+    Engine, model and session are those of `Run`, the rest are those of `RunOptions`; `on_error` and
+    `max_failures` are its `failures`.
 
     Raises:
         ConfigurationError: an option, a row or the model is wrong, or `output` holds another run;
@@ -393,23 +387,20 @@ def run(
         TooManyFailuresError: as `on_error` and `max_failures` say.
         EvalutionError: the run failed. What was finished stands in the run folder.
     """
-    suites = check_suites(tests)
-    with Run(
-        engine,
-        model,
-        session=session,
+    suites = parse_tests(tests)
+    options = RunOptions(
         output=output,
         fresh=fresh,
         retry_failed=retry_failed,
         cache=cache,
         limit=limit,
         isolate=isolate,
-        on_error=on_error,
-        max_failures=max_failures,
-        progress=progress,
+        failures=FailurePolicy(on_error, max_failures),
+        progress=progress or Silence(),
         backend=backend,
         step=step,
-    ) as handle:
+    )
+    with Run(engine, model, options, session=session) as handle:
         handle.prepare(suites)
         for suite in suites:
             handle.run(suite)

@@ -1,4 +1,4 @@
-"""The session of a run: built when it is first needed, or lent by the caller."""
+"""The session of a run: built when it is first needed, or given by the caller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from evalution.environment import record_execution, record_identity
-from evalution.error_boundary import clean_up, foreign_errors
+from evalution.error_boundary import clean_up, wrap_errors
 from evalution.progress import Progress
 from evalution.runs.backend import ModelBackend
 from evalution.runs.preflight import check_capabilities
@@ -30,19 +30,19 @@ from evalution_core import (
 )
 
 
-class SessionLease:
-    """One session, used by suites in turn; closed at the end unless it was lent.
+class SessionHolder:
+    """One session, used by suites in turn; closed at the end unless the caller gave it.
 
     With a backend, the engine attaches to what it prepares, and the end tears that down too. A
-    build that fails leaves the lease as it was, so it can be tried again. What the session says
-    about itself goes into `record`, the engine's part of the results.
+    build that fails can be tried again. The session's description of itself goes into `record`, the
+    engine's part of the results.
     """
 
     def __init__(
         self,
         engine: BaseEngine | None,
         model: Model,
-        lent: BaseInferenceSession | None,
+        given: BaseInferenceSession | None,
         record: dict[str, Any],
         *,
         isolate: bool,
@@ -50,7 +50,7 @@ class SessionLease:
     ):
         self._engine = engine
         self._model = model
-        self._lent = lent
+        self._given = given
         self._record = record
         self._isolate = isolate
         self._backend = backend
@@ -65,7 +65,7 @@ class SessionLease:
         return self._session is not None
 
     def open(self, progress: Progress, folder: Path | None = None) -> None:
-        """Build the session, or take the lent one, and note what it is.
+        """Build the session, or take the given one, and record what it is.
 
         A backend gets `folder`/backend to write to; without a folder, one that is removed.
 
@@ -74,13 +74,13 @@ class SessionLease:
             EngineUnavailableError: the engine's runtime is missing.
             EngineRuntimeError: the build failed in a way the engine doesn't know.
         """
-        session = self._built(progress, folder) if self._lent is None else self._lent
+        session = self._build(progress, folder) if self._given is None else self._given
         self._session = session
         record_identity(self._record, session)
         record_execution(self._record, session)
 
-    def for_suite(self, suite: AnySuite) -> BaseInferenceSession:
-        """The open session, tidied up after the last suite and checked for this one.
+    def prepare(self, suite: AnySuite) -> BaseInferenceSession:
+        """Return the open session, tidied up after the last suite and checked for this one.
 
         Raises:
             UnsupportedRequestError: the session can do less than its engine declared, too little.
@@ -88,22 +88,22 @@ class SessionLease:
         """
         session = self._session
         assert session is not None
-        with foreign_errors("capabilities"):
+        with wrap_errors("capabilities"):
             capabilities = session.capabilities
         if capabilities is not None:
             if suite.request_kind.capability not in capabilities:
                 _refuse(session, suite)
             check_capabilities([suite], capabilities, "of the model as it was loaded")
         if self._is_used:
-            with foreign_errors("gc"):
+            with wrap_errors("gc"):
                 session.gc()
         self._is_used = True
         if suite.request_kind is not RequestKind.GENERATION:
             self._check(session)
         return session
 
-    def note_execution(self) -> None:
-        """Record anew what is in use: a fallback may have come since."""
+    def record_execution(self) -> None:
+        """Record again what is in use: the runtime may have fallen back since."""
         if self._session is not None:
             record_execution(self._record, self._session)
 
@@ -112,17 +112,17 @@ class SessionLease:
         self._session = None
         if self._finalizer is not None:
             self._finalizer.detach()
-        with foreign_errors("close"):
+        with wrap_errors("close"):
             self._release.close()
 
-    def _built(self, progress: Progress, folder: Path | None) -> BaseInferenceSession:
+    def _build(self, progress: Progress, folder: Path | None) -> BaseInferenceSession:
         assert self._engine is not None
         name = type(self._engine).__name__
         progress.model_loading(self._model.name, name)
         before = time.perf_counter()
         try:
-            with foreign_errors(f"engine {name} could not load {self._model.name}"):
-                session = self._build(self._engine, folder)
+            with wrap_errors(f"engine {name} could not load {self._model.name}"):
+                session = self._load(self._engine, folder)
         except BaseException as error:
             progress.model_failed()
             clean_up(error, self._release.close)
@@ -141,7 +141,7 @@ class SessionLease:
         self._finalizer = weakref.finalize(self, self._release.close)
         return session
 
-    def _build(self, engine: BaseEngine, folder: Path | None) -> BaseInferenceSession:
+    def _load(self, engine: BaseEngine, folder: Path | None) -> BaseInferenceSession:
         if self._backend is not None:
             return engine.attach(self._handles(self._backend, folder), self._model)
         if not self._isolate:
@@ -160,7 +160,7 @@ class SessionLease:
         return self._release.enter_context(backend.prepared(run_dir))
 
     def _check(self, session: BaseInferenceSession) -> None:
-        with foreign_errors("self check"):
+        with wrap_errors("self check"):
             check = session.check()
             if not isinstance(check, CheckResult):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"check() must return a CheckResult, got {check!r}")
@@ -176,9 +176,9 @@ class SessionLease:
 
 
 def _refuse(session: BaseInferenceSession, suite: AnySuite) -> None:
-    """Raise the session's own refusal of the suite's requests, which may tell why."""
+    """Raise the session's own refusal of the suite's requests, which may have a reason."""
     try:
-        with foreign_errors(f"a request of suite {suite.title!r}"):
+        with wrap_errors(f"a request of suite {suite.title!r}"):
             match suite.request_kind:
                 case RequestKind.GENERATION:
                     session.generate([GenerationRequest("a", max_new_tokens=1)])

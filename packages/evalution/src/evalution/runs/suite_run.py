@@ -1,4 +1,4 @@
-"""The call of a session that serves a suite's requests."""
+"""Runs one suite on a session: rows become requests as they are needed, answers become lines."""
 
 from __future__ import annotations
 
@@ -9,24 +9,37 @@ from contextlib import closing
 from threading import Event
 from typing import Any, TypeVar, cast
 
-from evalution.error_boundary import foreign_errors
+from evalution.error_boundary import wrap_errors
 from evalution.exchange import Answer, Request
-from evalution.progress import Progress
+from evalution.redaction import mask_text
 from evalution.results import SampleResult, SuiteResult
-from evalution.runs.answer_cache import AnswerStore
-from evalution.runs.in_flight import Intake, Ledger, OpenSample, UnexpectedAnswerError
+from evalution.runs.answer_cache import CachedAnswers
+from evalution.runs.in_flight import (
+    InFlightSamples,
+    OpenSample,
+    SampleSource,
+    UnexpectedAnswerError,
+)
+from evalution.runs.options import RunOptions
 from evalution.runs.rolling import rolling_continuous
 from evalution.scoring.metrics import Measure
-from evalution.suites.suite import AnySuite, RequestKind
-from evalution_core import BaseInferenceSession, EngineRuntimeError, EvalutionError, scrub
+from evalution.suites.suite import AnySuite, RequestKind, Sample
+from evalution_core import BaseInferenceSession, EngineRuntimeError, EvalutionError
 
 K = TypeVar("K", bound=Hashable)
 
+_ERRORS_SHOWN = 20
+_REPORT_S = 0.1
 
-def session_answers(
+
+class ScoringError(EvalutionError, RuntimeError):
+    """A suite could not make a score of an answer."""
+
+
+def open_stream(
     session: BaseInferenceSession, suite: AnySuite, requests: Iterable[tuple[K, Request]]
 ) -> Iterator[tuple[K, Any]]:
-    """What the session gives for the requests of `suite`, unchecked and in its own order."""
+    """Send the requests of `suite` to the call that serves them; answers are unchecked."""
     keyed = cast("Iterable[tuple[K, Any]]", requests)
     match suite.request_kind:
         case RequestKind.GENERATION:
@@ -37,28 +50,20 @@ def session_answers(
             return rolling_continuous(session, keyed, batch_size=suite.batch_size)
 
 
-_ERRORS_SHOWN = 20
-_TELL_S = 0.1
-
-
-class ScoringError(EvalutionError, RuntimeError):
-    """A suite could not make a score of an answer."""
-
-
-class SuiteExecution:
-    """One pass of a suite.
+class SuiteRun:
+    """One pass of a suite over a session.
 
     Held at any time: the samples in flight; the number of each row that was read, and two numbers
     for each of its metrics.
 
     Args:
         name: the suite's name in this run.
+        options: the limit of rows, the progress, and the failures that end the run.
         expected: how many samples there were when the rows were checked.
-        limit: at most that many rows, besides the suite's own bound.
+        failed_before: how many samples failed in the suites before this one.
+        cached: keeps each answer as it comes, and knows those of an earlier run.
         write: takes each sample as it is finished; a later one of the same row replaces it.
-        store: keeps each answer as it comes, and knows those of an earlier run.
-        failed: told how many samples have failed and of the last; it may end the run.
-        notice: told in the end how many samples share each remark of their scores.
+        notices: gets a sentence for each note that the scores of several samples share.
         stop: once set, what is in flight is finished and the rest left out.
     """
 
@@ -68,68 +73,68 @@ class SuiteExecution:
         name: str,
         session: BaseInferenceSession,
         *,
+        options: RunOptions,
         expected: int,
-        limit: int | None,
+        failed_before: int,
+        cached: CachedAnswers,
         write: Callable[[SampleResult], None],
-        progress: Progress,
-        store: AnswerStore,
-        failed: Callable[[int, str], None],
-        notice: Callable[[str], None],
+        notices: list[str],
         stop: Event,
     ):
         self._suite = suite
         self._name = name
         self._session = session
+        self._options = options
         self._expected = expected
-        self._options = suite.to_dict()
+        self._failed_before = failed_before
+        self._cached = cached
         self._write = write
-        self._progress = progress
-        self._store = store
-        self._told_failed = failed
-        self._notice = notice
-        self._ledger = Ledger(suite.request_kind)
-        self._intake = Intake(suite, name, limit, self._ledger, store, stop)
-        with foreign_errors(f"suite {name!r}: tally"):
+        self._notices = notices
+        self._in_flight = InFlightSamples(suite.request_kind)
+        self._source = SampleSource(suite, name, options.limit, self._in_flight, cached, stop)
+        with wrap_errors(f"suite {name!r}: tally"):
             self._tally = suite.make_accumulator()
+        self._suite_options = suite.to_dict()
         self._failed: set[int] = set()
         self._first_failure: tuple[int, str] | None = None
-        self._errors = list(store.faults)
-        self._withdrawn: dict[int, EvalutionError] = {}
+        self._errors = list(cached.errors)
+        self._retracted: dict[int, EvalutionError] = {}
         self._done = 0
         self._requests = 0
         self._truncated: set[int] | None = None
-        self._remarks: dict[int, str] = {}
-        self._told_at = 0.0
+        self._notes: dict[int, str] = {}
+        self._reported_at = 0.0
 
     def run(self) -> SuiteResult:
-        """The suite's scores.
+        """Run the suite and return its scores.
 
         Raises:
             EngineRuntimeError: the runtime died; what was finished before is written.
             ConfigurationError: a row can't be read any more.
-            TooManyFailuresError: what `failed` raises.
-            KeyboardInterrupt: it was told to stop.
+            TooManyFailuresError: more samples failed than the run allows.
+            KeyboardInterrupt: `stop` was set.
         """
         started = time.perf_counter()
         try:
             self._run()
         finally:
-            self._tell()
-        with foreign_errors(f"suite {self._name!r}: metrics", ScoringError):
+            self._report()
+        with wrap_errors(f"suite {self._name!r}: metrics", ScoringError):
             metrics = self._tally.results()
-        for remark, count in sorted(Counter(self._remarks.values()).items()):
-            self._notice(scrub(f"{self._name}: {count} of {self._done} samples {remark}"))
+        for note, count in sorted(Counter(self._notes.values()).items()):
+            text = f"{self._name}: {count} of {self._done} samples {note}"
+            self._notices.append(mask_text(text))
         first = self._first_failure
         return SuiteResult(
             name=self._name,
             type=type(self._suite).__name__,
-            options=self._options,
+            options=self._suite_options,
             metrics=metrics,
             n=self._done,
             failed=len(self._failed),
             truncated=None if self._truncated is None else len(self._truncated),
             requests=self._requests,
-            recalled=self._intake.recalled_requests,
+            cached=self._source.cached_requests,
             provenance=dict(self._suite.provenance),
             seconds=time.perf_counter() - started,
             first_failure=None if first is None else f"row {first[0]}: {first[1]}",
@@ -137,37 +142,37 @@ class SuiteExecution:
         )
 
     def _run(self) -> None:
-        for opened in self._intake.recalled():
+        for opened in self._source.read_cached():
             self._finish(opened)
-        self._progress.samples_recalled(self._done)
-        with closing(self._answers()) as answers:
+        self._options.progress.samples_cached(self._done)
+        with closing(self._stream()) as answers:
             for key, answer in answers:
                 self._accept(key, answer)
-        if self._intake.is_stopped:
+        if self._source.is_stopped:
             raise KeyboardInterrupt
-        for opened in self._intake.unread():
+        for opened in self._source.read_unread():
             self._finish(opened)
-        for opened in self._ledger.unanswered():
+        for opened in self._in_flight.give_up_all():
             self._finish(opened)
-        self._take_back()
-        self._compare_count()
+        self._retract_rows()
+        self._check_count()
 
-    def _answers(self) -> Generator[tuple[Any, Any]]:
+    def _stream(self) -> Generator[tuple[Any, Any]]:
         # A generator of our own can be closed, and closes the session's where that is one.
-        with foreign_errors(f"suite {self._name!r}"):
-            answers = session_answers(self._session, self._suite, self._intake.requests())
+        with wrap_errors(f"suite {self._name!r}"):
+            answers = open_stream(self._session, self._suite, self._source.read_requests())
             try:
                 for event in answers:
-                    yield _pair(event)
+                    yield _to_pair(event)
             finally:
                 if close := getattr(answers, "close", None):
                     close()
 
     def _accept(self, key: Any, answer: Any) -> None:
         try:
-            opened, position = self._ledger.accept(key, answer)
+            opened, position = self._in_flight.accept(key, answer)
         except UnexpectedAnswerError as error:
-            self._complain(error)
+            self._record_error(error)
             return
         self._keep(opened, position)
         if not opened.waiting:
@@ -177,11 +182,11 @@ class SuiteExecution:
         failure = opened.failures.get(position)
         if failure is None:
             try:
-                self._store.keep(opened.sample, position, opened.answers[position])
+                self._cached.keep(opened.sample, position, opened.answers[position])
                 return
             except EngineRuntimeError as error:  # an answer with a value that no file can hold
                 failure = error
-        opened.failures[position] = self._store.keep_failure(opened.sample, position, failure)
+        opened.failures[position] = self._cached.keep_failure(opened.sample, position, failure)
 
     def _finish(self, opened: OpenSample) -> None:
         sample = opened.sample
@@ -189,40 +194,42 @@ class SuiteExecution:
         self._done += 1
         self._requests += len(sample.requests)
         if (error := opened.error or self._score(result, opened)) is not None:
-            self._fail(result, error, self._failure(sample))
+            self._fail(result, error, self._measure_failure(sample))
         result.tokens = self._tokens(sample.index, list(opened.answers.values()))
         self._write(result)
-        if time.monotonic() - self._told_at >= _TELL_S:
-            self._tell()
+        if time.monotonic() - self._reported_at >= _REPORT_S:
+            self._report()
         if error is not None:
-            self._told_failed(
-                len(self._failed), f"suite {self._name!r}, row {sample.index}: {error}"
-            )
+            self._check_failures(sample.index, error)
 
-    def _tell(self) -> None:
+    def _check_failures(self, index: int, error: EvalutionError) -> None:
+        latest = f"suite {self._name!r}, row {index}: {error}"
+        self._options.failures.check(self._failed_before + len(self._failed), latest)
+
+    def _report(self) -> None:
         # What a person sees finished is on disk.
-        self._store.flush()
-        self._told_at = time.monotonic()
-        self._progress.sample_finished(self._done, len(self._failed), self._tally.running)
+        self._cached.flush()
+        self._reported_at = time.monotonic()
+        self._options.progress.sample_finished(self._done, len(self._failed), self._tally.running)
 
-    def _failure(self, sample: Any) -> Mapping[str, Measure]:
-        with foreign_errors(f"suite {self._name!r}, row {sample.index}: failure", ScoringError):
+    def _measure_failure(self, sample: Sample) -> Mapping[str, Measure]:
+        with wrap_errors(f"suite {self._name!r}, row {sample.index}: failure", ScoringError):
             return self._suite.failure(sample)
 
     def _score(self, result: SampleResult, opened: OpenSample) -> EvalutionError | None:
         try:
-            with foreign_errors(f"suite {self._name!r}, row {result.index}", ScoringError):
-                score = self._suite.score(opened.sample, opened.in_order)
+            with wrap_errors(f"suite {self._name!r}, row {result.index}", ScoringError):
+                score = self._suite.score(opened.sample, opened.ordered_answers)
                 result.metrics = self._tally.record(result.index, score)
                 result.prediction = score.prediction
                 result.extracted = score.extracted
                 if score.remark is not None:
-                    self._remarks[result.index] = score.remark
+                    self._notes[result.index] = score.remark
         except EvalutionError as error:
             return error
         return None
 
-    def _compare_count(self) -> None:
+    def _check_count(self) -> None:
         if self._done != self._expected:
             self._errors.append(
                 f"{self._expected} samples were checked before the run, but there were "
@@ -234,51 +241,51 @@ class SuiteExecution:
     ) -> None:
         self._failed.add(result.index)
         result.metrics = self._tally.fail(result.index, measures)
-        result.error = scrub(f"{type(error).__name__}: {error}")
-        told = (result.index, result.error)
-        # Rows finish in any order; the same run tells the same first failure.
-        self._first_failure = min(self._first_failure or told, told)
+        result.error = mask_text(f"{type(error).__name__}: {error}")
+        failure = (result.index, result.error)
+        # Rows finish in any order; the same run names the same first failure.
+        self._first_failure = min(self._first_failure or failure, failure)
 
-    def _complain(self, error: UnexpectedAnswerError) -> None:
-        index, text = error.index, scrub(str(error))
+    def _record_error(self, error: UnexpectedAnswerError) -> None:
+        index, text = error.index, mask_text(str(error))
         if index is None:
             if text not in self._errors and len(self._errors) < _ERRORS_SHOWN:
                 self._errors.append(text)
-                self._store.keep_fault(text)
+                self._cached.keep_error(text)
             return
-        if index not in self._withdrawn:
-            self._withdrawn[index] = self._store.withdraw(index, error)
+        if index not in self._retracted:
+            self._retracted[index] = self._cached.retract(index, error)
             self._failed.add(index)
-            self._told_failed(len(self._failed), f"suite {self._name!r}, row {index}: {error}")
+            self._check_failures(index, error)
 
-    def _take_back(self) -> None:
-        """Fail the rows whose answers turned out not to be trusted.
+    def _retract_rows(self) -> None:
+        """Fail the rows whose answers can't be trusted.
 
-        Their samples are gone: they are made once more, since what a failure counts as is theirs.
+        Their samples are made once more: only a sample says what its failure counts as.
         """
-        left = dict(self._withdrawn)
-        for sample in self._intake.reread() if left else ():
+        left = dict(self._retracted)
+        for sample in self._source.read_again() if left else ():
             if (error := left.pop(sample.index, None)) is not None:
                 result = SampleResult(self._name, sample.index, sample.prompt, sample.target)
-                self._fail_again(result, error, self._failure(sample))
+                self._fail_later(result, error, self._measure_failure(sample))
         for index, error in left.items():  # the rows are others by now
-            self._fail_again(SampleResult(self._name, index), error)
+            self._fail_later(SampleResult(self._name, index), error)
 
-    def _fail_again(
+    def _fail_later(
         self, result: SampleResult, error: Exception, measures: Mapping[str, Measure] | None = None
     ) -> None:
         self._fail(result, error, measures)
-        self._remarks.pop(result.index, None)
+        self._notes.pop(result.index, None)
         if self._truncated is not None:
             self._truncated.discard(result.index)
         self._write(result)
 
     def _tokens(self, index: int, answers: list[Answer]) -> dict[str, int]:
         counted = {
-            "prompt": _total(answers, "prompt_tokens"),
-            "completion": _total(answers, "completion_tokens"),
-            "scored": _total(answers, "token_count"),
-            "truncated": _total(answers, "truncated_tokens"),
+            "prompt": _sum_counts(answers, "prompt_tokens"),
+            "completion": _sum_counts(answers, "completion_tokens"),
+            "scored": _sum_counts(answers, "token_count"),
+            "truncated": _sum_counts(answers, "truncated_tokens"),
         }
         if counted["truncated"] is not None:
             self._truncated = self._truncated or set()
@@ -287,12 +294,12 @@ class SuiteExecution:
         return {name: count for name, count in counted.items() if count is not None}
 
 
-def _total(answers: list[Answer], name: str) -> int | None:
+def _sum_counts(answers: list[Answer], name: str) -> int | None:
     counts = [count for a in answers if (count := getattr(a, name, None)) is not None]
     return sum(map(int, counts)) if counts else None
 
 
-def _pair(event: Any) -> tuple[Any, Any]:
+def _to_pair(event: Any) -> tuple[Any, Any]:
     try:
         key, answer = event
     except (TypeError, ValueError):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from multiprocessing import spawn
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from evalution.error_boundary import foreign_errors
+from evalution.error_boundary import wrap_errors
 from evalution_core import (
     BaseEngine,
     Capability,
@@ -350,7 +350,7 @@ def pack_configuration(value: BaseEngine | Model) -> bytes:
 
 def _problem_of(value: object) -> str | None:
     try:
-        with foreign_errors("pickling"):  # a __reduce__ may raise anything
+        with wrap_errors("pickling"):  # a __reduce__ may raise anything
             pickle.dumps(value, PROTOCOL)
     except EvalutionError as error:
         return str(error.__cause__ or error)
@@ -384,7 +384,7 @@ def pack_request(request: object) -> bytes:
         InvalidRequestError: it can't be pickled.
     """
     try:
-        with foreign_errors("pickling"):
+        with wrap_errors("pickling"):
             return pickle.dumps(request, PROTOCOL)
     except EvalutionError as error:
         raise InvalidRequestError(
@@ -411,7 +411,7 @@ def unpack_error(data: bytes) -> EvalutionError:
     pickled, text = pickle.loads(data)
     if pickled is not None:
         try:
-            with foreign_errors("unpickling"):
+            with wrap_errors("unpickling"):
                 error = pickle.loads(pickled)
         except EvalutionError:
             error = None
