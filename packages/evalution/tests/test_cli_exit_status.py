@@ -39,7 +39,7 @@ FIRST_STEPS = {
     "report": ("evalution.report.page.read_folders", ["out"]),
     "engines": ("evalution.cli.listings.available", []),
     "suites": ("evalution.cli.listings.available_suites", []),
-    "doctor": ("evalution.cli.doctor.accelerators", []),
+    "doctor": ("evalution.cli.doctor.examine_engines", []),
     "schema": ("evalution.cli.program.spec_schema", []),
 }
 INTERRUPTED = "interrupted; what was finished is kept\n"
@@ -53,7 +53,7 @@ ENDINGS = [
     (EvalutionError("the disk is full"), 1, "error: the disk is full\n"),
 ]
 endings = pytest.mark.parametrize(
-    ("error", "status", "told"), ENDINGS, ids=[type(error).__name__ for error, _, _ in ENDINGS]
+    ("error", "status", "message"), ENDINGS, ids=[type(error).__name__ for error, _, _ in ENDINGS]
 )
 
 
@@ -68,25 +68,39 @@ def test_every_command_is_held_to_the_rule() -> None:
     assert list(FIRST_STEPS) == OWN
 
 
-@endings
-@pytest.mark.parametrize("verb", OWN)
-def test_an_error_has_the_same_ending_in_every_command(
-    command_line: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    verb: str,
-    error: BaseException,
-    status: int,
-    told: str,
-) -> None:
+def assert_ending(
+    command_line: Any, monkeypatch: pytest.MonkeyPatch, verb: str, error: BaseException
+) -> tuple[int, str]:
+    """Let the first step of a command fail; returns its status and its stderr."""
     target, words = FIRST_STEPS[verb]
     monkeypatch.setattr(target, raising(error))
     done = command_line(verb, *words)
-    assert done.returncode == status
-    assert done.stderr.startswith(told)
     assert "Traceback" not in done.stderr
     debugged = command_line(verb, *words, "--debug")
-    assert debugged.returncode == status
+    assert debugged.returncode == done.returncode
     assert "Traceback" in debugged.stderr
+    return done.returncode, done.stderr
+
+
+@endings
+def test_each_kind_of_error_has_its_status_and_one_line(
+    command_line: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    status: int,
+    message: str,
+) -> None:
+    found = assert_ending(command_line, monkeypatch, "show", error)
+    assert found[0] == status
+    assert found[1].startswith(message)
+
+
+@pytest.mark.parametrize("verb", OWN)
+def test_every_command_reports_errors_in_the_same_way(
+    command_line: Any, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    for error, status, message in ENDINGS[:2]:
+        assert assert_ending(command_line, monkeypatch, verb, error) == (status, message)
 
 
 @pytest.fixture
@@ -106,7 +120,7 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], 
 
 @endings
 def test_an_error_has_the_same_ending_in_a_command_of_another_package(
-    plugged: Callable[..., typer.Typer], error: BaseException, status: int, told: str
+    plugged: Callable[..., typer.Typer], error: BaseException, status: int, message: str
 ) -> None:
     def other(name: str, debug: bool = False) -> None:
         assert name == "x"
@@ -114,7 +128,7 @@ def test_an_error_has_the_same_ending_in_a_command_of_another_package(
 
     done = CliRunner().invoke(plugged(other), ["other", "x"])
     assert done.exit_code == status
-    assert done.stderr.startswith(told)
+    assert done.stderr.startswith(message)
     assert "Traceback" not in done.stderr
     debugged = CliRunner().invoke(plugged(other), ["other", "x", "--debug"])
     assert debugged.exit_code == status

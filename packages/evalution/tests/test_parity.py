@@ -5,6 +5,7 @@ from types import MethodType
 from typing import Any
 
 import pytest
+from mutants.toy import Toy
 from rich.console import Console
 
 import evalution
@@ -12,7 +13,6 @@ from evalution.parity import ParityResult, Tolerance, check_parity
 from evalution.parity.table import parity_table
 from evalution.runs.lane import Lane
 from evalution_conformance import mutants as _mutants  # noqa: F401 - registers the faults
-from mutants.toy import Toy
 from evalution_core import (
     BaseInferenceSession,
     Capability,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutants.toy import MergingTokenizer
 
 from evalution.parity.encoding import Encoder, encoder_of, with_ids
-from mutants.toy import MergingTokenizer
 from evalution_core import (
     GenerationRequest,
     InvalidRequestError,

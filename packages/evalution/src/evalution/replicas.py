@@ -28,7 +28,7 @@ class Replicas(ReplicatedEngine):
         restarts: how often in a row a process may end without having answered anything.
     """
 
-    devices: list[str] | None = speed_only(default=None)  # noqa: RUF009 - it holds None
+    devices: list[str] | None = speed_only(default=None)
 
     def __post_init__(self) -> None:
         validate_options(self)

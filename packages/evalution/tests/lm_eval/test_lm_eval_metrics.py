@@ -76,7 +76,9 @@ def test_the_correlation_of_many_classes_is_the_same() -> None:
     chance = Random(5)
     for _ in range(50):
         pairs = [(chance.randrange(4), chance.randrange(4)) for _ in range(chance.randrange(2, 50))]
-        ours = MatthewsCorrelation().estimate([make_prediction(found, right) for right, found in pairs])
+        ours = MatthewsCorrelation().estimate(
+            [make_prediction(found, right) for right, found in pairs]
+        )
         assert ours.value == pytest.approx(theirs.matthews_corrcoef(pairs))
 
 
