@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from evalution_core import LoglikelihoodRequest, Model, builtin_path
-from evalution_enginekit import TokenSpan, encode_pair, plan_scoring
+from evalution_core.encoding import encode_pair
+from evalution_enginekit import TokenSpan, plan_scoring
 from evalution_enginekit.sampling import token_logprobs
 from evalution_reference import Reference
 from evalution_reference.llama import Llama

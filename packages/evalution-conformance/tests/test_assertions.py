@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mutants import toy_subject
-from mutants.toy import Toy
 
 from evalution_conformance.assertions import (
     assert_same_logprobs,
@@ -15,6 +13,8 @@ from evalution_conformance.assertions import (
 )
 from evalution_conformance.subject import Subject
 from evalution_core import GenerationOutput
+from mutants import toy_subject
+from mutants.toy import Toy
 
 ids = st.lists(st.integers(0, 3), max_size=6)
 

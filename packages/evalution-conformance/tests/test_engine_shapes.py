@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mutants.toy import CAPABILITIES, UNTEMPLATED, Toy, ToySession
-
 from evalution_conformance import EngineConformance
 from evalution_conformance.suite import find_checks, get_needs
 from evalution_core import (
@@ -23,6 +21,7 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
+from mutants.toy import CAPABILITIES, UNTEMPLATED, Toy, ToySession
 
 
 @dataclass(slots=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from mutants import MUTANTS, toy_subject
-from mutants.toy import UNTEMPLATED, Toy
 
 from evalution_conformance import EngineConformance
 from evalution_conformance.suite import find_checks, run_check
 from evalution_core import Model
+from mutants import MUTANTS, toy_subject
+from mutants.toy import UNTEMPLATED, Toy
 
 CHECKS = find_checks(EngineConformance)
 PAIRS = [(name, check) for name, mutant in MUTANTS.items() for check in mutant.caught_by]

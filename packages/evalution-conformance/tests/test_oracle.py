@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass, replace
 
 import pytest
-from mutants.toy import Toy, ToySession
 
 from evalution_conformance import EngineConformance
 from evalution_conformance.reference_values import load_reference_values
 from evalution_conformance.subject import Subject
 from evalution_conformance.suite import find_checks, make_subject, run_check
 from evalution_core import BaseInferenceSession, LoglikelihoodOutput, LoglikelihoodRequest, Model
+from mutants.toy import Toy, ToySession
 
 ROUNDING = 1e-2
 _built: list[str | None] = []

@@ -47,7 +47,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     """Puts distributions with engines where the interpreter finds them, and only these."""
     pydantic.create_model("Loaded")  # its parts are imported at first use, which must find them
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(discovery, "_registered", {})
+    monkeypatch.setattr(discovery.ENGINES, "_registered", {})
 
     def install(distribution: str, engines: dict[str, str], *, source: str | None = None) -> None:
         folder = tmp_path / f"{distribution.replace('-', '_')}-2.5.dist-info"

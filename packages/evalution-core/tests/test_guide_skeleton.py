@@ -46,7 +46,8 @@ def test_the_engine_builds_a_session(skeleton: ModuleType) -> None:
 def test_the_session_is_whole_without_a_call_of_super(skeleton: ModuleType) -> None:
     session = skeleton.MySession(model_path="tiny")
     assert session.identity() is None
-    assert session.capabilities is None
+    assert session.capabilities == GUIDE_CAPABILITIES
+    assert session.tokenizer is None
     assert session.check().outcome == "not checkable"
     with pytest.raises(NotImplementedError):
         session.generate([])

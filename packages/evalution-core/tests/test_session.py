@@ -11,20 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution_core import (
+    GUIDE_CAPABILITIES,
     BaseInferenceSession,
+    Capability,
     CheckResult,
     ContextLengthError,
     EngineRuntimeError,
     EvalutionError,
     GenerationRequest,
-    HasMaxModelLen,
-    HasPreferredBatchSize,
-    HasRequestsInFlight,
-    HasTokenizer,
     InvalidRequestError,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
     RequestFailure,
+    RollingLoglikelihoodOutput,
+    RollingLoglikelihoodRequest,
+    SessionInfo,
     UnsupportedRequestError,
     raise_failures,
 )
@@ -151,11 +152,65 @@ def test_every_key_is_answered_once_whatever_the_windows(texts: list[str], size:
             assert result.logprob == -len(text)
 
 
-def test_a_runtime_that_dies_ends_the_stream_after_the_windows_before_it() -> None:
-    stream = Letters().loglikelihood_continuous(asked("ab", "boom"), batch_size=1)
-    assert next(stream)[0] == "0:ab"
-    with pytest.raises(EngineRuntimeError, match=r"^the runtime died$"):
+def test_runtime_death_ends_the_stream_and_names_unanswered_keys() -> None:
+    class Dying(Letters):
+        def loglikelihood(self, requests: Any, *, batch_size: int | None = None) -> Any:
+            if len(self.calls) > 2:
+                raise EngineRuntimeError("the runtime died")
+            return Letters.loglikelihood(self, requests, batch_size=batch_size)
+
+    stream = Dying().loglikelihood_continuous(asked("ab", "cd", "ef", "gh", "ij"), batch_size=1)
+    assert [next(stream)[0] for _ in range(3)] == ["0:ab", "1:cd", "2:ef"]
+    with pytest.raises(EngineRuntimeError, match=r"^the runtime died; a request that should") as e:
         next(stream)
+    assert e.value.in_flight == ("3:gh",)
+
+
+def test_poisoned_request_fails_alone_and_its_neighbours_are_scored() -> None:
+    texts = ["ab", "cd", "boom", "ef", "gh"]
+    results = dict(Letters().loglikelihood_continuous(asked(*texts)))
+    assert sorted(results) == sorted(key for key, _ in asked(*texts))
+    failed = {key: r for key, r in results.items() if isinstance(r, RequestFailure)}
+    assert [(key, str(r.error)) for key, r in failed.items()] == [("2:boom", "the runtime died")]
+    assert failed["2:boom"].metadata == {"row": 2}
+
+
+def test_dead_runtime_is_recognized_before_it_has_scored_anything() -> None:
+    class Dead(Letters):
+        def loglikelihood(self, requests: Any, *, batch_size: int | None = None) -> Any:
+            raise EngineRuntimeError("the runtime died")
+
+    with pytest.raises(EngineRuntimeError) as caught:
+        list(Dead().loglikelihood_continuous(asked("ab", "cd", "ef")))
+    assert set(caught.value.in_flight) == {"0:ab", "1:cd", "2:ef"}
+
+
+def test_list_call_with_too_few_outputs_is_an_error() -> None:
+    class Short(Letters):
+        def loglikelihood(self, requests: Any, *, batch_size: int | None = None) -> Any:
+            return []
+
+    with pytest.raises(EngineRuntimeError, match="answered 0 of 1 requests and does not say which"):
+        list(Short().loglikelihood_continuous(asked("ab")))
+
+
+def test_rolling_requests_are_scored_as_a_stream_by_default() -> None:
+    class Rolling(Letters):
+        def loglikelihood_rolling(self, requests: Any, *, batch_size: int | None = None) -> Any:
+            self.calls.append((len(requests), batch_size))
+            bad = {i: InvalidRequestError("empty") for i, r in enumerate(requests) if not r.text}
+            if bad:
+                raise_failures(bad, len(requests))
+            return [RollingLoglikelihoodOutput(-1.0, len(r.text), r.metadata) for r in requests]
+
+    session = Rolling()
+    texts = [RollingLoglikelihoodRequest(text, metadata={"t": text}) for text in ("ab", "", "abc")]
+    results = dict(session.loglikelihood_rolling_continuous(enumerate(texts), batch_size=2))
+    assert isinstance(results[1], RequestFailure)
+    outputs = [results[0], results[2]]
+    assert [o.token_count for o in outputs if not isinstance(o, RequestFailure)] == [2, 3]
+    assert [o.metadata for o in outputs] == [{"t": "ab"}, {"t": "abc"}]
+    assert session.calls == [(2, 2), (1, 2), (1, 2)]
 
 
 def test_a_refusal_that_names_no_request_ends_the_stream() -> None:
@@ -203,12 +258,50 @@ def test_a_session_is_closed_by_its_with_block_also_after_an_error() -> None:
     assert session.closed == 2
 
 
-def test_what_a_session_needs_not_tell() -> None:
+def test_session_facts_have_defaults() -> None:
     session = Letters()
     assert session.check() == CheckResult("not checkable", "the session has no self check")
     assert session.identity() is None
-    assert session.capabilities is None
+    assert session.info == SessionInfo()
+    assert session.capabilities == GUIDE_CAPABILITIES
+    assert session.tokenizer is None
+    assert session.requests_in_flight is None
     assert session.describe_execution() is None
+
+
+@dataclass(slots=True)
+class WithFields(Letters):
+    """Sets the facts as fields of a dataclass."""
+
+    info: SessionInfo = field(default_factory=SessionInfo)  # pyright: ignore
+    tokenizer: Any = None
+
+
+class WithAttributes(Letters):
+    """Sets the facts as attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = SessionInfo(frozenset({Capability.GENERATE}), 8, 4)  # pyright: ignore
+        self.tokenizer = "codec"  # pyright: ignore
+        self.requests_in_flight = 3  # pyright: ignore
+
+
+class WithProperties(Letters):
+    """Sets the facts as properties."""
+
+    @property
+    def info(self) -> SessionInfo:
+        return SessionInfo(frozenset({Capability.GENERATE}), 8, 4)
+
+
+def test_session_facts_may_be_properties_fields_or_attributes() -> None:
+    generates = SessionInfo(frozenset({Capability.GENERATE}), 8, 4)
+    assert WithProperties().info == WithAttributes().info == generates
+    assert WithProperties().capabilities == {Capability.GENERATE}
+    assert (WithAttributes().tokenizer, WithAttributes().requests_in_flight) == ("codec", 3)
+    assert WithFields(info=generates).capabilities == {Capability.GENERATE}
+    assert WithFields().tokenizer is None
 
 
 def test_a_session_must_write_the_six_calls() -> None:
@@ -225,20 +318,3 @@ def test_a_session_must_write_the_six_calls() -> None:
         "loglikelihood_rolling",
     ):
         assert name in str(caught.value)
-
-
-class Telling(Letters):
-    """Has all that a session may offer beside the calls."""
-
-    tokenizer = object()
-    max_model_len = 8
-    preferred_batch_size = 4
-    requests_in_flight = 0
-
-
-@pytest.mark.parametrize(
-    "protocol", [HasTokenizer, HasMaxModelLen, HasPreferredBatchSize, HasRequestsInFlight]
-)
-def test_what_a_session_offers_is_seen_without_a_base_class(protocol: type) -> None:
-    assert isinstance(Telling(), protocol)
-    assert not isinstance(Letters(), protocol)

@@ -1,31 +1,22 @@
-"""Serving runtimes of all three forms whose every answer can be worked out by hand."""
+"""Serving runtimes of three kinds whose every answer can be worked out by hand."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack
 
 from evalution_core import Capability, InvalidRequestError
-from evalution_enginekit import (
-    ByteTokenizer,
-    TokenEvent,
-    TokenFeed,
-    TokenPrompt,
-    TokenScore,
-    TokenSession,
-    TokenSpan,
-)
+from evalution_enginekit import ByteTokenizer, TokenPrompt, TokenScore
 from evalution_enginekit.serving import (
     EventLoopRequests,
     FixedBatchRequests,
     RequestUpdate,
-    ServingLoop,
+    ServingRequest,
     ServingRuntime,
     SpanGroup,
-    Work,
-    span_groups,
 )
+from evalution_enginekit.serving_session import ServedModel, ServingLimits, ServingSession
 
 LOUD = "!"
 
@@ -46,7 +37,7 @@ def group_scores(group: SpanGroup) -> list[TokenScore]:
     ]
 
 
-def refused(prompt: TokenPrompt) -> None:
+def refuse_loud(prompt: TokenPrompt) -> None:
     if ord(LOUD) in prompt.token_ids:
         raise InvalidRequestError("not so loud")
 
@@ -55,16 +46,17 @@ class Stepping:
     """A token for every prompt and the scores of every group with each step."""
 
     def __init__(self) -> None:
-        self.running: dict[str, Work] = {}
-        self.told: dict[str, int] = {}
+        self.running: dict[str, ServingRequest] = {}
+        self.generated: dict[str, int] = {}
         self.aborted: list[str] = []
         self.batches: list[list[str]] = []
         self.groups: list[SpanGroup] = []
+        self.flushes = 0
         self.most_scored = 0
         self.dead = False
 
     def generate(self, request_id: str, prompt: TokenPrompt) -> None:
-        refused(prompt)
+        refuse_loud(prompt)
         self.running[request_id] = prompt
 
     def score(self, request_id: str, group: SpanGroup) -> None:
@@ -82,7 +74,7 @@ class Stepping:
                 del self.running[name]
                 yield RequestUpdate(name, is_finished=True, scores=group_scores(work))
                 continue
-            at = self.told[name] = self.told.get(name, 0) + 1
+            at = self.generated[name] = self.generated.get(name, 0) + 1
             tokens = completion(work)
             over = at == len(tokens)
             if over:
@@ -96,6 +88,9 @@ class Stepping:
 
     def wake(self) -> None: ...
 
+    def flush(self) -> None:
+        self.flushes += 1
+
 
 class Async(EventLoopRequests):
     """The same, with a coroutine for each request."""
@@ -103,11 +98,11 @@ class Async(EventLoopRequests):
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         super().__init__(self.loop)
-        self.running: dict[str, Work] = {}
+        self.running: dict[str, ServingRequest] = {}
         self.dead = False
 
     def generate(self, request_id: str, prompt: TokenPrompt) -> None:
-        refused(prompt)
+        refuse_loud(prompt)
         self.start(request_id, self._generate(request_id, prompt))
 
     def score(self, request_id: str, group: SpanGroup) -> None:
@@ -130,20 +125,21 @@ class Async(EventLoopRequests):
         yield RequestUpdate(name, is_finished=True, scores=group_scores(group))
 
 
-class Batches(FixedBatchRequests):
+class Batches(FixedBatchRequests[tuple[str, ServingRequest]]):
     """The same, a batch at a time."""
 
     def __init__(self) -> None:
-        super().__init__(self._all)
-        self.running: dict[str, Work] = {}
+        super().__init__(self._prepare_one, self._run_all)
+        self.running: dict[str, ServingRequest] = {}
         self.dead = False
 
-    def generate(self, request_id: str, prompt: TokenPrompt) -> None:
-        refused(prompt)
-        super().generate(request_id, prompt)
+    def _prepare_one(self, name: str, work: ServingRequest) -> tuple[str, ServingRequest]:
+        if isinstance(work, TokenPrompt):
+            refuse_loud(work)
+        return name, work
 
-    def _all(self, batch: Mapping[str, Work]) -> Iterable[RequestUpdate]:
-        for name, work in batch.items():
+    def _run_all(self, batch: Sequence[tuple[str, ServingRequest]]) -> Iterator[RequestUpdate]:
+        for name, work in batch:
             if self.dead:
                 raise OSError("the core is gone")
             if isinstance(work, SpanGroup):
@@ -152,27 +148,31 @@ class Batches(FixedBatchRequests):
                 yield RequestUpdate(name, is_finished=True, token_ids=completion(work))
 
 
-class Served(TokenSession):
-    def __init__(self, runtime: ServingRuntime, *, slots: int = 3, scored_tokens: int = 1000):
-        capabilities = frozenset(Capability) - {Capability.ATTACH, Capability.LOGPROBS}
-        if isinstance(runtime, FixedBatchRequests):
-            capabilities -= {Capability.CONTINUOUS_BATCHING}
-        super().__init__(
-            engine="Served",
-            capabilities=capabilities,
-            tokenizer=ByteTokenizer(),
-            max_model_len=512,
-            batch_size=8,
-        )
-        self.loop = ServingLoop(runtime, slots=slots, scored_tokens=scored_tokens)
-        self.runtime = runtime
+class Served(ServingSession):
+    """A session on any of them."""
 
-    def _release(self) -> None:
-        if isinstance(self.runtime, Async):
-            self.runtime.loop.close()
-
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        return self.loop.generate(feed)
-
-    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[Any]:
-        return self.loop.score(span_groups(spans, listed_limit=3))
+    def __init__(
+        self,
+        runtime: ServingRuntime,
+        *,
+        slots: int = 3,
+        scored_tokens: int = 1000,
+        release: Callable[[], object] = lambda: None,
+    ):
+        with ExitStack() as resources:
+            resources.callback(release)
+            if isinstance(runtime, Async):
+                resources.callback(runtime.loop.close)
+            super().__init__(
+                engine="Served",
+                capabilities=frozenset(Capability) - {Capability.ATTACH, Capability.LOGPROBS},
+                served=ServedModel(runtime, ByteTokenizer(), 512, {"weights": "0a"}),
+                requests=runtime,
+                limits=ServingLimits(
+                    batch_size=8, slots=slots, listed_tokens=3, scored_tokens=scored_tokens
+                ),
+                dtype="float32",
+                execution={"version": "served 1.0"},
+                resources=resources,
+                fallback="no steps" if isinstance(runtime, FixedBatchRequests) else None,
+            )

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evalution_core.encoding import add_leading, encode_with_leading
 from evalution_enginekit import ByteTokenizer
-from evalution_enginekit.tokenizer import encode_with_leading, ids_before, with_leading
+from evalution_enginekit.tokenizer import find_leading_ids
 
 TOKENIZER = ByteTokenizer()
 
@@ -43,7 +44,7 @@ def test_what_it_declares() -> None:
 )
 def test_leading_ids_are_never_doubled(text: str, token_ids: list[int]) -> None:
     assert encode_with_leading(TOKENIZER, text) == token_ids
-    assert with_leading(TOKENIZER, token_ids) == token_ids
+    assert add_leading(TOKENIZER, token_ids) == token_ids
 
 
 @pytest.mark.parametrize(
@@ -57,4 +58,4 @@ def test_leading_ids_are_never_doubled(text: str, token_ids: list[int]) -> None:
     ],
 )
 def test_ids_before(whole: list[int], alone: list[int], before: tuple[int, ...]) -> None:
-    assert ids_before(whole, alone) == before
+    assert find_leading_ids(whole, alone) == before

@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 
 from evalution_core import InvalidRequestError, LoglikelihoodRequest
-from evalution_enginekit import TokenizerFile, TokenSpan, encode_pair, rolling_windows
-from evalution_enginekit.pairs import fit_pair, pair_of
-from evalution_enginekit.tokenizer import conditioning_id
-from evalution_enginekit.windows import rolling_ids
+from evalution_core.encoding import (
+    conditioning_id,
+    encode_pair,
+    encode_request,
+    encode_rolling,
+    fit_pair,
+    rolling_windows,
+)
+from evalution_enginekit import TokenizerFile, TokenSpan
 
 Tokenizers = dict[str, TokenizerFile]
 
@@ -42,7 +47,9 @@ def test_windows_are_lm_evals_except_where_marked(
     for case in golden["windows"]:
         tokenizer = golden_tokenizers[case["tokenizer"]]
         spans = rolling_windows(
-            rolling_ids(tokenizer, case["text"]), conditioning_id(tokenizer), case["max_model_len"]
+            encode_rolling(tokenizer, case["text"]),
+            conditioning_id(tokenizer),
+            case["max_model_len"],
         )
         ours = [[list(s.token_ids[: s.start]), list(s.token_ids[s.start :])] for s in spans]
         assert ours == case.get("ours", case["lm_eval"]), case
@@ -57,7 +64,7 @@ def test_a_request_is_encoded_as_the_golden_pairs_are(
     assert len(cases) >= 30
     for case in cases:
         request = LoglikelihoodRequest(case["context"], case["continuation"])
-        ours = pair_of(golden_tokenizers[name], request, request.context)
+        ours = encode_request(golden_tokenizers[name], request, request.context)
         expected = case.get("ours") or case["lm_eval"]
         assert list(ours) == expected or (expected == "IndexError" and not ours[1])
 

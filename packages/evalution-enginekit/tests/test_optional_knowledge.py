@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evalution_core import Capability, HasMaxModelLen, HasTokenizer
+from evalution_core import Capability, SessionInfo
 from evalution_enginekit import (
     ByteTokenizer,
     CompletionPiece,
@@ -23,18 +23,13 @@ class Silent(RequestSession):
 
 
 @pytest.mark.parametrize(
-    ("known", "kind"),
-    [({"tokenizer": ByteTokenizer()}, HasTokenizer), ({"max_model_len": 9}, HasMaxModelLen)],
+    "known",
+    [{"tokenizer": ByteTokenizer()}, {"max_model_len": 9}, {}],
+    ids=["codec", "window", "-"],
 )
-def test_what_is_known_is_an_attribute_and_what_is_not_is_not_promised(
-    known: dict[str, Any], kind: type
-) -> None:
+def test_session_has_the_tokenizer_and_the_window_it_was_given(known: dict[str, Any]) -> None:
     options = {"engine": "Silent", "capabilities": frozenset({Capability.GENERATE})}
-    ((name, value),) = known.items()
-    with Silent(**options, loop=RequestLoop("a"), encodes=False, **known) as session:
-        assert isinstance(session, kind)
-        assert getattr(session, name) == value
-    with Silent(**options, loop=RequestLoop("b"), encodes=False) as session:
-        assert not isinstance(session, kind)
-    promised = {key for base in Silent.__mro__ for key in vars(base).get("__annotations__", {})}
-    assert name not in promised
+    with Silent(**options, loop=RequestLoop("a", 3), encodes=False, **known) as session:
+        assert session.tokenizer is known.get("tokenizer")
+        expected = SessionInfo(options["capabilities"], known.get("max_model_len"), 3)
+        assert session.info == expected

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution_core import ContextLengthError, InvalidRequestError, LoglikelihoodRequest
-from evalution_enginekit import ByteTokenizer, TokenizerFile, encode_pair
-from evalution_enginekit.pairs import fit_pair, pair_of
-from evalution_enginekit.tokenizer import with_leading
+from evalution_core.encoding import add_leading, encode_pair, encode_request, fit_pair
+from evalution_enginekit import ByteTokenizer, TokenizerFile
 
 BOS, EOS = 256, 257
 TEXTS = st.text(st.sampled_from("ab é日 \n\t\u3000\xa0"), max_size=8)
@@ -44,7 +43,7 @@ def test_the_concatenation_never_changes_where_merges_cross_the_cut(
         context_ids, continuation_ids = encode_pair(tokenizer, text[:cut], text[cut:])
         whole = tokenizer.encode(text)
         if text[:cut].strip():
-            assert with_leading(tokenizer, whole)[len(context_ids) :] == continuation_ids
+            assert add_leading(tokenizer, whole)[len(context_ids) :] == continuation_ids
         else:
             assert continuation_ids == whole
 
@@ -85,7 +84,7 @@ def test_ids_are_taken_as_they_are(context: list[int], continuation: list[int]) 
     request = LoglikelihoodRequest(
         "not", " this", context_input_ids=context, continuation_input_ids=tuple(continuation)
     )
-    assert pair_of(ByteTokenizer(), request, "not") == (context, continuation)
+    assert encode_request(ByteTokenizer(), request, "not") == (context, continuation)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_ids_are_taken_as_they_are(context: list[int], continuation: list[int]) 
 def test_ids_on_one_side_only(
     request_: LoglikelihoodRequest, expected: tuple[list[int], list[int]]
 ) -> None:
-    assert pair_of(ByteTokenizer(), request_, request_.context) == expected
+    assert encode_request(ByteTokenizer(), request_, request_.context) == expected
 
 
 @settings(deadline=None, max_examples=100)

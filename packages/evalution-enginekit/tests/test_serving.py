@@ -1,4 +1,4 @@
-"""The loop of serving runtimes, on the toys of `serving_toys`, through a session."""
+"""The request loop of serving runtimes, and the session and the loading over it."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from evalution_enginekit import (
     TokenScore,
     TokenSpan,
 )
-from evalution_enginekit.serving import RequestUpdate, ServingLoop, span_groups
+from evalution_enginekit.serving import RequestUpdate, ServingLoop, group_spans
 
 
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module `serving_toys`: a runtime of each form, and the session over one."""
+    """The module `serving_toys`: a runtime of each kind, and a session over it."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
     return import_module("serving_toys")
 
 
 @pytest.fixture(params=["Stepping", "Async", "Batches"])
-def form(request: pytest.FixtureRequest, toys: Any) -> Any:
+def kind(request: pytest.FixtureRequest, toys: Any) -> Any:
     return getattr(toys, request.param)
 
 
-def test_every_form_keeps_the_order_and_the_requests_apart(form: Any, toys: Any) -> None:
+def test_results_keep_their_order_on_every_kind_of_runtime(kind: Any, toys: Any) -> None:
     texts = ["a longer one", "b", "cc stop dd", "four", "a"]
     prompts = [GenerationRequest(text, stop=["stop"], max_new_tokens=9) for text in texts]
     pairs = [LoglikelihoodRequest(text[:1], text) for text in texts]
-    runtime = form()
+    runtime = kind()
     with toys.Served(runtime) as session:
         outputs = session.generate(prompts)
         assert [output.text for output in outputs] == ["a longer ", "b", "cc ", "four", "a"]
@@ -47,12 +47,12 @@ def test_every_form_keeps_the_order_and_the_requests_apart(form: Any, toys: Any)
         assert [score.token_count for score in scores] == [len(text) for text in texts]
         expected = [[-ord(c) / 100 - at / 1000 for at, c in enumerate(t, 2)] for t in texts]
         assert [score.token_logprobs for score in scores] == [pytest.approx(e) for e in expected]
-        assert not session.loop.in_flight
+        assert not session._loop.in_flight
         assert not runtime.running
 
 
-def test_a_refused_request_is_a_value_and_costs_no_other(form: Any, toys: Any) -> None:
-    with toys.Served(form()) as session:
+def test_refused_request_fails_alone(kind: Any, toys: Any) -> None:
+    with toys.Served(kind()) as session:
         requests = [(text, GenerationRequest(text, max_new_tokens=3)) for text in ("a", "b!", "c")]
         found = dict(session.generate_continuous(requests))
         assert isinstance(found["b!"], RequestFailure)
@@ -60,8 +60,8 @@ def test_a_refused_request_is_a_value_and_costs_no_other(form: Any, toys: Any) -
         assert [cast(Any, found[key]).text for key in "ac"] == ["a", "c"]
 
 
-def test_a_dead_runtime_names_what_was_in_flight(form: Any, toys: Any) -> None:
-    runtime = form()
+def test_dead_runtime_names_requests_in_flight(kind: Any, toys: Any) -> None:
+    runtime = kind()
     with toys.Served(runtime) as session:
         runtime.dead = True
         stream = session.generate_continuous([("x", GenerationRequest("abc", max_new_tokens=3))])
@@ -70,7 +70,7 @@ def test_a_dead_runtime_names_what_was_in_flight(form: Any, toys: Any) -> None:
         assert list(dead.value.in_flight) == ["x"]
 
 
-def test_a_stop_string_ends_the_request_at_the_runtime(toys: Any) -> None:
+def test_stop_string_aborts_the_request(toys: Any) -> None:
     runtime = toys.Stepping()
     with toys.Served(runtime) as session:
         session.generate([GenerationRequest("ab stop " + "x" * 50, stop=["stop"])])
@@ -96,7 +96,7 @@ class Feed:
         return taken
 
 
-def test_a_free_slot_is_taken_with_the_next_step(toys: Any) -> None:
+def test_free_slot_is_refilled_with_the_next_step(toys: Any) -> None:
     runtime = toys.Stepping()
     loop = ServingLoop(runtime, slots=2, scored_tokens=9)
     steps = list(loop.generate(cast(Any, Feed(4, 1, 2, 1))))
@@ -109,7 +109,7 @@ def test_a_free_slot_is_taken_with_the_next_step(toys: Any) -> None:
     assert not runtime.aborted
 
 
-def test_what_the_feed_cancels_leaves_the_runtime_before_the_next_step(toys: Any) -> None:
+def test_cancelled_request_frees_its_slot_before_the_next_step(toys: Any) -> None:
     runtime, feed = toys.Stepping(), Feed(9, 2, 1)
     loop = ServingLoop(runtime, slots=2, scored_tokens=9)
     steps = loop.generate(cast(Any, feed))
@@ -120,7 +120,7 @@ def test_what_the_feed_cancels_leaves_the_runtime_before_the_next_step(toys: Any
     assert list(steps) == []
 
 
-def test_generation_that_is_dropped_leaves_nothing_at_the_runtime(toys: Any) -> None:
+def test_closed_generation_aborts_its_requests(toys: Any) -> None:
     runtime = toys.Stepping()
     loop = ServingLoop(runtime, slots=3, scored_tokens=9)
     steps = loop.generate(cast(Any, Feed(9, 9, 9)))
@@ -130,17 +130,17 @@ def test_generation_that_is_dropped_leaves_nothing_at_the_runtime(toys: Any) -> 
     assert (len(runtime.aborted), runtime.running, loop.in_flight) == (3, {}, {})
 
 
-def test_scores_and_tokens_of_one_step_find_their_way(toys: Any) -> None:
+def test_one_step_serves_generation_and_scoring(toys: Any) -> None:
     loop = ServingLoop(toys.Stepping(), slots=3, scored_tokens=9)
     generated = loop.generate(cast(Any, Feed(3)))
-    scored = loop.score(span_groups([TokenSpan([1, 2], 1)], listed_limit=1))
+    scored = loop.score(group_spans([TokenSpan([1, 2], 1)], listed_limit=1))
     assert [event.key for event in next(generated)] == [0]
     (score,) = next(scored)
     assert cast(TokenScore, score).logprobs == [-0.02 - 0.001]
     assert len(list(generated)) == 2
 
 
-def test_scored_tokens_in_the_making_are_bounded(toys: Any) -> None:
+def test_tokens_scored_at_once_are_bounded(toys: Any) -> None:
     runtime = toys.Stepping()
     pairs = [LoglikelihoodRequest("c", "abcdefghij"[:at]) for at in (10, 9, 8, 7, 6)]
     with toys.Served(runtime, slots=8, scored_tokens=12) as session:
@@ -150,11 +150,11 @@ def test_scored_tokens_in_the_making_are_bounded(toys: Any) -> None:
     assert 9 <= runtime.most_scored <= 12
 
 
-def test_a_runtime_that_computes_more_rows_than_are_scored_says_how_many(toys: Any) -> None:
-    groups = span_groups([TokenSpan([1, 2, 3, 4, last], 4) for last in range(6)], listed_limit=1)
-    for load, together in ((None, 6), (lambda group: len(group.fed), 2)):
+def test_count_rows_bounds_runtimes_that_compute_more_than_is_scored(toys: Any) -> None:
+    groups = group_spans([TokenSpan([1, 2, 3, 4, last], 4) for last in range(6)], listed_limit=1)
+    for count, together in ((None, 6), (lambda group: len(group.fed), 2)):
         runtime = toys.Stepping()
-        given = {} if load is None else {"load": load}
+        given = {} if count is None else {"count_rows": count}
         loop = ServingLoop(runtime, slots=8, scored_tokens=8, **given)
         assert len([score for step in loop.score(groups) for score in step]) == 6
         assert max(len(batch) for batch in runtime.batches) == together
@@ -171,14 +171,14 @@ def test_continuations_of_one_token_share_a_request(toys: Any) -> None:
     assert runtime.groups[0].inner == 0
 
 
-def test_scores_that_are_missing_fail_their_spans_alone(toys: Any) -> None:
+def test_missing_scores_fail_their_spans_alone(toys: Any) -> None:
     class Forgetful(toys.Stepping):
         def advance(self) -> Iterator[RequestUpdate]:
             for update in super().advance():
                 known = update.scores is None or len(update.scores) > 1
                 yield update if known else RequestUpdate(update.request_id, is_finished=True)
 
-    groups = span_groups(
+    groups = group_spans(
         [TokenSpan([1, 2], 1), TokenSpan([1, 3], 1), TokenSpan([4, 5], 1)], listed_limit=3
     )
     found = [
@@ -187,10 +187,10 @@ def test_scores_that_are_missing_fail_their_spans_alone(toys: Any) -> None:
         for score in step
     ]
     assert [isinstance(score, TokenScore) for score in found] == [True, True, False]
-    assert "1 spans were asked for and 0 came" in str(found[2])
+    assert "the runtime returned scores of 0 of 1 spans" in str(found[2])
 
 
-def test_an_update_with_an_error_ends_the_request_at_the_runtime(toys: Any) -> None:
+def test_update_with_an_error_aborts_the_request(toys: Any) -> None:
     class Failing(toys.Stepping):
         def advance(self) -> Iterator[RequestUpdate]:
             for name in list(self.running):
@@ -203,7 +203,7 @@ def test_an_update_with_an_error_ends_the_request_at_the_runtime(toys: Any) -> N
     assert len(runtime.aborted) == 1
 
 
-def test_an_async_request_that_ends_unfinished_is_an_error(toys: Any) -> None:
+def test_async_request_that_ends_unfinished_is_an_error(toys: Any) -> None:
     class Quitting(toys.Async):
         async def _generate(self, name: str, prompt: TokenPrompt) -> AsyncIterator[RequestUpdate]:
             yield RequestUpdate(name, token_ids=prompt.token_ids[:1])
@@ -214,7 +214,7 @@ def test_an_async_request_that_ends_unfinished_is_an_error(toys: Any) -> None:
     assert "ended a request without finishing it" in str(found.error)
 
 
-def test_a_coroutine_of_the_runtime_runs_on_its_loop(toys: Any) -> None:
+def test_coroutine_of_the_runtime_runs_on_its_loop(toys: Any) -> None:
     runtime = toys.Async()
 
     async def flush() -> str:

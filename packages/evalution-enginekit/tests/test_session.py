@@ -12,13 +12,10 @@ import pytest
 from evalution_core import (
     Capability,
     GenerationRequest,
-    HasMaxModelLen,
-    HasPreferredBatchSize,
-    HasRequestsInFlight,
-    HasTokenizer,
     InvalidRequestError,
     LoglikelihoodRequest,
     RollingLoglikelihoodRequest,
+    SessionInfo,
     UnsupportedRequestError,
 )
 from evalution_enginekit import TokenSpan
@@ -27,12 +24,12 @@ WAIT_S = 20
 Echoes = Callable[..., Any]
 
 
-def test_it_offers_what_callers_may_look_for(echo: Echoes) -> None:
+def test_session_has_info_tokenizer_and_a_count_of_its_requests(echo: Echoes) -> None:
     session = echo(batch_size=3, max_model_len=99)
-    offered = (HasTokenizer, HasMaxModelLen, HasPreferredBatchSize, HasRequestsInFlight)
-    assert all(isinstance(session, protocol) for protocol in offered)
-    assert (session.max_model_len, session.preferred_batch_size) == (99, 3)
+    assert session.info == SessionInfo(session.capabilities, 99, 3)
     assert Capability.GENERATE in session.capabilities
+    assert session.tokenizer.encode("a") == [97]
+    assert session.requests_in_flight == 0
     assert session.identity() is None
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution_enginekit import TokenSpan
-from evalution_enginekit.serving import span_groups
+from evalution_enginekit.serving import group_spans
 
 
 @st.composite
@@ -19,7 +19,7 @@ def spans(draw: st.DrawFn) -> list[TokenSpan]:
 def test_groups_hold_all_spans_in_order_and_differ_in_the_last_token_alone(
     given_spans: list[TokenSpan], limit: int
 ) -> None:
-    groups = span_groups(given_spans, listed_limit=limit)
+    groups = group_spans(given_spans, listed_limit=limit)
     assert [span for group in groups for span in group.spans] == given_spans
     for group in groups:
         assert 1 <= len(group.spans) <= limit
@@ -33,4 +33,4 @@ def test_groups_hold_all_spans_in_order_and_differ_in_the_last_token_alone(
 
 def test_neighbours_that_could_share_do() -> None:
     choices = [TokenSpan([5, 6, letter], 2) for letter in (1, 2, 3, 4)]
-    assert [len(group.spans) for group in span_groups(choices, listed_limit=128)] == [4]
+    assert [len(group.spans) for group in group_spans(choices, listed_limit=128)] == [4]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution_core import InvalidRequestError
-from evalution_enginekit import ByteTokenizer, rolling_windows
-from evalution_enginekit.windows import rolling_ids, without_leading
+from evalution_core.encoding import encode_rolling, rolling_windows, strip_leading
+from evalution_enginekit import ByteTokenizer
 
 PREFIX = -1
 
@@ -45,9 +45,9 @@ def test_no_tokens_give_no_windows() -> None:
     ],
 )
 def test_the_leading_token_is_never_scored(text: str, adds_bos: bool, expected: list[int]) -> None:
-    assert rolling_ids(ByteTokenizer(adds_bos=adds_bos), text) == expected
+    assert encode_rolling(ByteTokenizer(adds_bos=adds_bos), text) == expected
 
 
 def test_a_text_of_only_the_leading_token_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="at least one token of text to score"):
-        without_leading(ByteTokenizer(), [256])
+        strip_leading(ByteTokenizer(), [256])

@@ -11,10 +11,11 @@ from inspect_ai.model import get_model
 from inspect_ai.tool import Tool, tool
 
 from evalution_core import BaseEngine, Capability, Model, register_engine, speed_only
+from evalution_core.encoding import TokenSpan
 from evalution_enginekit import ChatTemplate, TokenEvent, TokenFeed, TokenScore, TokenSession
 from evalution_enginekit.generation import batch_continuously
 from evalution_enginekit.tokenizer import ByteTokenizer
-from evalution_enginekit.tokens import TokenPrompt, TokenSpan
+from evalution_enginekit.tokens import TokenPrompt
 
 TEMPLATE = (
     "{% if tools %}<tool_call>{{ tools[0]['function']['name'] }};{% endif %}"

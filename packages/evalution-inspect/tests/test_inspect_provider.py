@@ -29,8 +29,8 @@ from evalution_core import (
     UnsupportedRequestError,
     builtin_path,
 )
+from evalution_core.encoding import TokenSpan
 from evalution_enginekit import TokenScore
-from evalution_enginekit.tokens import TokenSpan
 from evalution_inspect.errors import ModelSetupError
 from evalution_inspect.loaded import SHELF
 from evalution_inspect.prompt_scoring import PromptScorer

@@ -1,4 +1,4 @@
-"""What the engine refuses, in words, with SGLang and without it."""
+"""Options of the SGLang engine: refusals, upstream's names, and a machine without SGLang."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_sglang import SGLang
-from evalution_sglang import installation as installed
-from evalution_sglang.arguments import arguments
+from evalution_sglang import runtime as installed
+from evalution_sglang.arguments import make_arguments
 
 TINY = Model("builtin:tiny")
 WITHOUT_SGLANG = """
 import sys
 from evalution_core import EngineUnavailableError, Model
-from evalution_sglang import SGLang, installation
+from evalution_sglang import SGLang, runtime
 assert "max_running_requests" in SGLang.options_schema()["properties"]
 assert SGLang(max_running_requests=4).to_dict()["max_running_requests"] == 4
-installation.DISTRIBUTIONS = ("sglang-that-nobody-has",)
+runtime.DISTRIBUTIONS = ("sglang-that-nobody-has",)
 for ask in (SGLang().describe_runtime, lambda: SGLang().build(Model("builtin:tiny"))):
     try:
         ask()
@@ -39,27 +39,26 @@ assert not {"torch", "sglang"} & set(sys.modules)
 @pytest.fixture
 def runtime() -> Any:
     pytest.importorskip("sglang", reason="sglang is not installed")
-    return installed.runtime()
+    return installed.import_sglang()
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SGLang(batch_size=0), "batch_size=0 must be at least 1"),
+        (lambda: SGLang(batch_size=0), "'batch_size' of engine SGLang: Input should be greater"),
         (
             lambda: SGLang(max_model_len=64, context_length=32),
             "max_model_len=64 and context_length=32 of engine SGLang mean the same: give one",
         ),
-        (lambda: SGLang(tp_size=0), "tp_size=0 must be at least 1"),
-        (lambda: SGLang(scored_tokens=-1), "scored_tokens=-1 must be at least 1"),
-        (lambda: SGLang(mem_fraction_static=1.0), "mem_fraction_static=1.0 must be above 0"),
+        (lambda: SGLang(tp_size=0), "Input should be greater than or equal to 1, got 0"),
+        (lambda: SGLang(scored_tokens=-1), "'scored_tokens' of engine SGLang: Input should be"),
+        (lambda: SGLang(mem_fraction_static=1.0), "Input should be less than 1, got 1.0"),
+        (lambda: SGLang(max_model_len=1), "greater than or equal to 2, got 1"),
         (lambda: SGLang(dtype="float64"), "dtype"),  # pyright: ignore[reportArgumentType]
         (lambda: SGLang.from_options({"max_runing_requests": 3}), "mean 'max_running_requests'"),
     ],
 )
-def test_an_option_that_is_wrong_by_itself_is_refused(
-    make: Callable[[], SGLang], message: str
-) -> None:
+def test_invalid_option_is_refused(make: Callable[[], SGLang], message: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         make()
     assert message in str(refused.value)
@@ -70,7 +69,7 @@ def test_an_option_that_is_wrong_by_itself_is_refused(
     [
         (SGLang(), Model(), "needs model.path: a folder, a Hub id, or builtin:tiny"),
         (SGLang(), Model("./nowhere"), "'./nowhere' does not exist; give a folder with config"),
-        (SGLang(max_model_len=1), TINY, "max_model_len=1 must be between 2 and the model's own"),
+        (SGLang(max_model_len=513), TINY, "max_model_len=513 must be between 2 and the model's"),
         (SGLang(context_length=513), TINY, "context_length=513 must be between 2 and the model's"),
         (
             SGLang(sglang_kwargs={"max_runing_requests": 2}),
@@ -108,7 +107,7 @@ def test_an_option_that_is_wrong_by_itself_is_refused(
             Model("builtin:tiny", model_kwargs={"stream_interval": 4}),
             "stream_interval is set twice, the second time in model.model_kwargs",
         ),
-        (SGLang(quantization="no-such"), TINY, "SGLang can't read the model 'builtin:tiny'"),
+        (SGLang(quantization="no-such"), TINY, "SGLang couldn't load 'builtin:tiny': "),
         (
             SGLang(device="cpu", enable_deterministic_inference=True),
             TINY,
@@ -116,7 +115,7 @@ def test_an_option_that_is_wrong_by_itself_is_refused(
         ),
     ],
 )
-def test_an_option_that_cannot_be_met_is_named(
+def test_option_against_model_or_version_is_refused(
     runtime: Any, engine: SGLang, model: Model, message: str
 ) -> None:
     with pytest.raises(ConfigurationError) as refused:
@@ -124,7 +123,7 @@ def test_an_option_that_cannot_be_met_is_named(
     assert message in str(refused.value)
 
 
-def test_options_arrive_under_upstreams_names(runtime: Any) -> None:
+def test_options_reach_sglang_under_its_names(runtime: Any) -> None:
     options: dict[str, Any] = {
         "tp_size": 2,
         "dp_size": 3,
@@ -148,7 +147,7 @@ def test_options_arrive_under_upstreams_names(runtime: Any) -> None:
     }
     engine = SGLang.from_options({**options, "sglang_kwargs": {"stream_interval": 2}})
     model = Model("m", revision="r", trust_remote_code=True, model_kwargs={"model_impl": "sglang"})
-    found = arguments(engine, model, "/m", runtime)
+    found = make_arguments(engine, model, "/m", runtime)
     wanted = {**options, "stream_interval": 2, "model_impl": "sglang", "model_path": "/m"}
     assert {name: found[name] for name in wanted} == wanted
     assert (found["revision"], found["trust_remote_code"]) == ("r", True)
@@ -156,22 +155,22 @@ def test_options_arrive_under_upstreams_names(runtime: Any) -> None:
 
 @pytest.mark.usefixtures("runtime")
 @pytest.mark.parametrize("device", ["cuda", "xpu"])
-def test_a_device_that_is_not_there_is_refused_before_anything_starts(
+def test_missing_device_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    monkeypatch.setattr("evalution_sglang.arguments.device_found", lambda: "cpu")
+    monkeypatch.setattr("evalution_sglang.arguments.find_device", lambda: "cpu")
     with pytest.raises(ConfigurationError) as refused:
         SGLang(device=device).build(TINY)
     assert str(refused.value).startswith(f"device={device!r}: torch finds only a CPU here; leave")
 
 
-def test_options_are_listed_and_refused_with_words_where_sglang_is_missing() -> None:
+def test_missing_sglang_leaves_options_listed_and_names_the_install_command() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_SGLANG], capture_output=True, text=True, check=True
     )
-    told = done.stdout.splitlines()
-    assert len(told) == 2
-    for line in told:
+    refusals = done.stdout.splitlines()
+    assert len(refusals) == 2
+    for line in refusals:
         assert line.startswith("sglang-that-nobody-has is not installed; ")
         assert line.endswith(installed.install_hint())
 
@@ -187,7 +186,7 @@ def test_options_are_listed_and_refused_with_words_where_sglang_is_missing() -> 
         ("win32", (3, 11), [], "on win32 take the engine Transformers"),
     ],
 )
-def test_the_install_line_fits_the_machine(
+def test_install_hint_fits_system_python_and_device(
     monkeypatch: pytest.MonkeyPatch,
     system: str,
     python: tuple[int, int],
@@ -203,13 +202,13 @@ def test_the_install_line_fits_the_machine(
             SGLang().describe_runtime()
 
 
-def test_the_runtime_is_told_without_a_model_and_leaves_the_process_alone() -> None:
+def test_describe_runtime_needs_no_model_and_restores_the_process() -> None:
     pytest.importorskip("sglang", reason="sglang is not installed")
     environ, policy = dict(os.environ), asyncio.get_event_loop_policy()
     start, handlers = multiprocessing.get_start_method(allow_none=True), logging.root.handlers[:]
-    told = SGLang().describe_runtime()
-    assert told["version"].startswith("sglang 0.5.")
-    assert told["device"] in ("cpu", "cuda", "xpu")
+    described = SGLang().describe_runtime()
+    assert described["version"].startswith("sglang 0.5.")
+    assert described["device"] in ("cpu", "cuda", "xpu")
     assert SGLang(device="npu").describe_runtime()["device"] == "npu"
     assert dict(os.environ) == environ
     assert asyncio.get_event_loop_policy() is policy

@@ -1,4 +1,4 @@
-"""What is read out of SGLang's results, and what is noticed where they are wrong."""
+"""Scores and tokens read from SGLang's results, and the detection of wrong ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from evalution_core import EngineRuntimeError, InvalidRequestError
 from evalution_enginekit import TokenPrompt, TokenSpan
 from evalution_enginekit.serving import SpanGroup
-from evalution_sglang.outputs import Meta, generation_update, group_scores, scored_update
-from evalution_sglang.parameters import Parameters
+from evalution_sglang.requests import (
+    Meta,
+    Parameters,
+    generation_update,
+    group_scores,
+    score_update,
+)
 
 BEST = 999
 
@@ -43,9 +48,7 @@ def meta(
 
 
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=9), st.data())
-def test_the_empty_entry_at_the_start_is_no_score(
-    token_ids: list[int], data: st.DataObject
-) -> None:
+def test_empty_entry_at_the_start_is_no_score(token_ids: list[int], data: st.DataObject) -> None:
     start = data.draw(st.integers(1, len(token_ids) - 1))
     group = SpanGroup((TokenSpan(token_ids, start),))
     asked = Parameters(vocabulary=BEST + 1, seeds=False).scoring(group)
@@ -59,7 +62,7 @@ def test_the_empty_entry_at_the_start_is_no_score(
     )
 
 
-def test_nothing_in_front_of_the_scored_tokens_is_computed_anew() -> None:
+def test_logprobs_start_one_token_before_the_scored_ones() -> None:
     makes = Parameters(vocabulary=10, seeds=False)
     inner = makes.scoring(SpanGroup((TokenSpan([1, 2, 3, 4, 5], 3),)))
     assert (inner["input_ids"], inner["logprob_start_len"]) == ([1, 2, 3, 4], 2)
@@ -67,7 +70,7 @@ def test_nothing_in_front_of_the_scored_tokens_is_computed_anew() -> None:
     assert (alone["input_ids"], alone["logprob_start_len"]) == ([1, 2, 3, 4], 4)
 
 
-def test_every_span_of_a_group_has_its_own_last_token() -> None:
+def test_each_span_of_a_group_is_scored_by_its_last_token() -> None:
     group = SpanGroup(tuple(TokenSpan([1, 2, letter], 2) for letter in (5, 6, 7)))
     scores = group_scores(meta([1, 2], 2, [(5, -2.0), (6, -0.1), (7, -3.0)]), group)
     assert [score.logprobs for score in scores] == [[-2.0], [-0.1], [-3.0]]
@@ -75,7 +78,7 @@ def test_every_span_of_a_group_has_its_own_last_token() -> None:
     assert scores[0].runtime == {"cached_tokens": 2}
 
 
-def test_a_tie_is_greedy_at_every_position() -> None:
+def test_tied_token_is_greedy() -> None:
     group = SpanGroup((TokenSpan([1, 2, 3], 1),))
     assert group_scores(meta([1, 2], 0, [(3, -0.1)], best=value(1, 2)), group)[0].is_greedy
     likelier = meta([1, 2], 0, [(3, -0.1)], best=value(1, 2) + 1e-6)
@@ -86,11 +89,11 @@ def test_shifted_missing_and_unlisted_values_are_errors() -> None:
     group = SpanGroup((TokenSpan([1, 2, 3, 4], 1),))
     with pytest.raises(EngineRuntimeError, match="shifted: token 7 where 2 was fed"):
         group_scores(meta([1, 7, 3], 0, [(4, -1.0)]), group)
-    with pytest.raises(EngineRuntimeError, match="one that is empty were asked for, and 2 came"):
+    with pytest.raises(EngineRuntimeError, match="returned 2 prompt log-probabilities; 2 and"):
         group_scores(meta([1, 2, 3], 1, [(4, -1.0)]), group)
     empty: Any = meta([1, 2, 3], 0, [(4, -1.0)])
     empty["input_token_logprobs"][1] = (None, 2, None)
-    with pytest.raises(EngineRuntimeError, match="no log-probability of prompt token 2"):
+    with pytest.raises(EngineRuntimeError, match="left out the log-probability of token 2"):
         group_scores(empty, group)
     blind: Any = meta([1, 2, 3], 0, [(4, -1.0)])
     blind["input_top_logprobs"][2] = None  # the last one
@@ -102,28 +105,28 @@ def test_shifted_missing_and_unlisted_values_are_errors() -> None:
     bare["output_token_ids_logprobs"] = []
     with pytest.raises(EngineRuntimeError, match="no log-probabilities of the listed tokens"):
         group_scores(bare, group)
-    update = scored_update("r", {"output_ids": [9], "meta_info": bare}, group)
+    update = score_update("r", {"output_ids": [9], "meta_info": bare}, group)
     assert update.is_finished
     assert isinstance(update.error, EngineRuntimeError)
 
 
-def test_generated_tokens_come_with_the_likeliest_that_were_asked_for() -> None:
+def test_generated_tokens_carry_the_requested_top_logprobs() -> None:
     prompt = TokenPrompt(0, [1], 4, logprobs=2)
-    told: Meta = {
+    found_meta: Meta = {
         "finish_reason": None,
         "output_token_logprobs": [(-2.0, 8, None)],
         "output_top_logprobs": [[(-0.1, 5, None), (-0.2, 6, None)]],
     }
-    update = generation_update("r", {"output_ids": [8], "meta_info": told}, prompt)
+    update = generation_update("r", {"output_ids": [8], "meta_info": found_meta}, prompt)
     assert (update.token_ids, update.logprobs) == ([8], [-2.0])
     assert update.top_logprobs == [{5: -0.1, 6: -0.2}]
     alone = generation_update(
-        "r", {"output_ids": [8], "meta_info": told}, TokenPrompt(0, [1], 4, logprobs=0)
+        "r", {"output_ids": [8], "meta_info": found_meta}, TokenPrompt(0, [1], 4, logprobs=0)
     )
     assert (alone.logprobs, alone.top_logprobs) == ([-2.0], [{}])
     assert (update.is_finished, update.finish) == (False, None)
-    told["finish_reason"] = {"type": "stop", "matched": 8}
-    update = generation_update("r", {"output_ids": [8], "meta_info": told}, prompt)
+    found_meta["finish_reason"] = {"type": "stop", "matched": 8}
+    update = generation_update("r", {"output_ids": [8], "meta_info": found_meta}, prompt)
     assert (update.is_finished, update.finish) == (True, "stop")
     assert update.runtime == {"cached_tokens": None, "stop_reason": 8}
 
@@ -131,17 +134,17 @@ def test_generated_tokens_come_with_the_likeliest_that_were_asked_for() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"), [(400, InvalidRequestError), (503, EngineRuntimeError)]
 )
-def test_a_request_that_sglang_gives_up_is_an_error(status: int, kind: type[Exception]) -> None:
+def test_aborted_request_is_an_error(status: int, kind: type[Exception]) -> None:
     ended = {"type": "abort", "message": "too long", "status_code": status}
     output: Any = {"output_ids": [], "meta_info": {"finish_reason": ended}}
     update = generation_update("r", output, TokenPrompt(0, [1], 4))
     assert type(update.error) is kind
     assert "too long" in str(update.error)
     group = SpanGroup((TokenSpan([1, 2], 1),))
-    assert type(scored_update("r", output, group).error) is kind
+    assert type(score_update("r", output, group).error) is kind
 
 
-def test_a_prompt_is_sampled_by_its_own_seed_where_there_are_seeds() -> None:
+def test_prompt_is_sampled_by_its_own_seed_where_there_are_seeds() -> None:
     prompt = TokenPrompt(0, [1], 4, stop_ids=frozenset({7}), do_sample=True, temperature=0.5)
     plain = Parameters(vocabulary=10, seeds=False).generation(prompt)["sampling_params"]
     assert "sampling_seed" not in plain

@@ -1,4 +1,4 @@
-"""SGLang's processes: their end, expected and not, and who else is left alone."""
+"""SGLang's processes: their end, expected and not, and the state of this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from evalution_core import (
     Model,
 )
 from evalution_sglang import SGLang
-from evalution_sglang.quit_signal import is_alone, quit_told
+from evalution_sglang.engine_thread import catch_sigquit, is_only_catcher
 
 psutil = pytest.importorskip("psutil", reason="psutil is not installed")
 
@@ -63,7 +63,7 @@ def bystander() -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_a_killed_scheduler_is_told_with_what_was_in_flight_and_nothing_is_left(
+def test_killed_scheduler_is_an_error_that_names_requests_in_flight(
     bystander: Any, own_folder: Path
 ) -> None:
     pytest.importorskip("sglang", reason="sglang is not installed")
@@ -97,12 +97,12 @@ def test_a_killed_scheduler_is_told_with_what_was_in_flight_and_nothing_is_left(
     assert bystander.poll() is None
 
 
-def test_a_signal_of_a_failed_process_ends_nothing_and_can_be_read() -> None:
+def test_sigquit_is_caught_and_can_be_read() -> None:
     before = signal.getsignal(signal.SIGQUIT)
-    with quit_told() as first:
-        assert is_alone()
-        with quit_told() as second:
-            assert not is_alone()
+    with catch_sigquit() as first:
+        assert is_only_catcher()
+        with catch_sigquit() as second:
+            assert not is_only_catcher()
             os.kill(os.getpid(), signal.SIGQUIT)
             assert connection.wait([first, second]) == [second]
         assert connection.wait([first], timeout=0) == []

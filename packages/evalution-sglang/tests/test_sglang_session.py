@@ -1,4 +1,4 @@
-"""What a session does with the real scheduler."""
+"""Sessions on the real scheduler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cached(outputs: list[Any]) -> list[int]:
     return sorted(output.runtime["cached_tokens"] for output in outputs)
 
 
-def test_a_context_is_prefilled_once_and_the_scores_are_those_without_the_cache(
+def test_shared_context_is_prefilled_once_and_scores_as_without_the_cache(
     session: SGLangSession,
 ) -> None:
     session.check()  # which leaves something in the cache
@@ -48,7 +48,7 @@ def test_a_context_is_prefilled_once_and_the_scores_are_those_without_the_cache(
         assert alone.is_greedy == output.is_greedy
 
 
-def test_what_was_scored_before_is_scored_again_where_the_cache_has_no_values(
+def test_repeated_score_is_recomputed_where_the_cache_has_no_values(
     session: SGLangSession,
 ) -> None:
     text = CONTEXT + ENDINGS[0]
@@ -100,18 +100,18 @@ def zero(meta: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lie", "told"),
+    ("lie", "message"),
     [
         (shifted, "refuses to score: .*differs"),
         (zero, "refuses to score"),
-        (shortened, "prompt log-probabilities and one that is empty were asked for"),
+        (shortened, "an empty one before them were asked for"),
     ],
 )
-def test_a_runtime_that_lies_of_prompt_log_probabilities_gives_no_score(
+def test_wrong_prompt_logprobs_are_refused_before_the_first_score(
     session: SGLangSession,
     monkeypatch: pytest.MonkeyPatch,
     lie: Callable[[dict[str, Any]], None],
-    told: str,
+    message: str,
 ) -> None:
     engine: Any = session._requests._engine
     truth = engine.async_generate
@@ -124,11 +124,11 @@ def test_a_runtime_that_lies_of_prompt_log_probabilities_gives_no_score(
 
     monkeypatch.setattr(engine, "async_generate", lying)
     monkeypatch.setattr(session, "_check_result", None)
-    with pytest.raises(EngineRuntimeError, match=told):
+    with pytest.raises(EngineRuntimeError, match=message):
         session.loglikelihood(pairs())
 
 
-def test_log_probabilities_are_those_of_the_model_whatever_the_temperature(
+def test_logprobs_are_the_models_own_at_any_temperature(
     session: SGLangSession,
 ) -> None:
     hot = GenerationRequest(
@@ -155,20 +155,20 @@ def test_log_probabilities_are_those_of_the_model_whatever_the_temperature(
 
 
 @pytest.mark.parametrize(
-    ("request_", "told"),
+    ("request_", "message"),
     [
         (GenerationRequest("a", num_beams=2), "num_beams=2"),
         (GenerationRequest("a", do_sample=True, temperature=1.0, seed=1), "seed"),
     ],
 )
-def test_beams_and_seeds_are_refused_before_any_work(
-    session: SGLangSession, request_: GenerationRequest, told: str
+def test_beams_and_seeds_are_refused(
+    session: SGLangSession, request_: GenerationRequest, message: str
 ) -> None:
-    with pytest.raises(UnsupportedRequestError, match=told):
+    with pytest.raises(UnsupportedRequestError, match=message):
         session.generate([request_])
 
 
-def test_nothing_is_left_at_the_scheduler_after_an_early_close(session: SGLangSession) -> None:
+def test_closed_stream_leaves_no_request_at_the_scheduler(session: SGLangSession) -> None:
     requests = [
         (at, GenerationRequest("a", max_new_tokens=400, ignore_eos=True)) for at in range(9)
     ]
@@ -192,18 +192,18 @@ def test_prompts_are_refilled_up_to_what_the_scheduler_runs(session: SGLangSessi
 
 
 def test_identity_tells_the_files(session: SGLangSession) -> None:
-    told = session.identity() or {}
-    assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(told)
+    identity = session.identity() or {}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(identity)
 
 
-def test_a_cache_too_small_for_the_window_makes_it_smaller_or_is_refused() -> None:
+def test_cache_too_small_for_the_window_shrinks_it_or_is_refused() -> None:
     from types import SimpleNamespace
 
     from evalution_core import ConfigurationError
-    from evalution_sglang.loading import _fitting
+    from evalution_sglang.load import fit_window
 
     started: Any = SimpleNamespace(tokenizer_manager=SimpleNamespace(max_req_input_len=101))
-    assert _fitting(SGLang(), 512, started) == 100
-    assert _fitting(SGLang(max_model_len=64), 64, started) == 64
+    assert fit_window(SGLang(), 512, started) == 100
+    assert fit_window(SGLang(max_model_len=64), 64, started) == 64
     with pytest.raises(ConfigurationError, match="has room for requests of 100 tokens"):
-        _fitting(SGLang(context_length=512), 512, started)
+        fit_window(SGLang(context_length=512), 512, started)

@@ -14,7 +14,7 @@ from evalution_sglang import SGLang
 
 pytest.importorskip("sglang", reason="sglang is not installed")
 
-from evalution_sglang.weights import check_weights
+from evalution_sglang.load import check_weights
 
 TINY = builtin_path("builtin:tiny", "safetensors")
 SHARDS = {
@@ -54,9 +54,11 @@ def test_other_formats_and_unknown_names_are_left_to_sglang(tmp_path: Path) -> N
     check_weights(tmp_path)
 
 
-def test_a_layer_without_weights_is_refused(tmp_path: Path) -> None:
-    told = r"lacks the weights of 5 of its 7 layers \(2, 3, 4, …\); its answers would be those of"
-    with pytest.raises(ConfigurationError, match=told):
+def test_layer_without_weights_is_refused(tmp_path: Path) -> None:
+    message = (
+        r"lacks the weights of 5 of its 7 layers \(2, 3, 4, …\); its answers would be those of"
+    )
+    with pytest.raises(ConfigurationError, match=message):
         check_weights(copied(tmp_path, num_hidden_layers=7))
     shutil.rmtree(tmp_path)
     tmp_path.mkdir()
@@ -64,29 +66,31 @@ def test_a_layer_without_weights_is_refused(tmp_path: Path) -> None:
         check_weights(sharded(tmp_path, num_hidden_layers=3))
 
 
-def test_a_file_that_the_index_names_and_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_of_the_index_is_refused(tmp_path: Path) -> None:
     folder = sharded(tmp_path, num_hidden_layers=2)
     (folder / "model-00002-of-00002.safetensors").unlink()
-    told = r"lacks 1 of the files that its index names \(model-00002-of-00002.safetensors\); copy"
-    with pytest.raises(ConfigurationError, match=told):
+    message = (
+        r"lacks 1 of the files that its index names \(model-00002-of-00002.safetensors\); copy"
+    )
+    with pytest.raises(ConfigurationError, match=message):
         check_weights(folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("model.safetensors", b"x" * 40, "model.safetensors can't be read: .*; copy it again"),
         ("config.json", b"{", "config.json can't be read: .*; copy it again"),
         ("model.safetensors.index.json", b"{}", "has no weight_map; copy it again"),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+def test_damaged_file_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (copied(tmp_path) / name).write_bytes(content)
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=message):
         check_weights(tmp_path)
 
 
-def test_the_engine_refuses_before_anything_starts(tmp_path: Path) -> None:
+def test_incomplete_weights_are_refused_before_anything_starts(tmp_path: Path) -> None:
     folder = copied(tmp_path, num_hidden_layers=3)
     with pytest.raises(ConfigurationError, match="lacks the weights of 1 of its 3 layers"):
         SGLang(device="cpu", dtype="float32").build(Model(str(folder)))

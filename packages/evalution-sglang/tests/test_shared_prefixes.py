@@ -1,4 +1,4 @@
-"""Groups wait for the one that computes what they share, and for no other."""
+"""Groups wait for the one that computes their shared prefix, and for no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evalution_enginekit import TokenSpan
 from evalution_enginekit.serving import SpanGroup
-from evalution_sglang.shared_prefixes import SharedPrefixes
+from evalution_sglang.requests import SharedPrefixes
 
 HEAD = list(range(100, 200))
 
@@ -35,7 +35,7 @@ def test_one_request_computes_the_head_and_one_of_each_question_the_question() -
     assert list(prefixes.leave("3a")) == ["3b", "3c"]
 
 
-def test_a_prefix_too_short_or_inside_of_the_scores_is_not_waited_for() -> None:
+def test_short_or_scored_prefix_is_not_waited_for() -> None:
     prefixes = SharedPrefixes()
     assert prefixes.enter("a", group(*HEAD[:31], 5))
     assert prefixes.enter("b", group(*HEAD[:31], 6))
@@ -45,7 +45,7 @@ def test_a_prefix_too_short_or_inside_of_the_scores_is_not_waited_for() -> None:
     assert not prefixes.enter("f", group(*HEAD, 7, scored=2))
 
 
-def test_a_group_that_is_dropped_is_not_started_later() -> None:
+def test_aborted_group_is_not_started_later() -> None:
     prefixes = SharedPrefixes()
     assert prefixes.enter("a", group(*HEAD, 5))
     assert not prefixes.enter("b", group(*HEAD, 6))

@@ -21,7 +21,7 @@ Install = Callable[..., ModuleType]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Install]:
-    """A function that installs the fake as a release, telling a lie or not; it gives the fake."""
+    """Return a function that installs the fake as a release, with a lie or none, and returns it."""
     patch = pytest.MonkeyPatch()
 
     def install(release: str, lie: str | None = None) -> Any:
@@ -45,7 +45,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Install]:
 
 @pytest.fixture
 def no_thread_is_left() -> Iterator[None]:
-    """Fails a test that leaves a worker of the fake running."""
+    """Fail a test that leaves a worker of the fake running."""
     yield
     assert not any(thread.name == "fake TensorRT-LLM" for thread in threading.enumerate())
 

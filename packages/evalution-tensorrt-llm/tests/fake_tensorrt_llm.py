@@ -53,7 +53,7 @@ class GenerationExecutor:
         raise found
 
     def _die(self, error: Exception) -> None:
-        """As a worker that is killed: what waits for its answer isn't told."""
+        """Die as a worker that is killed: callers that wait for it get no error."""
         self._worker.end()
         self._errors.put(error)
 

@@ -1,6 +1,6 @@
 """What the fake TensorRT-LLM is given for a request, and what it gives back.
 
-What a release tells of a prompt is as that release tells it; `LIE` makes it tell something else.
+Prompt scores are in the place and of the tokens of that release; `LIE` makes them wrong.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class RequestOutput:
             output._queue = asyncio.Queue()
         except RuntimeError:
             output._loop, output._queue = None, Queue()
-        sequence.tell = output._put
+        sequence.send = output._put
         return output
 
     @property
@@ -190,8 +190,8 @@ class RequestOutput:
                 added = [*prompt[1:], *first]
             elif since("1.3.0rc6"):
                 added = prompt
-            told = worker.ranked(rows, params.prompt_logprobs, added, LIE)
-            self._completion.prompt_logprobs = [worker.made(entry, Logprob) for entry in told]
+            listed = worker.ranked(rows, params.prompt_logprobs, added, LIE)
+            self._completion.prompt_logprobs = [worker.made(entry, Logprob) for entry in listed]
 
 
 UPSTREAM = {

@@ -46,7 +46,7 @@ class Tensor:
 
 @dataclass(slots=True)
 class Response:
-    """What a step tells of a request; `rows` are the logits behind the prompt's tokens."""
+    """The result of a step for a request; `rows` are the logits after the prompt's tokens."""
 
     token_ids: list[int] = field(default_factory=list[int])
     entries: list[Entry] = field(default_factory=list[Entry])
@@ -65,12 +65,12 @@ class Sequence:
     streams: bool
     salt: str | None
     number: int = field(default_factory=lambda: next(_numbers))
-    tell: Callable[[Response], None] = lambda _: None
+    send: Callable[[Response], None] = lambda _: None
     cache: Any = None
     cached: int = 0
     pending: list[int] = field(default_factory=list[int])
     generated: list[int] = field(default_factory=list[int])
-    untold: Response = field(default_factory=Response)
+    unsent: Response = field(default_factory=Response)
 
 
 class Worker:
@@ -105,7 +105,7 @@ class Worker:
             for queue in (self._waiting, self._running):
                 for sequence in [one for one in queue if one.number == number]:
                     queue.remove(sequence)
-                    sequence.tell(Response(reason="cancelled"))
+                    sequence.send(Response(reason="cancelled"))
 
     def end(self) -> None:
         with self._change:
@@ -141,29 +141,29 @@ class Worker:
         params = sequence.params
         wants_rows = params.return_context_logits or params.prompt_logprobs
         rows = self._llama.logits(hidden if wants_rows and not sequence.generated else hidden[-1:])
-        told = sequence.untold
+        response = sequence.unsent
         if not sequence.generated:
             sequence.cached = self._reused(sequence)
-            told.rows = rows[sequence.cached :] if wants_rows else rows
+            response.rows = rows[sequence.cached :] if wants_rows else rows
         token_id = self._chosen(sequence, rows[-1])
         sequence.generated.append(token_id)
         sequence.pending = [token_id]
-        told.token_ids.append(token_id)
+        response.token_ids.append(token_id)
         if params.logprobs:
-            told.entries += ranked(rows[-1:], params.logprobs, [token_id])
+            response.entries += ranked(rows[-1:], params.logprobs, [token_id])
         if token_id in sequence.stops:
-            told.reason = "stop"
+            response.reason = "stop"
         elif len(sequence.generated) == sequence.limit:
-            told.reason = "length"
-        if told.reason is None and not sequence.streams:
+            response.reason = "length"
+        if response.reason is None and not sequence.streams:
             return
         with self._change:
             if sequence not in self._running:
                 return
-            if told.reason is not None:
+            if response.reason is not None:
                 self._running.remove(sequence)
-            sequence.untold = Response()
-            sequence.tell(told)
+            sequence.unsent = Response()
+            sequence.send(response)
 
     def _chosen(self, sequence: Sequence, row: Floats) -> int:
         params = sequence.params

@@ -1,4 +1,4 @@
-"""What the engine refuses, in words, with TensorRT-LLM and without it."""
+"""Options of the TensorRT-LLM engine: refusals, upstream's names, a machine without it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from evalution_core import (
     Model,
 )
 from evalution_tensorrt_llm import TensorRTLLM
-from evalution_tensorrt_llm import installation as installed_runtime
-from evalution_tensorrt_llm.checkpoint import checkpoint
-from evalution_tensorrt_llm.environment import starting
+from evalution_tensorrt_llm import runtime as installed_runtime
+from evalution_tensorrt_llm.load import read_checkpoint
+from evalution_tensorrt_llm.runtime import runtime_environment
 
 TINY = Model("builtin:tiny")
 WITHOUT_RUNTIME = """
 import sys
 sys.modules["tensorrt_llm"] = None
 from evalution_core import EngineUnavailableError, Model
-from evalution_tensorrt_llm import TensorRTLLM, installation
+from evalution_tensorrt_llm import TensorRTLLM, runtime
 assert "max_batch_size" in TensorRTLLM.options_schema()["properties"]
 assert TensorRTLLM(max_batch_size=4).to_dict()["max_batch_size"] == 4
-installation.DISTRIBUTION = "tensorrt-llm-that-nobody-has"
+runtime.DISTRIBUTION = "tensorrt-llm-that-nobody-has"
 for ask in (TensorRTLLM().describe_runtime, lambda: TensorRTLLM().build(Model("builtin:tiny"))):
     try:
         ask()
@@ -44,21 +44,20 @@ CACHE = "kv_cache_config"
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TensorRTLLM(batch_size=0), "batch_size=0 must be at least 1"),
-        (lambda: TensorRTLLM(max_batch_size=0), "max_batch_size=0 must be at least 1"),
-        (lambda: TensorRTLLM(scored_tokens=-1), "scored_tokens=-1 must be at least 1"),
+        (lambda: TensorRTLLM(batch_size=0), "'batch_size' of engine TensorRTLLM: Input should be"),
         (
-            lambda: TensorRTLLM(free_gpu_memory_fraction=1.5),
-            "free_gpu_memory_fraction=1.5 must be above 0 and at most 1",
+            lambda: TensorRTLLM(max_batch_size=0),
+            "should be greater than or equal to 1, got 0",
         ),
+        (lambda: TensorRTLLM(scored_tokens=-1), "'scored_tokens' of engine TensorRTLLM: Input"),
+        (lambda: TensorRTLLM(free_gpu_memory_fraction=1.5), "less than or equal to 1, got 1.5"),
+        (lambda: TensorRTLLM(max_model_len=1), "greater than or equal to 2, got 1"),
         (lambda: TensorRTLLM(dtype="float64"), "dtype"),  # pyright: ignore[reportArgumentType]
         (lambda: TensorRTLLM(runtime_backend="tensorrt"), "'pytorch'"),  # pyright: ignore
         (lambda: TensorRTLLM.from_options({"max_batch": 3}), "did you mean 'max_batch_size'"),
     ],
 )
-def test_an_option_that_is_wrong_by_itself_is_refused(
-    make: Callable[[], TensorRTLLM], message: str
-) -> None:
+def test_invalid_option_is_refused(make: Callable[[], TensorRTLLM], message: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         make()
     assert message in str(refused.value)
@@ -69,8 +68,11 @@ def test_an_option_that_is_wrong_by_itself_is_refused(
     [
         ({}, Model(), "needs model.path: a folder, a Hub id, or builtin:tiny"),
         ({}, Model("./nowhere"), "'./nowhere' does not exist; give a folder with config.json"),
-        ({"max_model_len": 1}, TINY, "max_model_len=1 must be between 2 and 511: the model's own"),
-        ({"max_model_len": 512}, TINY, "must be between 2 and 511: the model's own 512, less what"),
+        (
+            {"max_model_len": 512},
+            TINY,
+            "must be between 2 and the model's own 512 less 1 that TensorRT-LLM needs: 511",
+        ),
         (
             {"max_num_tokens": 64},
             TINY,
@@ -119,7 +121,7 @@ def test_an_option_that_is_wrong_by_itself_is_refused(
         ),
     ],
 )
-def test_an_option_that_cannot_be_met_is_named(
+def test_option_against_model_or_release_is_refused(
     installed: Any, options: dict[str, Any], model: Model, message: str
 ) -> None:
     installed("1.2.1")
@@ -128,7 +130,7 @@ def test_an_option_that_cannot_be_met_is_named(
     assert message in str(refused.value)
 
 
-def test_options_arrive_under_upstreams_names(installed: Any) -> None:
+def test_options_reach_tensorrt_llm_under_its_names(installed: Any) -> None:
     installed("1.2.1")
     engine = TensorRTLLM(
         dtype="float16",
@@ -144,8 +146,8 @@ def test_options_arrive_under_upstreams_names(installed: Any) -> None:
         llm_kwargs={"stream_interval": 2, CACHE: {"tokens_per_block": 64}},
     )
     with engine.build(TINY) as session:
-        args: Any = session._loaded.llm.args  # pyright: ignore[reportOptionalMemberAccess]
-        told = session.describe_execution()
+        args: Any = session._requests._llm.args  # pyright: ignore
+        described = session.describe_execution()
     cache = args.kv_cache_config
     assert (args.dtype, args.tensor_parallel_size, args.pipeline_parallel_size) == ("float16", 2, 3)
     assert (args.max_batch_size, args.max_num_tokens, args.max_seq_len) == (4, 100, 65)
@@ -154,8 +156,8 @@ def test_options_arrive_under_upstreams_names(installed: Any) -> None:
     assert cache.enable_block_reuse is False
     assert args.skip_tokenizer_init is True
     assert args.trust_remote_code is False
-    assert told["dtype"] == "float16, cache in fp8"
-    assert (told["max_model_len"], told["max_seq_len"]) == (64, 65)
+    assert described["dtype"] == "float16, cache in fp8"
+    assert (described["max_model_len"], described["max_seq_len"]) == (64, 65)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def test_options_arrive_under_upstreams_names(installed: Any) -> None:
         ),
     ],
 )
-def test_a_start_that_fails_says_what_to_do(
+def test_failed_start_names_a_remedy(
     installed: Any,
     monkeypatch: pytest.MonkeyPatch,
     raised: Exception,
@@ -192,11 +194,11 @@ def test_a_start_that_fails_says_what_to_do(
         raise raised
 
     monkeypatch.setattr(fake.LLM, "__init__", fail)
-    with pytest.raises(kind) as told:
+    with pytest.raises(kind) as refused:
         TensorRTLLM().build(TINY)
-    assert message in str(told.value)
-    assert len(str(told.value)) < 1000
-    assert told.value.__cause__ is raised
+    assert message in str(refused.value)
+    assert len(str(refused.value)) < 1000
+    assert refused.value.__cause__ is raised
 
 
 @pytest.mark.parametrize(
@@ -206,26 +208,26 @@ def test_a_start_that_fails_says_what_to_do(
         ("1.4.0rc1", "needs tensorrt-llm>=1.2,<1.4, found tensorrt-llm 1.4.0rc1; "),
     ],
 )
-def test_a_release_out_of_range_is_refused(installed: Any, release: str, message: str) -> None:
+def test_release_out_of_range_is_refused(installed: Any, release: str, message: str) -> None:
     installed(release)
     with pytest.raises(EngineUnavailableError) as refused:
         TensorRTLLM().build(TINY)
     assert message in str(refused.value)
 
 
-def test_the_runtime_is_described(installed: Any) -> None:
+def test_describe_runtime_names_version_and_device(installed: Any) -> None:
     installed("1.3.0rc20")
-    told = TensorRTLLM().describe_runtime()
-    assert told == {"version": "tensorrt-llm 1.3.0rc20", "device": "cuda"}
+    described = TensorRTLLM().describe_runtime()
+    assert described == {"version": "tensorrt-llm 1.3.0rc20", "device": "cuda"}
 
 
-def test_options_are_listed_and_refused_with_words_where_the_runtime_is_missing() -> None:
+def test_missing_runtime_leaves_options_listed_and_names_the_install_command() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_RUNTIME], capture_output=True, text=True, check=True
     )
-    told = done.stdout.splitlines()
-    assert len(told) == 2
-    for line in told:
+    refusals = done.stdout.splitlines()
+    assert len(refusals) == 2
+    for line in refusals:
         assert line.startswith("tensorrt-llm-that-nobody-has is not installed; ")
         assert "tensorrt-llm-that-nobody-has>=1.2,<1.4" in line
 
@@ -240,7 +242,7 @@ def test_options_are_listed_and_refused_with_words_where_the_runtime_is_missing(
         ("win32", (3, 13), "on win32 take the engine Transformers (pip install evalution-transf"),
     ],
 )
-def test_the_install_line_fits_the_machine(
+def test_install_hint_fits_system_and_python(
     monkeypatch: pytest.MonkeyPatch, system: str, python: tuple[int, int], hint: str
 ) -> None:
     monkeypatch.setattr(sys, "platform", system)
@@ -249,18 +251,18 @@ def test_the_install_line_fits_the_machine(
     for ask in (TensorRTLLM().describe_runtime, lambda: TensorRTLLM().build(TINY)):
         with pytest.raises(EngineUnavailableError) as refused:
             ask()
-        told = str(refused.value).replace("-that-nobody-has", "")
-        assert hint in told
-        assert ("Linux alone" in told) == (system != "linux")
+        message = str(refused.value).replace("-that-nobody-has", "")
+        assert hint in message
+        assert ("Linux alone" in message) == (system != "linux")
 
 
-def test_the_environment_is_what_it_was_and_output_goes_to_standard_error(
+def test_start_restores_the_environment_and_prints_to_standard_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EVALUTION_KEPT", "mine")
     monkeypatch.delenv("TLLM_LOG_LEVEL", raising=False)
     before = dict(os.environ)
-    with starting():
+    with runtime_environment():
         assert os.environ["TRTLLM_NO_USAGE_STATS"] == "1"
         assert os.environ["TLLM_LOG_LEVEL"] == "warning"
         os.environ["EVALUTION_KEPT"] = "changed"
@@ -273,18 +275,18 @@ def test_the_environment_is_what_it_was_and_output_goes_to_standard_error(
 
 
 class FromTheHub:
-    """What Transformers would give of a model on the Hub."""
+    """A stand-in for Transformers with one model on the Hub."""
 
-    def __init__(self, told: dict[str, Any], ends: Any):
+    def __init__(self, declared: dict[str, Any], ends: Any):
         self.AutoConfig = SimpleNamespace(from_pretrained=self._config)
         self.GenerationConfig = SimpleNamespace(from_pretrained=self._settings)
-        self._told, self._ends = told, ends
+        self._declared, self._ends = declared, ends
 
     def _config(self, path: str, **where: Any) -> Any:
         if path == "owner/none":
             raise OSError("no such repository")
         assert where == {"revision": "main", "trust_remote_code": False}
-        return SimpleNamespace(to_dict=lambda: dict(self._told), _commit_hash="abc")
+        return SimpleNamespace(to_dict=lambda: dict(self._declared), _commit_hash="abc")
 
     def _settings(self, path: str, **_: Any) -> Any:
         if self._ends is None:
@@ -293,19 +295,23 @@ class FromTheHub:
 
 
 @pytest.mark.parametrize(("ends", "expected"), [(None, {7}), ([7, 9], {7, 9})])
-def test_a_model_on_the_hub_is_described_by_its_configuration(
+def test_model_on_the_hub_is_described_by_its_configuration(
     monkeypatch: pytest.MonkeyPatch, ends: Any, expected: set[int]
 ) -> None:
     inner = {"max_position_embeddings": 64, "vocab_size": 12, "torch_dtype": "torch.float16"}
-    told = {"text_config": inner, "eos_token_id": 7, "quantization_config": {"quant_method": "fp8"}}
-    hub = FromTheHub(told, ends)
-    monkeypatch.setattr("evalution_tensorrt_llm.checkpoint.import_runtime", lambda *_, **__: hub)
-    found = checkpoint(Model("owner/name", revision="main"), None)
+    declared = {
+        "text_config": inner,
+        "eos_token_id": 7,
+        "quantization_config": {"quant_method": "fp8"},
+    }
+    hub = FromTheHub(declared, ends)
+    monkeypatch.setattr("evalution_tensorrt_llm.load.import_runtime", lambda *_, **__: hub)
+    found = read_checkpoint(Model("owner/name", revision="main"), None)
     assert (found.max_positions, found.vocabulary, found.dtype) == (64, 12, "float16")
     assert (found.quantization, found.revision) == ("fp8", "abc")
     assert found.eos_ids == expected
     with pytest.raises(ConfigurationError, match="no configuration could be loaded from 'owner/n"):
-        checkpoint(Model("owner/none", revision="main"), None)
+        read_checkpoint(Model("owner/none", revision="main"), None)
 
 
 @pytest.mark.parametrize(
@@ -314,10 +320,10 @@ def test_a_model_on_the_hub_is_described_by_its_configuration(
         (None, "no config.json in"),
         ("{", "config.json isn't JSON"),
         ("[]", "config.json must hold a JSON object"),
-        ("{}", "doesn't say how long its sequences may be; set max_model_len"),
+        ("{}", "the model states no longest sequence; set max_model_len"),
     ],
 )
-def test_a_broken_configuration_is_named(
+def test_broken_configuration_is_refused(
     installed: Any, tmp_path: Path, text: str | None, message: str
 ) -> None:
     installed("1.2.1")

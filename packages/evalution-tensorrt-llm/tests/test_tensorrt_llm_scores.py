@@ -1,4 +1,4 @@
-"""What scores are read from in each release, that they are right, and that wrong ones are seen."""
+"""Scores by release: their source, their values, and the detection of wrong ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evalution_core import (
 )
 from evalution_reference import Reference
 from evalution_tensorrt_llm import TensorRTLLM
-from evalution_tensorrt_llm.releases import Reading, reading
+from evalution_tensorrt_llm.probe import ScoreSource, choose_score_source
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -38,19 +38,19 @@ def expected() -> list[list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("release", "how"),
+    ("release", "source"),
     [
-        ("1.2.0", Reading.CONTEXT_LOGITS),
-        ("1.2.1", Reading.CONTEXT_LOGITS),
-        ("1.3.0rc5.post2", Reading.CONTEXT_LOGITS),
-        ("1.3.0rc10", Reading.CONTEXT_LOGITS),
-        ("1.3.0rc11", Reading.PROMPT_LOGPROBS),
-        ("1.3.0rc12.post1", Reading.PROMPT_LOGPROBS),
-        ("1.3.0", Reading.PROMPT_LOGPROBS),
+        ("1.2.0", ScoreSource.CONTEXT_LOGITS),
+        ("1.2.1", ScoreSource.CONTEXT_LOGITS),
+        ("1.3.0rc5.post2", ScoreSource.CONTEXT_LOGITS),
+        ("1.3.0rc10", ScoreSource.CONTEXT_LOGITS),
+        ("1.3.0rc11", ScoreSource.PROMPT_LOGPROBS),
+        ("1.3.0rc12.post1", ScoreSource.PROMPT_LOGPROBS),
+        ("1.3.0", ScoreSource.PROMPT_LOGPROBS),
     ],
 )
-def test_the_release_decides_what_scores_are_read_from(release: str, how: Reading) -> None:
-    assert reading(release) is how
+def test_release_decides_the_source_of_scores(release: str, source: ScoreSource) -> None:
+    assert choose_score_source(release) is source
 
 
 @BOTH
@@ -60,13 +60,13 @@ def test_scores_are_those_of_the_reference(
     installed(release)
     with engine().build(TINY) as session:
         assert session.check().outcome == "passed"
-        assert session.describe_execution()["scores_from"] == str(reading(release))
+        assert session.describe_execution()["scores_from"] == str(choose_score_source(release))
         for output, values in zip(session.loglikelihood(PAIRS), expected, strict=True):
             assert output.token_logprobs == pytest.approx(values, abs=1e-4)
 
 
 @BOTH
-def test_reused_blocks_stay_out_of_what_is_scored(
+def test_scored_requests_reuse_no_blocks(
     installed: Any, release: str, expected: list[list[float]]
 ) -> None:
     installed(release)
@@ -82,11 +82,11 @@ def test_reused_blocks_stay_out_of_what_is_scored(
 
 
 @BOTH
-def test_the_longest_window_fits_into_the_runtime(installed: Any, release: str) -> None:
+def test_longest_window_fits_into_the_runtime(installed: Any, release: str) -> None:
     installed(release)
     with engine().build(TINY) as session:
         # The model has 512 positions; the runtime cuts longer sequences down to them.
-        assert session.max_model_len == 512 - reading(release).spare
+        assert session.max_model_len == 512 - choose_score_source(release).spare
         text = CONTEXT * 20
         (whole,) = session.loglikelihood_rolling([RollingLoglikelihoodRequest(text)])
         (cut,) = session.loglikelihood([LoglikelihoodRequest(text, ENDINGS[0])])
@@ -99,14 +99,14 @@ def test_the_longest_window_fits_into_the_runtime(installed: Any, release: str) 
 
 
 @pytest.mark.parametrize(("release", "requests"), [(BEFORE, 1), (AFTER, 3)])
-def test_choices_of_one_token_are_one_request_where_rows_have_all_tokens(
+def test_one_token_choices_share_a_request_of_context_logits(
     installed: Any, release: str, requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(release)
     with engine().build(TINY) as session:
         session.check()
         (likeliest,) = session.generate([GenerationRequest("The", max_new_tokens=1)])
-        runtime: Any = session._loop._runtime
+        runtime: Any = session._requests
         sent: list[Any] = []
         score = runtime.score
         monkeypatch.setattr(
@@ -119,7 +119,7 @@ def test_choices_of_one_token_are_one_request_where_rows_have_all_tokens(
 
 
 @pytest.mark.parametrize(
-    ("release", "lie", "told"),
+    ("release", "lie", "message"),
     [
         (BEFORE, "shifted", "failed its self check and refuses to score"),
         (BEFORE, "zero", "failed its self check and refuses to score: all log-probabilities"),
@@ -129,19 +129,19 @@ def test_choices_of_one_token_are_one_request_where_rows_have_all_tokens(
         (AFTER, "missing", "computed rows for 0 of"),
     ],
 )
-def test_a_runtime_that_tells_something_else_never_scores(
-    installed: Any, release: str, lie: str, told: str
+def test_wrong_prompt_scores_are_refused_before_the_first_score(
+    installed: Any, release: str, lie: str, message: str
 ) -> None:
     installed(release, lie)
     with engine().build(TINY) as session:
         for _ in range(2):
             with pytest.raises(EngineRuntimeError) as refused:
                 session.loglikelihood(PAIRS)
-            assert told in str(refused.value)
+            assert message in str(refused.value)
         assert session.generate([GenerationRequest("a", max_new_tokens=2)])[0].completion_tokens
 
 
-def test_a_release_that_tells_of_another_token_is_noticed(installed: Any) -> None:
+def test_logprobs_of_another_token_are_detected(installed: Any) -> None:
     fake = installed(AFTER)
     fake.results.RELEASE = fake.results.Version("1.3.0rc9")
     with engine().build(TINY) as session, pytest.raises(EngineRuntimeError) as refused:

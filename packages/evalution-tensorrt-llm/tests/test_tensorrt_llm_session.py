@@ -1,4 +1,4 @@
-"""What a session does with the fake runtime: failures, refusals, batches and its end."""
+"""Sessions on the fake runtime: failures, refusals, batches, and the end."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def engine(**options: Any) -> TensorRTLLM:
     return TensorRTLLM(dtype="float32", max_batch_size=8, **options)
 
 
-def executor_of(session: Any) -> Any:
-    return session._loaded.llm._executor
+def find_executor(session: Any) -> Any:
+    return session._requests._executor
 
 
 @BOTH
-def test_a_dead_executor_is_told_with_what_was_in_flight(installed: Any, release: str) -> None:
+def test_dead_executor_names_requests_in_flight(installed: Any, release: str) -> None:
     installed(release)
     session = engine().build(TINY)
     stream = session.stream([(key, LONG) for key in ("x", "y")])
     next(stream)
-    executor_of(session)._die(OSError("worker 0 was killed"))
+    find_executor(session)._die(OSError("worker 0 was killed"))
     with pytest.raises(EngineRuntimeError, match="worker 0 was killed") as dead:
         list(stream)
     assert dead.value.in_flight
@@ -55,7 +55,7 @@ def test_a_dead_executor_is_told_with_what_was_in_flight(installed: Any, release
     session.close()
 
 
-def test_an_error_of_one_request_costs_that_request_alone(
+def test_error_of_one_request_fails_it_alone(
     installed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = installed(AFTER)
@@ -64,7 +64,7 @@ def test_an_error_of_one_request_costs_that_request_alone(
     def failing(self: Any, sequence: Any, hidden: Any) -> None:
         if sequence.limit == 13 and sequence in self._running:
             self._running.remove(sequence)
-            sequence.tell(fake.worker.Response(error="no room in the cache"))
+            sequence.send(fake.worker.Response(error="no room in the cache"))
         else:
             step(self, sequence, hidden)
 
@@ -84,7 +84,7 @@ def test_an_error_of_one_request_costs_that_request_alone(
 
 @pytest.mark.parametrize("continuous", [True, False])
 @BOTH
-def test_a_value_that_is_refused_costs_that_request_alone(
+def test_refused_value_fails_its_request_alone(
     installed: Any, release: str, continuous: bool
 ) -> None:
     installed(release)
@@ -100,7 +100,7 @@ def test_a_value_that_is_refused_costs_that_request_alone(
 
 
 @pytest.mark.parametrize("continuous", [True, False])
-def test_a_request_that_is_refused_when_it_is_sent_costs_that_request_alone(
+def test_request_refused_on_submission_fails_alone(
     installed: Any, continuous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = installed(AFTER)
@@ -121,12 +121,12 @@ def test_a_request_that_is_refused_when_it_is_sent_costs_that_request_alone(
     assert [isinstance(found[at], RequestFailure) for at in (3, 4)] == [False, False]
 
 
-def test_nothing_is_left_at_the_runtime_after_an_early_close(
+def test_closed_stream_leaves_no_request_at_the_runtime(
     installed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(AFTER)
     with engine().build(TINY) as session:
-        executor = executor_of(session)
+        executor = find_executor(session)
         aborted: list[int] = []
         abort = executor.abort_request
         monkeypatch.setattr(
@@ -141,13 +141,13 @@ def test_nothing_is_left_at_the_runtime_after_an_early_close(
         assert aborted
 
 
-def test_an_aborted_request_that_does_not_end_is_a_dead_runtime(
+def test_aborted_request_that_does_not_end_kills_the_session(
     installed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(AFTER)
     monkeypatch.setattr("evalution_tensorrt_llm.requests._GRACE_S", 0.05)
     with engine().build(TINY) as session:
-        worker = executor_of(session)._worker
+        worker = find_executor(session)._worker
         step = worker._step
 
         def last_step(active: Any) -> None:
@@ -164,7 +164,7 @@ def test_an_aborted_request_that_does_not_end_is_a_dead_runtime(
             session.generate([GenerationRequest("a", max_new_tokens=2)])
 
 
-def test_a_prompt_takes_a_slot_as_soon_as_one_is_free(installed: Any) -> None:
+def test_free_slot_is_refilled(installed: Any) -> None:
     installed(AFTER)
     with engine().build(TINY) as session:
         assert session.preferred_batch_size == 8
@@ -176,7 +176,7 @@ def test_a_prompt_takes_a_slot_as_soon_as_one_is_free(installed: Any) -> None:
 
 
 @BOTH
-def test_a_stop_token_ends_the_text_and_is_told(installed: Any, release: str) -> None:
+def test_stop_token_ends_the_text(installed: Any, release: str) -> None:
     installed(release)
     with engine().build(TINY) as session, Reference().build(TINY) as reference:
         request = GenerationRequest("The cat", max_new_tokens=60, logprobs=2)
@@ -185,21 +185,21 @@ def test_a_stop_token_ends_the_text_and_is_told(installed: Any, release: str) ->
         assert output.token_logprobs == pytest.approx(right.token_logprobs, abs=1e-4)
 
 
-def test_fixed_batches_say_so(
+def test_fixed_batches_are_reported(
     installed: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = installed(AFTER)
     with engine(continuous_batching=False).build(TINY) as session:
-        told = session.describe_execution()
-        assert told["fallback"] == "fixed batches: continuous_batching is off"
-        assert told["batching"] == "fixed batches"
+        described = session.describe_execution()
+        assert described["fallback"] == "fixed batches: continuous_batching is off"
+        assert described["batching"] == "fixed batches"
         assert not {Capability.CONTINUOUS_BATCHING, Capability.STREAM} & session.capabilities
     assert sum("falls back to fixed batches" in record.message for record in caplog.records) == 1
     monkeypatch.setattr(fake.LLM, "generate", lambda *_, **__: [])
     monkeypatch.delattr(fake.LLM, "generate_async")
     with engine().build(TINY) as session:
-        told = session.describe_execution()
-        assert told["fallback"] == "fixed batches: this release's LLM has no generate_async"
+        described = session.describe_execution()
+        assert described["fallback"] == "fixed batches: this release's LLM has no generate_async"
 
 
 @pytest.mark.parametrize(
@@ -209,38 +209,34 @@ def test_fixed_batches_say_so(
         (lambda: GenerationRequest("a", do_sample=True, seed=3), "seed"),
     ],
 )
-def test_what_the_runtime_cannot_do_is_refused_before_any_work(
-    installed: Any, request_of: Any, what: str
-) -> None:
+def test_unsupported_requests_are_refused(installed: Any, request_of: Any, what: str) -> None:
     installed(AFTER)
     with engine().build(TINY) as session, pytest.raises(UnsupportedRequestError, match=what):
         session.generate([request_of()])
 
 
-def test_closing_ends_the_runtime_once(installed: Any) -> None:
+def test_close_ends_the_runtime_once(installed: Any) -> None:
     installed(AFTER)
     session = engine().build(TINY)
-    executor = executor_of(session)
+    executor = find_executor(session)
     session.close()
     session.close()
     assert executor.is_shutdown()
     assert not any(thread.name == "fake TensorRT-LLM" for thread in threading.enumerate())
 
 
-def test_a_session_that_cannot_be_made_ends_the_runtime(
-    installed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_build_ends_the_runtime(installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(AFTER)
     monkeypatch.setattr(
-        "evalution_tensorrt_llm.session.ServingLoop", lambda *_, **__: 1 // 0, raising=True
+        "evalution_enginekit.serving_session.ServingLoop", lambda *_, **__: 1 // 0, raising=True
     )
     with pytest.raises(ZeroDivisionError):
         engine().build(TINY)
     assert not any(thread.name == "fake TensorRT-LLM" for thread in threading.enumerate())
 
 
-def test_identity_tells_the_files(installed: Any) -> None:
+def test_identity_holds_file_hashes(installed: Any) -> None:
     installed(BEFORE)
     with engine().build(TINY) as session:
-        told = session.identity() or {}
-    assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(told)
+        identity = session.identity() or {}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(identity)

@@ -59,7 +59,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path / PACKAGE.name
 
 
-def test_what_is_used_is_what_was_recorded() -> None:
+def test_used_api_is_the_recorded_one() -> None:
     status, printed = checked(PACKAGE.parent)
     assert status == 0, printed
 

@@ -21,7 +21,7 @@ def client_settings() -> Generator[None]:
         patch.setenv("TINKER_TELEMETRY", "0")
         patch.delenv("TINKER_BASE_URL", raising=False)
         yield
-    gc.collect()  # what the client leaves open is told here, where the tests' filters hold
+    gc.collect()  # open connections of the client are reported here, under the tests' filters
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, scrub
-from evalution_tinker import Tinker, clients
+from evalution_tinker import Tinker
+from evalution_tinker import runtime as clients
 
 pytest.importorskip("tinker", reason="tinker is not installed")
 
@@ -47,7 +48,7 @@ def serving(answer: Write) -> Generator[str]:
             thread.join()
 
 
-def test_a_server_that_fails_after_its_sign_of_life_is_given_up(
+def test_a_server_that_fails_after_its_sign_of_life_is_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def failing(request: Any) -> None:
@@ -64,7 +65,7 @@ def test_a_server_that_fails_after_its_sign_of_life_is_given_up(
         engine.build(Model("a-model"))
 
 
-def test_a_server_of_another_protocol_is_told() -> None:
+def test_a_server_of_another_protocol_is_unavailable() -> None:
     engine = Tinker(timeout_s=5)
     with (
         serving(lambda request: request.wfile.write(b"SSH-2.0-a-shell\r\n\r\n")) as engine.base_url,
@@ -90,13 +91,13 @@ def test_models_of_an_unknown_form_are_no_models() -> None:
 
 
 def test_a_key_in_place_of_its_variable_is_not_repeated() -> None:
-    with pytest.raises(ConfigurationError, match="is the name of an environment variable") as told:
+    with pytest.raises(ConfigurationError, match="the name of an environment variable") as raised:
         Tinker(api_key_env="tml-the-key-itself")
-    assert "tml-the-key-itself" not in str(told.value)
+    assert "tml-the-key-itself" not in str(raised.value)
     assert scrub("tml-the-key-itself") == "***"
 
 
-def test_a_server_that_is_away_is_told_at_once() -> None:
+def test_a_server_that_refuses_connections_is_unavailable() -> None:
     with socket.socket() as taken:  # bound and not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -104,7 +105,7 @@ def test_a_server_that_is_away_is_told_at_once() -> None:
             Tinker(base_url=url).build(Model("builtin:tiny"))
 
 
-def test_a_server_that_says_nothing_is_given_up() -> None:
+def test_a_server_that_never_answers_is_unavailable() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -61,11 +61,11 @@ def reference() -> Generator[Any]:
         yield found
 
 
-def test_what_the_server_can_is_found_out(session: Any) -> None:
-    told = session.describe_execution()
-    assert told["is_greedy_by"] == "greedy sample", "it ignores topk_prompt_logprobs"
-    assert told["scores_suffixes_alone"] is False
-    assert told["client"] == "0.24.1"
+def test_the_servers_capabilities_are_probed(session: Any) -> None:
+    described = session.describe_execution()
+    assert described["is_greedy_by"] == "greedy sample", "it ignores topk_prompt_logprobs"
+    assert described["scores_suffixes_alone"] is False
+    assert described["client"] == "0.24.1"
     assert Capability.LOGPROBS not in session.capabilities
     with pytest.raises(UnsupportedRequestError, match="no topk_sample_logprobs"):
         session.generate([GenerationRequest(QUESTION, logprobs=1)])
@@ -109,7 +109,7 @@ def test_a_seed_gives_the_same_sample(session: Any) -> None:
     not hasattr(tarfile, "data_filter"),
     reason="SkyRL 0.3.0 unpacks adapters by tarfile's filters, which Python has from 3.11.4 on",
 )
-def test_what_a_lora_learns_shows_in_the_next_session(skyrl_url: str, session: Any) -> None:
+def test_the_next_session_answers_with_the_trained_lora(skyrl_url: str, session: Any) -> None:
     """Twelve steps on one sentence: its score rises with each session that is attached."""
     pair = [LoglikelihoodRequest(TASK, TAUGHT)]
     (base,) = session.loglikelihood(pair)

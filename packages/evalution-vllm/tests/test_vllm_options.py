@@ -1,4 +1,4 @@
-"""What the engine refuses, in words, with vLLM and without it."""
+"""Options of the vLLM engine: refusals, upstream's names, and a machine without vLLM."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_vllm import VLLM
-from evalution_vllm import installation as installed
-from evalution_vllm.arguments import arguments
+from evalution_vllm import runtime as installed
+from evalution_vllm.arguments import make_arguments
 
 TINY = Model("builtin:tiny")
 WITHOUT_VLLM = """
 import sys
 sys.modules["vllm"] = None
 from evalution_core import EngineUnavailableError, Model
-from evalution_vllm import VLLM, installation
+from evalution_vllm import VLLM, runtime
 assert "max_num_seqs" in VLLM.options_schema()["properties"]
 assert VLLM(max_num_seqs=4).to_dict()["max_num_seqs"] == 4
-installation.DISTRIBUTIONS = ("vllm-that-nobody-has",)
+runtime.DISTRIBUTIONS = ("vllm-that-nobody-has",)
 for ask in (VLLM().describe_runtime, lambda: VLLM().build(Model("builtin:tiny"))):
     try:
         ask()
@@ -37,16 +37,17 @@ assert "torch" not in sys.modules
 @pytest.fixture
 def runtime() -> Any:
     pytest.importorskip("vllm", reason="vllm is not installed")
-    return installed.runtime()
+    return installed.import_vllm()
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: VLLM(batch_size=0), "batch_size=0 must be at least 1"),
-        (lambda: VLLM(max_num_seqs=0), "max_num_seqs=0 must be at least 1"),
-        (lambda: VLLM(scored_tokens=-1), "scored_tokens=-1 must be at least 1"),
-        (lambda: VLLM(gpu_memory_utilization=1.5), "gpu_memory_utilization=1.5 must be above 0"),
+        (lambda: VLLM(batch_size=0), "'batch_size' of engine VLLM: Input should be greater than"),
+        (lambda: VLLM(max_num_seqs=0), "'max_num_seqs' of engine VLLM: Input should be greater"),
+        (lambda: VLLM(scored_tokens=-1), "'scored_tokens' of engine VLLM: Input should be greater"),
+        (lambda: VLLM(max_model_len=1), "Input should be greater than or equal to 2, got 1"),
+        (lambda: VLLM(gpu_memory_utilization=1.5), "less than or equal to 1, got 1.5"),
         (
             lambda: VLLM(batch_invariant=True, multiprocessing=False),
             "batch_invariant=True is a switch of a whole process: leave multiprocessing on",
@@ -55,9 +56,7 @@ def runtime() -> Any:
         (lambda: VLLM.from_options({"max_seqs": 3}), "did you mean 'max_num_seqs'"),
     ],
 )
-def test_an_option_that_is_wrong_by_itself_is_refused(
-    make: Callable[[], VLLM], message: str
-) -> None:
+def test_invalid_option_is_refused(make: Callable[[], VLLM], message: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         make()
     assert message in str(refused.value)
@@ -68,7 +67,6 @@ def test_an_option_that_is_wrong_by_itself_is_refused(
     [
         (VLLM(), Model(), "needs model.path: a folder, a Hub id, or builtin:tiny"),
         (VLLM(), Model("./nowhere"), "'./nowhere' does not exist; give a folder with config.json"),
-        (VLLM(max_model_len=1), TINY, "max_model_len=1 must be between 2 and the model's own 512"),
         (VLLM(max_model_len=513), TINY, "max_model_len=513 must be between 2 and the model's own"),
         (VLLM(batch_invariant=True), TINY, "vLLM's CPU build has no such mode"),
         (VLLM(swap_space=4.0), TINY, "has no argument 'swap_space'"),
@@ -102,7 +100,7 @@ def test_an_option_that_is_wrong_by_itself_is_refused(
         (VLLM(quantization="no-such"), TINY, "vLLM couldn't load 'builtin:tiny'"),
     ],
 )
-def test_an_option_that_cannot_be_met_is_named(
+def test_option_against_model_or_version_is_refused(
     runtime: Any, engine: VLLM, model: Model, message: str
 ) -> None:
     with pytest.raises(ConfigurationError) as refused:
@@ -110,7 +108,7 @@ def test_an_option_that_cannot_be_met_is_named(
     assert message in str(refused.value)
 
 
-def test_options_arrive_under_upstreams_names(runtime: Any) -> None:
+def test_options_reach_vllm_under_its_names(runtime: Any) -> None:
     options: dict[str, Any] = {
         "tensor_parallel_size": 2,
         "pipeline_parallel_size": 3,
@@ -131,19 +129,19 @@ def test_options_arrive_under_upstreams_names(runtime: Any) -> None:
     }
     engine = VLLM.from_options({**options, "vllm_kwargs": {"stream_interval": 2}})
     model = Model("m", revision="r", trust_remote_code=True, model_kwargs={"model_impl": "vllm"})
-    found = arguments(engine, model, "/m", runtime)
+    found = make_arguments(engine, model, "/m", runtime)
     wanted = {**options, "stream_interval": 2, "model_impl": "vllm", "model": "/m"}
     assert {name: found[name] for name in wanted} == wanted
     assert (found["revision"], found["trust_remote_code"]) == ("r", True)
 
 
-def test_options_are_listed_and_refused_with_words_where_vllm_is_missing() -> None:
+def test_missing_vllm_leaves_options_listed_and_names_the_install_command() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_VLLM], capture_output=True, text=True, check=True
     )
-    told = done.stdout.splitlines()
-    assert len(told) == 2
-    for line in told:
+    refusals = done.stdout.splitlines()
+    assert len(refusals) == 2
+    for line in refusals:
         assert line.startswith("vllm-that-nobody-has is not installed; ")
         assert line.endswith(installed.install_hint())
 
@@ -159,7 +157,7 @@ def test_options_are_listed_and_refused_with_words_where_vllm_is_missing() -> No
         ("win32", (3, 11), [], "on win32 take the engine Transformers"),
     ],
 )
-def test_the_install_line_fits_the_machine(
+def test_install_hint_fits_system_python_and_device(
     monkeypatch: pytest.MonkeyPatch,
     system: str,
     python: tuple[int, int],
@@ -175,23 +173,23 @@ def test_the_install_line_fits_the_machine(
             VLLM().describe_runtime()
 
 
-def test_the_runtime_is_told_without_a_model(runtime: Any) -> None:
-    told = VLLM().describe_runtime()
-    assert told["version"].startswith("vllm")
-    assert told["device"] in ("cpu", "cuda", "rocm", "xpu")
+def test_describe_runtime_needs_no_model(runtime: Any) -> None:
+    described = VLLM().describe_runtime()
+    assert described["version"].startswith("vllm")
+    assert described["device"] in ("cpu", "cuda", "rocm", "xpu")
 
 
 @pytest.mark.parametrize(
     ("kind", "asked", "given"),
     [("longrope", 64, 63), ("longrope", 65, 65), ("yarn", 64, 64), (None, 64, 64)],
 )
-def test_a_window_at_the_border_of_two_rotary_embeddings_stays_on_its_side(
+def test_window_at_the_longrope_border_keeps_the_short_embeddings(
     kind: str | None, asked: int, given: int
 ) -> None:
-    from evalution_vllm.loading import fed_window
+    from evalution_vllm.load import fit_window
 
     settings: Any = SimpleNamespace(
         rope_parameters=None if kind is None else {"rope_type": kind},
         original_max_position_embeddings=64,
     )
-    assert fed_window(SimpleNamespace(hf_text_config=settings), asked) == given
+    assert fit_window(SimpleNamespace(hf_text_config=settings), asked) == given

@@ -1,4 +1,4 @@
-"""What is read out of vLLM's own result types, whole or without the rows of a cached prefix."""
+"""Scores and tokens read from vLLM's own result types, with and without a cached prefix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from evalution_core import EngineRuntimeError
 from evalution_enginekit import TokenPrompt, TokenSpan
 from evalution_enginekit.serving import SpanGroup
-from evalution_vllm.outputs import begins_in_time, generation_update, group_scores
+from evalution_vllm.requests import generation_update, group_scores, has_scored_rows
 
 logprobs = pytest.importorskip("vllm.logprobs", reason="vllm is not installed")
 outputs = pytest.importorskip("vllm.outputs", reason="vllm is not installed")
@@ -52,7 +52,7 @@ def output(
 
 
 @given(st.lists(st.integers(0, 50), min_size=3, max_size=9), st.data())
-def test_rows_are_found_wherever_the_cached_prefix_ends(
+def test_scored_rows_are_found_for_any_cached_prefix(
     token_ids: list[int], data: st.DataObject
 ) -> None:
     start = data.draw(st.integers(1, len(token_ids) - 1))
@@ -65,10 +65,10 @@ def test_rows_are_found_wherever_the_cached_prefix_ends(
     (score,) = group_scores(found, group)
     expected = [value(at, token_ids[at]) for at in range(start, len(token_ids))]
     assert score.logprobs == pytest.approx(expected)
-    assert begins_in_time(found, group)
+    assert has_scored_rows(found, group)
 
 
-def test_every_span_of_a_group_has_its_own_last_token() -> None:
+def test_each_span_of_a_group_is_scored_by_its_last_token() -> None:
     group = SpanGroup(tuple(TokenSpan([1, 2, letter], 2) for letter in (5, 6, 7)))
     found = output([1, 2], [(6, -0.1), (5, -2.0), (7, -3.0)])
     scores = group_scores(found, group)
@@ -77,7 +77,7 @@ def test_every_span_of_a_group_has_its_own_last_token() -> None:
     assert scores[0].runtime == {"cached_tokens": 0}
 
 
-def test_a_tie_is_greedy_at_every_position() -> None:
+def test_tied_token_is_greedy() -> None:
     group = SpanGroup((TokenSpan([1, 2, 3], 1),))
     tied = output([1, 2], [(BEST, -0.5), (3, -0.5)], best=value(1, 2))
     assert group_scores(tied, group)[0].is_greedy
@@ -85,10 +85,10 @@ def test_a_tie_is_greedy_at_every_position() -> None:
     assert group_scores(likelier, group)[0].is_greedy is False
 
 
-def test_a_cache_that_reaches_into_the_scored_tokens_is_noticed() -> None:
+def test_cache_reaching_into_the_scored_tokens_is_detected() -> None:
     group = SpanGroup((TokenSpan([1, 2, 3, 4], 2),))
-    assert begins_in_time(output([1, 2, 3], [(4, -1.0)], cached=1), group)
-    assert not begins_in_time(output([1, 2, 3], [(4, -1.0)], cached=2), group)
+    assert has_scored_rows(output([1, 2, 3], [(4, -1.0)], cached=1), group)
+    assert not has_scored_rows(output([1, 2, 3], [(4, -1.0)], cached=2), group)
 
 
 def test_shifted_missing_and_unlisted_values_are_errors() -> None:
@@ -97,7 +97,7 @@ def test_shifted_missing_and_unlisted_values_are_errors() -> None:
         group_scores(output([1, 7, 3], [(4, -1.0)]), group)
     short = output([1, 2, 3], [(4, -1.0)])
     short.prompt_logprobs = None
-    with pytest.raises(EngineRuntimeError, match="2 prompt log-probabilities were asked for and 0"):
+    with pytest.raises(EngineRuntimeError, match="returned 0 of 2 prompt log-probabilities"):
         group_scores(short, group)
     with pytest.raises(EngineRuntimeError, match="left out listed token 4"):
         group_scores(output([1, 2, 3], [(5, -1.0)]), group)
@@ -107,17 +107,17 @@ def test_shifted_missing_and_unlisted_values_are_errors() -> None:
         group_scores(bare, group)
 
 
-def test_generated_tokens_come_with_the_likeliest_that_were_asked_for() -> None:
+def test_generated_tokens_carry_the_requested_top_logprobs() -> None:
     prompt = TokenPrompt(0, [1], 4, logprobs=2)
     found = output([1], [(8, -2.0), (5, -0.1), (6, -0.2), (7, -0.3)])
-    update = generation_update(found, prompt)
+    update = generation_update("r", found, prompt)
     assert (update.logprobs, update.top_logprobs) == ([-2.0], [{5: -0.1, 6: -0.2}])
     assert (update.finish, update.is_finished, update.error) == ("length", True, None)
     assert update.runtime == {"cached_tokens": 0, "stop_reason": None}
 
 
-def test_a_request_that_vllm_gives_up_is_an_error() -> None:
+def test_aborted_request_is_an_error() -> None:
     found = output([1], [(8, -2.0)])
     found.outputs[0].finish_reason = "abort"
-    update = generation_update(found, TokenPrompt(0, [1], 4))
+    update = generation_update("r", found, TokenPrompt(0, [1], 4))
     assert "ended the request before it was complete: abort" in str(update.error)

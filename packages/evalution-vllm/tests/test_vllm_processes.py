@@ -1,4 +1,4 @@
-"""The engine core in a process of its own: its end, expected and not."""
+"""The engine core in a process of its own, and its end, expected and not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def session() -> Iterator[Any]:
     assert cores() == []
 
 
-def test_a_killed_core_is_told_with_what_was_in_flight_and_nothing_is_left(session: Any) -> None:
+def test_killed_core_is_an_error_that_names_requests_in_flight(session: Any) -> None:
     (score,) = session.loglikelihood([LoglikelihoodRequest("1+1=", "2")])
     assert score.logprob < 0
     assert session.describe_execution()["multiprocessing"] is True

@@ -1,4 +1,4 @@
-"""A vLLM that tells other prompt log-probabilities than the model's never scores."""
+"""A vLLM that returns wrong prompt log-probabilities never scores."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def missing(output: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lie", "told"),
+    ("lie", "message"),
     [
         (shifted, "failed its self check and refuses to score"),
         (zero, "failed its self check and refuses to score"),
-        (missing, "refuses to score: 25 prompt log-probabilities were asked for and 0 came"),
+        (missing, "refuses to score: vLLM returned 0 of 25 prompt log-probabilities"),
     ],
 )
-def test_a_runtime_that_tells_something_else_never_scores(
+def test_wrong_prompt_logprobs_are_refused_before_the_first_score(
     session: VLLMSession,
     monkeypatch: pytest.MonkeyPatch,
     lie: Callable[[Any], None],
-    told: str,
+    message: str,
 ) -> None:
-    runtime: Any = session._loop._runtime
+    runtime: Any = session._requests
     step = runtime._engine.step
 
     def lying() -> list[Any]:
@@ -63,20 +63,20 @@ def test_a_runtime_that_tells_something_else_never_scores(
         for _ in range(2):
             with pytest.raises(EngineRuntimeError) as refused:
                 session.loglikelihood([PAIR])
-            assert told in str(refused.value)
+            assert message in str(refused.value)
     session._check_result = None
     assert session.check().outcome == "passed"
     assert session.loglikelihood([PAIR])[0].logprob < 0
 
 
-def test_a_model_that_can_not_be_run_is_told_as_the_session_is_built(
+def test_model_that_the_device_cannot_run_fails_the_build(
     engine: VLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM 0.32 says so of heads of 16 numbers on a CPU, once the first prompt is run."""
+    """vLLM 0.32 refuses heads of 16 numbers on a CPU only once it runs the first prompt."""
 
-    def run(*_: Any) -> None:
+    def run(*_: Any, **__: Any) -> None:
         raise RuntimeError("Unsupported CPU attention configuration: head_dim=16")
 
-    monkeypatch.setattr("evalution_vllm.session.cache_problem", run)
+    monkeypatch.setattr("evalution_vllm.session.find_cache_problem", run)
     with pytest.raises(EngineRuntimeError, match=r"prefix cache failed: .* head_dim=16"):
         engine.build(Model("builtin:tiny"))

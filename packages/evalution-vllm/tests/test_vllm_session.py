@@ -1,4 +1,4 @@
-"""What a session does with the real engine core, in this process."""
+"""Sessions on the real engine core, in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_enginekit import TokenPrompt, TokenSpan
-from evalution_enginekit.serving import SpanGroup, span_groups
+from evalution_enginekit.serving import SpanGroup, group_spans
 from evalution_vllm import VLLM
 from evalution_vllm.session import VLLMSession
 
@@ -38,10 +38,10 @@ def values(outputs: list[Any]) -> list[list[float]]:
     return [output.token_logprobs for output in outputs]
 
 
-def test_a_context_is_prefilled_once_and_the_scores_are_those_without_the_cache(
+def test_shared_context_is_prefilled_once_and_scores_as_without_the_cache(
     session: VLLMSession,
 ) -> None:
-    assert session.describe_execution()["scoring_cache"] == "behind the cached prefix"
+    assert session.describe_execution()["scoring_cache"] == "after the cached prefix"
     session.gc()
     shared = session.loglikelihood(pairs())
     cached = [output.runtime["cached_tokens"] for output in shared if output.runtime]
@@ -55,7 +55,7 @@ def test_a_context_is_prefilled_once_and_the_scores_are_those_without_the_cache(
         assert alone.is_greedy == output.is_greedy
 
 
-def test_what_was_scored_before_is_scored_again_where_the_cache_has_no_rows(
+def test_repeated_score_is_recomputed_where_the_cache_has_no_rows(
     session: VLLMSession,
 ) -> None:
     text = CONTEXT + ENDINGS[0]
@@ -72,7 +72,7 @@ def test_one_token_choices_are_one_request(
     session: VLLMSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted: list[SpanGroup] = []
-    runtime: Any = session._loop._runtime
+    runtime: Any = session._requests
     score = runtime.score
     monkeypatch.setattr(
         runtime, "score", lambda name, group: (submitted.append(group), score(name, group))
@@ -87,7 +87,7 @@ def test_one_token_choices_are_one_request(
         assert output.is_greedy is (choice == likeliest.text)
 
 
-def test_likeliest_tokens_are_right_beside_requests_that_list_some(session: VLLMSession) -> None:
+def test_top_logprobs_are_right_while_other_requests_list_tokens(session: VLLMSession) -> None:
     prompts = [GenerationRequest(text, max_new_tokens=24, logprobs=3) for text in ENDINGS]
     alone = session.generate(prompts)
     scored: list[Any] = []
@@ -108,7 +108,7 @@ def test_likeliest_tokens_are_right_beside_requests_that_list_some(session: VLLM
     assert len(scored) == 24
 
 
-def test_a_value_that_vllm_refuses_costs_that_request_alone(session: VLLMSession) -> None:
+def test_refused_value_fails_its_request_alone(session: VLLMSession) -> None:
     hot = GenerationRequest("a", max_new_tokens=2, do_sample=True, temperature=3.0)
     found = dict(
         session.generate_continuous(
@@ -122,12 +122,12 @@ def test_a_value_that_vllm_refuses_costs_that_request_alone(session: VLLMSession
     assert not isinstance(found["cold"], RequestFailure)
 
 
-def test_beams_are_refused_before_any_work(session: VLLMSession) -> None:
+def test_beams_are_refused(session: VLLMSession) -> None:
     with pytest.raises(UnsupportedRequestError, match="num_beams=2"):
         session.generate([GenerationRequest("a", num_beams=2)])
 
 
-def test_nothing_is_left_at_the_engine_after_an_early_close(session: VLLMSession) -> None:
+def test_closed_stream_leaves_no_request_at_the_engine(session: VLLMSession) -> None:
     requests = [
         (at, GenerationRequest("a", max_new_tokens=200, ignore_eos=True)) for at in range(9)
     ]
@@ -135,20 +135,20 @@ def test_nothing_is_left_at_the_engine_after_an_early_close(session: VLLMSession
     next(stream)
     stream.close()
     session.gc()
-    loaded: Any = session._loaded
     assert session.requests_in_flight == 0
-    assert loaded.llm.llm_engine.get_num_unfinished_requests() == 0
+    engine: Any = session._requests
+    assert engine._engine.get_num_unfinished_requests() == 0
 
 
-def test_prompts_are_refilled_up_to_what_the_scheduler_runs(session: VLLMSession) -> None:
-    assert session.preferred_batch_size == 16
+def test_batch_size_defaults_to_the_schedulers_slots(session: VLLMSession) -> None:
+    assert session.preferred_batch_size == 16  # of batch_size=None
     outputs = session.generate(
         [GenerationRequest("The", max_new_tokens=1 + at % 7, ignore_eos=True) for at in range(40)]
     )
     assert [output.completion_tokens for output in outputs] == [1 + at % 7 for at in range(40)]
 
 
-def test_a_core_in_this_process_leaves_the_rest_of_it_alone() -> None:
+def test_inproc_core_restores_process_state() -> None:
     environment, threads = dict(os.environ), torch.set_num_threads
     random.seed(5)
     torch.manual_seed(5)
@@ -163,7 +163,7 @@ def test_a_core_in_this_process_leaves_the_rest_of_it_alone() -> None:
     session.close()
 
 
-def test_fixed_batches_give_the_same_and_say_so(
+def test_fixed_batches_give_the_same_numbers_and_are_reported(
     session: VLLMSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts = [
@@ -180,9 +180,9 @@ def test_fixed_batches_give_the_same_and_say_so(
         continuous_batching=False,
     )
     with batched.build(TINY) as other:
-        told = other.describe_execution()
-        assert told["fallback"] == "fixed batches: continuous_batching is off"
-        assert told["batching"] == "fixed batches"
+        described = other.describe_execution()
+        assert described["fallback"] == "fixed batches: continuous_batching is off"
+        assert described["batching"] == "fixed batches"
         assert Capability.CONTINUOUS_BATCHING not in other.capabilities
         found = dict(other.generate_continuous(list(enumerate(prompts))))
         for at, output in enumerate(expected):
@@ -194,12 +194,12 @@ def test_fixed_batches_give_the_same_and_say_so(
     assert sum("falls back to fixed batches" in record.message for record in caplog.records) == 1
 
 
-def test_identity_tells_the_files(session: VLLMSession) -> None:
-    told = session.identity() or {}
-    assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(told)
+def test_identity_holds_file_hashes(session: VLLMSession) -> None:
+    identity = session.identity() or {}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(identity)
 
 
-def test_a_group_that_is_held_back_can_be_dropped() -> None:
+def test_held_group_can_be_aborted() -> None:
     from evalution_vllm.requests import StepRequests
 
     class Engine:
@@ -219,15 +219,15 @@ def test_a_group_that_is_held_back_can_be_dropped() -> None:
     class Parameters:
         refusals = (ValueError,)
 
-        def generation(self, prompt: TokenPrompt, vocabulary: int) -> str:
+        def generation(self, prompt: TokenPrompt) -> str:
             return "generation"
 
         def scoring(self, group: SpanGroup, *, reads_cache: bool) -> str:
             return "scoring"
 
     engine: Any = Engine()
-    requests = StepRequests(engine, Parameters(), vocabulary=9, reads_cache=True)  # pyright: ignore
-    groups = span_groups([TokenSpan([1, 2], 1)], listed_limit=1)
+    requests = StepRequests(engine, Parameters(), reads_cache=True)  # pyright: ignore
+    groups = group_spans([TokenSpan([1, 2], 1)], listed_limit=1)
     requests.generate("plain", TokenPrompt(0, [1], 1))
     requests.generate("ranked", TokenPrompt(1, [1], 1, logprobs=1))
     requests.score("held", groups[0])

@@ -22,7 +22,7 @@ def test_an_installed_engine_is_an_attribute_whatever_its_case() -> None:
 
 
 def test_dir_lists_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evalution_core.discovery._registered", {})
+    monkeypatch.setattr("evalution_core.discovery.ENGINES._registered", {})
     groups = ("evalution.engines", "evalution.servers")
     installed = [
         point for group in groups for point in importlib.metadata.entry_points(group=group)

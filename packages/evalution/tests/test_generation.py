@@ -110,7 +110,7 @@ def test_a_suite_that_was_changed_is_checked_and_read_anew() -> None:
     assert list(result.metrics) == ["exact_match,strict"]
     suite.max_new_tokens = 0
     with pytest.raises(
-        ConfigurationError, match="'max_new_tokens' of suite Generation: Input should be"
+        ConfigurationError, match="'max_new_tokens' of suite Generation must be at"
     ):
         evalution.run(engine=Mock(), model="m", tests=[suite])
 
@@ -160,25 +160,25 @@ def test_options_are_shown_as_a_spec_has_them() -> None:
         ({"max_new_tokens": True}, "valid integer, got True"),
         (
             {"max_new_tokens": 0},
-            "'max_new_tokens' of suite Generation: Input should be greater than or equal to 1",
+            "'max_new_tokens' of suite Generation must be at least 1",
         ),
         (
             {"max_rows": 0},
-            "'max_rows' of suite Generation: Input should be greater than or equal to 1",
+            "'max_rows' of suite Generation must be at least 1",
         ),
         ({"name": "a\nb"}, "'name' of suite Generation must be one line of text that can be shown"),
         ({"name": "\ud800"}, r"that can be shown, got '\ud800'"),
         (
             {"batch_size": 0},
-            "'batch_size' of suite Generation: Input should be greater than or equal to 1",
+            "'batch_size' of suite Generation must be at least 1",
         ),
         (
             {"num_fewshot": -1},
-            "option 'num_fewshot' of suite Generation: Input should be greater than or equal to 0",
+            "option 'num_fewshot' of suite Generation must be at least 0",
         ),
         (
             {"max_rows": 10**10},
-            "should be less than or equal to 2147483647, got 10000000000",
+            "must be at most 2147483647, got 10000000000",
         ),
         (
             {"max_rows": 10**5000},
@@ -186,16 +186,16 @@ def test_options_are_shown_as_a_spec_has_them() -> None:
         ),
         (
             {"num_fewshot": 10**10},
-            "'num_fewshot' of suite Generation: Input should be less than or equal to 2147483647",
+            "'num_fewshot' of suite Generation must be at most 2147483647",
         ),
         ({"fewshot_seed": 10**5000}, "'fewshot_seed' of suite Generation must fit into 64 bits"),
         (
             {"batch_size": 10**10},
-            "'batch_size' of suite Generation: Input should be less than or equal to 2147483647",
+            "'batch_size' of suite Generation must be at most 2147483647",
         ),
         (
             {"max_new_tokens": 10**10},
-            "'max_new_tokens' of suite Generation: Input should be less than",
+            "'max_new_tokens' of suite Generation must be at most",
         ),
         ({"stop": "\n"}, "option 'stop' of suite Generation"),
         ({"stop": [""]}, "must hold no empty text"),

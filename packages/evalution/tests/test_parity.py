@@ -5,14 +5,13 @@ from types import MethodType
 from typing import Any
 
 import pytest
-from mutants.toy import Toy
 from rich.console import Console
 
 import evalution
+import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution.parity import ParityResult, Tolerance, check_parity
 from evalution.parity.table import parity_table
 from evalution.runs.lane import Lane
-from evalution_conformance import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution_core import (
     BaseInferenceSession,
     Capability,
@@ -22,6 +21,7 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_enginekit.mock import Mock
+from mutants.toy import Toy
 
 ROWS = [
     {"question": f"the garden {n} is", "choices": [" an answer", " the", f" {n}"], "right": n % 3}

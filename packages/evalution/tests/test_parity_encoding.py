@@ -19,10 +19,10 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     builtin_path,
 )
+from evalution_core.encoding import conditioning_id, encode_pair, encode_with_leading
 from evalution_enginekit import ByteTokenizer, load_tokenizer
 from evalution_enginekit.mock import Mock
-from evalution_enginekit.pairs import encode_pair
-from evalution_enginekit.tokenizer import conditioning_id, encode_with_leading
+from mutants.toy import MergingTokenizer
 
 TOKENIZERS: dict[str, Any] = {
     "bytes": ByteTokenizer(),

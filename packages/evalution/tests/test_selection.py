@@ -130,12 +130,12 @@ def test_an_order_that_is_none_names_those_there_are(text: str, near: str) -> No
     [
         (
             {"max_rows": 0},
-            "'max_rows' of suite Generation: Input should be greater than or equal to 1",
+            "'max_rows' of suite Generation must be at least 1",
         ),
         ({"row_indices": []}, "option 'row_indices' of suite Generation must name at least one"),
         (
             {"row_indices": [2, -1]},
-            "'row_indices.1' of suite Generation: Input should be greater than or equal to 0",
+            "'row_indices.1' of suite Generation must be at least 0",
         ),
         ({"row_indices": [4, 2, 4]}, "must name each row once, but row 4 stands in it twice"),
         ({"row_indices": ["2"]}, "option 'row_indices.0' of suite Generation"),

@@ -163,7 +163,7 @@ def test_suites_known_by_name_have_the_option() -> None:
             "option 'think_end_token' of suite Generation must be the text that ends a thought, "
             "such as '</think>', got ''",
         ),
-        (5, "option 'think_end_token' of suite Generation: Input should be a valid string, got 5"),
+        (5, "option 'think_end_token' of suite Generation must be a string, got 5"),
         (True, "got True; in YAML, put yes, no, on and off in quotes where text is meant"),
     ],
 )

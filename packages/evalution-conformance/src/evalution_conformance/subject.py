@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from importlib.metadata import (
@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+import evalution_core.streams
 from evalution_conformance.watch import call_on_main_thread, call_unawaited, call_within
 from evalution_core import (
     BaseEngine,
@@ -29,6 +30,7 @@ from evalution_core import (
     LoglikelihoodRequest,
     Model,
     RequestFailure,
+    RequestStream,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
     SpecialTokens,
@@ -275,11 +277,18 @@ CAP = 2
 @contextmanager
 def open_stream(
     subject: Subject, requests: Iterator[tuple[int, GenerationRequest]]
-) -> Generator[Generator[tuple[int, GenerationOutput | RequestFailure]]]:
-    """A stream with a small batch, closed at the end without waiting for ever."""
-    stream = subject.session.generate_continuous(requests, batch_size=CAP)
-    if not isinstance(stream, Generator):
-        raise AssertionError("generate_continuous() must give an iterator with close()")
+) -> Generator[RequestStream[int, GenerationOutput | RequestFailure]]:
+    """Open a stream with a small batch; it is closed at the end, within the time of a call."""
+
+    def call(
+        source: Iterable[tuple[int, GenerationRequest]],
+    ) -> Iterator[tuple[int, GenerationOutput | RequestFailure]]:
+        results = subject.session.generate_continuous(source, batch_size=CAP)
+        if not isinstance(results, Generator | RequestStream):
+            raise AssertionError("generate_continuous() must return a RequestStream or a generator")
+        return results  # pyright: ignore[reportUnknownVariableType]
+
+    stream = evalution_core.streams.open_stream(call, requests)
     try:
         yield stream
     except BaseException:

@@ -14,7 +14,7 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
-from evalution_enginekit.tokenizer import encode_with_leading
+from evalution_core.encoding import encode_with_leading
 from mutants.catalogue import session_fault
 from mutants.toy import ToySession
 

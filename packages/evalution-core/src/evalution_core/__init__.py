@@ -25,6 +25,7 @@ from evalution_core.options import (
     speed_only,
     validate_options,
 )
+from evalution_core.plugins import did_you_mean, nearest_name, normalized
 from evalution_core.redaction import hide, redact, scrub
 from evalution_core.requests import (
     FinishReason,
@@ -49,10 +50,11 @@ from evalution_core.session import (
     HasPreferredBatchSize,
     HasRequestsInFlight,
     HasTokenizer,
+    SessionInfo,
     SpecialTokens,
     TextCodec,
 )
-from evalution_core.spelling import did_you_mean, nearest_name, normalized
+from evalution_core.streams import RequestStream
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -83,10 +85,12 @@ __all__ = [
     "Model",
     "RemoteCause",
     "RequestFailure",
+    "RequestStream",
     "RollingLoglikelihoodOutput",
     "RollingLoglikelihoodRequest",
     "RunHandle",
     "SessionClosedError",
+    "SessionInfo",
     "SpecialTokens",
     "StreamEvent",
     "TextCodec",

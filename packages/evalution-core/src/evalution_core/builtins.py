@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from evalution_core.entries import installed
 from evalution_core.errors import ConfigurationError
-from evalution_core.spelling import did_you_mean
+from evalution_core.plugins import did_you_mean, installed
 
 PREFIX = "builtin:"
 
 
 def builtin_path(name: str, kind: str) -> Path:
-    """Where the file or folder of this kind lies: `builtin_path("builtin:tiny", "gguf")`.
+    """Return the path of the file or folder of this kind: `builtin_path("builtin:tiny", "gguf")`.
 
     Raises:
-        ConfigurationError: no installed package offers it; the message lists what there is.
+        ConfigurationError: no installed package offers it; the message lists what is.
     """
     wanted = name.removeprefix(PREFIX)
     points = {point.name: point for point in installed("evalution.builtins")}

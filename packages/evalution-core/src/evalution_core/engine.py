@@ -1,4 +1,4 @@
-"""How to run a model: an engine is configuration, picklable, and holds no weights."""
+"""An engine: the configuration of a runtime, picklable, without weights."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
 from evalution_core.capabilities import GUIDE_CAPABILITIES, Capability
-from evalution_core.entries import installed
-from evalution_core.errors import ConfigurationError, UnsupportedRequestError
+from evalution_core.errors import (
+    ConfigurationError,
+    EngineUnavailableError,
+    UnsupportedRequestError,
+)
 from evalution_core.model import Model
 from evalution_core.options import (
     check_option_names,
@@ -17,6 +20,7 @@ from evalution_core.options import (
     parse_options,
     validate_options,
 )
+from evalution_core.plugins import installed
 from evalution_core.redaction import redact_fields
 from evalution_core.session import BaseInferenceSession
 
@@ -159,4 +163,21 @@ class BaseEngine(ABC):
                 tokenizer_kwargs=dict(tokenizer_kwargs or {}),
                 chat_template_kwargs=dict(chat_template_kwargs or {}),
             ),
+        )
+
+
+def check_contract(engine: type[BaseEngine], what: str | None = None) -> None:
+    """Raise `EngineUnavailableError` over an engine that was written for another contract.
+
+    Whoever takes an engine that was not loaded by name calls this before `build`.
+
+    Args:
+        engine: its class.
+        what: words for it; `engine 'Name'` if None.
+    """
+    if engine.contract != CONTRACT_VERSION:
+        older = "engine" if engine.contract < CONTRACT_VERSION else "evalution-core"
+        raise EngineUnavailableError(
+            f"{what or f'engine {engine.__name__!r}'} was written for contract {engine.contract}, "
+            f"this evalution-core implements {CONTRACT_VERSION}; upgrade the {older}"
         )

@@ -1,8 +1,9 @@
-"""Options: what they are, whether a value fits, and how they are shown.
+"""Options: their validation, and the ways in which they are shown.
 
-What has options, such as an engine, is a stdlib dataclass. Its annotations are their one
-description; from them come strict validation (names and types, no bool for an int), the nearest
-name for a misspelt one, the JSON schema, and which options are secret or don't change numbers.
+An engine, or anything else that has options, is a stdlib dataclass. Its annotations are their one
+description: `Annotated[int | None, Field(ge=1, description="Prompts at once.")]`, with pydantic's
+`Field`. From them come strict validation (names, types and bounds, no bool for an int), the nearest
+name for a misspelt one, the JSON schema, and which options are secret or change no number.
 """
 
 from __future__ import annotations
@@ -11,18 +12,24 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_args, get_type_hints
 
 import pydantic
 
 from evalution_core.errors import ConfigurationError
+from evalution_core.plugins import did_you_mean
 from evalution_core.redaction import SECRET_FIELD, hide, redact
-from evalution_core.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-_A_LIST = "Input should be a list"
+_SHOULD_BE = "Input should be "
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("above", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("below", "lt"),
+}
 _SPEED_ONLY_FIELD = "evalution.speed_only"
 
 
@@ -30,7 +37,7 @@ class Declaration(Protocol):
     """A dataclass whose fields are options."""
 
     declared_as: ClassVar[str]
-    """What it is called in messages: `engine`."""
+    """Its word in messages: `engine`."""
     __name__: str
 
 
@@ -40,7 +47,7 @@ def secret(*, default: Any = None) -> Any:
 
 
 def speed_only(*, default: Any = MISSING, default_factory: Any = MISSING) -> Any:
-    """A dataclass field that changes speed or memory but no number: no part of a run's identity."""
+    """A dataclass field that changes speed or memory but no number; no part of a run's identity."""
     if default_factory is not MISSING:
         return field(default_factory=default_factory, metadata={_SPEED_ONLY_FIELD: True})
     return field(default=default, metadata={_SPEED_ONLY_FIELD: True})
@@ -85,7 +92,7 @@ def validate_options(declaration: Declaration) -> None:
 
 
 def option_problems(declaration: Declaration) -> dict[str, str]:
-    """What is wrong with the present values, by option."""
+    """Return a message for each option whose present value doesn't fit, by option."""
     kind = type(declaration)
     values = {f.name: getattr(declaration, f.name) for f in option_fields(kind)}
     try:
@@ -192,14 +199,14 @@ def _secrets(root: Any) -> dict[str, set[str]]:
 def _problems(
     kind: type[Declaration], error: pydantic.ValidationError, values: Mapping[str, Any]
 ) -> dict[str, str]:
-    """A line for each option that is wrong."""
+    """Return a line for each option that is wrong."""
     found: dict[str, list[ErrorDetails]] = {}
     for problem in error.errors(include_url=False):
         found.setdefault(str(problem["loc"][0]), []).append(problem)
-    return {name: _complaint(kind, name, found[name], values) for name in found}
+    return {name: _describe_problem(kind, name, found[name], values) for name in found}
 
 
-def _complaint(
+def _describe_problem(
     kind: type[Declaration],
     option: str,
     problems: list[ErrorDetails],
@@ -210,17 +217,41 @@ def _complaint(
         return f"{owner} needs the option {option!r}"
     inner = [p for p in problems if len(p["loc"]) > 1 and p["input"] != values[option]]
     path = [str(part) for part in inner[0]["loc"]] if inner else [option]
-    # What is neither a name nor an index is pydantic's own word for the member of a union.
+    # A part that is neither a name nor an index is pydantic's own word for a member of a union.
     name = ".".join(part for part in path if part.isidentifier() or part.isdecimal())
     value = inner[0]["input"] if inner else values[option]
-    # Each member of a union complains: together they say what is possible.
-    text = " or ".join(dict.fromkeys(problem["msg"] for problem in inner or problems))
-    text = text.replace("'str' instances are not allowed as a Sequence value", _A_LIST)
-    text = text.replace("Input should be an instance of Sequence", _A_LIST)
     secrets = set[str]().union(*_secrets(kind).values())
     hidden = secrets.intersection(path) or any(_secrets(_hints(kind)[option]).values())
     got = "" if hidden else f", got {_show_value(redact(value))}"
-    return f"option {name!r} of {owner}: {text}{got}"
+    return f"option {name!r} of {owner}{_explain(inner or problems)}{got}"
+
+
+def _explain(problems: list[ErrorDetails]) -> str:
+    """Return ` must be …` for pydantic's problems with one value.
+
+    Each member of a union has its own problem: together they say what is possible.
+    """
+    wanted = [_describe_bound(problem) for problem in problems]
+    if all(wanted):
+        return f" must be {' or '.join(dict.fromkeys(map(str, wanted)))}"
+    return f": {' or '.join(dict.fromkeys(problem['msg'] for problem in problems))}"
+
+
+def _describe_bound(problem: ErrorDetails) -> str | None:
+    """Return what a value should be, without a verb; None where pydantic words it otherwise."""
+    if problem["type"] in _BOUNDS:
+        word, key = _BOUNDS[problem["type"]]
+        bound = problem.get("ctx", {})[key]
+        if isinstance(bound, int) and word in ("above", "below"):
+            return f"at least {bound + 1}" if word == "above" else f"at most {bound - 1}"
+        return f"{word} {bound}"
+    text = problem["msg"]
+    if problem["type"] in ("sequence_str", "is_instance_of") and "Sequence" in text:
+        return "a list"
+    if not text.startswith(_SHOULD_BE):
+        return None
+    wanted = text.removeprefix(_SHOULD_BE)
+    return wanted.replace("a valid integer", "an integer").replace("a valid ", "a ")
 
 
 def _show_value(value: object) -> str:

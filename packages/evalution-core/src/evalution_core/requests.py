@@ -158,5 +158,7 @@ class TextDelta:
     token_ids: tuple[int, ...] = ()
 
 
+Request = GenerationRequest | LoglikelihoodRequest | RollingLoglikelihoodRequest
+Output = GenerationOutput | LoglikelihoodOutput | RollingLoglikelihoodOutput
 StreamEvent = TextDelta | GenerationOutput | RequestFailure
-"""What `stream` yields: deltas, then exactly one output or failure per request."""
+"""Yielded by `stream`: deltas, then exactly one output or failure per request."""

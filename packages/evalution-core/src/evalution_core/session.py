@@ -5,15 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
 
-from evalution_core.capabilities import Capability
-from evalution_core.errors import (
-    InvalidRequestError,
-    UnsupportedRequestError,
-)
+from evalution_core.capabilities import GUIDE_CAPABILITIES, Capability
+from evalution_core.errors import UnsupportedRequestError
 from evalution_core.requests import (
     GenerationOutput,
     GenerationRequest,
@@ -24,19 +21,70 @@ from evalution_core.requests import (
     RollingLoglikelihoodRequest,
     StreamEvent,
 )
+from evalution_core.streams import WINDOW, open_stream, stream_windows
 
 K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
-_CONTINUOUS_WINDOW = 64
+_SCORABLE = LoglikelihoodRequest("The cat sat on", " the mat.")
+_ROLLABLE = RollingLoglikelihoodRequest("The cat sat on the mat.")
+"""Scored on a runtime in doubt that has scored nothing yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """Facts about a session that stay the same while it is open.
+
+    `capabilities` are what this session can do: at most what its engine declares.
+    `max_model_len` is how many tokens the model can be fed when scoring, `preferred_batch_size` how
+    many requests in flight suit the session; None: unknown.
+    """
+
+    capabilities: frozenset[Capability] = GUIDE_CAPABILITIES
+    max_model_len: int | None = None
+    preferred_batch_size: int | None = None
+
+
+class TextCodec(Protocol):
+    """The tokenizer of a session, as callers may use it."""
+
+    @property
+    def leading_ids(self) -> tuple[int, ...]:
+        """Ids that stand before any text by default: `(bos,)`, or none."""
+        ...
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def eos_id(self) -> int | None: ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text` alone. Special tokens spelled out in it become their own ids."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What the self check found; `detail` says which comparison, with the largest difference."""
+    """Result of a self check; `detail` says which comparison, with the largest difference."""
 
     outcome: Literal["passed", "failed", "not checkable"]
     detail: str
     max_difference: float | None = None
+
+
+class _Default(Generic[T]):
+    """A value of the class until a subclass has its own: a property, a field or an attribute."""
+
+    def __init__(self, value: T):
+        self._value = value
+
+    def __get__(self, instance: object, owner: type) -> T:
+        if instance is None:  # or a dataclass would take this for the default of its field
+            raise AttributeError
+        return self._value
 
 
 class BaseInferenceSession(ABC):
@@ -47,11 +95,35 @@ class BaseInferenceSession(ABC):
     anything ran. Continuous calls yield `(id, output or RequestFailure)` as requests finish.
     `batch_size` is a cap on what runs at once; None leaves it to the session.
 
+    `info` has what is known of the session, `tokenizer` its tokenizer where callers may use it, and
+    `requests_in_flight` how many requests its runtime is working on, None where it doesn't count
+    them. A subclass sets them as properties, fields or attributes; the defaults are the
+    capabilities of the Engine Guide, None and None.
+
     A subclass needs no `super().__init__()`. One that is written on this class directly keeps its
     closed state itself; the engine kit's `TokenSession` brings it along.
     """
 
     __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def info(self) -> SessionInfo: ...
+        @property
+        def tokenizer(self) -> TextCodec | None: ...
+        @property
+        def requests_in_flight(self) -> int | None: ...
+
+    else:
+        info = _Default(SessionInfo())
+        tokenizer = _Default(None)
+        requests_in_flight = _Default(None)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """The capabilities of `info`: what this session can do, whatever its engine declares."""
+        return self.info.capabilities
 
     @abstractmethod
     def generate(
@@ -76,7 +148,8 @@ class BaseInferenceSession(ABC):
 
         `requests` may be endless and may wait for earlier results: it is consumed on another
         thread, no further ahead than can run plus a small bound. Closing the iterator early
-        aborts what is in flight within a second.
+        aborts what is in flight within a second. What is returned may be any iterator or generator;
+        callers make a `RequestStream` of it by `open_stream`.
         """
 
     @abstractmethod
@@ -91,26 +164,28 @@ class BaseInferenceSession(ABC):
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
         """Score a stream in windows of `batch_size` (64 if None), in the order of the windows."""
-        source = iter(requests)
-        while window := list(islice(source, batch_size or _CONTINUOUS_WINDOW)):
-            yield from self._scored_window(window, batch_size)
 
-    def _scored_window(
-        self, window: list[tuple[K, LoglikelihoodRequest]], batch_size: int | None
-    ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
-        try:
-            outputs = self.loglikelihood([request for _, request in window], batch_size=batch_size)
-        except (InvalidRequestError, UnsupportedRequestError) as error:
-            if not error.failures:
-                raise
-            good = [pair for index, pair in enumerate(window) if index not in error.failures]
-            for index, failure in error.failures.items():
-                key, request = window[index]
-                yield key, RequestFailure(failure, request.metadata)
-            if good:
-                yield from self._scored_window(good, batch_size)
-            return
-        yield from zip((key for key, _ in window), outputs, strict=True)
+        def call(window: list[LoglikelihoodRequest]) -> list[LoglikelihoodOutput]:
+            return self.loglikelihood(window, batch_size=batch_size)
+
+        window = batch_size or WINDOW
+        answer = partial(stream_windows, call, window=window, control=_SCORABLE)
+        return open_stream(answer, requests)
+
+    def loglikelihood_rolling_continuous(
+        self,
+        requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
+        *,
+        batch_size: int | None = None,
+    ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
+        """Score a stream of texts; windows as in `loglikelihood_continuous`."""
+
+        def call(window: list[RollingLoglikelihoodRequest]) -> list[RollingLoglikelihoodOutput]:
+            return self.loglikelihood_rolling(window, batch_size=batch_size)
+
+        window = batch_size or WINDOW
+        answer = partial(stream_windows, call, window=window, control=_ROLLABLE)
+        return open_stream(answer, requests)
 
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
@@ -131,16 +206,11 @@ class BaseInferenceSession(ABC):
         return CheckResult("not checkable", "the session has no self check")
 
     def identity(self) -> dict[str, Any] | None:
-        """What answers: revision or file hashes. None if unknowable: then nothing is cached."""
-        return None
-
-    @property
-    def capabilities(self) -> frozenset[Capability] | None:
-        """What this session can do, where that is known only now; None: as the engine declares."""
+        """Revision or file hashes of what answers; None if unknowable: then nothing is cached."""
         return None
 
     def describe_execution(self) -> dict[str, Any] | None:
-        """What is really in use, JSON-safe and without counters.
+        """Describe what is really in use, JSON-safe and without counters.
 
         Common keys: backend, device, dtype, batching, attention, max_model_len, fallback.
         """
@@ -158,36 +228,22 @@ class BaseInferenceSession(ABC):
         self.close()
 
 
+# The protocols below are going, for `info`, `tokenizer`, `requests_in_flight` and `RequestStream`.
+
+
+class _Present(type(Protocol)):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        names = [name for name in vars(cls) if not name.startswith("_")]
+        return all(getattr(instance, name, None) is not None for name in names)
+
+
 @runtime_checkable
 class CancellableStream(Protocol):
-    """What `generate_continuous` and `stream` may return: an iterator that can drop one request."""
-
-    def cancel(self, key: Hashable) -> None:
-        """Abort the request with that key, from any thread, and give nothing more of it.
-
-        The runtime lets go of it as when a stream is closed; the other requests go on. A key that
-        isn't under way changes nothing: one that is unknown or has ended, and one that the input
-        has yet to give, whose request is served when it comes.
-        """
-
-
-class TextCodec(Protocol):
-    """The tokenizer of a session, as callers may use it.
-
-    `encode` gives the ids of a text alone, without special tokens added around it.
-    """
-
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+    def cancel(self, key: Hashable) -> None: ...
 
 
 @runtime_checkable
 class SpecialTokens(Protocol):
-    """A tokenizer that also tells its special ids, as those of the engine kit do.
-
-    `leading_ids` stand before any text by default: `(bos,)`, or none.
-    """
-
     @property
     def leading_ids(self) -> tuple[int, ...]: ...
     @property
@@ -197,32 +253,24 @@ class SpecialTokens(Protocol):
 
 
 @runtime_checkable
-class HasTokenizer(Protocol):
-    """A session that lets callers tokenize as it does."""
-
+class HasTokenizer(Protocol, metaclass=_Present):
     @property
     def tokenizer(self) -> TextCodec: ...
 
 
 @runtime_checkable
-class HasMaxModelLen(Protocol):
-    """A session that knows how many tokens the model is fed at most when scoring."""
-
+class HasMaxModelLen(Protocol, metaclass=_Present):
     @property
     def max_model_len(self) -> int: ...
 
 
 @runtime_checkable
-class HasPreferredBatchSize(Protocol):
-    """A session that knows how many requests in flight suit it; the runner reads ahead by it."""
-
+class HasPreferredBatchSize(Protocol, metaclass=_Present):
     @property
     def preferred_batch_size(self) -> int: ...
 
 
 @runtime_checkable
-class HasRequestsInFlight(Protocol):
-    """A session whose runtime counts the requests that it is working on."""
-
+class HasRequestsInFlight(Protocol, metaclass=_Present):
     @property
     def requests_in_flight(self) -> int: ...

@@ -1,11 +1,11 @@
 """For engine authors: text above, tokens below, and everything in between written once."""
 
+from evalution_core.encoding import TokenSpan
 from evalution_enginekit.batching import BatchLimits, batches, run_halving
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.completion import CompletionPiece, RequestPrompt
 from evalution_enginekit.generation import TokenFeed, batch_continuously
 from evalution_enginekit.model_source import files_identity, model_identity
-from evalution_enginekit.pairs import encode_pair
 from evalution_enginekit.planning import ScoringPlan, Segment, Target, plan_scoring, shared_prefix
 from evalution_enginekit.request_loop import RequestLoop
 from evalution_enginekit.request_session import RequestSession
@@ -17,10 +17,8 @@ from evalution_enginekit.tokens import (
     TokenEvent,
     TokenPrompt,
     TokenScore,
-    TokenSpan,
     WrongScoresError,
 )
-from evalution_enginekit.windows import rolling_windows
 
 __all__ = [
     "BatchLimits",
@@ -45,13 +43,11 @@ __all__ = [
     "batch_continuously",
     "batches",
     "bound_tokenizer",
-    "encode_pair",
     "files_identity",
     "import_runtime",
     "load_tokenizer",
     "model_identity",
     "plan_scoring",
-    "rolling_windows",
     "run_halving",
     "runtime_errors",
     "shared_prefix",

@@ -21,11 +21,12 @@ from evalution_core import (
     speed_only,
     validate_options,
 )
+from evalution_core.encoding import TokenSpan
 from evalution_enginekit.generation import TokenFeed, batch_continuously
 from evalution_enginekit.session import TokenSession
 from evalution_enginekit.tokenizer import ByteTokenizer, Tokenizer
 from evalution_enginekit.tokenizer_files import bound_tokenizer
-from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore, TokenSpan
+from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore
 
 _ROWS = 61
 _COMMON = b" etaoinshrdlucmfwypvbgk.,\n0123456789AB"

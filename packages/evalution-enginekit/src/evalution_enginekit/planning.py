@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from evalution_enginekit.tokens import TokenScore, TokenSpan
+from evalution_core.encoding import TokenSpan
+from evalution_enginekit.tokens import TokenScore
 
 
 @dataclass(slots=True, eq=False)

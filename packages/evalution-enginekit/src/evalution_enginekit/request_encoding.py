@@ -18,19 +18,25 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
+from evalution_core.encoding import (
+    ContextEncoder,
+    FittedPair,
+    TokenSpan,
+    conditioning_id,
+    encode_request,
+    encode_rolling,
+    encode_with_leading,
+    fit_pair,
+    rolling_windows,
+    strip_leading,
+)
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.generation import GenerationJob
-from evalution_enginekit.pairs import ContextIds, EncodedPair, fit_pair, pair_of
 from evalution_enginekit.runtime import runtime_errors
 from evalution_enginekit.scoring import ScoringJob, complete_logprobs
-from evalution_enginekit.tokenizer import (
-    Tokenizer,
-    conditioning_id,
-    encode_with_leading,
-)
-from evalution_enginekit.tokens import TokenPrompt, TokenScore, TokenSpan
+from evalution_enginekit.tokenizer import Tokenizer
+from evalution_enginekit.tokens import TokenPrompt, TokenScore
 from evalution_enginekit.validation import Admission, check_unicode
-from evalution_enginekit.windows import rolling_ids, rolling_windows, without_leading
 
 J = TypeVar("J")
 
@@ -56,7 +62,7 @@ class Preparation:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._model_vocabulary = model_vocabulary
-        self._context_ids = ContextIds(tokenizer)
+        self._contexts = ContextEncoder(tokenizer)
 
     def generation(self, request: GenerationRequest) -> GenerationJob:
         """Raises `InvalidRequestError`, `ContextLengthError` or `UnsupportedRequestError`."""
@@ -87,8 +93,8 @@ class Preparation:
         if request.messages is not None and request.context_input_ids is None:
             context = self._render(request.messages, add_generation_prompt=True)
             _check_thought(context, request.continuation)
-        context_ids, continuation_ids = pair_of(
-            self._tokenizer, request, context, context_ids=self._context_ids
+        context_ids, continuation_ids = encode_request(
+            self._tokenizer, request, context, contexts=self._contexts
         )
         self._check_vocabulary(context_ids)
         self._check_vocabulary(continuation_ids)
@@ -104,9 +110,9 @@ class Preparation:
         """Raises `InvalidRequestError` or `UnsupportedRequestError`."""
         self._admission.rolling(request)
         if request.input_ids is not None:
-            token_ids = without_leading(self._tokenizer, list(request.input_ids))
+            token_ids = strip_leading(self._tokenizer, list(request.input_ids))
         else:
-            token_ids = rolling_ids(self._tokenizer, request.text)
+            token_ids = encode_rolling(self._tokenizer, request.text)
         leading = conditioning_id(self._tokenizer)
         self._check_vocabulary([leading, *token_ids])
         return rolling_windows(token_ids, leading, self._max_model_len)
@@ -203,7 +209,7 @@ def _check_beams(request: GenerationRequest) -> None:
 class _Conclusion:
     """A span's score as the output of its request."""
 
-    def __init__(self, pair: EncodedPair, request: LoglikelihoodRequest):
+    def __init__(self, pair: FittedPair, request: LoglikelihoodRequest):
         self._pair = pair
         self._metadata = request.metadata
 

@@ -33,6 +33,7 @@ from evalution_core import (
     StreamEvent,
     UnsupportedRequestError,
 )
+from evalution_core.encoding import TokenSpan
 from evalution_enginekit.assembly import Assembly
 from evalution_enginekit.completion import CompletionPiece, RequestPrompt
 from evalution_enginekit.request_encoding import Preparation, or_failure
@@ -41,7 +42,7 @@ from evalution_enginekit.scoring import ScoringJob
 from evalution_enginekit.session import READ_AHEAD, KitSession, rolled, span_job
 from evalution_enginekit.streams import PulledStream, StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
-from evalution_enginekit.tokens import TokenScore, TokenSpan
+from evalution_enginekit.tokens import TokenScore
 
 Q = TypeVar("Q", LoglikelihoodRequest, RollingLoglikelihoodRequest)
 
@@ -158,9 +159,6 @@ class RequestSession(KitSession):
     runtime gets ids. Without, text stays text: `_complete` gets prompts and messages as they are,
     and `_score_pair` and `_score_text` take the place of `_score`.
 
-    A session that was given a `tokenizer` and a `max_model_len` has them as attributes: ask with
-    `isinstance(session, HasTokenizer)` and `HasMaxModelLen`.
-
     Args:
         engine: the engine's public name, for messages.
         capabilities: what this session can do, at most what the engine declares.
@@ -192,16 +190,13 @@ class RequestSession(KitSession):
             engine=engine,
             capabilities=capabilities,
             max_model_len=max_model_len,
+            preferred_batch_size=most or loop.depth,
             dtype=dtype,
             lacking=lacking,
         )
         self._loop = loop
         self._most = most or loop.depth
         self._known_tokenizer = tokenizer
-        # No attributes of the class, which would promise them: `HasTokenizer` and `HasMaxModelLen`
-        # hold for the sessions that have them, and callers ask with `isinstance`.
-        known = {"tokenizer": tokenizer, "max_model_len": max_model_len}
-        vars(self).update({name: value for name, value in known.items() if value is not None})
         self._preparation = (
             Preparation(self._admission, tokenizer, max_model_len or _UNLIMITED)
             if encodes and tokenizer is not None
@@ -249,6 +244,14 @@ class RequestSession(KitSession):
         return self._compared_paths(self._known_tokenizer, self._known_window or _UNLIMITED)
 
     # the contract
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._known_tokenizer
+
+    @property
+    def max_model_len(self) -> int | None:
+        return self._known_window
 
     @property
     def preferred_batch_size(self) -> int:

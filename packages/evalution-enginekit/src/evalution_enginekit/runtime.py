@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 from evalution_core import (
-    BaseEngine,
     ConfigurationError,
     EngineRuntimeError,
     EngineUnavailableError,
@@ -201,14 +200,6 @@ def _text(python: Python) -> str:
 SET_BY_THE_ENGINE = "the engine sets it"
 
 
-def check_at_least_one(engine: BaseEngine, names: Iterable[str]) -> None:
-    """Raise `ConfigurationError` over a number below 1 among these options."""
-    for name in names:
-        value = getattr(engine, name)
-        if isinstance(value, int) and value < 1:
-            raise ConfigurationError(f"{name}={value} must be at least 1")
-
-
 def further_arguments(
     sources: Mapping[str, Mapping[str, Any]],
     *,
@@ -236,13 +227,13 @@ def further_arguments(
     return found
 
 
-def set_options(engine: BaseEngine, names: Iterable[str]) -> dict[str, Any]:
-    """Those of the named options that aren't at their defaults, with their values."""
-    default = type(engine)()
+def set_options(options: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return those of the named options, with their values, that aren't at their defaults."""
+    default = type(options)()
     return {
         name: value
         for name in names
-        if (value := getattr(engine, name)) is not None and value != getattr(default, name)
+        if (value := getattr(options, name)) is not None and value != getattr(default, name)
     }
 
 

@@ -17,12 +17,13 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
+from evalution_core.encoding import TokenSpan
 from evalution_enginekit.planning import grouped_order
 from evalution_enginekit.request_loop import Liveness
 from evalution_enginekit.runtime import end_steps, runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
 from evalution_enginekit.streams import ResultStream, StreamLimits
-from evalution_enginekit.tokens import TokenScore, TokenSpan, WrongScoresError
+from evalution_enginekit.tokens import TokenScore, WrongScoresError
 
 _CHUNK_PATIENCE_S = 0.005
 """How long a chunk may fill after its last span came: the choices of a question come together."""

@@ -15,8 +15,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from evalution_core import CheckResult, GenerationOutput
-from evalution_enginekit.tokenizer import Tokenizer, encode_with_leading
-from evalution_enginekit.tokens import TokenScore, TokenSpan, WrongScoresError
+from evalution_core.encoding import TokenSpan, encode_with_leading
+from evalution_enginekit.tokenizer import Tokenizer
+from evalution_enginekit.tokens import TokenScore, WrongScoresError
 
 _TEXT = "The first of 3 apples is red, and the other 2 are green."
 _LENGTH = 4

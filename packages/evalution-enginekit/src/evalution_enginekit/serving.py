@@ -23,14 +23,9 @@ from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from evalution_core import EngineRuntimeError, EvalutionError, FinishReason
+from evalution_core.encoding import TokenSpan
 from evalution_enginekit.generation import TokenFeed
-from evalution_enginekit.tokens import (
-    TokenEvent,
-    TokenPrompt,
-    TokenScore,
-    TokenSpan,
-    WrongScoresError,
-)
+from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore, WrongScoresError
 
 
 @dataclass(slots=True)

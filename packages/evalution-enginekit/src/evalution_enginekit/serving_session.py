@@ -17,6 +17,7 @@ from evalution_core import (
     EvalutionError,
     Model,
 )
+from evalution_core.encoding import TokenSpan
 from evalution_core.redaction import scrub
 from evalution_enginekit.generation import TokenFeed
 from evalution_enginekit.model_source import checkpoint_identity, model_folder
@@ -25,7 +26,7 @@ from evalution_enginekit.serving import ServingLoop, ServingRuntime, SpanGroup, 
 from evalution_enginekit.session import TokenSession
 from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokenizer_files import HFTokenizer, checkpoint_tokenizer
-from evalution_enginekit.tokens import TokenEvent, TokenScore, TokenSpan
+from evalution_enginekit.tokens import TokenEvent, TokenScore
 
 _log = logging.getLogger(__name__)
 

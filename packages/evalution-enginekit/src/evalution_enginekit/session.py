@@ -19,9 +19,11 @@ from evalution_core import (
     RequestFailure,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
+    SessionInfo,
     StreamEvent,
     UnsupportedRequestError,
 )
+from evalution_core.encoding import TokenSpan
 from evalution_enginekit.generation import GenerationLoop, GenerationStream, TokenFeed
 from evalution_enginekit.planning import grouped_order
 from evalution_enginekit.request_encoding import Preparation, or_failure
@@ -36,7 +38,7 @@ from evalution_enginekit.scoring import (
 from evalution_enginekit.self_check import self_check
 from evalution_enginekit.streams import PulledStream, StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
-from evalution_enginekit.tokens import TokenEvent, TokenScore, TokenSpan
+from evalution_enginekit.tokens import TokenEvent, TokenScore
 from evalution_enginekit.validation import Admission, check_batch_size
 
 READ_AHEAD = 2
@@ -50,6 +52,7 @@ class KitSession(BaseInferenceSession):
         engine: the engine's public name, for messages.
         capabilities: what this session can do.
         max_model_len: how many tokens the model can be fed, where that is known.
+        preferred_batch_size: requests in flight when a call leaves it to the session.
         dtype: name of the arithmetic; None: unknown.
         lacking: why a capability of the engine is missing here, for messages.
     """
@@ -60,12 +63,14 @@ class KitSession(BaseInferenceSession):
         engine: str,
         capabilities: frozenset[Capability],
         max_model_len: int | None,
+        preferred_batch_size: int,
         dtype: str | None,
         lacking: Mapping[Capability, str] | None = None,
     ):
         self._engine = engine
         self._capabilities = capabilities
         self._known_window = max_model_len
+        self._info = SessionInfo(capabilities, max_model_len, preferred_batch_size)
         self._dtype = dtype
         self._admission = Admission(engine, capabilities, lacking)
         self._check_lock = threading.Lock()
@@ -94,8 +99,8 @@ class KitSession(BaseInferenceSession):
         return {}
 
     @property
-    def capabilities(self) -> frozenset[Capability]:
-        return self._capabilities
+    def info(self) -> SessionInfo:
+        return self._info
 
     def check(self) -> CheckResult:
         self._ensure_open()
@@ -209,7 +214,11 @@ class TokenSession(KitSession):
         model_vocabulary: int | None = None,
     ):
         super().__init__(
-            engine=engine, capabilities=capabilities, max_model_len=max_model_len, dtype=dtype
+            engine=engine,
+            capabilities=capabilities,
+            max_model_len=max_model_len,
+            preferred_batch_size=batch_size,
+            dtype=dtype,
         )
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from evalution_core import RequestFailure
+from evalution_core import RequestFailure, RequestStream
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J")
@@ -189,7 +189,7 @@ class ResultStream(Generic[K, J, T]):
         while (found := self._next_result()) is not None:
             yield found
 
-    def cancel(self, key: K) -> None:
+    def cancel(self, key: Hashable) -> None:
         """Drop the jobs with that key wherever they are, with what is unread of them.
 
         One that runs is to be dropped by the runtime, as `wants` tells it; one that is expected
@@ -281,7 +281,7 @@ class ResultStream(Generic[K, J, T]):
 Q = TypeVar("Q")
 
 
-class PulledStream(Generator[tuple[K, T | RequestFailure], None, None], Generic[K, Q, J, T]):
+class PulledStream(RequestStream[K, T | RequestFailure], Generic[K, Q, J, T]):
     """The contract's iterator on a push stream: results, as a thread of its own feeds `requests`.
 
     Nothing is opened or read before the first result is asked for. An exception of the input
@@ -303,20 +303,10 @@ class PulledStream(Generator[tuple[K, T | RequestFailure], None, None], Generic[
     def __next__(self) -> tuple[K, T | RequestFailure]:
         return next(self._results)
 
-    def send(self, value: None) -> tuple[K, T | RequestFailure]:
-        return self._results.send(value)
-
-    def throw(self, *error: Any) -> tuple[K, T | RequestFailure]:
-        return self._results.throw(*error)
-
     def close(self) -> None:
         self._results.close()
 
-    def cancel(self, key: K) -> None:
-        """Abort the request with that key, from any thread; nothing more comes of it.
-
-        From when the input has given it; before that, and once it is over, this changes nothing.
-        """
+    def cancel(self, key: Hashable) -> None:
         for stream in self._opened:
             stream.cancel(key)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_enginekit.chat import SPECIAL_TOKENS, ChatTemplate, bound_template
 from evalution_enginekit.runtime import import_runtime
-from evalution_enginekit.tokenizer import ids_before
+from evalution_enginekit.tokenizer import find_leading_ids
 
 if TYPE_CHECKING:
     import tokenizers
@@ -159,7 +159,7 @@ class TokenizerFile:
         specials = {
             name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name)))
         }
-        self.leading_ids = ids_before(
+        self.leading_ids = find_leading_ids(
             tokenizer.encode("a", add_special_tokens=True).ids,
             tokenizer.encode("a", add_special_tokens=False).ids,
         )
@@ -318,7 +318,7 @@ class HFTokenizer:
 
     def __init__(self, tokenizer: TransformersTokenizer, declared_eos: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self.leading_ids = ids_before(
+        self.leading_ids = find_leading_ids(
             tokenizer.encode("a", add_special_tokens=True),
             tokenizer.encode("a", add_special_tokens=False),
         )

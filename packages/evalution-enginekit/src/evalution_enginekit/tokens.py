@@ -50,21 +50,6 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenSpan:
-    """Score `token_ids[start:]`, each token given all before it; `start` is at least 1.
-
-    The last token is scored but not fed, so the model sees `len(token_ids) - 1` tokens.
-    """
-
-    token_ids: Sequence[int]
-    start: int
-
-    @property
-    def fed(self) -> Sequence[int]:
-        return self.token_ids[:-1]
-
-
-@dataclass(frozen=True, slots=True)
 class TokenScore:
     """Natural-log probabilities of the scored tokens, in order.
 

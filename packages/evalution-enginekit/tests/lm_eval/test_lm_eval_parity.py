@@ -17,11 +17,15 @@ from typing import Any
 import pytest
 
 from evalution_core import InvalidRequestError
-from evalution_enginekit import Tokenizer, TokenizerFile, encode_pair, rolling_windows
-from evalution_enginekit.pairs import fit_pair
-from evalution_enginekit.tokenizer import conditioning_id
+from evalution_core.encoding import (
+    conditioning_id,
+    encode_pair,
+    encode_rolling,
+    fit_pair,
+    rolling_windows,
+)
+from evalution_enginekit import Tokenizer, TokenizerFile
 from evalution_enginekit.tokenizer_files import HFTokenizer
-from evalution_enginekit.windows import rolling_ids
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs the environment lm-eval of tools/envs")
 transformers = pytest.importorskip("transformers", reason="needs the environment lm-eval")
@@ -200,10 +204,10 @@ def test_rolling_windows_of_texts(
             if not scored:
                 difference = NOTHING
                 with pytest.raises(InvalidRequestError, match="at least one token of text"):
-                    rolling_ids(tokenizer, text)
+                    encode_rolling(tokenizer, text)
                 continue
             spans = rolling_windows(
-                rolling_ids(tokenizer, text), conditioning_id(tokenizer), both.lm._max_length
+                encode_rolling(tokenizer, text), conditioning_id(tokenizer), both.lm._max_length
             )
             ours = [(list(s.token_ids[: s.start]), list(s.token_ids[s.start :])) for s in spans]
             assert [i for _, ids in ours for i in ids] == scored, text

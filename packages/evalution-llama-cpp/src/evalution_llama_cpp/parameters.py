@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from evalution_core import ConfigurationError
-from evalution_core.spelling import did_you_mean
+from evalution_core.plugins import did_you_mean
 from evalution_enginekit.gguf.file import GGUFFile
 from evalution_llama_cpp.library import Library, Structure
 

@@ -15,10 +15,10 @@ from evalution_core import (
     validate_options,
 )
 from evalution_core.redaction import SECRET_FIELD
-from evalution_openai.dialects import DialectName
+from evalution_openai.client.dialects import DialectName
 
 if TYPE_CHECKING:
-    from evalution_openai.session import OpenAISession
+    from evalution_openai.client.session import OpenAISession
 
 OPENAI_CAPABILITIES = frozenset(Capability) - {
     Capability.BEAMS,
@@ -111,7 +111,7 @@ class OpenAICompatible(BaseEngine):
         Raises:
             EngineUnavailableError: no server answers.
         """
-        from evalution_openai.served import served_model  # noqa: PLC0415 - httpx, for use alone
+        from evalution_openai.client.probe import served_model  # noqa: PLC0415 - httpx, for use alone
 
         return served_model(self)
 
@@ -134,7 +134,7 @@ class OpenAICompatible(BaseEngine):
                 a field that is the server's to decide (`revision`, `model_kwargs`) or that it
                 isn't known to heed (`chat_template_kwargs`).
         """
-        from evalution_openai.building import build_session  # noqa: PLC0415 - httpx, for use alone
+        from evalution_openai.client.session import build_session  # noqa: PLC0415 - httpx, for use alone
 
         return build_session(self, model)
 

@@ -16,9 +16,8 @@ import pytest
 from evalution_core import Model
 from evalution_enginekit import ByteTokenizer
 from evalution_enginekit.mock import table
-from evalution_openai.building import build_session
+from evalution_openai.client.session import OpenAISession, build_session
 from evalution_openai.engine import OpenAICompatible
-from evalution_openai.session import OpenAISession
 
 Answer = Callable[[httpx.Request], httpx.Response]
 Lie = Callable[[dict[str, Any]], None]

@@ -250,7 +250,7 @@ def test_a_word_that_serves_as_a_key_is_left_in_answers(
 def test_an_answer_without_end_is_not_read_on(
     session: Any, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evalution_openai import endpoint
+    from evalution_openai.client import connection as endpoint
 
     monkeypatch.setattr(endpoint, "_LONGEST_ANSWER", 1000)
     bomb = httpx.Response(

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evalution_openai.pressure import Pressure, RateLimit
+from evalution_openai.client.retry import Pressure, RateLimit
 
 
 def test_refusals_of_one_moment_count_once(clock: Any) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from evalution_core import EngineRuntimeError, GenerationRequest, Model, RequestFailure
-from evalution_openai.building import build_session
+from evalution_openai.client.retry import SystemClock
+from evalution_openai.client.session import OpenAISession, build_session
 from evalution_openai.engine import OpenAICompatible
-from evalution_openai.retrying import SystemClock
-from evalution_openai.session import OpenAISession
 
 WAIT_S = 10.0
 MODELS = {"data": [{"id": "socket", "owned_by": "socket"}]}

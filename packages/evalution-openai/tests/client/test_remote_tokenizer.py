@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evalution_openai.remote_tokenizer import RemoteTokenizer
+from evalution_openai.client.tokenizer import RemoteTokenizer
 
 CHAT = [{"role": "user", "content": "say"}]
 

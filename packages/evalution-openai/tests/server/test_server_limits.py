@@ -27,7 +27,7 @@ def test_prompts_are_encoded_where_they_hold_up_nobody(
     asked: Any,
     stream: bool,
 ) -> None:
-    from evalution_openai.server.served import Served
+    from evalution_openai.server.serving import Served
 
     encode, threads = Served.prompt_ids, set[str]()
 
@@ -48,7 +48,7 @@ def test_long_prompts_are_checked_where_they_hold_up_nobody(
     serving: Any, mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch, prompt: Any
 ) -> None:
     from evalution_openai.server import completions
-    from evalution_openai.server.served import Served
+    from evalution_openai.server.serving import Served
 
     admit, threads = Served.admit, list[str]()
 
@@ -114,7 +114,7 @@ def test_a_long_text_is_encoded_while_others_are_answered(
 
 
 def test_beginnings_of_a_prompt_are_made_one_at_a_time() -> None:
-    from evalution_openai.server.echo import NextTokens
+    from evalution_openai.server.completions import NextTokens
 
     asked = NextTokens([5, 6, 7], 2)
     assert [request.input_ids for request in asked] == [[5, 6], [5]]

@@ -63,7 +63,8 @@ def test_a_slow_reader_keeps_no_turn(mock: BaseInferenceSession) -> None:
 def test_a_stream_that_nobody_reads_is_given_up(
     mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evalution_openai.server import build_openai_compatible_server, sending
+    from evalution_openai.server import build_openai_compatible_server
+    from evalution_openai.server import streaming as sending
 
     monkeypatch.setattr(sending, "STALL_S", 0.05)
 
@@ -85,7 +86,8 @@ def test_a_stream_that_nobody_reads_is_given_up(
 def test_a_long_answer_that_nobody_reads_keeps_its_place_until_it_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from evalution_openai.server import build_openai_compatible_server, sending
+    from evalution_openai.server import build_openai_compatible_server
+    from evalution_openai.server import streaming as sending
 
     async def serve(session: BaseInferenceSession) -> tuple[list[Any], bytes, bytes]:
         app = build_openai_compatible_server(session=session)
@@ -141,7 +143,7 @@ def test_who_does_not_read_is_given_up(
     caplog: pytest.LogCaptureFixture,
     until: Any,
 ) -> None:
-    from evalution_openai.server import sending
+    from evalution_openai.server import streaming as sending
 
     monkeypatch.setattr(sending, "STALL_S", 0.2)
     client = serving(session=mock)

@@ -15,7 +15,7 @@ from evalution.workers import WorkerOptions
 from evalution.workers.parcel import pack_configuration
 from evalution.workers.supervision import Supervision
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, secret, speed_only
-from evalution_core.spelling import did_you_mean
+from evalution_core.plugins import did_you_mean
 from evalution_ray.actor import Plan, SessionActor
 from evalution_ray.capacity import described, described_nodes, rooms
 from evalution_ray.connection import Connection, connect, load_ray
@@ -62,9 +62,9 @@ class RayReplicas(ReplicatedEngine):
     num_cpus: float = speed_only(default=1.0)
     num_gpus: float = speed_only(default=0.0)
     memory: int | None = speed_only(default=None)
-    resources: dict[str, float] | None = speed_only(default=None)  # noqa: RUF009 - it holds None
+    resources: dict[str, float] | None = speed_only(default=None)
     placement: Literal["SPREAD", "DEFAULT"] = speed_only(default="SPREAD")
-    runtime_env: dict[str, Any] | None = secret()  # noqa: RUF009 - it holds None
+    runtime_env: dict[str, Any] | None = secret()
     autoscales: bool = speed_only(default=False)
     start_timeout: float = speed_only(default=120.0)
     log_to_driver: bool = speed_only(default=False)

@@ -1,4 +1,4 @@
-"""SGLang for Evalution: `SGLang`."""
+"""The SGLang engine of Evalution: `SGLang`."""
 
 from evalution_sglang.engine import SGLang
 

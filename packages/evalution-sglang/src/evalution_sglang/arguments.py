@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.runtime import (
@@ -11,10 +11,8 @@ from evalution_enginekit.runtime import (
     refuse_unknown,
     set_options,
 )
-from evalution_sglang.installation import Runtime, described_version, device_found
-
-if TYPE_CHECKING:
-    from evalution_sglang.engine import SGLang
+from evalution_sglang.options import SGLangOptions
+from evalution_sglang.runtime import Library, describe_version, find_device
 
 _NAMED = (
     "tp_size",
@@ -37,7 +35,7 @@ _NAMED = (
     "enable_deterministic_inference",
     "random_seed",
 )
-_ELSEWHERE = {
+_OTHER_PLACES = {
     "model_path": "model.path",
     "revision": "model.revision",
     "trust_remote_code": "model.trust_remote_code",
@@ -46,8 +44,8 @@ _ELSEWHERE = {
     "device": "the engine's device",
 }
 _FIXED = ("incremental_streaming_output", "log_level", "server_args", "skip_tokenizer_init")
-"""What the session relies on, or, with `log_level`, has another way for: environment.QUIET."""
-_CANNOT = {
+"""Arguments that the session relies on; of `log_level`, `runtime.QUIET` takes the place."""
+_UNSUPPORTED = {
     "api_key": "nothing listens",
     "chat_template": "chats are rendered before SGLang gets them",
     "custom_sigquit_handler": "the engine lets no process of SGLang end this one",
@@ -62,14 +60,14 @@ _CANNOT = {
     "tokenizer_worker_num": "nothing is tokenized in SGLang",
     "tool_call_parser": "texts are given as the model wrote them",
 }
-_TORCHS_OWN = ("cuda", "xpu")
+_TORCH_DEVICES = ("cuda", "xpu")
 """Devices that torch knows without a plug-in."""
 _REFUSED = {
-    **{name: f"set {place}" for name, place in _ELSEWHERE.items()},
+    **{name: f"set {place}" for name, place in _OTHER_PLACES.items()},
     **dict.fromkeys(_FIXED, SET_BY_THE_ENGINE),
-    **_CANNOT,
+    **_UNSUPPORTED,
 }
-_ABOUT_THE_MODEL = (
+_MODEL_ARGUMENTS = (
     "trust_remote_code",
     "revision",
     "dtype",
@@ -79,25 +77,27 @@ _ABOUT_THE_MODEL = (
 )
 
 
-def arguments(engine: SGLang, model: Model, path: str, runtime: Runtime) -> dict[str, Any]:
-    """What SGLang's engine is called with, but for `context_length`.
+def make_arguments(
+    options: SGLangOptions, model: Model, path: str, sglang: Library
+) -> dict[str, Any]:
+    """Return the arguments of SGLang's engine but for `context_length`.
 
     Raises:
         ConfigurationError: an argument is set twice, has another place, or doesn't exist.
     """
-    named = set_options(engine, _NAMED)
+    named = set_options(options, _NAMED)
     given = named | further_arguments(
-        {"sglang_kwargs": engine.sglang_kwargs or {}, "model.model_kwargs": model.model_kwargs},
+        {"sglang_kwargs": options.sglang_kwargs or {}, "model.model_kwargs": model.model_kwargs},
         refused=_REFUSED,
         taken=named,
     )
-    refuse_unknown(given, set(runtime.arguments.__struct_fields__), described_version())
+    refuse_unknown(given, set(sglang.arguments.__struct_fields__), describe_version())
     if "schedule_policy" not in given and not given.get("disable_radix_cache"):
-        # What is in the cache is used before it is evicted.
+        # A cached prefix is used before it is evicted.
         given["schedule_policy"] = "lpm"
     return {
         **given,
-        "device": _device(engine),
+        "device": _choose_device(options.device),
         "model_path": path,
         "revision": model.revision,
         "trust_remote_code": model.trust_remote_code,
@@ -106,20 +106,20 @@ def arguments(engine: SGLang, model: Model, path: str, runtime: Runtime) -> dict
     }
 
 
-def _device(engine: SGLang) -> str:
-    found = device_found()
-    if engine.device in _TORCHS_OWN and found == "cpu":
-        # Upstream starts its processes all the same, which die without saying why.
-        raise ConfigurationError(
-            f"device={engine.device!r}: torch finds only a CPU here; leave device out, or install "
-            f"the device's driver and a torch that is built for it"
-        )
-    return engine.device or found
-
-
-def model_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """Those of `arguments` that decide how long the model's own window is, by their names there."""
-    found = {name: given[name] for name in _ABOUT_THE_MODEL if name in given}
-    if "json_model_override_args" in given:
-        found["model_override_args"] = given["json_model_override_args"]
+def select_model_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return those of `make_arguments` that `ModelConfig` takes, by their names there."""
+    found = {name: arguments[name] for name in _MODEL_ARGUMENTS if name in arguments}
+    if "json_model_override_args" in arguments:
+        found["model_override_args"] = arguments["json_model_override_args"]
     return found
+
+
+def _choose_device(asked: str | None) -> str:
+    found = find_device()
+    if asked in _TORCH_DEVICES and found == "cpu":
+        # Upstream starts its processes all the same, which die without a message.
+        raise ConfigurationError(
+            f"device={asked!r}: torch finds only a CPU here; leave device out, or install the "
+            f"device's driver and a torch that is built for it"
+        )
+    return asked or found

@@ -2,131 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import Any
 
-from evalution_core import Capability, EvalutionError
-from evalution_enginekit import (
-    TokenEvent,
-    TokenFeed,
-    TokenScore,
-    TokenSession,
-    TokenSpan,
-    runtime_errors,
+from evalution_core import Capability, Model
+from evalution_enginekit.serving_session import (
+    SCORED_TOKENS,
+    ServedModel,
+    ServingLimits,
+    ServingSession,
+    name_precision,
 )
-from evalution_enginekit.serving import ServingLoop, span_groups
-from evalution_sglang.installation import described_version
-from evalution_sglang.loading import Loaded
-from evalution_sglang.parameters import Parameters
-from evalution_sglang.requests import EngineRequests
+from evalution_sglang.load import Runtime, load
+from evalution_sglang.options import SGLangOptions
+from evalution_sglang.requests import EngineRequests, Parameters
+from evalution_sglang.runtime import describe_version
 
-if TYPE_CHECKING:
-    from evalution_sglang.engine import SGLang
-
-_SCORING_WINDOW = 512
-"""Spans planned together; the longer, the seldomer the runtime runs dry between two windows."""
-_SCORED_TOKENS = 16384
 _LISTED_LIMIT = 1024
 """Continuations of one token that one request scores; SGLang itself has no limit."""
-_MOST_UNASKED = 128
-"""Requests at once: with more in its queue, SGLang doesn't compare their prefixes any more."""
+_DEFAULT_LIMIT = 128
+"""Requests at once: with more in its queue, SGLang no longer compares their prefixes."""
+_DESCRIBED = (
+    "device",
+    "quantization",
+    "kv_cache_dtype",
+    "sampling_backend",
+    "schedule_policy",
+    "page_size",
+    "max_total_num_tokens",
+    "tp_size",
+    "dp_size",
+    "pp_size",
+    "enable_deterministic_inference",
+)
+"""Parts of SGLang's own description that `describe_execution` has too."""
 
 
-class SGLangSession(TokenSession):
+class SGLangSession(ServingSession):
     """A model that SGLang runs.
 
     Args:
-        engine: its options.
-        loaded: the model, which the session closes.
+        options: the engine's options.
+        capabilities: the engine's.
+        served: the model.
+        resources: ends SGLang; the session's from now on.
     """
 
-    def __init__(self, engine: SGLang, loaded: Loaded):
-        described = loaded.host.described
-        batch_size = engine.batch_size if isinstance(engine.batch_size, int) else None
-        asked = batch_size or engine.max_running_requests or 0
-        slots = min(_at_once(described), max(asked, _MOST_UNASKED))
+    def __init__(
+        self,
+        options: SGLangOptions,
+        capabilities: frozenset[Capability],
+        served: ServedModel[Runtime],
+        *,
+        resources: ExitStack,
+    ):
+        thread, config = served.runtime.thread, served.runtime.config
+        described = thread.described
+        batch_size = options.batch_size if isinstance(options.batch_size, int) else None
+        asked = batch_size or options.max_running_requests or 0
+        slots = min(_count_slots(described), max(asked, _DEFAULT_LIMIT))
         has_seeds = bool(described["enable_deterministic_inference"])
-        missing = frozenset[Capability]() if has_seeds else {Capability.SEED}
-        vocabulary = loaded.config.vocab_size
         super().__init__(
             engine="SGLang",
-            capabilities=type(engine).capabilities - missing,
-            tokenizer=loaded.tokenizer,
-            max_model_len=loaded.max_model_len,
-            batch_size=batch_size or slots,
-            scoring_window=_SCORING_WINDOW,
-            dtype=_precision(loaded),
-            model_vocabulary=vocabulary,
+            capabilities=capabilities if has_seeds else capabilities - {Capability.SEED},
+            served=served,
+            requests=EngineRequests(
+                thread, Parameters(vocabulary=config.vocab_size, seeds=has_seeds)
+            ),
+            limits=ServingLimits(
+                batch_size=batch_size or slots,
+                slots=slots,
+                listed_tokens=_LISTED_LIMIT,
+                scored_tokens=options.scored_tokens or SCORED_TOKENS,
+            ),
+            dtype=name_precision(
+                config.dtype, described["quantization"], described["kv_cache_dtype"]
+            ),
+            execution={
+                "version": describe_version(),
+                "attention": described["attention_backend"],
+                "prefix_caching": not described["disable_radix_cache"],
+                **{name: described[name] for name in _DESCRIBED},
+            },
+            resources=resources,
+            model_vocabulary=config.vocab_size,
         )
-        self._loaded: Loaded | None = loaded
-        self._identified = loaded.identified
-        self._requests = EngineRequests(
-            loaded.host, Parameters(vocabulary=vocabulary, seeds=has_seeds)
-        )
-        scored_tokens = engine.scored_tokens or _SCORED_TOKENS
-        self._loop = ServingLoop(self._requests, slots=slots, scored_tokens=scored_tokens)
-        self._execution = _execution(described) | {"scored_tokens": scored_tokens}
-
-    def identity(self) -> dict[str, Any] | None:
-        """SHA-256 of each file that answers, or the Hub's revision; None where unknowable."""
-        return None if self._identified is None else dict(self._identified)
-
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        return self._loop.generate(feed)
-
-    def _score_tokens(
-        self, spans: Sequence[TokenSpan]
-    ) -> Iterator[Sequence[TokenScore | EvalutionError]]:
-        return self._loop.score(span_groups(spans, listed_limit=_LISTED_LIMIT))
-
-    def _describe(self) -> dict[str, Any]:
-        return self._execution
-
-    def _release_caches(self) -> None:
-        if self._loaded is not None and not self._loop.in_flight:
-            with runtime_errors("emptying the prefix cache"):
-                self._requests.flush()
-
-    def _release(self) -> None:
-        loaded, self._loaded = self._loaded, None
-        if loaded is not None:
-            loaded.host.end()
 
 
-def _at_once(described: dict[str, Any]) -> int:
-    """How many requests SGLang's scheduler runs at once."""
+def open_session(
+    options: SGLangOptions, model: Model, capabilities: frozenset[Capability]
+) -> SGLangSession:
+    """Load `model`, and return a session on it."""
+    with ExitStack() as resources:
+        served = load(options, model, resources)
+        return SGLangSession(options, capabilities, served, resources=resources)
+
+
+def _count_slots(described: dict[str, Any]) -> int:
+    """Return how many requests SGLang's scheduler runs at once."""
     return sum(
         state["effective_max_running_requests_per_dp"] for state in described["internal_states"]
     )
-
-
-def _precision(loaded: Loaded) -> str:
-    """The name of the arithmetic; one that the kit doesn't know where anything is quantized."""
-    dtype = str(loaded.config.dtype).removeprefix("torch.")
-    described = loaded.host.described
-    if described["quantization"] is not None:
-        return f"{dtype}, {described['quantization']}"
-    kept = str(described["kv_cache_dtype"])
-    return dtype if kept in ("auto", dtype) else f"{dtype}, cache in {kept}"
-
-
-def _execution(described: dict[str, Any]) -> dict[str, Any]:
-    told = (
-        "device",
-        "quantization",
-        "kv_cache_dtype",
-        "sampling_backend",
-        "schedule_policy",
-        "page_size",
-        "max_total_num_tokens",
-        "tp_size",
-        "dp_size",
-        "pp_size",
-        "enable_deterministic_inference",
-    )
-    return {
-        "version": described_version(),
-        "attention": described["attention_backend"],
-        "prefix_caching": not described["disable_radix_cache"],
-        **{name: described[name] for name in told},
-    }

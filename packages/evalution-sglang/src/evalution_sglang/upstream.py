@@ -1,4 +1,4 @@
-"""What is used of SGLang, held against its source by `tools/check_upstream_api.py`."""
+"""SGLang's API, as far as it is used; `tools/check_upstream_api.py` compares it with the source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class ModelConfig(Protocol):
-    """What SGLang reads of a checkpoint before it loads it."""
+    """The configuration that SGLang reads of a checkpoint before it loads it."""
 
     context_len: int
     vocab_size: int

@@ -1,4 +1,4 @@
-"""TensorRT-LLM for Evalution: `TensorRTLLM`."""
+"""The TensorRT-LLM engine of Evalution: `TensorRTLLM`."""
 
 from evalution_tensorrt_llm.engine import TensorRTLLM
 

@@ -1,10 +1,10 @@
-"""The arguments of `tensorrt_llm.LLM`: from options and model, checked against the release."""
+"""The arguments of `tensorrt_llm.LLM`, from options and model, checked against the release."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.runtime import (
@@ -13,10 +13,8 @@ from evalution_enginekit.runtime import (
     refuse_unknown,
     set_options,
 )
-from evalution_tensorrt_llm.installation import described_version
-
-if TYPE_CHECKING:
-    from evalution_tensorrt_llm.engine import TensorRTLLM
+from evalution_tensorrt_llm.options import TensorRTLLMOptions
+from evalution_tensorrt_llm.runtime import describe_version
 
 _NAMED = (
     "tensor_parallel_size",
@@ -32,7 +30,7 @@ _CACHE_NAMED = {
     "dtype": "kv_cache_dtype",
     "enable_block_reuse": "enable_block_reuse",
 }
-_ELSEWHERE = {
+_OTHER_PLACES = {
     "model": "model.path",
     "tokenizer": "model.tokenizer_path",
     "tokenizer_revision": "model.tokenizer_kwargs",
@@ -42,34 +40,38 @@ _ELSEWHERE = {
     "backend": "the engine's runtime_backend",
 }
 _FIXED = ("skip_tokenizer_init", "max_input_len", "max_beam_width", "num_postprocess_workers")
-"""What the session relies on: ids instead of text, one beam, results as the executor made them."""
+"""Arguments that the session relies on: ids, not text; one beam; results of the executor itself."""
 _REFUSED = {
-    **{name: f"set {place}" for name, place in _ELSEWHERE.items()},
+    **{name: f"set {place}" for name, place in _OTHER_PLACES.items()},
     **dict.fromkeys(_FIXED, SET_BY_THE_ENGINE),
 }
 _STEP_TOKENS = 8192
 """Upstream's `max_num_tokens`, which has to hold a whole prompt."""
 
 
-def arguments(
-    engine: TensorRTLLM, model: Model, path: str, found: ModuleType, *, sequence: int
+def make_arguments(
+    options: TensorRTLLMOptions, model: Model, path: str, module: ModuleType, *, sequence: int
 ) -> dict[str, Any]:
-    """What `LLM` is called with, to run sequences of up to `sequence` tokens.
+    """Return the arguments of `LLM` that let it run sequences of up to `sequence` tokens.
 
     Raises:
         ConfigurationError: an argument is set twice, has another place, doesn't exist, or
             contradicts the length.
     """
-    declared = found.llmapi.llm_args
-    named = {name: value for name in _NAMED if (value := getattr(engine, name)) is not None}
-    further = _further(engine, model)
-    cache = _cache(engine, further.pop(_CACHE, {}))
+    declared = module.llmapi.llm_args
+    named = {name: value for name in _NAMED if (value := getattr(options, name)) is not None}
+    further = further_arguments(
+        {"llm_kwargs": options.llm_kwargs or {}, "model.model_kwargs": model.model_kwargs},
+        refused=_REFUSED,
+        taken=set_options(options, _NAMED),
+    )
+    cache = _cache_arguments(options, further.pop(_CACHE, {}))
     given = named | further
-    release = described_version()
+    release = describe_version()
     refuse_unknown(given, set(declared.TorchLlmArgs.model_fields), release)
     refuse_unknown(cache, set(declared.KvCacheConfig.model_fields), release, f"{_CACHE} field")
-    if engine.runtime_backend is not None:
-        given["backend"] = engine.runtime_backend
+    if options.runtime_backend is not None:
+        given["backend"] = options.runtime_backend
     return {
         **given,
         "max_num_tokens": _step_tokens(given, sequence),
@@ -83,26 +85,17 @@ def arguments(
     }
 
 
-def _further(engine: TensorRTLLM, model: Model) -> dict[str, Any]:
-    return further_arguments(
-        {"llm_kwargs": engine.llm_kwargs or {}, "model.model_kwargs": model.model_kwargs},
-        refused=_REFUSED,
-        taken=set_options(engine, _NAMED),
-    )
-
-
-def _cache(engine: TensorRTLLM, given: Any) -> dict[str, Any]:
+def _cache_arguments(options: TensorRTLLMOptions, given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ConfigurationError(
             f"{_CACHE} must be a mapping of its fields, got {type(given).__name__}"
         )
     cache = dict(cast("Mapping[str, Any]", given))
-    default = type(engine)()
+    changed = set_options(options, _CACHE_NAMED.values())
     for field, option in _CACHE_NAMED.items():
-        value = getattr(engine, option)
-        if field in cache and value != getattr(default, option):
+        if field in cache and option in changed:
             raise ConfigurationError(f"{option} is set twice, the second time in {_CACHE}")
-        if value is not None:
+        if (value := getattr(options, option)) is not None:
             cache.setdefault(field, value)
     return cache
 

@@ -1,71 +1,156 @@
-"""Requests at TensorRT-LLM: each by itself, or in fixed batches through `LLM.generate`."""
+"""Requests at TensorRT-LLM, to generate or to score: one by one, or in fixed batches.
+
+Both kinds are in one file because TensorRT-LLM takes both by one call.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from types import ModuleType
 from typing import Any
 
-from evalution_core import EngineRuntimeError, EvalutionError
+import numpy as np
+
+from evalution_core import EngineRuntimeError, EvalutionError, FinishReason, InvalidRequestError
 from evalution_core.redaction import scrub
-from evalution_enginekit import TokenPrompt
-from evalution_enginekit.serving import EventLoopRequests, RequestUpdate, SpanGroup, Work
-from evalution_tensorrt_llm.outputs import generation_update, group_scores, scored_ids
-from evalution_tensorrt_llm.parameters import Parameters
-from evalution_tensorrt_llm.releases import Reading
-from evalution_tensorrt_llm.upstream import Engine, Output
+from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
+from evalution_enginekit.serving import (
+    EventLoopRequests,
+    FixedBatchRequests,
+    RequestUpdate,
+    ServingRequest,
+    SpanGroup,
+)
+from evalution_tensorrt_llm.probe import ScoreSource
+from evalution_tensorrt_llm.upstream import Engine, MakesParameters, Output, Tensor, TokenLogprobs
 
 _log = logging.getLogger(__name__)
 
+_NO_END = -1
+"""Upstream's own sign for a request without an end token. Its `ignore_eos` isn't used, because
+releases of 1.3 then ignore `stop_token_ids` too."""
+_PADDING = 0
+"""Fills up beams, which there are none of; without it the padding would be `_NO_END`."""
+_FINISHED: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+_ROWS = 64
+"""Rows of logits that are turned into log-probabilities at a time."""
 _GRACE_S = 10.0
 """How long an aborted request may take to end; the runtime ends it with its next step."""
+
+
+class Parameters:
+    """Makes `SamplingParams`.
+
+    Args:
+        module: the runtime.
+        source: the part of a result that scores are read from.
+        vocabulary: how many tokens can be ranked; None if unknown.
+    """
+
+    def __init__(self, module: ModuleType, source: ScoreSource, vocabulary: int | None):
+        self._make: MakesParameters = module.SamplingParams
+        self._source = source
+        self._vocabulary = vocabulary
+        self.request_error: type[Exception] = module.executor.utils.RequestError
+        """The error that TensorRT-LLM raises where a request fails alone."""
+        self.refusals: tuple[type[Exception], ...] = (self.request_error, ValueError)
+        """Errors that it raises over one request that it can't serve."""
+
+    def generation(self, prompt: TokenPrompt) -> Any:
+        """Return parameters to generate up to one of the prompt's own stop ids, or its limit.
+
+        Raises:
+            InvalidRequestError: TensorRT-LLM refuses the prompt's values.
+        """
+        sampling: dict[str, Any] = {}
+        if prompt.do_sample:
+            sampling = {
+                "temperature": prompt.temperature,
+                "top_p": prompt.top_p,
+                "top_k": prompt.top_k,
+            }
+        try:
+            return self._make(
+                end_id=_NO_END,
+                pad_id=_PADDING,
+                max_tokens=prompt.max_new_tokens,
+                stop_token_ids=sorted(prompt.stop_ids),
+                # Otherwise the stop's own id is cut off, while its log-probability stays.
+                include_stop_str_in_output=True,
+                logprobs=self._limit_ranked(prompt.logprobs),
+                detokenize=False,
+                **sampling,
+            )
+        except self.refusals as error:
+            raise self.to_invalid_request(error) from error
+
+    def scoring(self) -> Any:
+        """Return parameters to generate one token, with all that `group_scores` reads."""
+        rows: dict[str, Any] = {"return_context_logits": True}
+        if self._source is ScoreSource.PROMPT_LOGPROBS:
+            # One, since releases of 1.2 took none for a request without log-probabilities.
+            rows = {"prompt_logprobs": 1}
+        return self._make(end_id=_NO_END, pad_id=_PADDING, max_tokens=1, detokenize=False, **rows)
+
+    def to_invalid_request(self, error: Exception) -> EvalutionError:
+        return InvalidRequestError(f"TensorRT-LLM refuses the request: {scrub(str(error))}")
+
+    def _limit_ranked(self, wanted: int | None) -> int | None:
+        if wanted is None:
+            return None
+        return max(1, wanted if self._vocabulary is None else min(wanted, self._vocabulary))
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
     request_id: str
-    work: Work
+    work: ServingRequest
     token_ids: list[int]
     parameters: Any
     cache_salt: str | None
+    source: ScoreSource
 
-    def update(self, output: Output, reading: Reading) -> RequestUpdate:
-        if isinstance(self.work, TokenPrompt):
-            return generation_update(self.request_id, output, self.work)
-        try:
-            scores = group_scores(output, self.work, reading)
-            return RequestUpdate(self.request_id, is_finished=True, scores=scores)
-        except EngineRuntimeError as error:
-            return RequestUpdate(self.request_id, is_finished=True, error=error)
+    def update(self, output: Output) -> RequestUpdate:
+        work = self.work
+        if isinstance(work, TokenPrompt):
+            return generation_update(self.request_id, output, work)
+        return RequestUpdate.scored(
+            self.request_id, lambda: group_scores(output, work, self.source)
+        )
 
 
-class Requests:
-    """Makes the requests of either form.
+class RequestFactory:
+    """Makes the requests that go one by one or in batches.
 
     Args:
         parameters: makes their sampling parameters.
-        reading: what scores are read from.
+        source: the part of a result that scores are read from.
         reuses_blocks: the runtime shares computed prefixes. A scored request then has a salt that
-            no other one has: what comes from the cache has no rows.
+            no other one has, because what comes from the cache has no rows.
     """
 
-    def __init__(self, parameters: Parameters, reading: Reading, *, reuses_blocks: bool):
+    def __init__(self, parameters: Parameters, source: ScoreSource, *, reuses_blocks: bool):
         self.parameters = parameters
-        self.reading = reading
+        self._source = source
         self._reuses_blocks = reuses_blocks
         self._salts = count()
 
-    def of(self, request_id: str, work: Work) -> _Request:
-        """Raises InvalidRequestError: the runtime doesn't take such values."""
+    def make(self, request_id: str, work: ServingRequest) -> _Request:
+        """Return a request of the runtime.
+
+        Raises:
+            InvalidRequestError: TensorRT-LLM refuses its values.
+        """
         if isinstance(work, TokenPrompt):
-            made = self.parameters.generation(work)
-            return _Request(request_id, work, list(work.token_ids), made, None)
+            parameters = self.parameters.generation(work)
+            return _Request(request_id, work, list(work.token_ids), parameters, None, self._source)
         salt = f"evalution-{next(self._salts)}" if self._reuses_blocks else None
-        token_ids = scored_ids(work, self.reading)
-        return _Request(request_id, work, token_ids, self.parameters.scoring(), salt)
+        token_ids = scored_ids(work, self._source)
+        return _Request(request_id, work, token_ids, self.parameters.scoring(), salt, self._source)
 
 
 class AsyncRequests(EventLoopRequests):
@@ -73,56 +158,53 @@ class AsyncRequests(EventLoopRequests):
 
     Args:
         llm: TensorRT-LLM's engine.
-        requests: makes the requests.
+        factory: makes the requests.
         loop: an event loop of their own.
     """
 
-    def __init__(self, llm: Engine, requests: Requests, loop: asyncio.AbstractEventLoop):
+    def __init__(self, llm: Engine, factory: RequestFactory, loop: asyncio.AbstractEventLoop):
         super().__init__(loop)
         self._llm = llm
-        self._requests = requests
-        # Upstream tells of a dead worker nowhere else, and who waits for its answer waits for ever.
+        self._factory = factory
+        self._parameters = factory.parameters
+        # Upstream reports a dead worker nowhere else, and whoever waits for it waits without end.
         self._executor = llm._executor  # pyright: ignore[reportPrivateUsage]
 
     def generate(self, request_id: str, prompt: TokenPrompt) -> None:
-        self._start(request_id, prompt)
+        self.start(request_id, self._follow_request(self._factory.make(request_id, prompt)))
 
     def score(self, request_id: str, group: SpanGroup) -> None:
-        self._start(request_id, group)
+        self.start(request_id, self._follow_request(self._factory.make(request_id, group)))
 
     def advance(self) -> list[RequestUpdate]:
-        self._look()
+        self._check_executor()
         return super().advance()
 
-    def _start(self, request_id: str, work: Work) -> None:
-        request = self._requests.of(request_id, work)
-        self.start(request_id, self._followed(request))
-
-    def _look(self) -> None:
-        """Raise what has ended the executor."""
+    def _check_executor(self) -> None:
+        """Raise the error that has ended the executor."""
         try:
             self._executor._handle_background_error()  # pyright: ignore[reportPrivateUsage]
-        except self._requests.parameters.request_error as error:
+        except self._parameters.request_error as error:
             _log.warning("TensorRT-LLM: a request failed: %s", scrub(str(error)))
         if self._executor.is_shutdown():
             raise RuntimeError("TensorRT-LLM's executor has shut down")
 
-    async def _followed(self, request: _Request) -> AsyncIterator[RequestUpdate]:
+    async def _follow_request(self, request: _Request) -> AsyncIterator[RequestUpdate]:
         streams = isinstance(request.work, TokenPrompt)
-        output = self._submitted(request, streams=streams)
+        result = self._submit(request, streams=streams)
         try:
-            async for said in output:
-                if streams or said.finished:
-                    yield request.update(said, self._requests.reading)
+            async for output in result:
+                if streams or output.finished:
+                    yield request.update(output)
         except asyncio.CancelledError:
-            await self._let_go(output)
+            await self._abort(result)
             raise
-        except self._requests.parameters.request_error as error:
+        except self._parameters.request_error as error:
             raise EngineRuntimeError(
                 f"TensorRT-LLM failed the request: {scrub(str(error))}"
             ) from error
 
-    def _submitted(self, request: _Request, *, streams: bool) -> Output:
+    def _submit(self, request: _Request, *, streams: bool) -> Output:
         try:
             return self._llm.generate_async(
                 {"prompt_token_ids": request.token_ids},
@@ -130,71 +212,184 @@ class AsyncRequests(EventLoopRequests):
                 streaming=streams,
                 cache_salt=request.cache_salt,
             )
-        except self._requests.parameters.refusals as error:
-            raise self._requests.parameters.refused(error) from error
+        except self._parameters.refusals as error:
+            raise self._parameters.to_invalid_request(error) from error
 
-    async def _let_go(self, output: Output) -> None:
-        """Abort a request, and wait until the runtime works on it no longer."""
-        if output.finished or self._executor.is_shutdown():
+    async def _abort(self, result: Output) -> None:
+        """Abort a request, and wait until the runtime no longer works on it."""
+        if result.finished or self._executor.is_shutdown():
             return
-        output.abort()
+        result.abort()
         # Not `asyncio.timeout`: until Python 3.11.3 it is lost in a task that was cancelled
         # (https://github.com/python/cpython/issues/102780).
-        ending = asyncio.ensure_future(_ended(output))
+        ending = asyncio.ensure_future(_exhaust(result))
         done, _ = await asyncio.wait([ending], timeout=_GRACE_S)
         if not done:
             ending.cancel()
             raise RuntimeError(f"TensorRT-LLM didn't end an aborted request within {_GRACE_S:g} s")
         try:
             ending.result()
-        except self._requests.parameters.request_error:
+        except self._parameters.request_error:
             return  # it has failed instead, so it is over
 
 
-async def _ended(output: Output) -> None:
-    async for _ in output:
+async def _exhaust(result: Output) -> None:
+    async for _ in result:
         pass
 
 
-class BatchRuns:
-    """What `FixedBatchRequests` runs: one call of `LLM.generate` for a batch."""
+def make_batch_requests(llm: Engine, factory: RequestFactory) -> FixedBatchRequests[_Request]:
+    """Return the requests of fixed batches, each a call of `LLM.generate`."""
+    parameters = factory.parameters
 
-    def __init__(self, llm: Engine, requests: Requests):
-        self._llm = llm
-        self._requests = requests
-
-    def __call__(self, batch: Mapping[str, Work]) -> Iterator[RequestUpdate]:
-        requests: list[_Request] = []
-        for name, work in batch.items():
-            try:
-                requests.append(self._requests.of(name, work))
-            except EvalutionError as error:
-                yield RequestUpdate(name, is_finished=True, error=error)
-        if not requests:
-            return
+    def run(requests: Sequence[_Request]) -> list[RequestUpdate]:
         try:
-            yield from self._run(requests)
-        except self._requests.parameters.refusals:
-            # It doesn't say whose fault it was.
-            for request in requests:
-                yield from self._alone(request)
+            return _complete(llm, requests)
+        except parameters.refusals as error:
+            if len(requests) == 1:
+                refused = parameters.to_invalid_request(error)
+                return [RequestUpdate.failed(requests[0].request_id, refused)]
+            # The error doesn't name the request that it is about.
+            return [update for request in requests for update in run([request])]
 
-    def _alone(self, request: _Request) -> Iterator[RequestUpdate]:
+    return FixedBatchRequests(factory.make, run)
+
+
+def _complete(llm: Engine, requests: Sequence[_Request]) -> list[RequestUpdate]:
+    salts = [request.cache_salt for request in requests]
+    outputs = llm.generate(
+        [{"prompt_token_ids": request.token_ids} for request in requests],
+        [request.parameters for request in requests],
+        use_tqdm=False,
+        cache_salt=salts if any(salts) else None,
+    )
+    return [request.update(output) for request, output in zip(requests, outputs, strict=True)]
+
+
+def generation_update(request_id: str, output: Output, prompt: TokenPrompt) -> RequestUpdate:
+    """Return the new tokens of a prompt, with the log-probabilities that it asks for."""
+    completion = output.outputs[0]
+    token_ids = completion.token_ids_diff
+    update = RequestUpdate(request_id, output.finished, token_ids)
+    if output.finished:
+        reason = completion.finish_reason
+        update.finish = _FINISHED.get(reason or "")
+        update.runtime = _describe_cache(output) | {"stop_reason": completion.stop_reason}
+        if update.finish is None:
+            update.error = EngineRuntimeError(
+                f"TensorRT-LLM ended the request before it was complete: {reason}"
+            )
+            return update
+    if prompt.logprobs is not None:
         try:
-            yield from self._run([request])
-        except self._requests.parameters.refusals as error:
-            refused = self._requests.parameters.refused(error)
-            yield RequestUpdate(request.request_id, is_finished=True, error=refused)
+            update.logprobs, update.top_logprobs = _generated_logprobs(
+                token_ids, completion.logprobs_diff, prompt.logprobs
+            )
+        except EngineRuntimeError as error:
+            update.error = error
+    return update
 
-    def _run(self, requests: Sequence[_Request]) -> list[RequestUpdate]:
-        salts = [request.cache_salt for request in requests]
-        outputs = self._llm.generate(
-            [{"prompt_token_ids": request.token_ids} for request in requests],
-            [request.parameters for request in requests],
-            use_tqdm=False,
-            cache_salt=salts if any(salts) else None,
+
+def scored_ids(group: SpanGroup, source: ScoreSource) -> list[int]:
+    """Return the ids that are fed to score `group`."""
+    if source is ScoreSource.CONTEXT_LOGITS:
+        return list(group.fed)
+    (span,) = group.spans
+    return list(span.token_ids)
+
+
+def group_scores(output: Output, group: SpanGroup, source: ScoreSource) -> list[TokenScore]:
+    """Return the scores of the spans of `group`.
+
+    Raises:
+        WrongScoresError: an entry that should be there is missing, or belongs to another token.
+    """
+    if source is ScoreSource.CONTEXT_LOGITS:
+        return _read_context_logits(output, group)
+    return _read_prompt_logprobs(output, group)
+
+
+def _read_prompt_logprobs(output: Output, group: SpanGroup) -> list[TokenScore]:
+    (span,) = group.spans
+    token_ids = span.token_ids
+    rows = output.outputs[0].prompt_logprobs
+    if rows is None or len(rows) != len(token_ids):
+        raise _missing_rows(len(token_ids), 0 if rows is None else len(rows), output)
+    values: list[float] = []
+    ranks: list[int | None] = []
+    for position in range(span.start, len(token_ids)):
+        entry = rows[position - 1].get(token_ids[position])
+        if entry is None:
+            raise WrongScoresError(
+                f"TensorRT-LLM's prompt log-probabilities are shifted: token "
+                f"{token_ids[position]} isn't among those of its position {position}"
+            )
+        values.append(entry.logprob)
+        ranks.append(entry.rank)
+    is_greedy = None if None in ranks else all(rank == 1 for rank in ranks)
+    return [TokenScore(values, is_greedy, _describe_cache(output))]
+
+
+def _read_context_logits(output: Output, group: SpanGroup) -> list[TokenScore]:
+    rows = output.context_logits
+    # [1, tokens, vocabulary] or without the 1.
+    if rows is not None and len(rows.shape) == len(("one", "tokens", "vocabulary")):
+        rows = rows[0]
+    fed = group.fed
+    if rows is None or rows.shape[0] != len(fed):
+        raise _missing_rows(len(fed), 0 if rows is None else rows.shape[0], output)
+    inner, inner_is_greedy = _score_rows(rows[group.start - 1 : len(fed) - 1], fed[group.start :])
+    last = rows[len(fed) - 1 : len(fed)]
+    runtime = _describe_cache(output)
+    scores: list[TokenScore] = []
+    for span in group.spans:
+        (value,), is_greedy = _score_rows(last, span.token_ids[-1:])
+        scores.append(TokenScore([*inner, value], inner_is_greedy and is_greedy, runtime))
+    return scores
+
+
+def _score_rows(rows: Tensor, token_ids: Sequence[int]) -> tuple[list[float], bool]:
+    """Return the tokens' log-probabilities in float32, and whether all of them are greedy."""
+    values: list[float] = []
+    is_greedy = True
+    for begin in range(0, len(token_ids), _ROWS):
+        targets = np.asarray(token_ids[begin : begin + _ROWS])
+        logits: Any = rows[begin : begin + _ROWS].float().numpy()
+        chosen = logits[np.arange(len(targets)), targets]
+        top = logits.max(axis=-1)
+        weights = np.exp(logits - top[:, None])
+        values += ((chosen - top) - np.log(weights.sum(axis=-1))).tolist()
+        is_greedy = is_greedy and bool((chosen >= top).all())
+    return values, is_greedy
+
+
+def _missing_rows(wanted: int, found: int, output: Output) -> WrongScoresError:
+    cached = output.cached_tokens
+    return WrongScoresError(
+        f"TensorRT-LLM computed rows for {found} of {wanted} scored tokens"
+        + (f"; {cached} came from the cache" if cached else "")
+    )
+
+
+def _generated_logprobs(
+    token_ids: list[int], entries: TokenLogprobs, wanted: int
+) -> tuple[list[float], list[dict[int, float]]]:
+    values: list[float] = []
+    top: list[dict[int, float]] = []
+    if len(entries) != len(token_ids):
+        raise WrongScoresError(
+            f"TensorRT-LLM returned {len(entries)} log-probabilities of {len(token_ids)} tokens"
         )
-        return [
-            request.update(output, self._requests.reading)
-            for request, output in zip(requests, outputs, strict=True)
-        ]
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        if token_id not in entry:
+            raise WrongScoresError(
+                f"TensorRT-LLM left out the log-probability of generated token {token_id}"
+            )
+        values.append(entry[token_id].logprob)
+        likeliest = sorted(entry.items(), key=lambda item: -item[1].logprob)[:wanted]
+        top.append({candidate: ranked.logprob for candidate, ranked in likeliest})
+    return values, top
+
+
+def _describe_cache(output: Output) -> dict[str, Any]:
+    return {"cached_tokens": output.cached_tokens}

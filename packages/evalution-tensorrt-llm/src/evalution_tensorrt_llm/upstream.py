@@ -1,4 +1,7 @@
-"""What is used of TensorRT-LLM, held against its signatures by `tools/check_upstream_api.py`."""
+"""TensorRT-LLM's API, as far as it is used.
+
+`tools/check_upstream_api.py` compares it with recorded signatures.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class Completion(Protocol):
 
 
 class Output(Protocol):
-    """A request that runs, and what it has said so far; iterating it waits for more."""
+    """A request that runs, with its results so far; iterating it waits for more."""
 
     cached_tokens: int
 
@@ -55,7 +58,7 @@ class Output(Protocol):
 
 
 class Executor(Protocol):
-    """What runs the requests, in processes of its own; upstream keeps it to itself."""
+    """The private object of an engine that runs the requests, in processes of its own."""
 
     def is_shutdown(self) -> bool: ...
     def _handle_background_error(self, error: Exception | str | None = None) -> None: ...

@@ -14,53 +14,57 @@ from evalution_enginekit import (
     TokenScore,
     TokenSpan,
 )
-from evalution_tinker.clients import OwnClient
-from evalution_tinker.prompt_scores import aligned_logprobs, are_greedy
-from evalution_tinker.sampling import Sampling
-from evalution_tinker.survey import Findings
+from evalution_tinker.probe import ServerCapabilities
+from evalution_tinker.runtime import OwnClient
+from evalution_tinker.upstream import Sampling, align_logprobs, are_greedy
 
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class TinkerSession(RequestSession):
-    """Requests by token ids, as `findings` say; `described` is what is asked of whom.
+    """A session on a sampling client, which sends token ids.
 
-    `own` is the client that the session closes; None where the caller has it.
+    Args:
+        sampling: makes the requests.
+        server: the requests that the server understands.
+        described: goes into `describe_execution`: model, server, client.
+        own: the client that the session closes; None where the caller closes it.
+        base: arguments of `RequestSession`.
     """
 
     def __init__(
         self,
         sampling: Sampling,
-        findings: Findings,
+        server: ServerCapabilities,
         described: dict[str, Any],
         own: OwnClient | None,
         **base: Any,
     ) -> None:
         super().__init__(
             engine="Tinker",
-            capabilities=findings.capabilities,
-            lacking=findings.lacking,
+            capabilities=server.capabilities,
+            lacking=server.lacking,
             **base,
         )
         self._sampling = sampling
-        self._findings = findings
+        self._server = server
         self._described = described
         self._own = own
 
     async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionPiece]:
         request = prompt.request
         wanted = {} if not request.logprobs else {"topk_sample_logprobs": request.logprobs}
-        answer = await self._sampling.sample(prompt.token_ids or (), _params(prompt), **wanted)
+        answer = await self._sampling.sample(prompt.token_ids or (), _make_params(prompt), **wanted)
         sequence = answer.sequences[0]
         finish = _FINISHES.get(sequence.stop_reason)
         if finish is None:
             raise EngineRuntimeError(
-                f"the server gave the completion up: stop_reason {sequence.stop_reason!r}"
+                f"the server ended the completion with stop_reason {sequence.stop_reason!r}"
             )
         yield CompletionPiece(
             token_ids=sequence.tokens,
             logprobs=sequence.logprobs,
-            top_logprobs=_listed(sequence) if wanted else None,
+            top_logprobs=_to_top_logprobs(sequence) if wanted else None,
             finish=finish,
             completion_tokens=len(sequence.tokens),
         )
@@ -68,19 +72,19 @@ class TinkerSession(RequestSession):
     async def _score(self, span: TokenSpan) -> TokenScore:
         ids, length = list(span.token_ids), len(span.token_ids)
         wanted: dict[str, Any] = {"include_prompt_logprobs": True}
-        if self._findings.suffixes:
+        if self._server.suffixes:
             wanted["prompt_logprobs_last_n"] = length - span.start
-        if self._findings.greedy == "top-k":
+        if self._server.greedy == "top-k":
             wanted["topk_prompt_logprobs"] = 1
         # The protocol has no scoring without sampling: the one token isn't used.
         answer = await self._sampling.sample(ids, {"max_tokens": 1, "temperature": 0.0}, **wanted)
-        logprobs = aligned_logprobs(answer.prompt_logprobs, length, span.start)
-        if self._findings.greedy == "top-k":
+        logprobs = align_logprobs(answer.prompt_logprobs, length, span.start)
+        if self._server.greedy == "top-k":
             return TokenScore(logprobs, are_greedy(logprobs, answer.topk_prompt_logprobs, length))
         return TokenScore(logprobs, await self._is_sampled(ids[: span.start], ids[span.start :]))
 
     async def _is_sampled(self, context: list[int], wanted: list[int]) -> bool:
-        """Whether decoding greedily from `context` gives the `wanted` tokens."""
+        """Return True if greedy decoding from `context` gives the `wanted` tokens."""
         params: dict[str, Any] = {"max_tokens": len(wanted), "temperature": 0.0, "stop": []}
         answer = await self._sampling.sample(context, params)
         return answer.sequences[0].tokens == wanted
@@ -92,13 +96,13 @@ class TinkerSession(RequestSession):
     def _describe(self) -> dict[str, Any]:
         return {
             **self._described,
-            "is_greedy_by": self._findings.greedy,
-            "scores_suffixes_alone": self._findings.suffixes,
+            "is_greedy_by": self._server.greedy,
+            "scores_suffixes_alone": self._server.suffixes,
         }
 
 
-def _params(prompt: RequestPrompt) -> dict[str, Any]:
-    """Sampling parameters; the kit cuts at stops, which come back inside of `tokens`.
+def _make_params(prompt: RequestPrompt) -> dict[str, Any]:
+    """Return sampling parameters; the kit cuts at stops, which come back inside `tokens`.
 
     `stop` holds texts or ids, never both. Text alone would leave the end of a sequence to the
     server, which is no harm: the kit ends there too. Where it must not end, no text is sent.
@@ -115,6 +119,6 @@ def _params(prompt: RequestPrompt) -> dict[str, Any]:
     }
 
 
-def _listed(sequence: Any) -> list[dict[int, float]] | None:
+def _to_top_logprobs(sequence: Any) -> list[dict[int, float]] | None:
     rows: Any = sequence.topk_logprobs
     return None if rows is None else [dict(row or ()) for row in rows]

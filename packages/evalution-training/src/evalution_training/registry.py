@@ -23,7 +23,7 @@ from evalution_core import (
     normalized,
     scrub,
 )
-from evalution_core.entries import installed
+from evalution_core.plugins import installed
 from evalution_training.protocol import TrainingBackend
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     builtin_path,
 )
-from evalution_enginekit import encode_pair
+from evalution_core.encoding import encode_pair
 
 pytest.importorskip("lm_eval", reason="needs the environment lm-eval of tools/envs")
 

@@ -1,4 +1,4 @@
-"""vLLM for Evalution: `VLLM`."""
+"""The vLLM engine of Evalution: `VLLM`."""
 
 from evalution_vllm.engine import VLLM
 

@@ -1,11 +1,11 @@
-"""The arguments of vLLM's `LLM`: from options and model, checked against the installed version."""
+"""The arguments of vLLM's `LLM`, from options and model, checked against the installed version."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import fields
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evalution_core import Model
 from evalution_enginekit.runtime import (
@@ -14,10 +14,8 @@ from evalution_enginekit.runtime import (
     refuse_unknown,
     set_options,
 )
-from evalution_vllm.installation import described_version
-
-if TYPE_CHECKING:
-    from evalution_vllm.engine import VLLM
+from evalution_vllm.options import VLLMOptions
+from evalution_vllm.runtime import describe_version, is_cpu
 
 _NAMED = (
     "tensor_parallel_size",
@@ -38,7 +36,7 @@ _NAMED = (
     "cpu_offload_gb",
     "seed",
 )
-_ELSEWHERE = {
+_OTHER_PLACES = {
     "model": "model.path",
     "tokenizer": "model.tokenizer_path",
     "tokenizer_revision": "model.tokenizer_kwargs",
@@ -47,8 +45,8 @@ _ELSEWHERE = {
     "max_model_len": "the engine's max_model_len",
 }
 _FIXED = ("skip_tokenizer_init", "logprobs_mode", "max_logprobs", "runner", "convert")
-"""What the session relies on: raw log-probabilities, no tokenizer of vLLM's own, generation."""
-_CANNOT = {
+"""Arguments that the session relies on: raw log-probabilities, token ids, generation."""
+_UNSUPPORTED = {
     "enable_lora": "adapters are chosen by a request, and requests can't name one",
     "generation_config": "each request says how it is sampled",
     "override_generation_config": "each request says how it is sampled",
@@ -56,11 +54,11 @@ _CANNOT = {
     "tokenizer_mode": "nothing is tokenized in vLLM",
 }
 _REFUSED = {
-    **{name: f"set {place}" for name, place in _ELSEWHERE.items()},
+    **{name: f"set {place}" for name, place in _OTHER_PLACES.items()},
     **dict.fromkeys(_FIXED, SET_BY_THE_ENGINE),
-    **_CANNOT,
+    **_UNSUPPORTED,
 }
-_ABOUT_THE_MODEL = (
+_MODEL_ARGUMENTS = (
     "model",
     "revision",
     "code_revision",
@@ -78,23 +76,26 @@ _ABOUT_THE_MODEL = (
 )
 _CPU_CACHE_BYTES = 1 << 30
 _CPU_BLOCK = 32
-PROMPT_PART = 1024
-"""Tokens of one prompt in one step. Runners of vLLM's first generation hold logits
-`[tokens, vocabulary]` for the part of a prompt whose log-probabilities they compute."""
 
 
-def arguments(engine: VLLM, model: Model, path: str, vllm: ModuleType) -> dict[str, Any]:
-    """What `LLM` is called with, but for `max_model_len`.
+def make_arguments(
+    options: VLLMOptions, model: Model, path: str, vllm: ModuleType
+) -> dict[str, Any]:
+    """Return the arguments of `LLM` but for `max_model_len`.
 
     Raises:
         ConfigurationError: an argument is set twice, has another place, or doesn't exist.
     """
-    named = {name: value for name in _NAMED if (value := getattr(engine, name)) is not None}
-    given = named | _further(engine, model)
+    named = {name: value for name in _NAMED if (value := getattr(options, name)) is not None}
+    given = named | further_arguments(
+        {"vllm_kwargs": options.vllm_kwargs or {}, "model.model_kwargs": model.model_kwargs},
+        refused=_REFUSED,
+        taken=set_options(options, _NAMED),
+    )
     known = {field.name for field in fields(vllm.EngineArgs)}
-    refuse_unknown(given, known, described_version())
-    given |= _defaults(given, vllm)
+    refuse_unknown(given, known, describe_version())
     return {
+        **_defaults(given, vllm),
         **given,
         "model": path,
         "revision": model.revision,
@@ -105,27 +106,19 @@ def arguments(engine: VLLM, model: Model, path: str, vllm: ModuleType) -> dict[s
     }
 
 
-def model_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """Those of `arguments` that decide how long the model's own window is."""
-    return {name: given[name] for name in _ABOUT_THE_MODEL if name in given}
-
-
-def _further(engine: VLLM, model: Model) -> dict[str, Any]:
-    return further_arguments(
-        {"vllm_kwargs": engine.vllm_kwargs or {}, "model.model_kwargs": model.model_kwargs},
-        refused=_REFUSED,
-        taken=set_options(engine, _NAMED),
-    )
+def select_model_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return those of `make_arguments` that decide how long the model's own window is."""
+    return {name: arguments[name] for name in _MODEL_ARGUMENTS if name in arguments}
 
 
 def _defaults(given: dict[str, Any], vllm: ModuleType) -> dict[str, Any]:
-    """Where vLLM's own default doesn't suit an evaluation."""
+    """Return other defaults than vLLM's where those don't suit an evaluation."""
     defaults: dict[str, Any] = {"disable_log_stats": True}
-    if vllm.platforms.current_platform.is_cpu():
+    if is_cpu(vllm):
         sized = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
         # Upstream takes nearly all memory there is, and refuses to start where less is free.
         if "VLLM_CPU_KVCACHE_SPACE" not in os.environ and not any(name in given for name in sized):
             defaults["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
-        # Upstream's 128 are more than most contexts have that are worth sharing.
+        # Few contexts that are worth sharing fill a block of upstream's 128.
         defaults["block_size"] = _CPU_BLOCK
-    return {name: value for name, value in defaults.items() if name not in given}
+    return defaults

@@ -1,36 +1,127 @@
-"""Requests at vLLM: step by step on its engine, or in fixed batches through `LLM.generate`."""
+"""Requests at vLLM, to generate or to score: step by step on its engine, or in fixed batches.
+
+Both kinds are in one file because one step of vLLM serves both.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
-from evalution_core import EngineRuntimeError, EvalutionError
-from evalution_enginekit import TokenPrompt
-from evalution_enginekit.serving import RequestUpdate, SpanGroup, Work
-from evalution_vllm.outputs import begins_in_time, generation_update, group_scores
-from evalution_vllm.parameters import Parameters
-from evalution_vllm.upstream import BatchEngine, Output, StepEngine
+from evalution_core import EngineRuntimeError, EvalutionError, FinishReason, InvalidRequestError
+from evalution_core.redaction import scrub
+from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
+from evalution_enginekit.serving import (
+    FixedBatchRequests,
+    RequestUpdate,
+    ServingRequest,
+    SpanGroup,
+)
+from evalution_vllm.upstream import BatchEngine, Logprobs, MakesParameters, Output, StepEngine
 
+LISTED_LIMIT = 128
+"""Tokens that a request of vLLM 0.32 and 0.33 can list."""
+
+_SEEDS = 1 << 63
+_TOKENS_PER_UPDATE = 8
+"""A prompt that a string can stop gets an update for each token."""
+_FINISHED: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 _LISTED, _RANKED, _PLAIN = "listed", "ranked", "plain"
-_NOT_BESIDE = {_LISTED: _RANKED, _RANKED: _LISTED}
+_CONFLICTING = {_LISTED: _RANKED, _RANKED: _LISTED}
+
+
+class Parameters:
+    """Makes `SamplingParams`.
+
+    Args:
+        vllm: the runtime.
+        vocabulary: how many tokens can be ranked.
+        streams: tokens are returned as they are generated; False: all of them at the end.
+    """
+
+    def __init__(self, vllm: ModuleType, *, vocabulary: int, streams: bool = True):
+        kinds = vllm.sampling_params.RequestOutputKind
+        self._make: MakesParameters = vllm.SamplingParams
+        self._vocabulary = vocabulary
+        self._final: Any = kinds.FINAL_ONLY
+        self._generated: Any = kinds.DELTA if streams else kinds.FINAL_ONLY
+        self.refusals: tuple[type[Exception], ...] = (vllm.exceptions.VLLMClientError, ValueError)
+        """Errors that vLLM raises over one request that it can't serve."""
+
+    def generation(self, prompt: TokenPrompt) -> Any:
+        """Return parameters to generate up to one of the prompt's own stop ids, or its limit.
+
+        Raises:
+            InvalidRequestError: vLLM refuses the prompt's values.
+        """
+        wanted = prompt.logprobs
+        try:
+            return self._make(
+                max_tokens=prompt.max_new_tokens,
+                temperature=prompt.temperature if prompt.do_sample else 0.0,
+                top_p=prompt.top_p,
+                top_k=prompt.top_k,
+                # The runtime's generators take 64 bits, and a longer number would end its core.
+                seed=None if prompt.seed is None else prompt.seed % _SEEDS,
+                stop_token_ids=sorted(prompt.stop_ids),
+                ignore_eos=True,
+                logprobs=None if wanted is None else min(wanted, self._vocabulary),
+                flat_logprobs=True,
+                detokenize=False,
+                output_kind=self._generated,
+                stream_interval=None if prompt.stop else _TOKENS_PER_UPDATE,
+            )
+        except self.refusals as error:
+            raise self.to_invalid_request(error) from error
+
+    def scoring(self, group: SpanGroup, *, reads_cache: bool) -> Any:
+        """Return parameters to generate one token, with all that `group_scores` reads.
+
+        `reads_cache` lets prompt log-probabilities start after what the prefix cache has.
+        """
+        inner: dict[str, Any] = {}
+        if group.inner:
+            # The likeliest token comes along, because vLLM counts a tie as a lower rank.
+            inner = {"prompt_logprobs": 1, "skip_reading_prefix_cache": not reads_cache}
+        return self._make(
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            logprob_token_ids=group.listed,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=self._final,
+            **inner,
+        )
+
+    def to_invalid_request(self, error: Exception) -> EvalutionError:
+        return InvalidRequestError(f"vLLM refuses the request: {scrub(str(error))}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
     request_id: str
-    work: Work
+    work: ServingRequest
     parameters: Any
 
     @property
-    def token_ids(self) -> list[int]:
-        return list(self.work.fed if isinstance(self.work, SpanGroup) else self.work.token_ids)
+    def token_ids(self) -> Sequence[int]:
+        return self.work.fed if isinstance(self.work, SpanGroup) else self.work.token_ids
 
     @property
     def kind(self) -> str:
-        return _kind(self.work)
+        if isinstance(self.work, SpanGroup):
+            return _LISTED
+        return _RANKED if self.work.logprobs else _PLAIN
+
+    def update(self, output: Output) -> RequestUpdate:
+        work = self.work
+        if isinstance(work, TokenPrompt):
+            return generation_update(self.request_id, output, work)
+        return RequestUpdate.scored(self.request_id, lambda: group_scores(output, work))
 
 
 class StepRequests:
@@ -42,31 +133,26 @@ class StepRequests:
     Args:
         engine: vLLM's engine.
         parameters: makes its sampling parameters.
-        vocabulary: how many tokens can be ranked.
-        reads_cache: prompt log-probabilities may begin behind the cached prefix.
+        reads_cache: prompt log-probabilities may begin after the cached prefix.
     """
 
-    def __init__(
-        self, engine: StepEngine, parameters: Parameters, *, vocabulary: int, reads_cache: bool
-    ):
+    def __init__(self, engine: StepEngine, parameters: Parameters, *, reads_cache: bool):
         self._engine = engine
         self._parameters = parameters
-        self._vocabulary = vocabulary
         self._reads_cache = reads_cache
         self._running: dict[str, _Request] = {}
         self._kinds: Counter[str] = Counter()
         self._held: deque[_Request] = deque()
 
     def generate(self, request_id: str, prompt: TokenPrompt) -> None:
-        parameters = self._parameters.generation(prompt, self._vocabulary)
-        self._submit(_Request(request_id, prompt, parameters))
+        self._submit(_Request(request_id, prompt, self._parameters.generation(prompt)))
 
     def score(self, request_id: str, group: SpanGroup) -> None:
         parameters = self._parameters.scoring(group, reads_cache=self._reads_cache)
         self._submit(_Request(request_id, group, parameters))
 
     def advance(self) -> list[RequestUpdate]:
-        updates = self._release()
+        updates = self._add_held()
         if self._running:
             updates += [
                 update
@@ -76,8 +162,8 @@ class StepRequests:
         return updates
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        gone = set(request_ids)
-        self._held = deque(request for request in self._held if request.request_id not in gone)
+        dropped = set(request_ids)
+        self._held = deque(request for request in self._held if request.request_id not in dropped)
         running = [name for name in request_ids if name in self._running]
         for name in running:
             self._forget(name)
@@ -85,47 +171,43 @@ class StepRequests:
             self._engine.abort_request(running)
 
     def wake(self) -> None:
-        """A step is short."""
+        """Do nothing: a step is short."""
+
+    def flush(self) -> None:
+        self._engine.reset_prefix_cache()
 
     def _submit(self, request: _Request) -> None:
-        if self._has_to_wait(request):
+        other = _CONFLICTING.get(request.kind)
+        queued = any(held.kind == other for held in self._held)
+        if other is not None and (queued or self._kinds[other] > 0):
             self._held.append(request)
         else:
             self._add(request)
 
-    def _has_to_wait(self, request: _Request) -> bool:
-        other = _NOT_BESIDE.get(request.kind)
-        queued = any(held.kind == other for held in self._held)
-        return other is not None and (queued or self._kinds[other] > 0)
-
-    def _release(self) -> list[RequestUpdate]:
-        """Submit what was held back and need not be any more; updates of what vLLM refuses."""
+    def _add_held(self) -> list[RequestUpdate]:
+        """Submit requests that conflict with none any more; return updates of refused ones."""
         refused: list[RequestUpdate] = []
-        while self._held:
-            other = _NOT_BESIDE[self._held[0].kind]
-            if self._kinds[other] > 0:
-                break
+        while self._held and not self._kinds[_CONFLICTING[self._held[0].kind]]:
             request = self._held.popleft()
             try:
                 self._add(request)
             except EvalutionError as error:
-                refused.append(RequestUpdate(request.request_id, is_finished=True, error=error))
+                refused.append(RequestUpdate.failed(request.request_id, error))
         return refused
 
     def _add(self, request: _Request) -> None:
         try:
             self._engine.add_request(
-                request.request_id, prompt_of(request.token_ids), request.parameters
+                request.request_id, to_prompt(request.token_ids), request.parameters
             )
         except self._parameters.refusals as error:
-            raise self._parameters.refused(error) from error
+            raise self._parameters.to_invalid_request(error) from error
         self._running[request.request_id] = request
         self._kinds[request.kind] += 1
 
-    def _forget(self, name: str) -> _Request:
+    def _forget(self, name: str) -> None:
         request = self._running.pop(name)
         self._kinds[request.kind] -= 1
-        return request
 
     def _update(self, output: Output) -> RequestUpdate | None:
         request = self._running.get(output.request_id)
@@ -134,74 +216,125 @@ class StepRequests:
         if output.finished:
             self._forget(output.request_id)
         work = request.work
-        if isinstance(work, TokenPrompt):
-            return generation_update(output, work)
-        if not output.finished:
-            return None
-        if not begins_in_time(output, work):
-            again = self._parameters.scoring(work, reads_cache=False)
-            self._add(_Request(request.request_id, work, again))
-            return None
-        return scored_update(output, work)
+        if isinstance(work, SpanGroup):
+            if not output.finished:
+                return None
+            if not has_scored_rows(output, work):
+                again = self._parameters.scoring(work, reads_cache=False)
+                self._add(_Request(request.request_id, work, again))
+                return None
+        return request.update(output)
 
 
-class BatchRuns:
-    """What `FixedBatchRequests` runs: one call of `LLM.generate` for all that can go together."""
+def make_batch_requests(llm: BatchEngine, parameters: Parameters) -> FixedBatchRequests[_Request]:
+    """Return the requests of fixed batches, each a call of `LLM.generate` or two."""
 
-    def __init__(self, llm: BatchEngine, parameters: Parameters, *, vocabulary: int):
-        self._llm = llm
-        self._parameters = parameters
-        self._vocabulary = vocabulary
+    def prepare(request_id: str, work: ServingRequest) -> _Request:
+        if isinstance(work, SpanGroup):
+            return _Request(request_id, work, parameters.scoring(work, reads_cache=False))
+        return _Request(request_id, work, parameters.generation(work))
 
-    def __call__(self, batch: Mapping[str, Work]) -> Iterator[RequestUpdate]:
-        requests: list[_Request] = []
-        for name, work in batch.items():
-            try:
-                requests.append(_Request(name, work, self._made(work)))
-            except EvalutionError as error:
-                yield RequestUpdate(name, is_finished=True, error=error)
+    def run(requests: Sequence[_Request]) -> Iterator[RequestUpdate]:
         listing = [request for request in requests if request.kind == _LISTED]
         others = [request for request in requests if request.kind != _LISTED]
         for part in (listing, others):
             if part:
-                yield from self._run(part)
+                outputs = llm.generate(
+                    [{"prompt_token_ids": list(request.token_ids)} for request in part],
+                    [request.parameters for request in part],
+                    use_tqdm=False,
+                )
+                # Their ids are vLLM's own, their order is that of the prompts.
+                for request, output in zip(part, outputs, strict=True):
+                    yield request.update(output)
 
-    def _made(self, work: Work) -> Any:
-        if isinstance(work, SpanGroup):
-            return self._parameters.scoring(work, reads_cache=False)
-        return self._parameters.generation(work, self._vocabulary)
+    return FixedBatchRequests(prepare, run, llm.reset_prefix_cache)
 
-    def _run(self, requests: Sequence[_Request]) -> Iterator[RequestUpdate]:
-        outputs = self._llm.generate(
-            [{"prompt_token_ids": request.token_ids} for request in requests],
-            [request.parameters for request in requests],
-            use_tqdm=False,
+
+def to_prompt(token_ids: Sequence[int]) -> dict[str, Any]:
+    """Return ids in the form that `add_request` takes without rendering them first."""
+    return {"type": "token", "prompt_token_ids": list(token_ids)}
+
+
+def generation_update(request_id: str, output: Output, prompt: TokenPrompt) -> RequestUpdate:
+    """Return the new tokens of a prompt, with the log-probabilities that it asks for."""
+    completion = output.outputs[0]
+    update = RequestUpdate(request_id, output.finished, completion.token_ids)
+    if prompt.logprobs is not None and completion.logprobs is not None:
+        update.logprobs, update.top_logprobs = _generated_logprobs(
+            completion.logprobs, prompt.logprobs
         )
-        for request, output in zip(requests, outputs, strict=True):
-            # `LLM.generate` gives ids of its own, and outputs in the order of the prompts.
-            output.request_id = request.request_id
-            if isinstance(request.work, TokenPrompt):
-                yield generation_update(output, request.work)
-            else:
-                yield scored_update(output, request.work)
+    if output.finished:
+        reason = completion.finish_reason
+        update.finish = _FINISHED.get(reason or "")
+        update.runtime = {
+            "cached_tokens": output.num_cached_tokens,
+            "stop_reason": completion.stop_reason,
+        }
+        if update.finish is None:
+            update.error = EngineRuntimeError(
+                f"vLLM ended the request before it was complete: {reason}"
+            )
+    return update
 
 
-def prompt_of(token_ids: list[int]) -> dict[str, Any]:
-    """Ids as `add_request` takes them without rendering them first."""
-    return {"type": "token", "prompt_token_ids": token_ids}
+def has_scored_rows(output: Output, group: SpanGroup) -> bool:
+    """Return whether the rows that `group` needs were computed, not replaced by the cache."""
+    return not group.inner or (output.num_cached_tokens or 0) < group.start
 
 
-def scored_update(output: Output, group: SpanGroup) -> RequestUpdate:
-    """The scores of a finished group, or what is wrong with them."""
-    try:
-        return RequestUpdate(
-            output.request_id, is_finished=True, scores=group_scores(output, group)
-        )
-    except EngineRuntimeError as error:
-        return RequestUpdate(output.request_id, is_finished=True, error=error)
+def group_scores(output: Output, group: SpanGroup) -> list[TokenScore]:
+    """Return the scores of the spans of `group`.
+
+    Raises:
+        WrongScoresError: an entry that should be there is missing, or belongs to another token.
+    """
+    inner, inner_is_greedy = _prompt_scores(output, group)
+    last = output.outputs[0].logprobs
+    if last is None or len(last) != 1:
+        raise WrongScoresError("vLLM returned no log-probabilities of the listed tokens")
+    begin, end = last.start_indices[0], last.end_indices[0]
+    likeliest = last.logprobs[begin]
+    listed = dict(zip(last.token_ids[begin:end], last.logprobs[begin:end], strict=True))
+    scores: list[TokenScore] = []
+    runtime = {"cached_tokens": output.num_cached_tokens}
+    for span in group.spans:
+        value = listed.get(span.token_ids[-1])
+        if value is None:
+            raise WrongScoresError(f"vLLM left out listed token {span.token_ids[-1]}")
+        is_greedy = inner_is_greedy and value >= likeliest
+        scores.append(TokenScore([*inner, value], is_greedy, runtime))
+    return scores
 
 
-def _kind(work: Work) -> str:
-    if isinstance(work, SpanGroup):
-        return _LISTED
-    return _RANKED if work.logprobs else _PLAIN
+def _prompt_scores(output: Output, group: SpanGroup) -> tuple[list[float], bool]:
+    """Return log-probabilities of scored tokens inside the prompt, and whether all are greedy."""
+    if not group.inner:
+        return [], True
+    rows, fed = output.prompt_logprobs, group.fed
+    if rows is None or len(rows) < group.inner:
+        found = 0 if rows is None else len(rows)
+        raise WrongScoresError(f"vLLM returned {found} of {group.inner} prompt log-probabilities")
+    values: list[float] = []
+    is_greedy = True
+    # Counted from the end: a runner may leave out the rows that it took from the cache.
+    for position in range(group.start, len(fed)):
+        row = rows.start_indices[len(rows) - len(fed) + position]
+        if rows.token_ids[row] != fed[position]:
+            raise WrongScoresError(
+                f"vLLM's prompt log-probabilities are shifted: token {rows.token_ids[row]} where "
+                f"{fed[position]} was fed"
+            )
+        values.append(rows.logprobs[row])
+        is_greedy = is_greedy and rows.logprobs[row] >= rows.logprobs[row + 1]
+    return values, is_greedy
+
+
+def _generated_logprobs(found: Logprobs, wanted: int) -> tuple[list[float], list[dict[int, float]]]:
+    values: list[float] = []
+    top: list[dict[int, float]] = []
+    for begin, end in zip(found.start_indices, found.end_indices, strict=True):
+        values.append(found.logprobs[begin])
+        likeliest = slice(begin + 1, min(end, begin + 1 + wanted))
+        top.append(dict(zip(found.token_ids[likeliest], found.logprobs[likeliest], strict=True)))
+    return values, top

@@ -1,4 +1,4 @@
-"""What is used of vLLM, held against its source by `tools/check_upstream_api.py`."""
+"""vLLM's API, as far as it is used; `tools/check_upstream_api.py` compares it with the source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Logprobs(Protocol):
-    """Of each position the token itself first, then those that were asked for."""
+    """Log-probabilities by position: the token itself first, then the requested ones."""
 
     start_indices: list[int]
     end_indices: list[int]
@@ -33,11 +33,12 @@ class Output(Protocol):
 
 
 class StepEngine(Protocol):
-    """The request-level calls."""
+    """The calls for single requests."""
 
     def add_request(self, request_id: str, prompt: Any, params: Any) -> Any: ...
     def step(self) -> Sequence[Output]: ...
     def abort_request(self, request_ids: list[str]) -> None: ...
+    def reset_prefix_cache(self) -> bool: ...
 
 
 class BatchEngine(Protocol):
@@ -46,6 +47,7 @@ class BatchEngine(Protocol):
     def generate(
         self, prompts: Any, sampling_params: Any = None, *, use_tqdm: bool = True
     ) -> list[Output]: ...
+    def reset_prefix_cache(self) -> bool: ...
 
 
 class MakesParameters(Protocol):

@@ -19,7 +19,7 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
-from evalution_enginekit import rolling_windows
+from evalution_core.encoding import rolling_windows
 
 
 @group(Capability.ROLLING)

@@ -21,15 +21,18 @@ from evalution_core import (
     Model,
     scrub,
 )
-from evalution_openai.server.gone import ClientGoneError
-from evalution_openai.server.hosts import host_of, is_loopback
-from evalution_openai.server.metrics import Metrics
-from evalution_openai.server.peer import peer_of
-from evalution_openai.server.problems import Problem, problem_of, unavailable, unexpected
+from evalution_openai.server.connections import peer_of
+from evalution_openai.server.errors import (
+    ClientGoneError,
+    Problem,
+    problem_of,
+    unavailable,
+    unexpected,
+)
 from evalution_openai.server.routes import routes
-from evalution_openai.server.sending import Outgoing, send_json
-from evalution_openai.server.served import Served
-from evalution_openai.server.settings import ServerSettings
+from evalution_openai.server.serving import Metrics, Served
+from evalution_openai.server.settings import ServerSettings, host_of, is_loopback
+from evalution_openai.server.streaming import Outgoing, send_json
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

@@ -13,19 +13,20 @@ from evalution_openai.server.answers import (
     ChatChoice,
     ChoiceFacts,
     add_facts,
+    chat_logprobs,
     counted_usage,
     encoded_prompt,
     head,
+    spelling_of,
 )
 from evalution_openai.server.bodies import ChatBody
-from evalution_openai.server.events import EventStream
-from evalution_openai.server.logprobs import chat_logprobs, spelling_of
 from evalution_openai.server.prompts import (
     chat_requests,
     check_listed,
     rendered_requests,
 )
-from evalution_openai.server.served import Served
+from evalution_openai.server.serving import Served
+from evalution_openai.server.streaming import EventStream
 
 
 async def chat(served: Served, body: ChatBody) -> dict[str, Any] | EventStream:

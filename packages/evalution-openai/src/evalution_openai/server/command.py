@@ -12,7 +12,6 @@ import typer
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
 from evalution_enginekit.runtime import model_fields, option_pairs
 from evalution_openai.server import ServerSettings, needing_extra
-from evalution_openai.server.arenas import limit_malloc_arenas
 
 _MIB = 1024 * 1024
 
@@ -80,7 +79,6 @@ def serve(
     debug: Debug = False,  # the runner reads it, which tells the errors of every command
 ) -> None:
     """Serve a model to clients of OpenAI, lm-eval and others, until Ctrl-C."""
-    limit_malloc_arenas()
     key = _key(api_key, api_key_env)
     with needing_extra():
         from evalution_openai.server.listening import check_bind  # noqa: PLC0415

@@ -15,7 +15,7 @@ import uvicorn
 
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_openai.server.connections import Connection
-from evalution_openai.server.hosts import is_loopback
+from evalution_openai.server.settings import is_loopback
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

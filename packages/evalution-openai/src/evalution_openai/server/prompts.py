@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 from evalution_core import Capability, ConfigurationError, GenerationRequest, Message
 from evalution_enginekit import ChatTemplate
 from evalution_openai.server.bodies import ChatBody, ChatMessage, CompletionBody, GenerationBody
-from evalution_openai.server.problems import Problem, unsupported
-from evalution_openai.server.served import Served, WholeTokenizer
+from evalution_openai.server.errors import Problem, unsupported
+from evalution_openai.server.serving import Served, WholeTokenizer
 
 _COMPLETION_TOKENS, _CHAT_TOKENS = 16, 256
 """How many are generated where a body doesn't say; the first is OpenAI's."""

@@ -22,9 +22,9 @@ from evalution_openai.server.bodies import (
     RollingBody,
     RollingItem,
 )
-from evalution_openai.server.problems import ErrorDetail, Problem, problem_of, unsupported
+from evalution_openai.server.errors import ErrorDetail, Problem, problem_of, unsupported
 from evalution_openai.server.prompts import check_count, dumped
-from evalution_openai.server.served import Served
+from evalution_openai.server.serving import Served
 
 _OWN_VARIABLES = (
     "a context is rendered with the variables that the server was started with; leave "

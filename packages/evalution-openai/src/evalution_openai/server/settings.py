@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypedDict
 
 from evalution_core import ConfigurationError, hide, secret
@@ -90,3 +92,21 @@ class ServerSettings:
         if self.max_held_bytes is not None:
             return self.max_held_bytes
         return _BODIES_HELD * self.max_body_bytes
+
+
+@lru_cache(maxsize=64)
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address leads to this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_of(header: str) -> str:
+    """The name or address in a `Host` header, without its port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0]

@@ -10,8 +10,8 @@ from typing_extensions import TypedDict
 from evalution_core import SpecialTokens
 from evalution_enginekit import ChatTemplate
 from evalution_openai.server.bodies import DetokenizeBody, TokenizeBody
-from evalution_openai.server.problems import Problem
-from evalution_openai.server.served import Served, WholeTokenizer
+from evalution_openai.server.errors import Problem
+from evalution_openai.server.serving import Served, WholeTokenizer
 
 
 class TokenizeAnswer(TypedDict):

@@ -19,7 +19,7 @@ from evalution.cli.errors import report_errors
 from evalution.cli.options import HELP_OPTIONS
 from evalution.hints import COMMAND_HINTS
 from evalution_core import ConfigurationError, EvalutionError
-from evalution_core.entries import installed
+from evalution_core.plugins import installed
 
 GROUP = "evalution.commands"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}

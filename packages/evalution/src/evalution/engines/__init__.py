@@ -19,7 +19,7 @@ from evalution_core import (
     available,
     load_engine,
 )
-from evalution_core.entries import installed
+from evalution_core.plugins import installed
 
 _SERVERS = "evalution.servers"
 

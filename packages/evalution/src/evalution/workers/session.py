@@ -31,6 +31,7 @@ from evalution_core import (
     RequestFailure,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
+    SessionInfo,
     StreamEvent,
     UnsupportedRequestError,
 )
@@ -76,14 +77,17 @@ class SupervisedSession(BaseInferenceSession):
         if first.max_model_len is not None:
             self.max_model_len = first.max_model_len
         preferred = [t.preferred_batch_size for t in traits if t.preferred_batch_size is not None]
+        self._info = SessionInfo(self._capabilities, first.max_model_len, sum(preferred) or None)
         if preferred:
             self.preferred_batch_size = sum(preferred)
         if first.has_tokenizer:
-            self.tokenizer = remote_tokenizer(self._ask, first.special_ids)
+            self.tokenizer = remote_tokenizer(  # pyright: ignore[reportAttributeAccessIssue]
+                self._ask, first.special_ids
+            )
 
     @property
-    def capabilities(self) -> frozenset[Capability]:
-        return self._capabilities
+    def info(self) -> SessionInfo:
+        return self._info
 
     @property
     def requests_in_flight(self) -> int:

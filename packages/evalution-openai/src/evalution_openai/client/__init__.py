@@ -1,0 +1,1 @@
+"""The engine's side of HTTP: requests to a server, and what comes back."""

@@ -1,0 +1,163 @@
+"""A server's tokenizer, asked over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+from evalution_core import EngineRuntimeError, EvalutionError, Message, UnsupportedRequestError
+from evalution_enginekit import ChatTemplate
+from evalution_enginekit.chat import SPECIAL_TOKENS
+from evalution_enginekit.tokenizer import find_leading_ids
+
+Post = Callable[[str, Mapping[str, Any]], Any]
+
+_REMEMBERED = 4096
+_UNTOLD_VOCABULARY = 1 << 31
+
+
+class RemoteTokenizer:
+    """The kit's tokenizer on `/tokenize` and `/detokenize`, as vLLM and Evalution serve them.
+
+    `facts` is what `/tokenizer_info` answered; what it doesn't tell is found out by encoding the
+    special tokens that it names. `variables` are for the chat template. Recent texts are
+    remembered. Not for any event loop: each call waits for the server.
+    """
+
+    def __init__(
+        self,
+        post: Post,
+        root: str,
+        model: str | None,
+        facts: Mapping[str, Any],
+        variables: Mapping[str, Any] | None = None,
+    ):
+        self._post = post
+        self._root = root
+        self._model = {"model": model} if model else {}
+        self._variables = dict(variables or {})
+        self.encode = lru_cache(_REMEMBERED)(self._encode)
+        specials = {n: t for n in SPECIAL_TOKENS if isinstance(t := facts.get(n), str)}
+        self.chat_template: ChatTemplate | None = self._told_template(facts, specials)
+        if self.chat_template is None:
+            self.chat_template = self._served_template()
+        self.bos_id = self._told_id(facts, "bos_id", specials.get("bos_token"))
+        self.eos_id = self._told_id(facts, "eos_id", specials.get("eos_token"))
+        leading = _ids(facts.get("leading_ids"))
+        if leading is None:
+            leading = find_leading_ids(self._tokens("a", with_leading=True), self._encode("a"))
+        self.leading_ids = tuple(leading)
+        if self.bos_id is None and len(self.leading_ids) == 1:
+            # vLLM tells nothing of its special tokens unless it is started to; this one shows.
+            (self.bos_id,) = self.leading_ids
+        own = () if self.eos_id is None else (self.eos_id,)
+        self.eos_ids = frozenset((*own, *(_ids(facts.get("eos_ids")) or ())))
+        known = (self.bos_id, *self.eos_ids)
+        special = _ids(facts.get("special_ids"))
+        self.special_ids = frozenset(special or (i for i in known if i is not None))
+        size: Any = facts.get("vocabulary_size")
+        self.vocabulary_size = size if isinstance(size, int) else _UNTOLD_VOCABULARY
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        body = {"tokens": list(token_ids), "skip_special_tokens": skip_special_tokens}
+        text = self._post(f"{self._root}/detokenize", {**self._model, **body}).get("prompt")
+        if not isinstance(text, str):
+            raise EngineRuntimeError("/detokenize answered without a text in 'prompt'")
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokens(text, with_leading=False)
+
+    def _tokens(self, text: str, *, with_leading: bool) -> list[int]:
+        body = {"prompt": text, "add_special_tokens": with_leading}
+        answer = self._post(f"{self._root}/tokenize", {**self._model, **body})
+        token_ids = _ids(answer.get("tokens"))
+        if token_ids is None:
+            raise EngineRuntimeError("/tokenize answered without a list of ids in 'tokens'")
+        return list(token_ids)
+
+    def _told_template(
+        self, facts: Mapping[str, Any], specials: Mapping[str, str]
+    ) -> ChatTemplate | None:
+        """The template that the server tells, with the variables that it has bound itself."""
+        source, bound = facts.get("chat_template"), facts.get("chat_template_kwargs")
+        if not isinstance(source, str):
+            return None
+        known = cast("Mapping[str, Any]", bound) if isinstance(bound, Mapping) else None
+        template = ChatTemplate(source, _printed(facts, specials), known)
+        return template.with_variables(self._variables) if self._variables else template
+
+    def _served_template(self) -> ServedTemplate | None:
+        """The template that the server keeps to itself; None where it renders nothing for us."""
+        template = ServedTemplate(self._render, self._variables)
+        try:
+            template.render([{"role": "user", "content": "a"}])
+        except EvalutionError:
+            return None
+        return template
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        body: dict[str, Any] = {
+            "messages": [dict(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if self._variables:
+            body["chat_template_kwargs"] = self._variables
+        answer = self._post(f"{self._root}/tokenize", {**self._model, **body})
+        if not (token_ids := _ids(answer.get("tokens"))):
+            raise EngineRuntimeError("/tokenize answered without a list of ids in 'tokens'")
+        return self.decode(token_ids, skip_special_tokens=False)
+
+    def _told_id(self, facts: Mapping[str, Any], name: str, text: str | None) -> int | None:
+        told: Any = facts.get(name)
+        if isinstance(told, int) or text is None:
+            return told if isinstance(told, int) else None
+        found = self._encode(text)
+        return found[0] if len(found) == 1 else None
+
+
+class ServedTemplate(ChatTemplate):
+    """A chat template that only the server has: it renders to ids, which are read back as text.
+
+    Its `source` is empty; `variables` are those that `render` sends.
+    """
+
+    def __init__(
+        self, render: Callable[[Sequence[Message], bool], str], variables: Mapping[str, Any]
+    ):
+        super().__init__("", variables=variables)
+        self._served = render
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The prompt text, special tokens spelled out.
+
+        Raises:
+            UnsupportedRequestError: tools are to be rendered.
+            EvalutionError: the server refuses the messages, or has no template.
+        """
+        if tools:
+            raise UnsupportedRequestError("the server's chat template is not given tools")
+        return self._served(messages, add_generation_prompt)
+
+
+def _printed(facts: Mapping[str, Any], specials: Mapping[str, str]) -> Mapping[str, str]:
+    """The special tokens that the server's template prints; `specials` where it tells no more."""
+    told: Any = facts.get("special_tokens")
+    if not isinstance(told, Mapping):
+        return specials
+    tokens = cast("Mapping[str, Any]", told)
+    return {name: text for name, text in tokens.items() if isinstance(text, str)}
+
+
+def _ids(value: Any) -> Sequence[int] | None:
+    if not isinstance(value, list):
+        return None
+    ids = cast("list[Any]", value)
+    return cast("list[int]", ids) if all(type(i) is int for i in ids) else None

@@ -1,0 +1,239 @@
+"""Builds a session from options, or from a client of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from evalution_core import (
+    Capability,
+    ConfigurationError,
+    Model,
+    builtin_path,
+    did_you_mean,
+    scrub,
+)
+from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
+from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
+from evalution_tinker.options import TinkerOptions
+from evalution_tinker.probe import probe_server
+from evalution_tinker.runtime import (
+    WEIGHTS,
+    OwnClient,
+    Server,
+    connect_within,
+    find_server,
+    import_tinker,
+    make_sampling_client,
+    read_client_version,
+    resolve_client,
+)
+from evalution_tinker.session import TinkerSession
+from evalution_tinker.upstream import Sampling
+
+_PROBE = "The first of 3"
+_NO_WINDOW = "the server reports no window, so it decides what is too long; set max_model_len"
+
+
+def build_session(
+    options: TinkerOptions, capabilities: frozenset[Capability], model: Model
+) -> TinkerSession:
+    """Build a session on a client of its own; raises as `Tinker.build`."""
+    tinker = import_tinker()
+    server = find_server(options)
+    name = model.path or next(iter(server.models), None)
+    if name is None:
+        raise ConfigurationError(
+            f"the server at {scrub(server.url)} lists no model; set model.path to a name that it "
+            f"knows, or to {WEIGHTS}…"
+        )
+    _check_known(name, server)
+    tokenizer = _load_tokenizer(options, model, name)
+    service = connect_within(
+        lambda: tinker.ServiceClient(base_url=server.url, api_key=server.key),
+        server.timeout_s,
+        server.url,
+    )
+    own = OwnClient(tinker, service)
+    try:
+        client = connect_within(
+            lambda: make_sampling_client(service, name), server.timeout_s, server.url
+        )
+    except BaseException:
+        own.close()
+        raise
+    return _make_session(
+        tinker,
+        options,
+        capabilities,
+        client,
+        tokenizer,
+        {"model": name, "server": scrub(server.url), "attached": False},
+        own=own,
+        window=server.models.get(name),
+        url=server.url,
+    )
+
+
+def attach_session(
+    options: TinkerOptions,
+    capabilities: frozenset[Capability],
+    handles: Mapping[str, Any],
+    model: Model | None,
+) -> TinkerSession:
+    """Build a session on a client of the caller's; raises as `Tinker.attach`."""
+    tinker = import_tinker()
+    found = read_attachment(handles, connect_s=options.timeout_s, save_s=options.request_timeout_s)
+    tokenizer = _load_tokenizer(options, model or Model(), found.base_model)
+    described = {"model": found.model, "server": None, "attached": True}
+    return _make_session(tinker, options, capabilities, found.client, tokenizer, described)
+
+
+def _make_session(
+    tinker: Any,
+    options: TinkerOptions,
+    capabilities: frozenset[Capability],
+    client: Any,
+    tokenizer: Tokenizer,
+    described: dict[str, Any],
+    *,
+    own: OwnClient | None = None,
+    window: int | None = None,
+    url: str | None = None,
+) -> TinkerSession:
+    limit = _choose_window(options, window)
+    missing = {} if limit is not None else {Capability.TRUNCATION: _NO_WINDOW}
+    loop = RequestLoop("the Tinker session", options.batch_size)
+    try:
+        sampling = Sampling(tinker, client, url, options.request_timeout_s)
+        probe = [*tokenizer.leading_ids, *tokenizer.encode(_PROBE)]
+        with runtime_errors("asking the server for a first token"):
+            server = loop.call(lambda: probe_server(sampling, probe, capabilities, missing))
+        return TinkerSession(
+            sampling,
+            server,
+            {**described, "client": read_client_version()},
+            own,
+            loop=loop,
+            tokenizer=tokenizer,
+            max_model_len=limit,
+        )
+    except BaseException:
+        loop.close(_nothing)
+        if own is not None:
+            own.close()
+        raise
+
+
+async def _nothing() -> None:
+    """Release nothing, as the last step of a loop whose session was not built."""
+
+
+def _choose_window(options: TinkerOptions, reported: int | None) -> int | None:
+    """Return the tokens that scoring can feed: the server's window less the one sampled."""
+    most = None if reported is None else reported - 1
+    if options.max_model_len is None:
+        return most
+    if most is not None and options.max_model_len > most:
+        raise ConfigurationError(
+            f"max_model_len={options.max_model_len} is more than the server's window of {reported} "
+            f"holds beside the one token that is sampled with each score ({most})"
+        )
+    return options.max_model_len
+
+
+def _check_known(name: str, server: Server) -> None:
+    if name.startswith(WEIGHTS) or not server.models or name in server.models:
+        return
+    raise ConfigurationError(
+        f"the server at {scrub(server.url)} has no model {name!r}"
+        f"{did_you_mean(name, server.models)} (models: {', '.join(server.models)})"
+    )
+
+
+def _load_tokenizer(options: TinkerOptions, model: Model, name: str | None) -> Tokenizer:
+    own = model.tokenizer_path or (model.tokenizer if isinstance(model.tokenizer, str) else None)
+    if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
+        return checkpoint_tokenizer(model, None)
+    path = options.tokenizer_path or own or name
+    if path is None or path.startswith(WEIGHTS):
+        raise ConfigurationError(
+            f"engine Tinker encodes prompts itself and needs the model's tokenizer, which "
+            f"{path or 'a client'!r} doesn't name; set tokenizer_path to a folder or a Hub id"
+        )
+    if path.startswith("builtin:"):
+        path = str(builtin_path(path, "safetensors"))
+    folder = Path(path).expanduser()
+    named = Model(
+        tokenizer_path=str(folder) if folder.exists() else path,
+        trust_remote_code=model.trust_remote_code,
+        tokenizer_kwargs=model.tokenizer_kwargs,
+        chat_template_kwargs=model.chat_template_kwargs,
+    )
+    return load_tokenizer(named, folder if folder.is_dir() else folder.parent)
+
+
+_WANTED = "sampling_client, or training_client, or service_client and model_name"
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A sampling client, and the names that the handles give its model."""
+
+    client: Any
+    model: str | None
+    base_model: str | None
+
+
+def read_attachment(handles: object, *, connect_s: float, save_s: float) -> Attachment:
+    """Return the sampling client that `handles` hold, or make one from them.
+
+    Args:
+        handles: a mapping of one of the kinds in `Tinker.attach`.
+        connect_s: seconds for making a client.
+        save_s: seconds for saving a training client's weights.
+
+    Raises:
+        ConfigurationError: they are of another kind; names what is accepted and given.
+        EngineUnavailableError: the server took too long.
+    """
+    if not isinstance(handles, Mapping):
+        raise ConfigurationError(
+            f"engine Tinker attaches to handles with {_WANTED}; it got a {type(handles).__name__}"
+        )
+    given = dict(cast("Mapping[str, Any]", handles))
+    base = _read_text(given.get("model_name"))
+    model = _read_text(given.get("load_checkpoint_path")) or base
+    sampling, training = given.get("sampling_client"), given.get("training_client")
+    service = given.get("service_client")
+    if sampling is not None:
+        client = resolve_client(sampling)
+        _check(client, "sampling_client", "sample")
+    elif training is not None:
+        _check(training, "training_client", "save_weights_and_get_sampling_client")
+        client = connect_within(
+            lambda: resolve_client(training.save_weights_and_get_sampling_client()), save_s, None
+        )
+    elif service is not None and model is not None:
+        _check(service, "service_client", "create_sampling_client")
+        client = connect_within(lambda: make_sampling_client(service, model), connect_s, None)
+    else:
+        raise ConfigurationError(
+            f"engine Tinker attaches to handles with {_WANTED}; it got a mapping with "
+            f"{', '.join(map(str, given)) or 'nothing'}"
+        )
+    return Attachment(client, model, base)
+
+
+def _read_text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _check(client: Any, handle: str, method: str) -> None:
+    if not callable(getattr(client, method, None)):
+        raise ConfigurationError(
+            f"engine Tinker attaches to handles with {_WANTED}; its {handle} must have {method}(), "
+            f"got a {type(client).__name__}"
+        )

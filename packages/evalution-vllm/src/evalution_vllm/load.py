@@ -1,0 +1,136 @@
+"""A checkpoint in vLLM: its window, its start, and what its configuration declares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from evalution_core import ConfigurationError, Model
+from evalution_enginekit.model_source import read_commit_hash, window_of
+from evalution_enginekit.runtime import process_environment
+from evalution_enginekit.serving_session import (
+    LoadingHints,
+    ServedModel,
+    StartedModel,
+    load_serving,
+)
+from evalution_enginekit.tokenizer_files import parse_eos_ids
+from evalution_vllm.arguments import make_arguments, select_model_arguments
+from evalution_vllm.engine_core import InprocCore, SubprocessCore
+from evalution_vllm.options import VLLMOptions
+from evalution_vllm.runtime import PRIVATE, QUIET, import_vllm, is_cpu
+
+_HINTS = LoadingHints(
+    "vLLM", "max_model_len, kv_cache_memory_bytes, tensor_parallel_size or quantization"
+)
+_PROMPT_PART = 1024
+"""Tokens of one prompt in one step. Runners of vLLM's first generation hold logits
+`[tokens, vocabulary]` for the part of a prompt whose log-probabilities they compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The module `vllm`, and its `LLM` on a model."""
+
+    vllm: ModuleType
+    llm: Any
+
+
+def load(options: VLLMOptions, model: Model, resources: ExitStack) -> ServedModel[Runtime]:
+    """Start vLLM on the model's checkpoint; `resources` ends it.
+
+    Raises:
+        ConfigurationError: nothing loadable is there, or options contradict the model or device.
+        EngineUnavailableError: vLLM is missing, or memory doesn't suffice.
+    """
+    return load_serving(
+        model,
+        engine="VLLM",
+        hints=_HINTS,
+        prepare=lambda path, _: _prepare(options, model, path),
+        start=lambda prepared: _start(options, *prepared, resources),
+    )
+
+
+def _prepare(options: VLLMOptions, model: Model, path: str) -> tuple[ModuleType, dict[str, Any]]:
+    vllm = import_vllm()
+    if options.batch_invariant and is_cpu(vllm):
+        raise ConfigurationError(
+            "batch_invariant=True: vLLM's CPU build has no such mode; leave it out, or use a GPU"
+        )
+    return vllm, make_arguments(options, model, path, vllm)
+
+
+def _start(
+    options: VLLMOptions, vllm: ModuleType, arguments: dict[str, Any], resources: ExitStack
+) -> StartedModel[Runtime]:
+    with process_environment(_switches(options, vllm), defaults=QUIET):
+        # An engine core in this process has frozen what vLLM reads of the environment.
+        vllm.envs.disable_envs_cache()
+        config = vllm.EngineArgs(**select_model_arguments(arguments)).create_model_config()
+        window = fit_window(config, window_of(options.max_model_len, config.max_model_len))
+        # One more than is ever fed: the token that a scored request generates.
+        arguments["max_model_len"] = window + 1
+        arguments.setdefault("long_prefill_token_threshold", min(_PROMPT_PART, window + 1))
+        llm = _start_llm(vllm, arguments, resources, multiprocessing=options.multiprocessing)
+    return StartedModel(
+        Runtime(vllm, llm), window, _declared_eos(config), read_commit_hash(config.hf_config)
+    )
+
+
+def fit_window(config: Any, window: int) -> int:
+    """Return `window`, or one less where one token more makes vLLM take other rotary embeddings.
+
+    A model with two sets of them (`longrope`) has the long one from a certain `max_model_len` on.
+    """
+    settings: Any = config.hf_text_config
+    scaling: Any = getattr(settings, "rope_parameters", None) or {}
+    if "longrope" not in (scaling.get("rope_type"), scaling.get("type")):
+        return window
+    border: Any = getattr(settings, "original_max_position_embeddings", None)
+    border = border or scaling.get("original_max_position_embeddings")
+    return window - 1 if window == border else window
+
+
+def _start_llm(
+    vllm: ModuleType, arguments: Mapping[str, Any], resources: ExitStack, *, multiprocessing: bool
+) -> Any:
+    if multiprocessing:
+        llm: Any = vllm.LLM(**arguments)
+        resources.callback(SubprocessCore(llm.llm_engine).end)
+        return llm
+    core = InprocCore()
+    resources.callback(core.end)
+    with core.starting():
+        llm = vllm.LLM(**arguments)
+    core.engine = llm.llm_engine
+    return llm
+
+
+def _switches(options: VLLMOptions, vllm: ModuleType) -> dict[str, str]:
+    """Return the environment variables under which vLLM starts."""
+    switches = {
+        **PRIVATE,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(options.multiprocessing)),
+        # The window is longer than the model's own by the token that is generated and never fed.
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+    }
+    if options.batch_invariant:
+        switches["VLLM_BATCH_INVARIANT"] = "1"
+    eager = options.enforce_eager and is_cpu(vllm)
+    if eager and options.multiprocessing and "TORCHDYNAMO_DISABLE" not in os.environ:
+        # enforce_eager leaves the sampler's compiled function, which needs a compiler and seconds.
+        switches["TORCHDYNAMO_DISABLE"] = "1"
+    return switches
+
+
+def _declared_eos(config: Any) -> frozenset[int]:
+    """Return the ids that the model's generation settings say end a generation."""
+    settings: Any = config.try_get_generation_config()
+    return parse_eos_ids(
+        settings.get("eos_token_id", getattr(config.hf_config, "eos_token_id", None))
+    )
