@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from evalution_core import (
     EvalutionError,
     UnknownEngineError,
     UnsupportedRequestError,
+    plugins,
 )
 
 GUIDE = Path(__file__).parents[3] / "docs" / "command-line.md"
@@ -108,9 +111,11 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], 
     """The command line with one command, `other`, of another package."""
 
     def plug(function: Callable[..., None]) -> typer.Typer:
-        monkeypatch.setattr(EntryPoint, "load", lambda _: function)
-        point = EntryPoint("other", "another_package:other", extensions.GROUP)
-        monkeypatch.setattr(extensions, "installed", lambda _: [point])
+        module = ModuleType("another_package")
+        vars(module)["other"] = function
+        monkeypatch.setitem(sys.modules, "another_package", module)
+        point = EntryPoint("other", "another_package:other", extensions.COMMANDS.group)
+        monkeypatch.setattr(plugins, "installed", lambda _: [point])
         program = typer.Typer(rich_markup_mode=None)
         extensions.add_commands(program, set())
         return program
@@ -149,7 +154,7 @@ def test_ctrl_c_while_a_command_of_another_package_is_imported_is_told(
     plugged: Callable[..., typer.Typer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = plugged(lambda: None)
-    monkeypatch.setattr(EntryPoint, "load", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(plugins, "_import_value", raising(KeyboardInterrupt()))
     done = CliRunner().invoke(program, ["other"])
     assert (done.exit_code, done.stderr) == (130, INTERRUPTED)
 
@@ -158,7 +163,7 @@ def test_a_command_that_can_not_be_loaded_ends_in_1_without_talk_of_engines(
     plugged: Callable[..., typer.Typer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = plugged(lambda: None)
-    monkeypatch.setattr(EntryPoint, "load", raising(ImportError("no httpx")))
+    monkeypatch.setattr(plugins, "_import_value", raising(ImportError("no httpx")))
     done = CliRunner().invoke(program, ["other"])
     assert done.exit_code == 1
     assert done.stderr.endswith("can't be loaded: ImportError: no httpx\n")
@@ -174,7 +179,7 @@ NOT_THERE = [
     (["engines", "none"], "no engine 'none' is installed"),
     (["engines", "none:Engine"], "No module named 'none'"),
     (["engines", "json:Engine"], "has no attribute 'Engine'"),
-    (["suites", "none"], "there is no suite 'none'"),
+    (["suites", "none"], "no suite 'none' is installed"),
     (["suites", "none:Suite"], "No module named 'none'"),
     (["doctor", "none"], "there is no engine 'none'"),
     (["schema", "--output", "none/schema.json"], "name another --output"),

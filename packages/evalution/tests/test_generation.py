@@ -109,9 +109,7 @@ def test_a_suite_that_was_changed_is_checked_and_read_anew() -> None:
     assert result.samples[0].prompt == "again 1 + 1?"
     assert list(result.metrics) == ["exact_match,strict"]
     suite.max_new_tokens = 0
-    with pytest.raises(
-        ConfigurationError, match="'max_new_tokens' of suite Generation must be at"
-    ):
+    with pytest.raises(ConfigurationError, match="'max_new_tokens' of suite Generation must be at"):
         evalution.run(engine=Mock(), model="m", tests=[suite])
 
 
