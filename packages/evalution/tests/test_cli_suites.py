@@ -50,7 +50,7 @@ def test_one_suite_is_shown_with_its_options(command_line: Any) -> None:
     assert "Steps that run on the target" in lines["target_filters"]
     shown = json.loads(command_line("suites", "generation", "--json").stdout)
     properties = shown["options_schema"]["properties"]
-    assert properties["num_fewshot"] == {"default": 0, "title": "Num Fewshot", "type": "integer"}
+    assert properties["num_fewshot"]["default"] == properties["num_fewshot"]["minimum"] == 0
     assert (
         properties["target_filters"]["$ref"].rsplit("/", 1)[-1] in shown["options_schema"]["$defs"]
     )

@@ -154,8 +154,8 @@ def test_options_are_shown_as_a_spec_has_them() -> None:
     ("options", "message"),
     [
         ({"promt": "x"}, "suite Generation has no option 'promt'; did you mean 'prompt'?"),
-        ({"max_new_tokens": "many"}, "valid integer, got 'many'"),
-        ({"max_new_tokens": True}, "valid integer, got True"),
+        ({"max_new_tokens": "many"}, "must be an integer, got 'many'"),
+        ({"max_new_tokens": True}, "must be an integer, got True"),
         (
             {"max_new_tokens": 0},
             "'max_new_tokens' of suite Generation must be at least 1",

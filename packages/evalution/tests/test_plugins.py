@@ -71,7 +71,7 @@ def test_no_package_takes_the_place_of_a_built_in_suite(
     site: Path, plugin: Any, command_line: Any
 ) -> None:
     plugin("other", "[evalution.suites]\nGeneration = other:Echo\n", other=SUITE)
-    with pytest.raises(ConfigurationError, match="other-plugin/Generation, evalution/Generation"):
+    with pytest.raises(ConfigurationError, match="evalution/Generation, other-plugin/Generation"):
         load_suite("generation")
     assert load_suite("evalution/Generation") is Generation
 

@@ -110,7 +110,7 @@ def test_a_model_beside_the_spec_is_found_and_a_hub_id_is_left_alone(tmp_path: P
             "suite 'no_module:Suite' (no_module:Suite) can't be loaded",
         ),
         ({"tests": [":"]}, "suite ':' (:) can't be loaded: ValueError: Empty module name"),
-        ({"tests": ["json:dumps"]}, "suite 'json:dumps' (json:dumps) is no Suite"),
+        ({"tests": ["json:dumps"]}, "suite 'json:dumps' is no Suite"),
     ],
 )
 def test_a_wrong_spec_says_what_is_wrong(sections: dict[str, Any], message: str) -> None:

@@ -47,7 +47,6 @@ from evalution_core.encoding import (
     ContextEncoder,
     conditioning_id,
     encode_pair,
-    encode_rolling,
     encode_with_leading,
 )
 
@@ -84,7 +83,8 @@ class RequestEncoder:
                     is_text = request.messages is None and request.continuation
                     return self._encode_pair(request) if is_text else None
                 case RollingLoglikelihoodRequest(input_ids=None, text=str(text)) if text:
-                    return RequestIds(array("q", encode_rolling(self._codec, text)))
+                    # Each session leaves the leading ids out of ids as it does of a text.
+                    return RequestIds(array("q", self._codec.encode(text)))
                 case _:
                     return None
         except InvalidRequestError:
@@ -189,13 +189,13 @@ def collect(
     asked: set[Key] = set()
     found: dict[Key, Record] = {}
 
-    def noted() -> Iterator[tuple[Key, Request]]:
+    def note_asked() -> Iterator[tuple[Key, Request]]:
         for key, request in requests:
             asked.add(key)
             yield key, request
 
     with foreign_errors(f"suite {suite.title!r}"):
-        for key, answer in session_answers(session, suite, noted()):
+        for key, answer in session_answers(session, suite, note_asked()):
             if key not in asked or key in found:
                 raise EngineRuntimeError(
                     f"the session answered {key!r}, which was not asked or is answered already"
@@ -246,7 +246,7 @@ def check_parity(
         EvalutionError: an engine failed.
     """
     sides = {"left": left, "right": right}
-    suites = _checked(sides, tests, limit, by_text=by_text)
+    suites = _check_suites(sides, tests, limit, by_text=by_text)
     check = _Check(suites, limit, progress or Silence(), isolate=isolate, by_text=by_text)
     started, before = datetime.now(UTC).isoformat(timespec="seconds"), perf_counter()
     check.run(sides)
@@ -256,7 +256,7 @@ def check_parity(
         tolerance=tolerance or Tolerance(),
         limit=limit,
         notes=check.notes(),
-        suites=[asked.compared() for asked in suites],
+        suites=[asked.compare() for asked in suites],
         timings={"started": started, "total_s": round(perf_counter() - before, 3)},
     )
 
@@ -273,7 +273,7 @@ class _Asked:
         default_factory=dict[str, Mapping[Key, Record]]
     )
 
-    def encoded(
+    def encode_requests(
         self, limit: int | None, encoder: RequestEncoder | None
     ) -> Iterator[tuple[Key, Request]]:
         """The requests by ids, which are noted; all by text without an encoder."""
@@ -283,7 +283,7 @@ class _Asked:
                 self.ids[key] = None if encoder is None else encoder.encode(request)
                 yield key, with_ids(request, self.ids[key])
 
-    def repeated(self, limit: int | None) -> Iterator[tuple[Key, Request]]:
+    def repeat_requests(self, limit: int | None) -> Iterator[tuple[Key, Request]]:
         """The same requests with the same ids."""
         for sample in self.suite.samples(limit):
             for position, request in enumerate(sample.requests):
@@ -295,7 +295,7 @@ class _Asked:
                     )
                 yield key, with_ids(request, self.ids[key])
 
-    def compared(self) -> SuiteParity:
+    def compare(self) -> SuiteParity:
         return agreement(
             self.name,
             self.suite.request_kind,
@@ -356,7 +356,7 @@ class _Check:
             if encoder is None and not is_needed:
                 return False
             for asked in self._suites:
-                self._ask(side, opened, asked, asked.encoded(self._limit, encoder))
+                self._ask(side, opened, asked, asked.encode_requests(self._limit, encoder))
         return True
 
     def _ask_again(self, side: str, lane: Lane) -> None:
@@ -365,7 +365,7 @@ class _Check:
             if not self._by_text:
                 opened.require_ids(first)
             for asked in self._suites:
-                self._ask(side, opened, asked, asked.repeated(self._limit))
+                self._ask(side, opened, asked, asked.repeat_requests(self._limit))
 
     def _open(self, side: str, lane: Lane) -> ParitySide:
         opened = ParitySide(lane, self._progress, isolate=self._isolate)
@@ -386,7 +386,7 @@ class _Check:
                 session,
                 asked.suite,
                 _with_gaps(requests) if has_gaps else requests,
-                counter.answered,
+                counter.count_answer,
             )
         finally:
             self._progress.suite_finished()
@@ -400,14 +400,14 @@ class _Counter:
         self._done = 0
         self._failed = 0
 
-    def answered(self, key: Key, record: Record) -> None:
+    def count_answer(self, key: Key, record: Record) -> None:
         if key[1] == 0:
             self._done += 1
             self._failed += isinstance(record, Failed)
             self._progress.sample_finished(self._done, self._failed, None)
 
 
-def _checked(
+def _check_suites(
     sides: Mapping[str, Lane],
     tests: Sequence[SuiteDeclaration],
     limit: int | None,
