@@ -12,8 +12,8 @@ from pathlib import Path
 from evalution_core import BaseEngine, Capability, ConfigurationError, Model, speed_only
 from evalution_enginekit import (
     ByteTokenizer,
+    PromptQueue,
     TokenEvent,
-    TokenFeed,
     Tokenizer,
     TokenPrompt,
     TokenScore,
@@ -73,7 +73,7 @@ class PairSession(TokenSession):
             row = [math.log((pairs[first, i] + unseen[i]) / total) for i in vocabulary]
             self._rows.append(row)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         running: dict[int, tuple[TokenPrompt, int, int]] = {}
         while True:
             for key in feed.cancelled():

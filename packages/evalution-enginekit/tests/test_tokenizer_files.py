@@ -12,7 +12,7 @@ import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_enginekit import ByteTokenizer, ChatTemplate, TokenizerFile, load_tokenizer
-from evalution_enginekit.tokenizer_files import (
+from evalution_enginekit.tokenizer import (
     bound_tokenizer,
     checkpoint_tokenizer,
     declared_eos,
@@ -171,7 +171,7 @@ def test_the_library_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     def find(name: str, *_: Any) -> Any:
         return None if name == "tokenizers" else importlib.util.find_spec(name)
 
-    monkeypatch.setattr("evalution_enginekit.tokenizer_files.find_spec", find)
+    monkeypatch.setattr("evalution_enginekit.tokenizer.find_spec", find)
     with pytest.raises(
         EngineUnavailableError, match=r'pip install "evalution-enginekit\[tokenizers\]"'
     ):
@@ -228,7 +228,7 @@ def test_a_checkpoint_has_the_tokenizer_of_its_folder_or_the_callers(folder: Pat
 
 
 def test_without_a_folder_the_tokenizer_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evalution_enginekit import tokenizer_files as hf_tokenizer
+    from evalution_enginekit import tokenizer as hf_tokenizer
 
     asked: list[tuple[str, set[int]]] = []
 

@@ -32,8 +32,8 @@ from evalution_core import (
 )
 from evalution_enginekit import (
     ByteTokenizer,
+    PromptQueue,
     TokenEvent,
-    TokenFeed,
     TokenPrompt,
     TokenScore,
     TokenSession,
@@ -168,7 +168,7 @@ class ToySession(TokenSession):
     def table(self) -> Table:
         return table(self.salt)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         return batch_continuously(feed, self._batch_size, _Sequence, self._step)
 
     def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:

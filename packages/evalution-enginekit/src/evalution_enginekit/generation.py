@@ -46,7 +46,7 @@ class _Running:
     completion: Completion
 
 
-class TokenFeed:
+class PromptQueue:
     """What `_generate_tokens` pulls from. Ask for `cancelled` first, then `take` what fits."""
 
     def __init__(self, loop: GenerationLoop, thread: RuntimeThread):
@@ -77,7 +77,7 @@ class GenerationLoop:
         self,
         thread: RuntimeThread,
         tokenizer: Tokenizer,
-        generate: Callable[[TokenFeed], Iterator[Sequence[TokenEvent]]],
+        generate: Callable[[PromptQueue], Iterator[Sequence[TokenEvent]]],
         *,
         continuous: bool,
     ):
@@ -87,7 +87,7 @@ class GenerationLoop:
         self._patience = 0.0 if continuous else _BATCH_PATIENCE_S
         self._asked = False
         self._streams: list[GenerationStream] = []
-        self._telling: set[GenerationStream] = set()
+        self._with_deltas: set[GenerationStream] = set()
         self._running: dict[int, _Running] = {}
         self._finished: set[int] = set()
         self._steps: Iterator[Sequence[TokenEvent]] | None = None
@@ -100,7 +100,7 @@ class GenerationLoop:
             self._thread.ensure_open()
             self._streams.append(stream)
             if deltas:
-                self._telling.add(stream)
+                self._with_deltas.add(stream)
         return stream
 
     @property
@@ -118,7 +118,7 @@ class GenerationLoop:
             with runtime_errors("generation"):
                 if self._steps is None:
                     self._asked = False
-                    self._steps = iter(self._generate(TokenFeed(self, self._thread)))
+                    self._steps = iter(self._generate(PromptQueue(self, self._thread)))
                 events = next(self._steps, None)
                 with self._thread.lock:
                     for event in events or ():
@@ -195,7 +195,7 @@ class GenerationLoop:
             return
         completion = running.completion
         ended_by_itself = completion.take(event)
-        if running.stream in self._telling and (delta := completion.delta()) is not None:
+        if running.stream in self._with_deltas and (delta := completion.delta()) is not None:
             running.stream.deliver_part(event.key, delta, joined)
         if completion.finish is None:
             return
@@ -253,7 +253,7 @@ class GenerationLoop:
         over = [s for s in self._streams if s.ended and not s.running]
         for stream in over:
             self._streams.remove(stream)
-            self._telling.discard(stream)
+            self._with_deltas.discard(stream)
 
 
 class Decoding(Protocol):
@@ -269,7 +269,7 @@ S = TypeVar("S", bound=Decoding)
 
 
 def batch_continuously(
-    feed: TokenFeed,
+    feed: PromptQueue,
     slots: int,
     begin: Callable[[TokenPrompt], S],
     step: Callable[[list[S]], Sequence[TokenEvent]],

@@ -12,7 +12,7 @@ from typing import Any, cast
 from evalution_core import BaseEngine, ConfigurationError, Model, builtin_path
 from evalution_core.builtins import PREFIX
 from evalution_core.redaction import redact
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.tokenizer import named_tokenizer
 
 _CHUNK = 1 << 20
 _DESCRIBING_FILES = (

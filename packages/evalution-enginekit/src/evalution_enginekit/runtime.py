@@ -9,11 +9,11 @@ import re
 import sys
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from evalution_core import (
     ConfigurationError,
@@ -309,3 +309,37 @@ def model_fields(option: str, pairs: Sequence[str] | None) -> dict[str, Any]:
                 f"(fields: {', '.join(known)})"
             )
     return given
+
+
+C = TypeVar("C")
+
+PATIENCE = 3
+"""Failures in a row, each of one request by itself, until a runtime is doubted."""
+
+
+@dataclass(slots=True)
+class Liveness(Generic[C]):
+    """What speaks against a runtime, failures in a row, and for it, its canary.
+
+    Requests that fail side by side are no proof: the choices of one bad question do. So a runtime
+    in doubt is given its canary, and is dead if that fails too.
+    """
+
+    canary: C | None = None
+    """What worked last; before anything has, what is sure to work on a runtime that lives."""
+    failures: int = 0
+
+    def worked(self, done: C | None) -> None:
+        """The runtime answered: `done` is what it did right, if it did."""
+        self.failures = 0
+        if done is not None:
+            self.canary = done
+
+    def failed(self, *, patience: int = PATIENCE) -> bool:
+        """Note that a request failed by itself; whether the runtime is in doubt."""
+        self.failures += 1
+        return self.failures >= patience
+
+    def ended(self) -> None:
+        """It was taken for dead: whoever comes next finds out anew."""
+        self.failures = 0

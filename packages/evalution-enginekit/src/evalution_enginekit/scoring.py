@@ -20,9 +20,8 @@ from evalution_core import (
 )
 from evalution_core.encoding import TokenSpan
 from evalution_core.streams import parse_item
-from evalution_enginekit.planning import grouped_order
-from evalution_enginekit.request_loop import Liveness
-from evalution_enginekit.runtime import end_steps, runtime_errors
+from evalution_enginekit.planning import order_by_prefix
+from evalution_enginekit.runtime import Liveness, end_steps, runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
 from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
 from evalution_enginekit.tokens import TokenScore, WrongScoresError
@@ -52,7 +51,7 @@ class _Chunk:
     """Spans of one stream that the engine is given together, those with a shared prefix adjacent.
 
     `done` counts those whose score has come; `steps` is the engine at work on the others. While
-    `fault` is set, which is what a lone span failed with, they score the control in its place.
+    `fault` is set, which is what a lone span failed with, they score the canary in its place.
     """
 
     stream: ScoringStream
@@ -132,14 +131,14 @@ class ScoringLoop:
         self._streams.append(stream)
         numbers = islice(self._numbers, stream.admissible())
         jobs = [(number, *stream.admit(number)) for number in numbers]
-        order = grouped_order([job.span for _, _, job in jobs])
+        order = order_by_prefix([job.span for _, _, job in jobs])
         return _Chunk(stream, [jobs[index] for index in order])
 
     def _spans(self, chunk: _Chunk) -> list[TokenSpan]:
         if chunk.fault is None:
             return [job.span for _, _, job in chunk.rest]
-        assert self._liveness.control is not None
-        return [self._liveness.control]
+        assert self._liveness.canary is not None
+        return [self._liveness.canary]
 
     def _deliver(self, chunk: _Chunk, scores: SpanScores | None) -> None:
         """Hand on one step's scores; None means that the engine has no more."""
@@ -175,15 +174,15 @@ class ScoringLoop:
                 )
             elif not self._liveness.failed():
                 self._fail_alone(chunk, error)
-            elif self._liveness.control is None:
+            elif self._liveness.canary is None:
                 self._give_up(chunk, error)
             else:
                 chunk.fault = error
 
     def _clear(self, chunk: _Chunk, fault: EvalutionError, scores: SpanScores | None) -> None:
-        """The control has scored: it is the chunk's span that is bad, and not the runtime."""
+        """The canary has scored: it is the chunk's span that is bad, and not the runtime."""
         if scores is None or any(isinstance(score, EvalutionError) for score in scores):
-            raise EngineRuntimeError("the control has no score")
+            raise EngineRuntimeError("the canary has no score")
         if not scores:
             return
         chunk.end()

@@ -19,13 +19,12 @@ from evalution_core import (
 )
 from evalution_core.encoding import TokenSpan
 from evalution_core.redaction import scrub
-from evalution_enginekit.generation import TokenFeed
+from evalution_enginekit.generation import PromptQueue
 from evalution_enginekit.model_source import checkpoint_identity, model_folder
 from evalution_enginekit.runtime import brief, runtime_errors
 from evalution_enginekit.serving import ServingLoop, ServingRuntime, SpanGroup, group_spans
 from evalution_enginekit.session import TokenSession
-from evalution_enginekit.tokenizer import Tokenizer
-from evalution_enginekit.tokenizer_files import HFTokenizer, checkpoint_tokenizer
+from evalution_enginekit.tokenizer import HFTokenizer, Tokenizer, checkpoint_tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenScore
 
 _log = logging.getLogger(__name__)
@@ -268,7 +267,7 @@ class ServingSession(TokenSession):
         """Return the SHA-256 of each file, or repository and revision; None where unknowable."""
         return None if self._identity is None else dict(self._identity)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         return self._loop.generate(feed)
 
     def _score_tokens(

@@ -299,7 +299,7 @@ class PulledStream(RequestStream[K, T | RequestFailure], Generic[K, Q, J, T]):
     ):
         self._opened: list[ResultStream[K, J, T]] = []
         # No method of this object, which would keep it alive: a stream that is dropped must end.
-        self._results = _pulled(requests, opening, prepare, name, self._opened)
+        self._results = _make_stream(requests, opening, prepare, name, self._opened)
 
     def __next__(self) -> tuple[K, T | RequestFailure]:
         return next(self._results)
@@ -312,7 +312,7 @@ class PulledStream(RequestStream[K, T | RequestFailure], Generic[K, Q, J, T]):
             stream.cancel(key)
 
 
-def _pulled(
+def _make_stream(
     requests: Iterable[tuple[K, Q]],
     opening: Callable[[], ResultStream[K, J, T]],
     prepare: Callable[[Q], J | RequestFailure],

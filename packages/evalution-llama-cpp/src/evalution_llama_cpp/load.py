@@ -18,7 +18,7 @@ from evalution_enginekit.gguf.file import GGUFFile
 from evalution_enginekit.gguf.source import list_parts, read_model_file
 from evalution_enginekit.gguf.tokenizer import load_gguf_tokenizer, read_chat_template
 from evalution_enginekit.model_source import told_arguments
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.tokenizer import named_tokenizer
 from evalution_llama_cpp.arguments import (
     check_key_type,
     check_llama_kwargs,

@@ -32,7 +32,7 @@ from evalution_core.redaction import redact, scrub
 from evalution_enginekit import Tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
 from evalution_enginekit.runtime import brief
-from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
+from evalution_enginekit.tokenizer import checkpoint_tokenizer
 from evalution_openvino.runtime import torchvision_hint
 from evalution_transformers.attached_model import declared_eos
 from evalution_transformers.load import check_complete, to_plain

@@ -10,7 +10,7 @@ import torch
 
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit import Tokenizer
-from evalution_enginekit.tokenizer_files import given_tokenizer, parse_eos_ids
+from evalution_enginekit.tokenizer import given_tokenizer, parse_eos_ids
 from evalution_transformers.upstream import CausalModel
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from evalution_core.redaction import redact
 from evalution_enginekit import Tokenizer, files_identity, load_tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
 from evalution_enginekit.runtime import in_range
-from evalution_enginekit.tokenizer_files import (
+from evalution_enginekit.tokenizer import (
     HFTokenizer,
     given_tokenizer,
     load_hf_tokenizer,

@@ -17,7 +17,7 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_core.redaction import scrub
-from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
+from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
 from evalution_enginekit.runtime import in_range, set_options
 from evalution_transformers.generate import FixedBatches
 from evalution_transformers.options import MANAGER_OPTIONS, ContinuousOptions, asks_for_manager
@@ -162,7 +162,7 @@ class PagedBatching:
         self._running: dict[str, _Request] = {}
         self._forgets = False
 
-    def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def run(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         """Yield the events of each step, until nothing runs and `feed` has nothing."""
         running = self._running
         try:
@@ -233,7 +233,7 @@ class PagedBatching:
         return self._manager
 
     def _complete_others(
-        self, prompts: Sequence[TokenPrompt], feed: TokenFeed, running: dict[str, _Request]
+        self, prompts: Sequence[TokenPrompt], feed: PromptQueue, running: dict[str, _Request]
     ) -> Iterator[Sequence[TokenEvent]]:
         def cancelled() -> list[int]:
             keys = feed.cancelled()

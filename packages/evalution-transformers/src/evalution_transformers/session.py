@@ -12,8 +12,8 @@ import torch
 
 from evalution_core import Capability, Model
 from evalution_enginekit import (
+    PromptQueue,
     TokenEvent,
-    TokenFeed,
     Tokenizer,
     TokenScore,
     TokenSession,
@@ -66,7 +66,7 @@ class Scorer(Protocol):
 class Generation(Protocol):
     """Completes prompts."""
 
-    def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]: ...
+    def run(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]: ...
     def forget(self) -> None:
         """Free what can be computed again."""
         ...
@@ -303,7 +303,7 @@ class TransformersSession(TokenSession):
         """
         return None if self._identity is None else dict(self._identity)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         assert self._generation_path is not None
         steps = self._generation_path.run(feed)
         return steps if self._mode is None else run_steps(steps, self._mode)

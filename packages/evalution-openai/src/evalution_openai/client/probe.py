@@ -21,7 +21,7 @@ from evalution_core import (
     scrub,
 )
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.tokenizer import named_tokenizer
 from evalution_openai.client.connection import ServerConnection, is_unreachable, open_connection
 from evalution_openai.client.dialects import find_dialect
 from evalution_openai.client.requests import BodyWriter, count_scoring_tokens

@@ -23,7 +23,7 @@ from evalution_core import (
     SpecialTokens,
     TextCodec,
 )
-from evalution_enginekit.validation import Admission
+from evalution_enginekit.request_encoding import RequestValidator
 from evalution_openai.server.errors import ApiError, make_queue_full, make_unsupported
 from evalution_openai.server.generation_scheduler import GenerationScheduler
 from evalution_openai.server.scoring_batcher import (
@@ -119,7 +119,7 @@ class ServedModel:
         self.settings = settings
         self.metrics = metrics
         self.capabilities = session.capabilities or capabilities or GUIDE_CAPABILITIES
-        self.validation = Admission(name, self.capabilities)
+        self.validation = RequestValidator(name, self.capabilities)
         self.tokenizer: TextCodec | None = (
             session.tokenizer if isinstance(session, HasTokenizer) else None
         )
