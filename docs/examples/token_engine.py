@@ -19,7 +19,7 @@ from evalution_enginekit import (
     TokenScore,
     TokenSession,
     TokenSpan,
-    bound_tokenizer,
+    bind_tokenizer,
 )
 
 CAPABILITIES = frozenset(
@@ -49,7 +49,7 @@ class TokenEngine(BaseEngine):
         file = Path(model.path or "")
         if not file.is_file():
             raise ConfigurationError(f"TokenEngine counts a text file; {model.path!r} is none")
-        tokenizer = bound_tokenizer(model, ByteTokenizer())
+        tokenizer = bind_tokenizer(model, ByteTokenizer())
         return PairSession(file.read_text("utf-8"), tokenizer, self.smoothing, self.batch_size)
 
 

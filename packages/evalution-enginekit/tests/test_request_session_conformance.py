@@ -26,7 +26,7 @@ from evalution_enginekit import (
     RequestSession,
     TokenScore,
     TokenSpan,
-    bound_tokenizer,
+    bind_tokenizer,
 )
 from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock, table
 
@@ -64,7 +64,7 @@ class Hosted(BaseEngine):
             engine="Hosted",
             capabilities=MOCK_CAPABILITIES,
             loop=RequestLoop("the Hosted session", self.batch_size),
-            tokenizer=bound_tokenizer(model, ByteTokenizer()),
+            tokenizer=bind_tokenizer(model, ByteTokenizer()),
             max_model_len=self.max_model_len,
             dtype="float64",
         )

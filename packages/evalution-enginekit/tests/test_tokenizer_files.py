@@ -13,7 +13,7 @@ import pytest
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_enginekit import ByteTokenizer, ChatTemplate, TokenizerFile, load_tokenizer
 from evalution_enginekit.tokenizer import (
-    bound_tokenizer,
+    bind_tokenizer,
     checkpoint_tokenizer,
     declared_eos,
     parse_eos_ids,
@@ -260,7 +260,7 @@ def test_a_tokenizer_of_the_callers_keeps_its_own_template(tmp_path: Path) -> No
     own = ByteTokenizer()
     own.chat_template = template = ChatTemplate("{{ tone }}")
     model = Model("m", tokenizer=own, chat_template_kwargs={"tone": "calm"})
-    bound = bound_tokenizer(model, own)
+    bound = bind_tokenizer(model, own)
     for found in (load_tokenizer(model, tmp_path), checkpoint_tokenizer(model, None), bound):
         for each in (found, pickle.loads(pickle.dumps(found))):
             assert each.chat_template is not None

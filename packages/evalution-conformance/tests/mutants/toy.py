@@ -39,7 +39,7 @@ from evalution_enginekit import (
     TokenSession,
     TokenSpan,
     batch_continuously,
-    bound_tokenizer,
+    bind_tokenizer,
 )
 
 _MERGES = ("answer", "garden", " the", "the", " an", "an", " is", "ne", "ng", "é", ". ")
@@ -158,7 +158,7 @@ class ToySession(TokenSession):
         super().__init__(
             engine=type(engine).__name__,
             capabilities=engine.capabilities,
-            tokenizer=bound_tokenizer(model, tokenizer),
+            tokenizer=bind_tokenizer(model, tokenizer),
             max_model_len=engine.max_model_len,
             batch_size=engine.batch_size,
             dtype="float64",

@@ -23,7 +23,7 @@ from evalution_enginekit.tokenizer import (
     ByteTokenizer,
     Tokenizer,
     TokenizerFile,
-    bound_tokenizer,
+    bind_tokenizer,
     load_tokenizer,
 )
 from evalution_enginekit.tokens import (
@@ -55,7 +55,7 @@ __all__ = [
     "WrongScoresError",
     "batch_continuously",
     "batches",
-    "bound_tokenizer",
+    "bind_tokenizer",
     "files_identity",
     "import_runtime",
     "load_tokenizer",

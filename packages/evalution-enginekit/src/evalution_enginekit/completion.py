@@ -1,4 +1,4 @@
-"""One completion in the making: tokens in, verbatim text and the contract's output out."""
+"""Completions: tokens or text of a runtime in, verbatim text and the contract's output out."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class RequestPrompt:
 class CompletionChunk:
     """The next part of a completion; one piece may be the whole of it.
 
-    With `text`, that is the completion's text, and `token_ids` are told only where they are the
+    With `text`, that is the completion's text, and `token_ids` are given only where they are the
     contract's: neither EOS nor a stop string's own. Without, the session's tokenizer reads the
     text from `token_ids`, which then are all that were generated. The last piece has `finish`.
     The counts, `prompt` (what was completed, as text) and `runtime` may come with any piece.
@@ -190,7 +190,7 @@ class CompletionChunk:
     runtime: dict[str, Any] | None = None
 
 
-def joined(earlier: object, later: object) -> TextDelta:
+def join_deltas(earlier: object, later: object) -> TextDelta:
     """Two unread deltas of a request as one."""
     assert isinstance(earlier, TextDelta)
     assert isinstance(later, TextDelta)
@@ -210,11 +210,11 @@ class StopMatcher:
         self._tail = ""
         self._length = 0
         self.cut: int | None = None
-        """Where the stop string begins, once one is complete."""
+        """Index at which the stop string begins, once one is complete."""
 
     @property
     def certain(self) -> int:
-        """How much of the text is final: none of it can be the beginning of a stop string."""
+        """Number of characters that are final: none of it can be the beginning of a stop string."""
         return self._length - self._held() if self.cut is None else self.cut
 
     def push(self, piece: str) -> bool:
@@ -270,7 +270,7 @@ class Detokenizer:
         return self._advance(text)
 
     def flush(self) -> str:
-        """What is left when no more tokens come; an incomplete character reads U+FFFD."""
+        """Return the rest when no more tokens come; an incomplete character reads U+FFFD."""
         if self._read == len(self._ids):
             return ""
         return self._advance(self._text(self._context, len(self._ids)))
@@ -286,7 +286,7 @@ class Detokenizer:
 
 
 class OutputAssembler:
-    """One completion in the making; its first piece decides whether text or ids are read."""
+    """Builds one completion of chunks; the first one decides whether text or ids are read."""
 
     def __init__(self, prompt: RequestPrompt, tokenizer: Tokenizer | None):
         self._prompt = prompt
@@ -296,7 +296,7 @@ class OutputAssembler:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a stop string ended it here: what the runtime still generates isn't wanted."""
+        """True if a stop string ended it: what the runtime still generates isn't wanted."""
         return self._made is not None and self._made.is_cut
 
     def take(self, piece: CompletionChunk) -> TextDelta | None:
@@ -308,9 +308,9 @@ class OutputAssembler:
         known = self._facts
         self._facts = CompletionChunk(
             prompt=piece.prompt if known.prompt is None else known.prompt,
-            prompt_tokens=_later(piece.prompt_tokens, known.prompt_tokens),
-            completion_tokens=_later(piece.completion_tokens, known.completion_tokens),
-            truncated_tokens=_later(piece.truncated_tokens, known.truncated_tokens),
+            prompt_tokens=_choose_newer(piece.prompt_tokens, known.prompt_tokens),
+            completion_tokens=_choose_newer(piece.completion_tokens, known.completion_tokens),
+            truncated_tokens=_choose_newer(piece.truncated_tokens, known.truncated_tokens),
             runtime={**(known.runtime or {}), **(piece.runtime or {})} or None,
         )
         if self._made is None:
@@ -336,7 +336,7 @@ class OutputAssembler:
         fed = prompt.token_ids
         return replace(
             output,
-            prompt_tokens=_later(len(fed) if fed is not None else None, facts.prompt_tokens),
+            prompt_tokens=_choose_newer(len(fed) if fed is not None else None, facts.prompt_tokens),
             completion_tokens=output.completion_tokens if made.is_cut else facts.completion_tokens,
             truncated_tokens=facts.truncated_tokens if truncated is None else truncated,
             runtime=facts.runtime,
@@ -350,7 +350,7 @@ class OutputAssembler:
         return _IdCompletion(self._prompt, self._tokenizer)
 
     def _spelled(self) -> str:
-        """Messages that the runtime rendered without telling how, as JSON."""
+        """Return the messages as JSON, for a runtime that rendered them by itself."""
         messages = [dict(message) for message in self._prompt.request.messages or ()]
         return json.dumps(messages, ensure_ascii=False, default=str) if messages else ""
 
@@ -391,7 +391,7 @@ class TextCompletion:
     def output(self, text: str, prompt: RequestPrompt) -> GenerationOutput:
         end = self._certain
         kept = [piece for start, piece in self._pieces if not self.is_cut or start < end]
-        # Ids of a piece that the stop cuts through can't be told apart: none are better than wrong.
+        # Ids of a chunk that the stop cuts through can't be assigned: none are better than wrong.
         known = all(p.token_ids is not None for p in kept if p.text) and (
             not self.is_cut or all(len(p.token_ids or ()) <= 1 for p in kept)
         )
@@ -457,5 +457,5 @@ class _IdCompletion:
         return self._completion.output(text, prompt.request.metadata, 0)
 
 
-def _later(new: Any, known: Any) -> Any:
+def _choose_newer(new: Any, known: Any) -> Any:
     return known if new is None else new

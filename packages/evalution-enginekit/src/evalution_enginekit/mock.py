@@ -27,7 +27,7 @@ from evalution_core import (
 from evalution_core.encoding import TokenSpan
 from evalution_enginekit.generation import PromptQueue, batch_continuously
 from evalution_enginekit.session import TokenSession
-from evalution_enginekit.tokenizer import ByteTokenizer, Tokenizer, bound_tokenizer
+from evalution_enginekit.tokenizer import ByteTokenizer, Tokenizer, bind_tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore
 
 _ROWS = 61
@@ -71,7 +71,7 @@ class Mock(BaseEngine):
         return self.build(model or Model())
 
     def build(self, model: Model) -> MockSession:
-        tokenizer = bound_tokenizer(model, ByteTokenizer())
+        tokenizer = bind_tokenizer(model, ByteTokenizer())
         return MockSession(model.path or "mock", self.max_model_len, self.batch_size, tokenizer)
 
 

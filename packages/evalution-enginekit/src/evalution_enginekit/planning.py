@@ -77,7 +77,7 @@ class PrefixTrie:
 
 
 def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens two sequences have in common at their beginning."""
+    """Return the number of tokens that two sequences share at their beginning."""
     limit = min(len(left), len(right))
     if list(left[:limit]) == list(right[:limit]):
         return limit
@@ -118,9 +118,9 @@ class ScoringPlan:
 
     segments: tuple[Segment, ...]
     unique_tokens: int
-    """What is forwarded: the tokens of the spans' trie."""
+    """Tokens that are forwarded: those of the spans' trie."""
     naive_tokens: int
-    """What forwarding each span by itself would take."""
+    """Tokens that forwarding each span by itself would take."""
 
 
 def plan_scoring(spans: Sequence[TokenSpan]) -> ScoringPlan:
@@ -208,7 +208,7 @@ def batches(
 
 
 class BatchLimits:
-    """How many rows fit, learnt from running out of memory, for each band of lengths.
+    """Rows that fit into memory, learnt from running out of it, for each band of lengths.
 
     A band holds the lengths with the same power of two above them.
     """

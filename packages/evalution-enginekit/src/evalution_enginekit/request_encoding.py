@@ -1,4 +1,4 @@
-"""Which requests may enter: what is wrong for every engine, and what this one can't do."""
+"""Requests to jobs: validated, rendered, tokenized and fitted, on the caller's side."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RequestValidator:
         capabilities: frozenset[Capability],
         lacking: Mapping[Capability, str] | None = None,
     ):
-        """`lacking` says of a capability why this session hasn't got it."""
+        """`lacking` has the reason for each capability that this session lacks."""
         self._engine = engine
         self._capabilities = capabilities
         self._lacking = dict(lacking or {})
@@ -283,7 +283,7 @@ J = TypeVar("J")
 
 _UNKEYED = -1
 _THOUGHT = ("<think>", "</think>")
-"""What opens and what closes the reasoning of models that write it into their text."""
+"""Markers around the reasoning of models that write it into their text."""
 
 
 class RequestEncoder:
@@ -477,11 +477,11 @@ def catch_failure(prepare: Callable[[Any], J]) -> Callable[[Any], J | RequestFai
             with runtime_errors("preparing a request"):
                 return prepare(request)
         except (InvalidRequestError, UnsupportedRequestError, EngineRuntimeError) as error:
-            return RequestFailure(error, _metadata_of(request))
+            return RequestFailure(error, _read_metadata(request))
 
     return prepared
 
 
-def _metadata_of(request: object) -> dict[str, object]:
+def _read_metadata(request: object) -> dict[str, object]:
     known = (GenerationRequest, LoglikelihoodRequest, RollingLoglikelihoodRequest)
     return request.metadata if isinstance(request, known) else {}

@@ -1,4 +1,4 @@
-"""What serves one request of a session, and all requests of a list call in order."""
+"""Sessions for runtimes that are asked for whole requests: a server, a hosted model."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def make_completion_job(
     tokenizer: Tokenizer | None,
     complete: Callable[[RequestPrompt], AsyncIterator[CompletionChunk]],
     *,
-    tells: bool,
+    deltas: bool,
 ) -> RequestJob:
-    """Reads the pieces of one completion up to its end or its cut; with `tells`, deltas too."""
+    """Return a job that reads one completion to its end or cut; with `deltas`, emits them too."""
 
-    async def serve(tell: Emit) -> GenerationOutput:
+    async def serve(emit: Emit) -> GenerationOutput:
         assembly = OutputAssembler(prompt, tokenizer)
         pieces = cast("Any", complete(prompt))
         async with aclosing(pieces):
             async for piece in pieces:
                 delta = assembly.take(piece)
-                if tells and delta is not None:
-                    tell(delta)
+                if deltas and delta is not None:
+                    emit(delta)
                 if assembly.is_cut:
                     break
         return assembly.output()
@@ -73,7 +73,7 @@ def make_completion_job(
 def make_score_job(
     scoring: ScoringJob, score: Callable[[TokenSpan], Awaitable[TokenScore]]
 ) -> RequestJob:
-    """Scores a prepared span, and makes of the score what its request is answered with."""
+    """Return a job that scores a prepared span and turns the score into an output."""
 
     async def serve(_: Emit) -> Any:
         return scoring.conclude(await score(scoring.span))
@@ -82,7 +82,7 @@ def make_score_job(
 
 
 def make_answer_job(request: Q, answer: Callable[[Q], Awaitable[Any]]) -> RequestJob:
-    """Has the runtime answer a request as it was asked; the metadata are the request's own."""
+    """Return a job that has the runtime answer a request by itself; metadata are the request's."""
 
     async def serve(_: Emit) -> Any:
         return replace(await answer(request), metadata=request.metadata)
@@ -96,9 +96,9 @@ def collect_results(
     limits: StreamLimits,
     requests: Sequence[int] | None = None,
 ) -> list[Any]:
-    """Results in the order of the jobs.
+    """Return results in the order of the jobs.
 
-    What the runtime finds wrong with requests is raised for all of them, once every job is done.
+    Faults that the runtime finds in requests are raised for all of them, once every job is done.
     Any other error is raised at once, and what still runs is aborted. `requests` has the index of
     the request that each job is a part of, where that isn't the job's own.
     """
@@ -128,7 +128,7 @@ def collect_results(
 def _refusal(
     refused: Mapping[int, EvalutionError], total: int
 ) -> InvalidRequestError | UnsupportedRequestError:
-    """One error for requests that only the runtime could find wrong; the others did run."""
+    """Return one error for requests that only the runtime could refuse; the others did run."""
     kinds = {type(error) for error in refused.values()}
     kind = kinds.pop() if len(kinds) == 1 else InvalidRequestError
     shown = "; ".join(f"[{index}] {error}" for index, error in sorted(refused.items())[:3])
@@ -141,9 +141,9 @@ def _refusal(
 K = TypeVar("K", bound=Hashable)
 
 _CANARY, _CANARY_TOKENS = "Hello", 16
-"""What is asked of a runtime in doubt that has answered nothing yet; some refuse to say less."""
+"""Asked of a runtime in doubt that has answered nothing yet; some refuse to generate less."""
 _UNLIMITED = 1 << 31
-"""Stands for a window that nobody told: then the runtime decides what is too long."""
+"""Stands for an unknown window: then the runtime decides what is too long."""
 
 
 class RequestSession(KitSession):
@@ -265,7 +265,7 @@ class RequestSession(KitSession):
     ) -> list[GenerationOutput]:
         batch_size = self._begin(batch_size)
         prompts: list[RequestPrompt] = self._validator.check_all(self._prompt, requests)
-        jobs = [self._completing(prompt, tells=False) for prompt in prompts]
+        jobs = [self._completing(prompt, deltas=False) for prompt in prompts]
         return self._all(jobs, batch_size)
 
     def generate_continuous(
@@ -274,7 +274,7 @@ class RequestSession(KitSession):
         batch_size = self._begin(batch_size)
 
         def job(request: GenerationRequest) -> RequestJob:
-            return self._completing(self._prompt(request), tells=False)
+            return self._completing(self._prompt(request), deltas=False)
 
         return self._make_stream(requests, job, batch_size)
 
@@ -284,7 +284,7 @@ class RequestSession(KitSession):
         batch_size = self._begin(batch_size, streams=True)
 
         def job(request: GenerationRequest) -> RequestJob:
-            return self._completing(replace(self._prompt(request), is_live=True), tells=True)
+            return self._completing(replace(self._prompt(request), is_live=True), deltas=True)
 
         return self._make_stream(requests, job, batch_size)
 
@@ -359,8 +359,8 @@ class RequestSession(KitSession):
         ids, stop_ids = job.prompt.token_ids, job.prompt.stop_ids
         return RequestPrompt(request, job.prompt_text, ids, job.truncated_tokens, stop_ids)
 
-    def _completing(self, prompt: RequestPrompt, *, tells: bool) -> RequestJob:
-        return make_completion_job(prompt, self._known_tokenizer, self._complete, tells=tells)
+    def _completing(self, prompt: RequestPrompt, *, deltas: bool) -> RequestJob:
+        return make_completion_job(prompt, self._known_tokenizer, self._complete, deltas=deltas)
 
     def _scoring(self, request: LoglikelihoodRequest) -> RequestJob:
         if self._encoder is None:
@@ -394,17 +394,17 @@ class RequestSession(KitSession):
     def _limits(self, batch_size: int | None) -> StreamLimits:
         return StreamLimits(running=batch_size or self._most, ahead=READ_AHEAD)
 
-    async def _serve_canary(self, tell: Emit) -> object:
-        """A request that a runtime which lives can serve, for want of one that it has served."""
+    async def _serve_canary(self, emit: Emit) -> object:
+        """Serve a request that any live runtime can serve, for want of one that it has served."""
         if Capability.GENERATE not in self._capabilities:
             pair = LoglikelihoodRequest(_CANARY, " " + _CANARY)
             job = await asyncio.to_thread(self._scoring, pair)
-            return await job.serve(tell)
+            return await job.serve(emit)
         request = GenerationRequest(_CANARY, max_new_tokens=_CANARY_TOKENS)
         if self._encoder is None and Capability.CHAT in self._capabilities:
             request = replace(request, messages=[{"role": "user", "content": _CANARY}])
         prompt = await asyncio.to_thread(self._prompt, request)
-        return await self._completing(prompt, tells=False).serve(tell)
+        return await self._completing(prompt, deltas=False).serve(emit)
 
     def _all(self, jobs: Sequence[RequestJob], batch_size: int | None) -> list[Any]:
         return collect_results(self._loop, jobs, self._limits(batch_size))
@@ -420,5 +420,5 @@ class RequestSession(KitSession):
     def _complete_ids(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
         request = GenerationRequest(input_ids=list(token_ids), max_new_tokens=length, logprobs=2)
         prompt = RequestPrompt(request, "", list(token_ids), 0)
-        (output,) = self._all([self._completing(prompt, tells=False)], None)
+        (output,) = self._all([self._completing(prompt, deltas=False)], None)
         return output

@@ -21,14 +21,14 @@ from evalution_core import (
     SessionClosedError,
     TextDelta,
 )
-from evalution_enginekit.completion import joined
+from evalution_enginekit.completion import join_deltas
 from evalution_enginekit.runtime import PATIENCE, Liveness, runtime_errors
 from evalution_enginekit.streams import ResultStream, StreamLimits
 
 R = TypeVar("R")
 
 IDLE = math.inf
-"""What an activity's step returns when it has nothing to do until it is woken."""
+"""Returned by a task's step that has nothing to do until it is woken."""
 
 
 def check_process(name: str, pid: int) -> None:
@@ -56,9 +56,9 @@ class RuntimeTask(Protocol):
 
 
 class RuntimeThread:
-    """Runs calls and activities one after the other, from whatever thread they were asked for.
+    """Runs calls and tasks one after the other, from whatever thread they were asked for.
 
-    `lock` guards the state that activities share with callers; it is never held during a step.
+    `lock` guards the state that tasks share with callers; it is never held during a step.
     The thread starts with the first work and is a daemon.
     """
 
@@ -68,7 +68,7 @@ class RuntimeThread:
         self._name = name
         self._pid = os.getpid()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._activities: list[RuntimeTask] = []
+        self._tasks: list[RuntimeTask] = []
         self._thread: threading.Thread | None = None
         self._woken = False
         self._closing = False
@@ -82,8 +82,8 @@ class RuntimeThread:
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def add(self, activity: RuntimeTask) -> None:
-        self._activities.append(activity)
+    def add(self, task: RuntimeTask) -> None:
+        self._tasks.append(task)
 
     def ensure_open(self) -> None:
         """Raise `SessionClosedError` after `close` or in a fork, else the thread's own error."""
@@ -94,7 +94,7 @@ class RuntimeThread:
             raise SessionClosedError(f"{self._name} is closed; build a new session")
 
     def wake(self) -> None:
-        """Emit the thread that there may be work, and start it if it doesn't run yet."""
+        """Notify the thread that there may be work, and start it if it doesn't run yet."""
         with self.lock:
             if self._closing or self._failure is not None:
                 return
@@ -165,8 +165,8 @@ class RuntimeThread:
         with self.lock:
             calls = list(self._calls)
             self._calls.clear()
-        for activity in self._activities:
-            activity.shut_down(ended)
+        for task in self._tasks:
+            task.shut_down(ended)
         for _, result in calls:
             result.set_exception(ended)
 
@@ -180,7 +180,7 @@ class RuntimeThread:
                 self._calls.clear()
             for function, result in calls:
                 _settle(function, result)
-            rests = [activity.step() for activity in self._activities]
+            rests = [task.step() for task in self._tasks]
             with self.lock:
                 rest = min(rests, default=IDLE)
                 if rest > 0 and not (self._woken or self._calls or self._closing):
@@ -197,12 +197,12 @@ def _settle(function: Callable[[], R], result: Future[R]) -> None:
 Emit = Callable[[TextDelta], None]
 
 _LETTING_GO_S = 2.0
-"""How long requests that are aborted by `close` may take for it, until they are broken into."""
+"""Seconds that requests which `close` aborts may take, until they are interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestJob:
-    """What serves one request; it may tell deltas, and returns the request's result."""
+    """A coroutine for one request: it may emit deltas, and returns the result."""
 
     serve: Callable[[Emit], Awaitable[Any]]
     metadata: dict[str, Any]
@@ -271,7 +271,7 @@ class RequestLoop:
 
     @property
     def running(self) -> int:
-        """Jobs that the runtime has not let go of."""
+        """Jobs that the runtime has not released."""
         return len(self._running)
 
     @property
@@ -304,7 +304,7 @@ class RequestLoop:
 
         Raises:
             SessionClosedError: the loop was closed before, or meanwhile.
-            EngineRuntimeError: called on the loop itself, which would wait for itself for ever.
+            EngineRuntimeError: called on the loop itself, which would deadlock.
         """
         if self.is_current:
             raise EngineRuntimeError(f"{self._name} waits for its own event loop")
@@ -394,16 +394,16 @@ class RequestLoop:
             task = asyncio.get_running_loop().create_task(self._serve(number, stream, job))
             self._running[number] = _Running(stream, task)
             # Cancelled before its first step, a task runs nothing of its own.
-            task.add_done_callback(lambda _, number=number: self._settled(number))
+            task.add_done_callback(lambda _, number=number: self._finish_call(number))
 
     async def _serve(self, number: int, stream: RequestStream, job: RequestJob) -> None:
-        def tell(delta: TextDelta) -> None:
+        def emit(delta: TextDelta) -> None:
             with self.lock:
-                stream.deliver_part(number, delta, joined)
+                stream.deliver_part(number, delta, join_deltas)
 
         try:
             with runtime_errors("a request"):
-                result = await job.serve(tell)
+                result = await job.serve(emit)
         except EvalutionError as error:
             is_fault = isinstance(error, EngineRuntimeError) and stream.wants(number)
             is_dead = is_fault and await self._is_dead(stream, number)
@@ -429,7 +429,7 @@ class RequestLoop:
                 return False
             if (canary := self._liveness.canary) is not None and await _works(canary):
                 self._liveness.worked(None)
-            # A success meanwhile is as good; a trial that was cancelled tells nothing.
+            # A success meanwhile is as good; a trial that was cancelled proves nothing.
             if self._liveness.failures < patience or not stream.wants(number):
                 return False
             self._liveness.ended()
@@ -437,12 +437,12 @@ class RequestLoop:
 
     def _give_up(self, stream: RequestStream, error: EvalutionError) -> None:
         lost = [key for number, key in stream.running.items() if stream.wants(number)]
-        told = EngineRuntimeError(f"{error} ({len(lost)} in flight)", in_flight=lost)
-        told.__cause__ = error.__cause__ or error
-        stream.fail(told)
+        lost_error = EngineRuntimeError(f"{error} ({len(lost)} in flight)", in_flight=lost)
+        lost_error.__cause__ = error.__cause__ or error
+        stream.fail(lost_error)
         self.wake()
 
-    def _settled(self, number: int) -> None:
+    def _finish_call(self, number: int) -> None:
         with self.lock:
             self._release(number)
             self._admit()

@@ -27,7 +27,7 @@ from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
 from evalution_enginekit.tokens import TokenScore, WrongScoresError
 
 _CHUNK_PATIENCE_S = 0.005
-"""How long a chunk may fill after its last span came: the choices of a question come together."""
+"""Seconds that a chunk may fill after its last span: the choices of a question come together."""
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J")
@@ -36,7 +36,7 @@ SpanScores = Sequence[TokenScore | EvalutionError]
 
 @dataclass(frozen=True, slots=True)
 class ScoringJob:
-    """A span and what its score becomes."""
+    """A span, and the function that makes its request's output of the score."""
 
     span: TokenSpan
     conclude: Callable[[TokenScore], Any]
@@ -65,7 +65,7 @@ class _Chunk:
         return self.jobs[self.done :]
 
     def end(self) -> None:
-        """Have the engine let go of it."""
+        """Have the engine release it."""
         steps, self.steps = self.steps, None
         end_steps(steps, "scoring")
 
@@ -148,7 +148,7 @@ class ScoringLoop:
         if len(found) > len(chunk.rest):
             raise EngineRuntimeError(f"scored more than the {len(chunk.jobs)} spans there were")
         results = [
-            (number, job.span, _conclusion(job, score))
+            (number, job.span, _conclude(job, score))
             for (number, _, job), score in zip(chunk.rest, found, strict=False)
         ]
         if len(found) == len(chunk.rest):
@@ -193,12 +193,12 @@ class ScoringLoop:
     def _fail_alone(self, chunk: _Chunk, error: EvalutionError) -> None:
         self._chunks.popleft()
         ((number, key, job),) = chunk.rest
-        chunk.stream.deliver(number, RequestFailure(_with_ids(error, [key]), job.metadata))
+        chunk.stream.deliver(number, RequestFailure(_add_ids(error, [key]), job.metadata))
         chunk.stream.release(number)
 
     def _give_up(self, chunk: _Chunk, error: EvalutionError) -> None:
         self._chunks.popleft()
-        chunk.stream.fail(_with_ids(error, list(chunk.stream.running.values())))
+        chunk.stream.fail(_add_ids(error, list(chunk.stream.running.values())))
         for number, _, _ in chunk.rest:
             chunk.stream.release(number)
         self._liveness.ended()
@@ -208,7 +208,7 @@ class ScoringLoop:
             ended = [chunk for chunk in self._chunks if chunk.stream.ended]
             for chunk in ended:
                 self._chunks.remove(chunk)
-        # Without the lock, as every call of the engine; released once it has let go.
+        # Without the lock, as every call of the engine.
         for chunk in ended:
             chunk.end()
         with self._thread.lock:
@@ -217,14 +217,14 @@ class ScoringLoop:
                     chunk.stream.release(number)
 
 
-def _with_ids(error: EvalutionError, lost: Sequence[Hashable]) -> EngineRuntimeError:
+def _add_ids(error: EvalutionError, lost: Sequence[Hashable]) -> EngineRuntimeError:
     kind = WrongScoresError if isinstance(error, WrongScoresError) else EngineRuntimeError
-    told = kind(f"{error} ({len(lost)} in flight)", in_flight=lost)
-    told.__cause__ = error.__cause__ or error
-    return told
+    lost_error = kind(f"{error} ({len(lost)} in flight)", in_flight=lost)
+    lost_error.__cause__ = error.__cause__ or error
+    return lost_error
 
 
-def _conclusion(job: ScoringJob, score: TokenScore | EvalutionError) -> Any:
+def _conclude(job: ScoringJob, score: TokenScore | EvalutionError) -> Any:
     if isinstance(score, EvalutionError):
         return RequestFailure(score, job.metadata)
     if not isinstance(score, TokenScore):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -1,4 +1,4 @@
-"""What both session bases are alike in: what was checked, and what they say of themselves."""
+"""Session bases: what all sessions share, and `TokenSession` for runtimes on token ids."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class KitSession(BaseInferenceSession):
         """Greedy continuation of ids with its log-probabilities, through the next-token path."""
 
     def _describe(self) -> dict[str, Any]:
-        """What `describe_execution` adds to, or puts in place of, what the kit knows."""
+        """Facts that `describe_execution` adds to, or puts in place of, those of the kit."""
         return {}
 
     @property
@@ -155,7 +155,7 @@ class KitSession(BaseInferenceSession):
         return cap
 
     def _compare_paths(self, tokenizer: Tokenizer, max_model_len: int) -> CheckResult:
-        """The self check on ids, against the next-token path where that tells log-probabilities."""
+        """Run the self check on ids, against the next-token path if it gives log-probabilities."""
         compares = {Capability.GENERATE, Capability.LOGPROBS} <= self._capabilities
         return self_check(
             tokenizer,
@@ -175,7 +175,7 @@ class KitSession(BaseInferenceSession):
 
 
 def make_span_job(span: TokenSpan) -> ScoringJob:
-    """A job that gives the score of a span as it is."""
+    """Return a job that gives the score of a span as it is."""
     return ScoringJob(span, _itself, {})
 
 
@@ -184,7 +184,7 @@ def make_rolling_outputs(
     texts: Sequence[Sequence[TokenSpan]],
     scores: Iterator[TokenScore],
 ) -> list[RollingLoglikelihoodOutput]:
-    """The outputs of texts, of each text's windows and of the scores of all windows in order."""
+    """Return the outputs of texts from their windows and the scores of all windows in order."""
     return [
         rolling_output(request, windows, [next(scores) for _ in windows])
         for request, windows in zip(requests, texts, strict=True)

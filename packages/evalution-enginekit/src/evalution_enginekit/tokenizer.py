@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, TextCodec
-from evalution_enginekit.chat import SPECIAL_TOKENS, ChatTemplate, bound_template
+from evalution_enginekit.chat import SPECIAL_TOKENS, ChatTemplate, bind_template
 from evalution_enginekit.runtime import import_runtime
 
 if TYPE_CHECKING:
@@ -109,15 +109,15 @@ def load_tokenizer(model: Model, folder: Path) -> Tokenizer:
         EngineUnavailableError: the loader's library is not installed.
     """
     if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-        return given_tokenizer(model, model.tokenizer, lambda: declared_eos(folder))
-    named = named_tokenizer(model)
+        return find_given_tokenizer(model, model.tokenizer, lambda: declared_eos(folder))
+    named = find_tokenizer_name(model)
     path = Path(named) if named else folder
     file = path / "tokenizer.json" if path.is_dir() else path
-    declared = declared_eos(folder) or (_declared_beside(file) if path.exists() else frozenset())
+    declared = declared_eos(folder) or (_read_declared_eos(file) if path.exists() else frozenset())
     plain = not model.trust_remote_code and not model.tokenizer_kwargs
     if file.name.endswith(".json") and file.is_file() and plain:
         tokenizer = TokenizerFile(file, declared)
-        tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
+        tokenizer.chat_template = bind_template(model, tokenizer.chat_template)
         return tokenizer
     if named is None and not any(path.glob("tokenizer*")) and not any(path.glob("vocab*")):
         raise ConfigurationError(
@@ -142,31 +142,31 @@ def checkpoint_tokenizer(
     if folder is not None:
         return load_tokenizer(model, folder)
     if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-        return given_tokenizer(model, model.tokenizer, lambda: declared_eos)
+        return find_given_tokenizer(model, model.tokenizer, lambda: declared_eos)
 
-    return load_hf_tokenizer(model, named_tokenizer(model) or str(model.path), declared_eos)
+    return load_hf_tokenizer(model, find_tokenizer_name(model) or str(model.path), declared_eos)
 
 
-def given_tokenizer(
+def find_given_tokenizer(
     model: Model, given: Any, declared_eos: Callable[[], Iterable[int]]
 ) -> Tokenizer:
     """A tokenizer object of the caller's: one of the kit's protocol, or a Transformers one.
 
-    It isn't changed; variables of the chat template are bound beside it. `declared_eos` tells the
+    It isn't changed; variables of the chat template are bound beside it. `declared_eos` has the
     ids that the model says end a generation, which the kit's protocol has already.
 
     Raises:
         ConfigurationError: it has no chat template for `chat_template_kwargs`.
     """
     if hasattr(given, "leading_ids"):
-        return bound_tokenizer(model, given)
+        return bind_tokenizer(model, given)
 
     tokenizer = HFTokenizer(given, declared_eos())
-    tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
+    tokenizer.chat_template = bind_template(model, tokenizer.chat_template)
     return tokenizer
 
 
-def bound_tokenizer(model: Model, tokenizer: Tokenizer) -> Tokenizer:
+def bind_tokenizer(model: Model, tokenizer: Tokenizer) -> Tokenizer:
     """`tokenizer`, unchanged, or beside it one that renders with `model.chat_template_kwargs`.
 
     Raises:
@@ -175,10 +175,10 @@ def bound_tokenizer(model: Model, tokenizer: Tokenizer) -> Tokenizer:
     """
     if not model.chat_template_kwargs:
         return tokenizer
-    return _Retemplated(tokenizer, bound_template(model, tokenizer.chat_template))
+    return _Retemplated(tokenizer, bind_template(model, tokenizer.chat_template))
 
 
-def named_tokenizer(model: Model) -> str | None:
+def find_tokenizer_name(model: Model) -> str | None:
     """The path or Hub name that replaces the tokenizer beside the weights; None: nothing does."""
     name = model.tokenizer if isinstance(model.tokenizer, str) else None
     return name or model.tokenizer_path
@@ -218,7 +218,7 @@ def parse_eos_ids(declared: object, source: str = "the checkpoint") -> frozenset
 class TokenizerFile:
     """A `tokenizer.json` with what lies beside it: special tokens and template.
 
-    `declared_eos` are the ids that the model says end a generation, besides the tokenizer's own;
+    `declared_eos` are the ids that the model says end a generation, beside the tokenizer's own;
     None: those that the files beside `file` declare.
 
     Raises:
@@ -240,7 +240,7 @@ class TokenizerFile:
         self.bos_id = self._id_of(specials.get("bos_token"))
         self.eos_id = self._id_of(specials.get("eos_token"))
         own = () if self.eos_id is None else (self.eos_id,)
-        declared = _declared_beside(file) if declared_eos is None else declared_eos
+        declared = _read_declared_eos(file) if declared_eos is None else declared_eos
         self.eos_ids = frozenset((*own, *declared))
         self.special_ids = frozenset(
             token_id
@@ -282,7 +282,7 @@ def _load(file: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _declared_beside(file: Path) -> frozenset[int]:
+def _read_declared_eos(file: Path) -> frozenset[int]:
     return declared_eos(file.parent)
 
 
@@ -383,7 +383,7 @@ def load_hf_tokenizer(model: Model, path: str, declared_eos: Iterable[int] = ())
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"no tokenizer could be loaded from {path!r}: {error}") from error
     tokenizer = HFTokenizer(loaded, declared_eos)
-    tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
+    tokenizer.chat_template = bind_template(model, tokenizer.chat_template)
     return tokenizer
 
 

@@ -19,7 +19,7 @@ from evalution_enginekit import (
     TokenSession,
     TokenSpan,
 )
-from evalution_enginekit.runtime import set_options
+from evalution_enginekit.runtime import find_changed_options
 from evalution_transformers.attached_model import (
     EvalMode,
     eval_mode,
@@ -117,7 +117,7 @@ def attach_model(
     Raises:
         ConfigurationError: a handle is missing or of another kind, or an option of loading is set.
     """
-    refuse_loading_options(set_options(options, _LOADING_OPTIONS))
+    refuse_loading_options(find_changed_options(options, _LOADING_OPTIONS))
     return examine_handles(options, *read_handles(handles), model or Model())
 
 

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
-from evalution_enginekit.chat import ChatTemplate, bound_template
+from evalution_enginekit.chat import ChatTemplate, bind_template
 from evalution_enginekit.gguf.file import GGUFFile
-from evalution_enginekit.tokenizer import load_tokenizer, named_tokenizer
+from evalution_enginekit.tokenizer import find_tokenizer_name, load_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -54,9 +54,9 @@ def load_gguf_tokenizer(model: Model, file: GGUFFile) -> Tokenizer:
             tokens than the model, or no chat template for the model's variables.
         EngineUnavailableError: the `tokenizers` library, or Transformers, is not installed.
     """
-    if model.tokenizer is None and named_tokenizer(model) is None:
+    if model.tokenizer is None and find_tokenizer_name(model) is None:
         tokenizer = GGUFTokenizer(file)
-        tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
+        tokenizer.chat_template = bind_template(model, tokenizer.chat_template)
         return tokenizer
     return add_end_ids(load_tokenizer(model, file.path.parent), file)
 

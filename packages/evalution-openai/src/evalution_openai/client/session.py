@@ -28,9 +28,9 @@ from evalution_enginekit import (
     TokenScore,
     TokenSpan,
 )
-from evalution_enginekit.chat import bound_template, check_variables
+from evalution_enginekit.chat import bind_template, check_variables
 from evalution_enginekit.model_source import refuse_model_fields
-from evalution_enginekit.tokenizer import named_tokenizer
+from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_openai.client.connection import ServerConnection, open_connection
 from evalution_openai.client.dialects import DIALECTS
 from evalution_openai.client.probe import ServerCapabilities, ServerProbe
@@ -225,7 +225,7 @@ def build_session(
     """
     refuse_model_fields(options, model, _SERVER_FIELDS)
     check_variables(model.chat_template_kwargs)
-    if named_tokenizer(model) is None:
+    if find_tokenizer_name(model) is None:
         refuse_model_fields(options, model, _TOKENIZER_FIELDS)
     size = options.batch_size
     start, most = _AUTO_DEPTH if size in ("auto", None) else (size or 1, size or 1)
@@ -269,7 +269,7 @@ def _check_variables(options: OpenAIOptions, model: Model, probe: ServerProbe) -
         return
     template = probe.tokenizer.chat_template if probe.tokenizer is not None else None
     if probe.renders and template is None:
-        bound_template(model, None)
+        bind_template(model, None)
     if probe.renders and not isinstance(template, RemoteTemplate):
         return
     if not probe.dialect.takes_variables:
