@@ -151,7 +151,7 @@ class ParitySide(AbstractContextManager["ParitySide"]):
             UnsupportedRequestError: the session takes no ids.
         """
         self.require_ids(session)
-        with foreign_errors("tokenizer"):
+        with wrap_errors("tokenizer"):
             codec = session.tokenizer
         return None if codec is None else RequestEncoder(codec)
 
@@ -163,7 +163,7 @@ class ParitySide(AbstractContextManager["ParitySide"]):
 
 def read_info(session: BaseInferenceSession) -> SessionInfo:
     """Return the facts about a session; raises `EngineRuntimeError` if it fails to give them."""
-    with foreign_errors("info"):
+    with wrap_errors("info"):
         return session.info
 
 
@@ -194,8 +194,8 @@ def collect(
             asked.add(key)
             yield key, request
 
-    with foreign_errors(f"suite {suite.title!r}"):
-        for key, answer in session_answers(session, suite, note_asked()):
+    with wrap_errors(f"suite {suite.title!r}"):
+        for key, answer in open_stream(session, suite, note_asked()):
             if key not in asked or key in found:
                 raise EngineRuntimeError(
                     f"the session answered {key!r}, which was not asked or is answered already"
@@ -408,7 +408,7 @@ class _Counter:
 
 
 def _check_suites(
-    sides: Mapping[str, Lane],
+    sides: Mapping[str, EngineAndModel],
     tests: Sequence[SuiteDeclaration],
     limit: int | None,
     *,
