@@ -11,13 +11,11 @@ from importlib import import_module
 from typing import Any, Literal, cast
 
 from evalution.replicas import ReplicatedEngine
-from evalution.workers import WorkerOptions
-from evalution.workers.supervision import Supervision
-from evalution.workers.wire import pack_configuration
+from evalution.workers import Supervision, WorkerOptions, pack_configuration
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, secret, speed_only
 from evalution_core.plugins import did_you_mean
 from evalution_ray.actor import Plan, SessionActor
-from evalution_ray.capacity import described, described_nodes, rooms
+from evalution_ray.capacity import count_actors, format_nodes, format_resources
 from evalution_ray.connection import Connection, connect, load_ray
 from evalution_ray.dispatcher import Dispatcher
 from evalution_ray.session import RaySession
@@ -190,12 +188,12 @@ class RayReplicas(ReplicatedEngine):
 
     def _check_room(self, ray: Ray) -> None:
         nodes = ray.nodes()
-        found = rooms(nodes, self.need)
+        found = count_actors(nodes, self.need)
         if found >= self.count or self.autoscales:
             return
         raise EngineUnavailableError(
             f"the Ray cluster has room for {found} of {self.count} replicas, each of which takes "
-            f"{described(self.need)} ({described_nodes(nodes)}); ask for fewer, let each take less "
+            f"{format_resources(self.need)} ({format_nodes(nodes)}); ask for fewer, let each take less "
             "(num_cpus, num_gpus, memory, resources), add nodes, or set autoscales if the cluster "
             "adds them by itself"
         )
@@ -204,7 +202,7 @@ class RayReplicas(ReplicatedEngine):
         has = ray.available_resources()
         free = {name: has.get(name, 0.0) for name in self.need}
         return (
-            f"it takes {described(self.need)}, and free in all are {described(free)}; wait for "
+            f"it takes {format_resources(self.need)}, and free in all are {format_resources(free)}; wait for "
             "others to end, let each replica take less, or raise start_timeout"
         )
 

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Self, cast
 from pydantic.json_schema import SkipJsonSchema
 
 from evalution.hints import INSTALL_HINTS
-from evalution.workers import SupervisedSession, WorkerOptions, build_supervised
-from evalution.workers.session import check_workers
+from evalution.workers import SupervisedSession, WorkerOptions, build_supervised, check_workers
 from evalution_core import (
     BaseEngine,
     Capability,

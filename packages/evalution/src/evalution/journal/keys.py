@@ -10,17 +10,17 @@ from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any, cast
 
-from evalution.exchange import Request
 from evalution_core import (
     CONTRACT_VERSION,
     BaseEngine,
     GenerationRequest,
-    LoglikelihoodRequest,
     Model,
     RollingLoglikelihoodRequest,
     numeric_options,
 )
+from evalution_core.kinds import REQUEST_KINDS
 from evalution_core.redaction import SECRET_FIELD
+from evalution_core.requests import Request
 
 
 class _UntoldContentError(ValueError):
@@ -129,11 +129,7 @@ def _spellings(kind: type[Request]) -> list[tuple[str, _Spelling | None]]:
     return [(name, _SPELLINGS.get(name)) for name in names]
 
 
-_FIELDS: dict[type[Request], tuple[str, list[tuple[str, _Spelling | None]]]] = {
-    GenerationRequest: ("generation", _spellings(GenerationRequest)),
-    LoglikelihoodRequest: ("loglikelihood", _spellings(LoglikelihoodRequest)),
-    RollingLoglikelihoodRequest: ("rolling", _spellings(RollingLoglikelihoodRequest)),
-}
+_FIELDS = {kind.request: (kind.label, _spellings(kind.request)) for kind in REQUEST_KINDS}
 
 
 _KEY_VERSION = 1

@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from evalution.environment import make_engine_record
 from evalution.error_boundary import clean_up, wrap_errors
-from evalution.exchange import Request
 from evalution.parity.agreement import Failed, Key, Record, agreement, make_record
 from evalution.parity.encoding import Encoder, RequestIds, encoder_of, with_ids
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
@@ -39,6 +38,7 @@ from evalution_core import (
     HasMaxModelLen,
     UnsupportedRequestError,
 )
+from evalution_core.requests import Request
 
 
 class ParitySide(AbstractContextManager["ParitySide"]):

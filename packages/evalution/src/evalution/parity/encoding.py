@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, TypeGuard
 
-from evalution.exchange import Request
 from evalution_core import (
     BaseInferenceSession,
     GenerationRequest,
@@ -21,6 +20,7 @@ from evalution_core import (
     SpecialTokens,
     TextCodec,
 )
+from evalution_core.requests import Request
 
 Ids: TypeAlias = "array[int]"
 

@@ -11,7 +11,6 @@ from random import Random
 from typing import Literal, TypeVar
 
 from evalution.error_boundary import wrap_errors
-from evalution.exchange import Request
 from evalution.rows.local import Row, RowSource
 from evalution.suites.suite import Sample, Suite
 from evalution.user_input import find_count_problem
@@ -26,6 +25,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     nearest_name,
 )
+from evalution_core.requests import Request
 
 NATIVE = "native"
 _SPELLINGS = (NATIVE, "shuffle", "shuffle|<seed>", "length|asc", "length|desc")

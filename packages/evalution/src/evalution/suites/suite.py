@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from evalution.error_boundary import wrap_errors
-from evalution.exchange import Request
 from evalution.rows.local import BUILTIN
 from evalution.scoring.accumulators import MeasureAccumulator, MetricAccumulator
 from evalution.scoring.metrics import Measure, Metric, Score
@@ -26,6 +25,7 @@ from evalution_core import (
     redact,
 )
 from evalution_core.options import check_option_names, option_fields, option_problems
+from evalution_core.requests import Request
 
 _PARSE = "evalution.parse"
 _SHOW = "evalution.show"
