@@ -193,8 +193,8 @@ class RayReplicas(ReplicatedEngine):
             return
         raise EngineUnavailableError(
             f"the Ray cluster has room for {found} of {self.count} replicas, each of which takes "
-            f"{format_resources(self.need)} ({format_nodes(nodes)}); ask for fewer, let each take less "
-            "(num_cpus, num_gpus, memory, resources), add nodes, or set autoscales if the cluster "
+            f"{format_resources(self.need)} ({format_nodes(nodes)}); ask for fewer, let each take "
+            "less (num_cpus, num_gpus, memory, resources), add nodes, or set autoscales if the cluster "
             "adds them by itself"
         )
 
@@ -202,8 +202,9 @@ class RayReplicas(ReplicatedEngine):
         has = ray.available_resources()
         free = {name: has.get(name, 0.0) for name in self.need}
         return (
-            f"it takes {format_resources(self.need)}, and free in all are {format_resources(free)}; wait for "
-            "others to end, let each replica take less, or raise start_timeout"
+            f"it takes {format_resources(self.need)}, and free in all are "
+            f"{format_resources(free)}; wait for others to end, let each replica take less, or "
+            "raise start_timeout"
         )
 
 
