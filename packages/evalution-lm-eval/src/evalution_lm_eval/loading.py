@@ -16,8 +16,8 @@ from evalution.error_boundary import wrap_errors
 from evalution.suites.suite import RequestKind
 from evalution.yaml_spec.yaml_file import read_yaml
 from evalution_core import Capability, ConfigurationError, UnsupportedRequestError, did_you_mean
-from evalution_lm_eval.asking import generation_fields
 from evalution_lm_eval.options import LmEvalOptions
+from evalution_lm_eval.requests import generation_fields
 from evalution_lm_eval.upstream import Group, Sampler, Task, TaskManager
 
 KINDS = {

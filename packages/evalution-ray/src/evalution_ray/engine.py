@@ -194,8 +194,8 @@ class RayReplicas(ReplicatedEngine):
         raise EngineUnavailableError(
             f"the Ray cluster has room for {found} of {self.count} replicas, each of which takes "
             f"{format_resources(self.need)} ({format_nodes(nodes)}); ask for fewer, let each take "
-            "less (num_cpus, num_gpus, memory, resources), add nodes, or set autoscales if the cluster "
-            "adds them by itself"
+            "less (num_cpus, num_gpus, memory, resources), add nodes, or set autoscales if the "
+            "cluster adds them by itself"
         )
 
     def _no_room(self, ray: Ray) -> str:
