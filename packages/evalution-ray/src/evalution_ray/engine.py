@@ -103,7 +103,7 @@ class RayReplicas(ReplicatedEngine):
 
     @property
     def need(self) -> dict[str, float]:
-        """What an actor takes, by Ray's names."""
+        """The resources of an actor, by Ray's names."""
         taken = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory or 0)}
         return {name: n for name, n in {**taken, **(self.resources or {})}.items() if n}
 
@@ -175,7 +175,7 @@ class RayReplicas(ReplicatedEngine):
             "resources": self.resources or {},
             "scheduling_strategy": self.placement,
             "max_concurrency": _CALLS,
-            # The scheduler restarts actors and repeats requests: Ray can't tell a request that
+            # The scheduler restarts actors and repeats requests: Ray can't separate a request that
             # kills its actor from the others that ran beside it.
             "max_restarts": 0,
             "max_task_retries": 0,
@@ -223,6 +223,6 @@ def _check_environment(given: Mapping[str, Any] | None) -> None:
 
 
 def _beat(options: WorkerOptions) -> float:
-    """Seconds between an actor's signs of life, which tell of progress too."""
+    """Return the seconds between an actor's heartbeats, which carry progress too."""
     deadlines = [options.request_timeout, options.heartbeat_timeout]
     return min([_LONGEST_BEAT_S, *(limit / _BEATS for limit in deadlines if limit is not None)])

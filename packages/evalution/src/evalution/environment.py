@@ -61,7 +61,7 @@ def read_requirements(name: str, extras: Iterable[str] = ()) -> list[Requirement
 _SECONDS = 10
 _COMMIT = "# branch.oid "
 _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-"""What a hook of another repository leaves in the environment."""
+"""Variables that a hook of another repository leaves in the environment."""
 
 
 @cache

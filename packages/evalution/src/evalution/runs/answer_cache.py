@@ -54,7 +54,7 @@ class CachedAnswers:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no answer for any sample of this suite."""
+        """True if there is no answer for any sample of this suite."""
         is_new = self._journal is None or not self._journal.has_answers(self._suite)
         return is_new and self._cache is None
 

@@ -31,7 +31,7 @@ Key = tuple[int, int]
 
 _OPTIONAL_COUNTS = ("prompt_tokens", "completion_tokens", "truncated_tokens")
 _ROUNDING = 1e-6
-"""How far above zero a log-probability may be rounded."""
+"""A log-probability may be rounded this far above zero."""
 
 
 @dataclass(slots=True)

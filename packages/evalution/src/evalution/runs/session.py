@@ -13,6 +13,7 @@ from typing import Any, Self
 from evalution.environment import record_execution, record_identity
 from evalution.error_boundary import clean_up, wrap_errors
 from evalution.progress import Progress
+from evalution.redaction import register_secrets
 from evalution.runs.backend import ModelBackend
 from evalution.runs.preflight import check_capabilities
 from evalution.suites.suite import AnySuite, RequestKind
@@ -58,6 +59,8 @@ class SessionHolder:
     ):
         self._engine = engine
         self._model = model
+        register_secrets(engine)
+        register_secrets(model)
         self._given = given
         self._record = record
         self._isolate = isolate

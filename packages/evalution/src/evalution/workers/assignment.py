@@ -26,7 +26,7 @@ class Divisible(Protocol):
 
     @property
     def is_dropped(self) -> bool:
-        """Whether its answer is not wanted any more."""
+        """True if its answer is not wanted any more."""
         ...
 
     def halves(self) -> Sequence[Self]:
@@ -116,7 +116,7 @@ class WorkerStream:
 
     @property
     def has_room(self) -> bool:
-        """Whether fewer items wait than the session runs: a round trip is then no idle time."""
+        """True if fewer items wait than the session runs: a round trip is then no idle time."""
         return not self.is_ended and not self.is_aborted and len(self.waiting) < self.cap
 
 
@@ -248,7 +248,7 @@ class Assignment:
         self.poison: PoisonRequestFinder[Any] = PoisonRequestFinder()
 
     def has_room(self, stream: PooledStream) -> bool:
-        """Whether another of the stream's items would go to a worker at once."""
+        """True if another of the stream's items would go to a worker at once."""
         return not stream.backlog and self._find_slot(stream) is not None
 
     def assign(self, now: float) -> None:
@@ -281,7 +281,7 @@ class Assignment:
             slot.abort(stream)
 
     def holds_stream(self, stream: PooledStream) -> bool:
-        """Whether a worker still has requests of this stream."""
+        """True if a worker still has requests of this stream."""
         return any(
             worker_stream.stream is stream
             for slot in self.slots

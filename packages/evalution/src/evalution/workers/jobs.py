@@ -224,13 +224,13 @@ class PooledStream:
 
     @property
     def takes_more(self) -> bool:
-        """Whether an item may be placed, as far as the reader is concerned."""
+        """True if an item may be placed, as far as the reader is concerned."""
         return not self.has_ended and self._unread < self._unread_bound
 
     # the scheduler's side
 
     def stays_on(self, slot: object) -> bool:
-        """Whether the next item should go where the last one went."""
+        """True if the next item should go where the last one went."""
         return self._run_left > 0 and self._run_slot is slot
 
     def placed_on(self, slot: object) -> None:
