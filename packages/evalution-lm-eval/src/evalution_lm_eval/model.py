@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from evalution.runs.preflight import check_model
-from evalution.runs.rolling import rolling_continuous
 from evalution_core import (
     BaseInferenceSession,
     Capability,
@@ -203,7 +202,7 @@ class EvalutionLM(PromptingLM):
     def _rolling(
         self, requests: Iterable[tuple[int, Any]], *, batch_size: int | None = None
     ) -> Iterator[tuple[int, Any]]:
-        return rolling_continuous(self._session, requests, batch_size=batch_size)
+        return self._session.loglikelihood_rolling_continuous(requests, batch_size=batch_size)
 
     def _pair(self, context: str, continuation: str) -> LoglikelihoodRequest:
         if isinstance(context, ChatPrompt) or not self._takes_ids:

@@ -16,7 +16,7 @@ import typer
 
 from evalution.cli.errors import EXIT_WITH_FAILURES, hint_isolation, report_errors
 from evalution.cli.options import DebugOption, SpecArgument
-from evalution.progress import terminal_progress
+from evalution.progress_bar import make_terminal_progress
 from evalution.results import RunResult
 from evalution.runs.folder import DefaultFolder
 from evalution.runs.options import RunOptions
@@ -88,7 +88,7 @@ def run(
             isolate=loaded.isolate,
             failures=loaded.failures,
             backend=loaded.backend,
-            progress=terminal_progress(),
+            progress=make_terminal_progress(),
         )
         handle = Run(loaded.engine, loaded.model, options)
         try:

@@ -28,6 +28,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     nearest_name,
 )
+from evalution_core.requests import Request
 
 NATIVE = "native"
 _SPELLINGS = (NATIVE, "shuffle", "shuffle|<seed>", "length|asc", "length|desc")

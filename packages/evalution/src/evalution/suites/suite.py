@@ -28,6 +28,7 @@ from evalution_core import (
     redact,
 )
 from evalution_core.options import check_option_names, option_fields, option_problems
+from evalution_core.requests import Request
 
 _PARSE = "evalution.parse"
 _SHOW = "evalution.show"
