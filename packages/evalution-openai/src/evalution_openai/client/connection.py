@@ -273,7 +273,7 @@ class ServerConnection:
 
 
 def is_unreachable(error: EvalutionError) -> bool:
-    """Whether a request failed because nothing accepted the connection."""
+    """Return whether a request failed because nothing accepted the connection."""
     return isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
 
 

@@ -262,7 +262,7 @@ def _numbers(listed: Any, expected: int, what: str) -> list[float]:
 
 
 def _is_greedy(values: Sequence[float], listed: Sequence[Sequence[float]]) -> bool | None:
-    """Whether no listed token is more likely than the scored one; None if none are listed."""
+    """Return whether no listed token beats the scored one; None if none are listed."""
     if len(listed) != len(values) or not all(listed):
         return None
     return all(

@@ -31,8 +31,9 @@ from evalution_openai.server.errors import (
     to_api_error,
 )
 from evalution_openai.server.listening import check_bind, format_url, listening
+from evalution_openai.server.metrics import Metrics
 from evalution_openai.server.routes import make_routes
-from evalution_openai.server.serving import Metrics, ServedModel
+from evalution_openai.server.serving import ServedModel
 from evalution_openai.server.settings import ServerSettings, is_loopback, read_host
 from evalution_openai.server.streaming import ResponseSender, send_json
 
@@ -163,8 +164,8 @@ class OpenAICompatibleServer:
         try:
             yield
         finally:
-            self._served.close()
-            self._served = None
+            served, self._served = self._served, None
+            await asyncio.to_thread(served.close)
             if built is not None:
                 await asyncio.to_thread(built.close)
 
@@ -172,8 +173,7 @@ class OpenAICompatibleServer:
         name = self._settings.model_name
         if name is None:
             name = self._model.name if self._model else type(session).__name__
-        declared = self._engine.capabilities if self._engine else None
-        return ServedModel(session, name, declared, self._settings, self.metrics)
+        return ServedModel(session, name, self._settings, self.metrics)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()

@@ -38,7 +38,7 @@ class ResponseFormat(BaseModel):
 
 
 class GenerationBody(Body):
-    """What completions and chat have in common."""
+    """Fields that completions and chat share."""
 
     temperature: Annotated[float, Field(ge=0, le=1000)] | None = Field(
         None, description="0 or absent: greedy."

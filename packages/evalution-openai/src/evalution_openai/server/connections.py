@@ -28,12 +28,12 @@ class Client(Protocol):
 
     @property
     def has_sent_all(self) -> bool:
-        """Whether the whole body has arrived, so that `receive` returns at once."""
+        """True if the whole body has arrived, so that `receive` returns at once."""
         ...
 
     @property
     def takes_more(self) -> bool:
-        """Whether there is room in the write buffer, so that `send` returns at once."""
+        """True if there is room in the write buffer, so that `send` returns at once."""
         ...
 
     @property

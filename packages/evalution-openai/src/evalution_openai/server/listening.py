@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ def check_bind(host: str, *, has_key: bool, public_without_key: bool) -> None:
         return
     raise ConfigurationError(
         f"host {host} lets everybody who reaches this machine use the model; set a key with "
-        "--api-key-env NAME (in Python api_key), or allow it with --public-without-key (any_host)"
+        "--api-key-env NAME (in Python api_key), or say --public-without-key (any_host) as well"
     )
 
 
@@ -71,7 +71,8 @@ def listening(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> Generator
 
     def run() -> None:
         try:
-            server.run([bound])
+            with bound, suppress(SystemExit):  # uvicorn's answer to a failed start
+                server.run([bound])
         finally:
             started.set()
 

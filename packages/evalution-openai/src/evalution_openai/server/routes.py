@@ -24,6 +24,7 @@ from evalution_openai.server.chat import chat
 from evalution_openai.server.completions import complete
 from evalution_openai.server.errors import ErrorAnswer
 from evalution_openai.server.json_route import JsonRoute
+from evalution_openai.server.metrics import Metrics
 from evalution_openai.server.scoring import (
     LoglikelihoodAnswer,
     LoglikelihoodBatch,
@@ -32,7 +33,7 @@ from evalution_openai.server.scoring import (
     loglikelihood,
     rolling,
 )
-from evalution_openai.server.serving import Metrics, ServedModel
+from evalution_openai.server.serving import ServedModel
 from evalution_openai.server.streaming import send_bytes, send_json
 from evalution_openai.server.tokens import (
     DetokenizeAnswer,
@@ -71,7 +72,7 @@ class Operation:
     body: Any = None
     streams: bool = False
     is_open: bool = False
-    """Whether it needs no key."""
+    """The route needs no key."""
 
 
 def make_document(operations: Sequence[Operation]) -> dict[str, Any]:

@@ -64,18 +64,14 @@ async def loglikelihood(served: ServedModel, body: LoglikelihoodBody) -> dict[st
     validated = [
         _validate(served.validation.loglikelihood, _to_pair_request, item) for item in items
     ]
-    return await _score_requests(
-        served.loglikelihood.results, validated, body.requests is None, _format_score
-    )
+    return await _score_requests(served.score, validated, body.requests is None, _format_score)
 
 
 async def rolling(served: ServedModel, body: RollingBody) -> dict[str, Any]:
     """Score each token of one text, or of those of `requests`."""
     items = _items(body.requests, body, served)
     validated = [_validate(served.validation.rolling, _to_text_request, item) for item in items]
-    return await _score_requests(
-        served.rolling.results, validated, body.requests is None, _format_text_score
-    )
+    return await _score_requests(served.score, validated, body.requests is None, _format_text_score)
 
 
 def _items(requests: Sequence[Any] | None, body: Any, served: ServedModel) -> Sequence[Any]:

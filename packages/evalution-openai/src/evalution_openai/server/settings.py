@@ -103,7 +103,7 @@ class ServerSettings:
 
 @lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address can only be reached from this machine."""
+    """Return whether a name or an address can only be reached from this machine."""
     if host == "localhost":
         return True
     try:

@@ -7,7 +7,6 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from evalution_core import SpecialTokens
 from evalution_enginekit import ChatTemplate
 from evalution_openai.server.bodies import DetokenizeBody, TokenizeBody
 from evalution_openai.server.errors import ApiError
@@ -67,26 +66,25 @@ async def detokenize(served: ServedModel, body: DetokenizeBody) -> DetokenizeAns
 async def tokenizer_info(served: ServedModel) -> TokenizerInfo:
     """Return the facts that a client needs to encode as the server does."""
     codec = served.require_tokenizer("/tokenizer_info")
-    special = codec if isinstance(codec, SpecialTokens) else None
     whole = codec if isinstance(codec, WholeTokenizer) else None
     template = whole.chat_template if whole else None
     known = template if isinstance(template, ChatTemplate) else None
     return {
         "tokenizer_class": type(codec).__name__,
-        "bos_token": _text(served, special.bos_id if special else None),
-        "eos_token": _text(served, special.eos_id if special else None),
+        "bos_token": _spell(served, codec.bos_id),
+        "eos_token": _spell(served, codec.eos_id),
         "pad_token": None,
         "chat_template": (template.source or None) if template is not None else None,
         "chat_template_kwargs": known.variables if known is not None else None,
         "special_tokens": known.special_tokens if known is not None else None,
-        "leading_ids": list(special.leading_ids) if special else None,
-        "bos_id": special.bos_id if special else None,
-        "eos_id": special.eos_id if special else None,
+        "leading_ids": list(codec.leading_ids),
+        "bos_id": codec.bos_id,
+        "eos_id": codec.eos_id,
         "eos_ids": sorted(whole.eos_ids) if whole else None,
         "special_ids": sorted(whole.special_ids) if whole else None,
         "vocabulary_size": whole.vocabulary_size if whole else None,
     }
 
 
-def _text(served: ServedModel, token_id: int | None) -> str | None:
+def _spell(served: ServedModel, token_id: int | None) -> str | None:
     return None if token_id is None else served.spell(token_id)
