@@ -23,8 +23,7 @@ from evalution_core import (
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
 from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_openai.client.connection import ServerConnection, is_unreachable, open_connection
-from evalution_openai.client.dialects import find_dialect
-from evalution_openai.client.requests import BodyWriter, count_scoring_tokens
+from evalution_openai.client.dialects import BodyWriter, count_scoring_tokens, find_dialect
 from evalution_openai.client.responses import UseOfIds, to_mapping
 from evalution_openai.client.scoring_methods import (
     EchoScoring,
@@ -254,7 +253,7 @@ class ServerProbe:
 
     @property
     def renders(self) -> bool:
-        """Return whether messages are rendered here, by a local tokenizer or the server's template."""
+        """Return whether messages are rendered here, by a tokenizer or a known template."""
         if self._options.api == "completions":
             return True
         known = self._local is not None or (
@@ -377,7 +376,7 @@ class ServerProbe:
         return usage.get("prompt_tokens", len(prompt)) == len(prompt)
 
     def _sends_text(self) -> bool:
-        """Return whether text is sent as it is; Evalution's server encodes it by the kit's own rules."""
+        """Return whether text is sent as it is; Evalution's server encodes by the kit's rules."""
         own = self._options.max_model_len
         return self.tokenizer is None or (
             self.dialect.is_evalution

@@ -23,10 +23,10 @@ from evalution_core import (
 )
 from evalution_enginekit import Tokenizer, TokenScore, TokenSpan, runtime_errors
 from evalution_enginekit.self_check import self_check
-from evalution_openai.client.error_mapping import quote
 from evalution_openai.client.responses import (
     Fields,
     parse_id,
+    quote,
     read_choice,
     read_steps,
     to_mapping,

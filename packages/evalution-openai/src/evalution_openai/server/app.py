@@ -23,17 +23,15 @@ from evalution_core import (
     Model,
     scrub,
 )
-from evalution_openai.server.connections import get_client
+from evalution_openai.server.connections import check_bind, format_url, get_client, listening
 from evalution_openai.server.errors import (
     ApiError,
     make_internal_error,
     make_unavailable,
     to_api_error,
 )
-from evalution_openai.server.listening import check_bind, format_url, listening
-from evalution_openai.server.metrics import Metrics
 from evalution_openai.server.routes import make_routes
-from evalution_openai.server.serving import ServedModel
+from evalution_openai.server.serving import Metrics, ServedModel
 from evalution_openai.server.settings import ServerSettings, is_loopback, read_host
 from evalution_openai.server.streaming import ResponseSender, send_json
 

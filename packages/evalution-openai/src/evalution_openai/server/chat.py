@@ -19,8 +19,8 @@ from evalution_openai.server.answers import (
     make_head,
     make_spelling,
 )
-from evalution_openai.server.bodies import ChatBody
-from evalution_openai.server.prompts import (
+from evalution_openai.server.bodies import (
+    ChatBody,
     check_listed,
     make_chat_requests,
     render_requests,

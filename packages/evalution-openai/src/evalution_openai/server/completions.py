@@ -33,15 +33,15 @@ from evalution_openai.server.answers import (
     make_token_lists,
     read_entries,
 )
-from evalution_openai.server.bodies import CompletionBody
-from evalution_openai.server.errors import ApiError, make_unsupported
-from evalution_openai.server.prompts import (
+from evalution_openai.server.bodies import (
+    CompletionBody,
     PromptInput,
     check_listed,
     count_listed,
     make_completion_requests,
     read_prompts,
 )
+from evalution_openai.server.errors import ApiError, make_unsupported
 from evalution_openai.server.serving import ServedModel
 from evalution_openai.server.streaming import EventStream
 
