@@ -454,28 +454,36 @@ def test_caller_without_requests_gets_nothing_and_no_request_is_refused(
         run(front.answer(["text"]))  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-def test_caller_with_many_requests_holds_up_none_with_few(gated: GatedSession) -> None:
-    front = AsyncSession(gated, batch_size=1)
+def test_caller_with_many_requests_holds_up_none_with_few() -> None:
+    class Recording(GatedSession):
+        """Notes the prompts in the order in which the stream takes them."""
 
-    async def work() -> int:
-        done: list[int] = []
+        taken: list[Any]
 
-        async def ask(number: int, requests: list[GenerationRequest]) -> None:
-            async for _ in front.events(requests):
-                done.append(number)  # noqa: PERF401 - as they come
+        def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+            def noted() -> Iterator[Any]:
+                for key, request in requests:
+                    self.taken.append(request.prompt)
+                    yield key, request
 
-        many = asyncio.ensure_future(ask(1, [asked(number, 1) for number in range(20)]))
-        gated.permits.release()
-        while not done:
+            return super().generate_continuous(noted(), batch_size=batch_size)
+
+    with Recording() as session:
+        session.taken = []
+        front = AsyncSession(session, batch_size=1)
+
+        async def work() -> None:
+            many = asyncio.ensure_future(front.answer([asked(1, 1)] * 20))
+            while not session.taken:
+                await asyncio.sleep(0)
+            few = asyncio.ensure_future(front.answer([asked(2, 1)]))
             await asyncio.sleep(0)
-        few = asyncio.ensure_future(ask(2, [asked(99, 1)]))
-        await asyncio.sleep(0)
-        gated.permits.release(10_000)
-        await asyncio.gather(many, few)
-        return done.index(2)
+            session.permits.release(10_000)
+            await asyncio.gather(many, few)
 
-    assert run(work()) < 10
-    front.close()
+        run(work())
+        assert session.taken.index("prompt 2") < 10
+        front.close()
 
 
 def test_failure_of_the_runtime_costs_only_the_callers_that_had_requests_in_it() -> None:
