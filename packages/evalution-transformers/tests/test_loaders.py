@@ -203,18 +203,18 @@ def test_bars_are_upstreams_again_once_the_weights_are_there(upstream: Any) -> N
         (ConfigurationError("as it is"), ConfigurationError, "^as it is$"),
     ],
 )
-def test_what_a_loader_raises_is_told_in_our_words(
+def test_errors_of_a_loader_become_errors_of_evalution(
     raised: Exception, kind: type[Exception], message: str
 ) -> None:
     with (
-        pytest.raises(kind, match=message) as told,
+        pytest.raises(kind, match=message) as caught,
         loading_errors("model", "x", missing="more is needed"),
     ):
         raise raised
-    assert "word" not in str(told.value)
+    assert "word" not in str(caught.value)
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_told(tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
     source = builtin_path("builtin:tiny", "safetensors")
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source)
     tokenizer.add_tokens([f"extra{at}" for at in range(100)])

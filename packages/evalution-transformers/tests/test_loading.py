@@ -112,14 +112,14 @@ def test_an_adapter_is_read_from_safetensors(
         Transformers(device="cpu", adapter=str(adapter)).build(Model(str(write_checkpoint())))
 
 
-def test_identity_tells_two_configurations_apart(write_checkpoint: Callable[..., Path]) -> None:
+def test_identities_of_two_configurations_differ(write_checkpoint: Callable[..., Path]) -> None:
     folder = str(write_checkpoint())
-    told: list[Any] = []
+    found: list[Any] = []
     for bits in (4, 8):
         settings = transformers.GPTQConfig(bits=bits, dataset=["w5"])
-        told.append(to_plain({"quantization_config": settings, "torch": torch.float16}))
-    assert told[0] != told[1]
-    json.dumps(told)
+        found.append(to_plain({"quantization_config": settings, "torch": torch.float16}))
+    assert found[0] != found[1]
+    json.dumps(found)
     with TransformersCompat(device="cpu").build(
         Model(folder, model_kwargs={"config": transformers.AutoConfig.from_pretrained(folder)})
     ) as session:

@@ -186,7 +186,7 @@ def test_auto_is_the_default_of_each_option() -> None:
     asked = Transformers(device="auto", batch_size="auto", attn_implementation="auto")
     with asked.build(TINY) as session, Transformers().build(TINY) as unasked:
         assert session.describe_execution() == unasked.describe_execution()
-        assert session.preferred_batch_size == unasked.preferred_batch_size
+        assert session.info == unasked.info
 
 
 def test_the_runtime_is_described_without_a_model() -> None:

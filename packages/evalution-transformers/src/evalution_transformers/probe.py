@@ -50,7 +50,7 @@ _REFUSALS = (
     TypeError,
     ValueError,
 )
-"""How a model that doesn't take a form of input says so, in its own way."""
+"""Errors of models that don't take a form of input."""
 _OWN_WINDOW = re.compile(r"(window(_size|_len(gth)?)?|local_attention)$")
 """Names in a configuration for a reach of attention that its model sees to by itself."""
 _WINDOW_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
