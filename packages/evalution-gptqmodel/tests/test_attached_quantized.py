@@ -11,7 +11,7 @@ import transformers
 
 from evalution_core import ConfigurationError, LoglikelihoodRequest, Model
 from evalution_gptqmodel import GPTQModel
-from evalution_gptqmodel.runtime import quiet
+from evalution_gptqmodel.runtime import divert_output
 
 PAIR = LoglikelihoodRequest("Question: What is 3 + 4?\nAnswer:", " 3 + 4 = 7")
 
@@ -24,7 +24,7 @@ def tokenizer(quantized: Path) -> Any:
 @pytest.fixture(scope="module")
 def loaded(runtime: Any, quantized: Path) -> Any:
     """What GPTQModel's loader gives."""
-    with quiet():
+    with divert_output():
         return runtime.GPTQModel.load(str(quantized), device="cpu", dtype=torch.float32)
 
 

@@ -143,7 +143,7 @@ def test_a_layer_without_readable_weights_is_named() -> None:
     kernel = type("SealedLinear", (torch.nn.Linear,), {"__module__": "gptqmodel.nn_modules.sealed"})
     layer.__class__ = kernel
     with pytest.raises(ConfigurationError) as caught:
-        dequantize(torch.nn.Sequential(layer), runtime.packable_layer())
+        dequantize(torch.nn.Sequential(layer), runtime.find_packable_layer())
     assert str(caught.value) == (
         "dequantize=True: layer 0 is a SealedLinear, whose weights can't be read; it takes a "
         "checkpoint in GPTQ's own format, without online rotation. Leave dequantize out to run it "

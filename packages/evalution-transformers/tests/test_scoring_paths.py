@@ -11,7 +11,7 @@ import torch
 
 from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
 from evalution_transformers.forward import _chosen
-from evalution_transformers.generate import top_logprobs
+from evalution_transformers.generate import rank_logprobs
 from evalution_transformers.probe import probe_architecture
 from evalution_transformers.session import Scorer, make_scorer
 
@@ -257,7 +257,7 @@ def test_narrow_logits_are_scored_in_float32() -> None:
     rows, targets = torch.arange(64), torch.arange(64) * 60
     chosen, _ = _chosen(logits, rows, targets)
     assert (chosen.double() - right[rows, targets]).abs().max() < 1e-4
-    value, top = top_logprobs(logits[0], 7, 3)
+    value, top = rank_logprobs(logits[0], 7, 3)
     assert abs(value - right[0, 7]) < 1e-4
     assert len(top) == 3
     assert all(abs(found - right[0, token_id]) < 1e-4 for token_id, found in top.items())

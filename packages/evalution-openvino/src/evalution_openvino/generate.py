@@ -153,7 +153,7 @@ class GenaiBatching:
         if not self._forgets:
             self._pipeline = None
 
-    def paused(self) -> AbstractContextManager[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Return an empty context: between two steps nothing touches the model."""
         return nullcontext()
 

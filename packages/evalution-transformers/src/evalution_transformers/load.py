@@ -25,13 +25,13 @@ from evalution_enginekit.tokenizer_files import (
     load_hf_tokenizer,
     named_tokenizer,
 )
-from evalution_transformers.attached_model import declared_eos
+from evalution_transformers.attached_model import read_declared_eos
 from evalution_transformers.options import (
     ModelOptions,
     TransformersCompatOptions,
     TransformersOptions,
     asks_for_manager,
-    attention_to_load,
+    read_attention,
 )
 from evalution_transformers.runtime import loading_errors, resolve_device
 from evalution_transformers.upstream import CausalModel, LoadableModel
@@ -79,7 +79,7 @@ def load_checkpoint(options: CheckpointOptions, model: Model) -> Checkpoint:
     tokenizer = _load_tokenizer(model, folder)
     loaded = _load(str(folder or model.path), model, options, device)
     if isinstance(tokenizer, HFTokenizer):
-        tokenizer.eos_ids |= declared_eos(loaded)
+        tokenizer.eos_ids |= read_declared_eos(loaded)
     if options.adapter is not None:
         _add_adapter(loaded, options.adapter)
     loaded.requires_grad_(requires_grad=False).eval()
@@ -189,7 +189,7 @@ def _load(
 ) -> LoadableModel:
     arguments = dict(model.model_kwargs)
     arguments.setdefault("use_safetensors", "gguf_file" not in arguments or None)
-    if (attention := attention_to_load(options)) is not None:
+    if (attention := read_attention(options)) is not None:
         arguments["attn_implementation"] = attention
     with loading_errors("causal model", path, missing=f"loading {path!r} needs more"):
         found: Any = transformers.AutoModelForCausalLM.from_pretrained(
