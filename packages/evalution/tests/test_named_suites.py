@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 import evalution.suites
-from evalution.runs.preflight import check_suites
+from evalution.runs.preflight import parse_tests
 from evalution.scoring.metrics import Measure
 from evalution.suites import RequestKind, available_suites, load_suite
-from evalution.suites.discovery import built_in_entries
+from evalution.suites.discovery import find_built_in
 from evalution.yaml_spec.run_spec import parse_test
 from evalution_core import ConfigurationError, LoglikelihoodOutput
 
-BUILT_IN = [entry.name for entry in built_in_entries()]
+BUILT_IN = list(find_built_in())
 HELLASWAG = {
     "activity_label": "Roof shingle removal",
     "ctx_a": "A man  sits [header] on a roof.",
@@ -202,7 +202,7 @@ def test_importing_evalution_imports_no_task() -> None:
 def test_a_spec_names_a_suite_and_its_options(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(PIQA) + "\n", encoding="utf-8")
     declared = {"type": "piqa", "data": "rows.jsonl", "order": "Shuffle | 3", "row_indices": [0]}
-    (suite,) = check_suites([parse_test(declared, tmp_path)])
+    (suite,) = parse_tests([parse_test(declared, tmp_path)])
     assert (suite.title, suite.check_samples()) == ("piqa", 1)
     assert suite.to_dict()["order"] == "shuffle|3"
     with pytest.raises(ConfigurationError, match="suite PIQA has no option 'dat'; did you mean"):
@@ -221,7 +221,7 @@ def test_the_hub_has_the_rows_that_the_suite_expects(name: str) -> None:
 
 def test_a_misspelt_suite_names_the_nearest() -> None:
     with pytest.raises(
-        ConfigurationError, match="there is no suite 'helaswag'; did you mean 'hell"
+        ConfigurationError, match="no suite 'helaswag' is installed; did you mean 'hell"
     ):
         load_suite("helaswag")
     with pytest.raises(AttributeError, match="has no attribute 'HelaSwag'"):
@@ -232,8 +232,8 @@ def test_a_misspelt_suite_names_the_nearest() -> None:
 def test_a_suite_of_a_package_that_is_missing_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("evalution.suites.discovery.entry_points", lambda group: ())
-    told = f"there is no suite {name!r}; pip install evalution-lm-eval (suites: "
+    monkeypatch.setattr("evalution_core.plugins.installed", lambda group: [])
+    told = f"no suite {name!r} is installed; pip install evalution-lm-eval (installed: "
     with pytest.raises(ConfigurationError, match=re.escape(told)):
         load_suite(name)
 

@@ -8,14 +8,16 @@ from dataclasses import MISSING, dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
 
-from evalution.counts import count_problem, shown_value
+from pydantic import Field
+
+from evalution.counts import LARGEST, shown_value
 from evalution.exchange import Request
-from evalution.foreign_code import foreign_errors
 from evalution.rows.local import BUILTIN
 from evalution.scoring.accumulators import MeasureAccumulator, MetricAccumulator
 from evalution.scoring.metrics import Measure, Metric, Score
+from evalution.user_input import find_count_problem, format_value
 from evalution_core import (
     Capability,
     ConfigurationError,
@@ -45,8 +47,17 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
 
     declared_as: ClassVar[str] = "suite"
 
-    name: str | None = None
-    batch_size: int | None = None
+    name: Annotated[
+        str | None, Field(description="Name of the suite in results; None takes the suite's own.")
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=LARGEST,
+            description="Requests that run at once at most; None leaves it to the session.",
+        ),
+    ] = None
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         check_option_names(cls, options)
@@ -66,8 +77,6 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         validate_suite(self)
         if self.name is not None and not self.name.isprintable():
             raise self.wrong("name", "must be one line of text that can be shown")
-        if self.batch_size is not None and (problem := count_problem(self.batch_size, least=1)):
-            raise self.wrong("batch_size", problem)
         self.check_options()
 
     def check_options(self) -> None:  # noqa: B027 - most have nothing to add
@@ -96,7 +105,7 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         """The error for an option whose value is out of range, to be raised."""
         return ConfigurationError(
             f"option {option!r} of suite {type(self).__name__} {problem}, "
-            f"got {shown_value(getattr(self, option))}"
+            f"got {format_value(getattr(self, option))}"
         )
 
 
@@ -273,10 +282,10 @@ class Suite(SuiteDeclaration, Generic[S, A]):
         """
         count = 0
         try:
-            with foreign_errors("samples", ConfigurationError):
+            with wrap_errors("samples", ConfigurationError):
                 samples = iter(self.samples(limit))
             while True:
-                with foreign_errors(f"sample {count}", ConfigurationError):
+                with wrap_errors(f"sample {count}", ConfigurationError):
                     if next(samples, None) is None:
                         break
                 count += 1
@@ -321,7 +330,7 @@ def expand_suites(declared: Iterable[SuiteDeclaration]) -> list[AnySuite]:
 
 
 def _of_set(declared: SuiteSet) -> list[AnySuite]:
-    with foreign_errors(f"test {declared.title!r}", ConfigurationError):
+    with wrap_errors(f"test {declared.title!r}", ConfigurationError):
         members = list(declared.suites())
     if not members:
         raise ConfigurationError(f"test {declared.title!r} stands for no suite at all")

@@ -6,40 +6,44 @@ That package is found by the entry-point group `evalution.backends`, whose value
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
 from evalution.foreign_code import foreign_errors
-from evalution.hints import BACKEND_HINT, INSTALL_HINTS
+from evalution.hints import BACKEND_HINT, INSTALL_HINTS, note_working_folder
 from evalution.paths import path_errors, typed_path
 from evalution.rows.local import BUILTIN
 from evalution.runs.backend import BackendReader, ModelBackend, check_backend
-from evalution.runs.failure_policy import FailurePolicy
-from evalution.runs.lane import Lane
-from evalution.runs.preflight import as_model
+from evalution.runs.options import FailurePolicy
+from evalution.runs.preflight import EngineAndModel, parse_model
 from evalution.suites.discovery import load_suite
 from evalution.suites.suite import SuiteDeclaration
+from evalution.user_input import parse_path, path_errors
 from evalution.yaml_spec.yaml_file import EXAMPLES, as_mapping, declaration, read_yaml
 from evalution_core import (
     BaseEngine,
     ConfigurationError,
-    EngineUnavailableError,
     Model,
-    UnknownEngineError,
     builtin_path,
     did_you_mean,
     load_engine,
     nearest_name,
 )
-from evalution_core.entries import installed
 from evalution_core.options import option_fields
+from evalution_core.plugins import PluginRegistry
 
-GROUP = "evalution.backends"
+
+def _check_reader(found: object, what: str) -> BackendReader:
+    if not callable(found):
+        raise ConfigurationError(f"{what} is no function, but {found!r}")
+    return cast(BackendReader, found)
+
+
+BACKENDS = PluginRegistry("evalution.backends", "reader of backends", _check_reader)
+"""Packages that read the section `backend`; the runner knows none of their backends."""
 
 
 def read_backend(
@@ -52,30 +56,24 @@ def read_backend(
             or the backend, its options or the model are wrong.
         EngineUnavailableError: the backend's package can't be imported.
     """
-    reader = _reader()
+    reader = _find_reader()
     with foreign_errors(f"backend {name!r} can't be made", ConfigurationError):
         return reader(name, options, model, folder)
 
 
-def _reader() -> BackendReader:
-    points = installed(GROUP)
-    if not points:
+def _find_reader() -> BackendReader:
+    entries = BACKENDS.entries()
+    if not entries:
         raise ConfigurationError(
             "the section 'backend' needs a package of training backends and none is installed; "
             f"pip install {BACKEND_HINT}"
         )
-    if len(points) > 1:
-        sources = " and ".join(point.dist.name if point.dist else point.value for point in points)
+    if len(entries) > 1:
+        sources = " and ".join(entry.source for entry in entries)
         raise ConfigurationError(
             f"the section 'backend' is read by {sources}; uninstall all of them but one"
         )
-    (point,) = points
-    try:
-        return point.load()
-    except Exception as error:  # the border to foreign code: a package may raise anything
-        raise EngineUnavailableError(
-            f"training backends ({point.value}) can't be loaded: {type(error).__name__}: {error}"
-        ) from error
+    return entries[0].load()
 
 
 SECTIONS = ("engine", "model", "tests", "backend", "against", "isolate", "on_error", "max_failures")
@@ -94,7 +92,7 @@ class Spec:
     engine: BaseEngine
     model: Model
     tests: Sequence[SuiteDeclaration]
-    against: Lane | None = None
+    against: EngineAndModel | None = None
     isolate: bool = False
     failures: FailurePolicy = field(default_factory=FailurePolicy)
     backend: ModelBackend | None = None
@@ -127,7 +125,7 @@ def spec_path(source: str) -> Path:
     if source.startswith(BUILTIN):
         name, _, kind = source.removeprefix(BUILTIN).partition("/")
         return builtin_path(BUILTIN + name, kind or "quickstart")
-    path = typed_path(source)
+    path = parse_path(source)
     with path_errors(path):
         if path.is_dir():
             raise ConfigurationError(f"{path} is a folder; name the spec file in it")
@@ -181,11 +179,11 @@ def parse_engine(declared: object) -> BaseEngine:
         EngineUnavailableError: the engine's module is there and can't be imported.
     """
     name, options = declaration(declared, "engine")
-    with _module_beside(name):
+    with note_working_folder(name):
         engine = load_engine(name, hints=INSTALL_HINTS)
     _check_place(options, engine)
     _check_plain(options, "engine")
-    with foreign_errors(f"engine {engine.__name__} can't be made", ConfigurationError):
+    with wrap_errors(f"engine {engine.__name__} can't be made", ConfigurationError):
         return engine.from_options(options)
 
 
@@ -195,7 +193,7 @@ def parse_test(declared: object, base: Path | None) -> SuiteDeclaration:
     suite = load_suite(name)
     _check_place(options, suite)
     _check_plain(options, "test")
-    with foreign_errors(f"suite {suite.__name__} can't be made", ConfigurationError):
+    with wrap_errors(f"suite {suite.__name__} can't be made", ConfigurationError):
         return suite.from_options(options, base=base)
 
 
@@ -219,11 +217,11 @@ def _model(declared: object, base: Path) -> Model:
         return Model()
     if isinstance(declared, str):
         declared = {"path": declared}
-    model = as_model(dict(as_mapping(declared, "the section 'model'")))
+    model = parse_model(dict(as_mapping(declared, "the section 'model'")))
     if model.path is None or model.path.startswith(BUILTIN):
         return model
     # A Hub id looks like a relative path: only a file that is there, or `./`, settles it.
-    beside = (base / typed_path(model.path)).absolute()
+    beside = (base / parse_path(model.path)).absolute()
     with path_errors(beside):
         if beside.exists():
             return replace(model, path=str(beside))
@@ -245,7 +243,7 @@ def _backend(document: Mapping[str, Any], folder: Path) -> ModelBackend | None:
     return read_backend(name, options, document.get("model"), folder)
 
 
-def _against(declared: object, model: Model, base: Path) -> Lane | None:
+def _against(declared: object, model: Model, base: Path) -> EngineAndModel | None:
     if declared is None:
         return None
     fields = dict(as_mapping(declared, "the section 'against'"))
@@ -258,28 +256,13 @@ def _against(declared: object, model: Model, base: Path) -> Lane | None:
     if fields.get("engine") is None:
         raise ConfigurationError(f"the section 'against' names no engine{EXAMPLES['engine']}")
     other = _model(fields["model"], base) if fields.get("model") is not None else model
-    return Lane(parse_engine(fields["engine"]), other)
+    return EngineAndModel(parse_engine(fields["engine"]), other)
 
 
 def _isolate(declared: object) -> bool:
     if not isinstance(declared, bool):
         raise ConfigurationError(f"isolate must be true or false, got {declared!r}")
     return declared
-
-
-@contextmanager
-def _module_beside(name: str) -> Generator[None]:
-    """Note with an error of loading `module:Class` that its module lies in the working folder."""
-    try:
-        yield
-    except UnknownEngineError as error:
-        module, _, _ = name.partition(":")
-        file = Path(*module.split(".")).with_suffix(".py")
-        if module not in sys.modules and file.is_file():
-            error.add_note(
-                f"{file} is in the working folder, which `python -m evalution` looks into"
-            )
-        raise
 
 
 def _check_place(
