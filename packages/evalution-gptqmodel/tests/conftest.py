@@ -38,7 +38,7 @@ def tiny() -> Path:
 
 @pytest.fixture(scope="session")
 def wrapper(runtime: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """What GPTQModel gives: the tiny model, quantised in memory."""
+    """The tiny model, quantised in memory by GPTQModel."""
     rows = (tiny / "rows" / "prose.jsonl").read_text("utf-8").splitlines()
     settings = runtime.QuantizeConfig(
         bits=BITS,
