@@ -215,7 +215,9 @@ def test_a_checkpoint_that_lacks_quantised_weights_is_refused(copied: Path) -> N
 
 @pytest.mark.parametrize("name", ["batch_size", "pass_tokens", "cache_tokens", "max_batch_tokens"])
 def test_counts_are_at_least_one(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"option '{name}' of engine GPTQModel must be at least 1"):
+    with pytest.raises(
+        ConfigurationError, match=f"option '{name}' of engine GPTQModel must be at least 1"
+    ):
         GPTQModel(**{name: 0})  # pyright: ignore[reportArgumentType]
 
 
