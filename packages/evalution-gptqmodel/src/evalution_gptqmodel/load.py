@@ -33,7 +33,7 @@ from evalution_gptqmodel.options import GPTQModelOptions
 from evalution_gptqmodel.runtime import divert_output, find_packable_layer, import_gptqmodel
 from evalution_gptqmodel.upstream import Runtime, Wrapper
 from evalution_transformers.attached_model import read_handles, refuse_loading_options
-from evalution_transformers.load import refuse_two_places
+from evalution_transformers.load import refuse_missing, refuse_two_places
 from evalution_transformers.options import read_attention
 from evalution_transformers.runtime import resolve_device
 from evalution_transformers.session import LoadedModel, examine_handles, examine_model
@@ -177,12 +177,8 @@ def check_complete(model: torch.nn.Module, folder: Path) -> None:
     missing = [min(names) for names in held.values() if not names & stored]
     own = {*model.state_dict(), *(name for names in held.values() for name in names)}
     renamed = [name for name in stored - own if not name.startswith(quantized)]
-    if missing and not renamed:
-        shown = ", ".join(sorted(missing)[:3]) + (", …" if len(missing) > 3 else "")
-        raise ConfigurationError(
-            f"the checkpoint {str(folder)!r} lacks {len(missing)} weights of its model ({shown}); "
-            f"its answers would be those of random ones"
-        )
+    if not renamed:
+        refuse_missing(str(folder), "its model", missing)
 
 
 def _weight_names(files: Iterable[Path]) -> Iterable[str]:

@@ -261,6 +261,12 @@ class StepwiseCall(Generic[T]):
         del error
 
 
+def is_plain_greedy(prompt: TokenPrompt) -> bool:
+    """Return whether a prompt takes the likeliest tokens, without beams and log-probabilities."""
+    sampled = prompt.do_sample and prompt.temperature > 0
+    return not sampled and prompt.num_beams == 1 and prompt.logprobs is None
+
+
 class FixedBatches:
     """Completes prompts a batch at a time; a prompt with beams is a batch of its own.
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -113,12 +113,16 @@ def check_complete(path: str, report: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: weights are missing; the message names some.
     """
-    missing = sorted(str(name) for name in report.get("missing_keys", ()))
-    if missing:
-        shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+    refuse_missing(path, "a causal model", [str(name) for name in report.get("missing_keys", ())])
+
+
+def refuse_missing(path: str, model: str, names: Sequence[str]) -> None:
+    """Raise `ConfigurationError` if weights of `model` are missing; the message has some names."""
+    if names:
+        shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
         raise ConfigurationError(
-            f"the checkpoint {path!r} lacks {len(missing)} weights of a causal model ({shown}); "
-            f"its answers would be those of random ones"
+            f"the checkpoint {path!r} lacks {len(names)} weights of {model} ({shown}); its answers "
+            f"would be those of random ones"
         )
 
 

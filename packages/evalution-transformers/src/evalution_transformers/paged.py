@@ -19,7 +19,7 @@ from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_core.redaction import scrub
 from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
 from evalution_enginekit.runtime import in_range, set_options
-from evalution_transformers.generate import FixedBatches
+from evalution_transformers.generate import FixedBatches, is_plain_greedy
 from evalution_transformers.options import MANAGER_OPTIONS, ContinuousOptions, asks_for_manager
 from evalution_transformers.probe import read_text_config
 from evalution_transformers.runtime import resolve_device
@@ -169,8 +169,8 @@ class PagedBatching:
             while True:
                 self._cancel(feed.cancelled(), running)
                 prompts = feed.take(self._rows - len(running))
-                others = [prompt for prompt in prompts if not _is_plain(prompt)]
-                self._submit([prompt for prompt in prompts if _is_plain(prompt)], running)
+                others = [prompt for prompt in prompts if not is_plain_greedy(prompt)]
+                self._submit([prompt for prompt in prompts if is_plain_greedy(prompt)], running)
                 if others:
                     yield from self._complete_others(others, feed, running)
                 if running:
@@ -287,11 +287,6 @@ def cache_size(model: CausalModel, wanted: int) -> int:
         free, _ = torch.cuda.mem_get_info(model.device)
         return min(wanted, int(free * _SHARE_OF_FREE) // each)
     return min(wanted, _CPU_CACHE_BYTES // each)
-
-
-def _is_plain(prompt: TokenPrompt) -> bool:
-    sampled = prompt.do_sample and prompt.temperature > 0
-    return not sampled and prompt.num_beams == 1 and prompt.logprobs is None
 
 
 def _to_event(request: _Request, result: RequestResult) -> TokenEvent:
