@@ -29,7 +29,7 @@ from inspect_ai.model import GenerateConfig
 from evalution.results import MetricResult, RunResult, SuiteResult, to_json
 from evalution.runs.folder import SAMPLES
 from evalution.runs.reader import read_run
-from evalution.samples.reader import SamplesReader
+from evalution.samples import SamplesReader
 from evalution_core import ConfigurationError, did_you_mean
 from evalution_inspect.log_samples import eval_sample, told_error, total_usage
 
@@ -50,7 +50,7 @@ def suite_log(run: RunResult, suite: SuiteResult) -> EvalLog:
         "first_failure": suite.first_failure,
         "errors": suite.errors,
         "seconds": suite.seconds,
-        "recalled": suite.recalled,
+        "cached": suite.cached,
     }
     return EvalLog(
         status="success",

@@ -142,7 +142,7 @@ class LoadedModel:
         self.capabilities = (
             self.session.capabilities or type(engine).capabilities or GUIDE_CAPABILITIES
         )
-        self.generation = AsyncSession(self.session, self.capabilities)
+        self.generation = AsyncSession(self.session)
         self.prompts = PromptScorer(self.session)
 
     @property

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import wrap_errors
 from evalution.suites.suite import RequestKind
 from evalution.yaml_spec.yaml_file import read_yaml
 from evalution_core import Capability, ConfigurationError, UnsupportedRequestError, did_you_mean
@@ -26,7 +26,7 @@ KINDS = {
     "loglikelihood_rolling": RequestKind.ROLLING,
     "generate_until": RequestKind.GENERATION,
 }
-"""The kind of request for each output type of a task or request type of an instance."""
+"""What a task's output type, or an instance's request type, asks of a session."""
 
 _RANDOM_SEED, _NUMPY_SEED = 0, 1234
 """lm-eval's own, which tasks may draw from while they are loaded."""
@@ -43,7 +43,7 @@ class LoadedTask:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTasks:
-    """The tasks of one suite: a task, or all tasks of a group whose scores lm-eval sums up.
+    """What becomes one suite: a task, or all tasks of a group whose scores lm-eval sums up.
 
     `groups` are those with scores of their own, the outermost first.
     """
@@ -55,7 +55,7 @@ class LoadedTasks:
 
     @property
     def needs(self) -> frozenset[Capability]:
-        """The capabilities that their generation settings need in addition to the kind of request.
+        """What their generation settings need besides the kind of request.
 
         Raises:
             ConfigurationError: a setting that no engine can be asked.
@@ -74,7 +74,7 @@ def settings_of(loaded: LoadedTask) -> dict[str, Any]:
         ConfigurationError: a setting that no engine can be asked.
     """
     try:
-        with foreign_errors("generation_kwargs", ConfigurationError):
+        with wrap_errors("generation_kwargs", ConfigurationError):
             return generation_fields(loaded.task.get_config("generation_kwargs") or {})
     except ConfigurationError as error:
         error.args = (f"lm-eval's task {loaded.name!r}: {error}",)
@@ -82,7 +82,7 @@ def settings_of(loaded: LoadedTask) -> dict[str, Any]:
 
 
 def load_tasks(options: LmEvalOptions) -> list[LoadedTasks]:
-    """Load the named tasks, groups and tags, in their order.
+    """What the named tasks, groups and tags stand for, in their order.
 
     A group without scores of its own stands for its members.
 
@@ -96,7 +96,7 @@ def load_tasks(options: LmEvalOptions) -> list[LoadedTasks]:
     )
     found: list[LoadedTasks] = []
     for name in _names(manager, options.task_names):
-        with foreign_errors(f"lm-eval can't load task {name!r}", ConfigurationError), _seeded():
+        with wrap_errors(f"lm-eval can't load task {name!r}", ConfigurationError), _seeded():
             loaded = manager.load(name)
         groups: Mapping[str, Group] = loaded["groups"]
         members = [groups[name]] if name in groups else list(loaded["tasks"].values())
@@ -130,7 +130,7 @@ def _check_file(name: str) -> None:
     try:
         declared = read_yaml(path)
     except ConfigurationError:
-        return  # a `!function` among it, or no YAML at all, which lm-eval reports
+        return  # a `!function` among it, or no YAML at all, which lm-eval tells
     match declared:
         case {"class": _}:
             return
@@ -157,10 +157,10 @@ def _summed_up(group: Group, options: LmEvalOptions) -> LoadedTasks:
     tasks = [_checked(task, options) for task in group.get_all_tasks()]
     kinds = {_kind(loaded): loaded.name for loaded in tasks}
     if len(kinds) > 1:
-        listed = ", ".join(f"{name} for {kind}" for kind, name in kinds.items())
+        told = ", ".join(f"{name} for {kind}" for kind, name in kinds.items())
         raise ConfigurationError(
-            f"group {group.name!r} sums up tasks that ask for different kinds of request "
-            f"({listed}); name its tasks in place of it, or run it with evalution-lm-eval"
+            f"group {group.name!r} sums up tasks that ask for different kinds of request ({told}); "
+            "name its tasks in place of it, or run it with evalution-lm-eval"
         )
     inner = [one for one in group.get_all_groups() if one.has_aggregation]
     return LoadedTasks(group.name, next(iter(kinds)), tasks, [group, *inner])
@@ -179,7 +179,7 @@ def _checked(task: Task, options: LmEvalOptions) -> LoadedTask:
             f"lm-eval's task {name!r} runs code that the model wrote, on this machine; say "
             "confirm_run_unsafe_code: true to allow it"
         )
-    with foreign_errors(f"lm-eval's task {name!r}", ConfigurationError):
+    with wrap_errors(f"lm-eval's task {name!r}", ConfigurationError):
         _set_up(task, options)
         _check_solved_rows(task)
         return LoadedTask(name, task, len(task.eval_docs))
@@ -215,10 +215,10 @@ def _check_solved_rows(task: Task) -> None:
         is_shared = False
     possible = max(len(sampler.df) - is_shared, 0)
     if asked > possible:
-        except_asked = " without the row that is asked" if is_shared else ""
+        besides = " besides the row that is asked" if is_shared else ""
         raise ConfigurationError(
             f"lm-eval's task {task.task_name!r} is asked with num_fewshot={asked} solved rows, and "
-            f"has {possible} to draw from{except_asked}; set num_fewshot to at most {possible}"
+            f"has {possible} to draw from{besides}; set num_fewshot to at most {possible}"
         )
 
 

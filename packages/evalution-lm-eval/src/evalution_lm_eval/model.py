@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from evalution.execution.rolling import rolling_continuous
 from evalution.runs.preflight import check_model
+from evalution.runs.rolling import rolling_continuous
 from evalution_core import (
     BaseInferenceSession,
     Capability,

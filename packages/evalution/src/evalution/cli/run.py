@@ -16,11 +16,11 @@ import typer
 
 from evalution.cli.errors import EXIT_WITH_FAILURES, hint_isolation, report_errors
 from evalution.cli.options import DebugOption, SpecArgument
-from evalution.cli.terminal_progress import terminal_progress
+from evalution.progress import terminal_progress
 from evalution.results import RunResult
 from evalution.runs.folder import DefaultFolder
-from evalution.runs.handle import Run
-from evalution.runs.preflight import check_suites
+from evalution.runs.preflight import parse_tests
+from evalution.runs.run import Run
 from evalution.table import complaints, console, result_table
 from evalution.yaml_spec.run_spec import Spec, load_spec
 from evalution_core import ConfigurationError, EvalutionError, UnsupportedRequestError
@@ -123,7 +123,7 @@ def _run_all(handle: Run, spec: Spec) -> None:
     can_isolate = not spec.isolate and spec.backend is None
     try:
         with hint_isolation(is_possible=can_isolate), finish_in_flight(handle), handle:
-            suites = check_suites(spec.tests)
+            suites = parse_tests(spec.tests)
             handle.prepare(suites)
             for suite in suites:
                 handle.run(suite)

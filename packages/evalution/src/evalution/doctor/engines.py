@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion
 
-from evalution.conditions.requirements import requirements_of
+from evalution.environment import read_requirements
 from evalution.hints import INSTALL_HINTS
 from evalution_core import (
     ConfigurationError,
@@ -55,7 +55,7 @@ class Needed:
 
 def find_requirements(name: str) -> list[Needed]:
     """What a distribution needs on this machine, extras left out; empty if it isn't installed."""
-    return [_needed(requirement) for requirement in requirements_of(name)]
+    return [_needed(requirement) for requirement in read_requirements(name)]
 
 
 def _needed(requirement: Requirement) -> Needed:

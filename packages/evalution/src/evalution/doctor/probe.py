@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import wrap_errors
 from evalution_core import (
     BaseEngine,
     ConfigurationError,
@@ -45,7 +45,7 @@ def probe_engine(entry: EngineEntry) -> dict[str, Any]:
     try:
         kind = entry.load()
         found["imported"] = True
-        with foreign_errors("capabilities"):
+        with wrap_errors("capabilities"):
             found["capabilities"] = sorted(kind.capabilities)
         found["runtime"] = _runtime_of(kind)
     except EvalutionError as error:
@@ -55,11 +55,11 @@ def probe_engine(entry: EngineEntry) -> dict[str, Any]:
 
 def _runtime_of(kind: type[BaseEngine]) -> dict[str, Any] | None:
     try:
-        with foreign_errors("making it without options", ConfigurationError):
+        with wrap_errors("making it without options", ConfigurationError):
             engine = kind.from_options({})
     except ConfigurationError:
         return None  # it needs options, which is no fault: there is nothing to ask yet
-    with foreign_errors("describe_runtime", EngineUnavailableError):
+    with wrap_errors("describe_runtime", EngineUnavailableError):
         return redact(engine.describe_runtime())
 
 

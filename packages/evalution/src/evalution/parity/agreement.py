@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from evalution.exchange import Answer
-from evalution.execution.answers import fault_of
 from evalution.parity.result import (
     NEAR_TIE,
     ChoiceFlip,
@@ -22,6 +21,7 @@ from evalution.parity.result import (
     absolute_difference,
     summarize_differences,
 )
+from evalution.runs.in_flight import find_answer_problem
 from evalution.suites.suite import RequestKind
 from evalution_core import GenerationOutput, RequestFailure, scrub
 
@@ -66,7 +66,7 @@ def make_record(answer: Answer | RequestFailure) -> Record:
     """An answer's record; one that could not be scored is a failure."""
     if isinstance(answer, RequestFailure):
         return Failed(scrub(f"{type(answer.error).__name__}: {answer.error}"))
-    if (fault := fault_of(answer)) is not None:
+    if (fault := find_answer_problem(answer)) is not None:
         return Failed(fault)
     if isinstance(answer, GenerationOutput):
         return Generated(

@@ -10,24 +10,24 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from evalution.conditions.engine_record import engine_record
+from evalution.environment import make_engine_record
+from evalution.error_boundary import clean_up, wrap_errors
 from evalution.exchange import Request
-from evalution.execution.session_answers import session_answers
-from evalution.foreign_code import clean_up, foreign_errors
 from evalution.parity.agreement import Failed, Key, Record, agreement, make_record
 from evalution.parity.encoding import Encoder, RequestIds, encoder_of, with_ids
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
-from evalution.progress.reports import Progress, Silence
-from evalution.runs.declared import free_name
-from evalution.runs.lane import Lane
-from evalution.runs.lease import SessionLease
+from evalution.progress import Progress, Silence
 from evalution.runs.preflight import (
+    EngineAndModel,
     check_capabilities,
     check_engine,
     check_limit,
     check_model,
-    check_suites,
+    parse_tests,
 )
+from evalution.runs.run_identity import find_free_name
+from evalution.runs.session import SessionHolder
+from evalution.runs.suite_run import open_stream
 from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution_core import (
     BaseEngine,
@@ -44,11 +44,11 @@ from evalution_core import (
 class ParitySide(AbstractContextManager["ParitySide"]):
     """A lane whose model is loaded; leaving it frees the model. `record` describes the engine."""
 
-    def __init__(self, lane: Lane, progress: Progress, *, isolate: bool):
+    def __init__(self, lane: EngineAndModel, progress: Progress, *, isolate: bool):
         self._lane = lane
         self._progress = progress
-        self.record: dict[str, Any] = engine_record(lane.engine, None)
-        self._lease = SessionLease(lane.engine, lane.model, None, self.record, isolate=isolate)
+        self.record: dict[str, Any] = make_engine_record(lane.engine, None)
+        self._lease = SessionHolder(lane.engine, lane.model, None, self.record, isolate=isolate)
 
     def __enter__(self) -> Self:
         self._lease.open(self._progress)
@@ -61,18 +61,18 @@ class ParitySide(AbstractContextManager["ParitySide"]):
         traceback: TracebackType | None,
     ) -> None:
         if error is None:
-            self._lease.note_execution()
+            self._lease.record_execution()
             self._lease.close()
         else:
             clean_up(error, self._lease.close)
 
     def session(self, suite: AnySuite) -> BaseInferenceSession:
-        """The session, ready for this suite; errors as `SessionLease.for_suite`."""
-        return self._lease.for_suite(suite)
+        """The session, ready for this suite; errors as `SessionHolder.prepare`."""
+        return self._lease.prepare(suite)
 
     def can(self, capability: Capability, session: BaseInferenceSession) -> bool:
         """Whether the model as it was loaded can do something."""
-        with foreign_errors("capabilities"):
+        with wrap_errors("capabilities"):
             narrowed = session.capabilities
         return capability in (self._lane.engine.capabilities if narrowed is None else narrowed)
 
@@ -83,7 +83,7 @@ class ParitySide(AbstractContextManager["ParitySide"]):
             UnsupportedRequestError: the session takes no ids.
         """
         self.require_ids(session)
-        with foreign_errors("tokenizer"):
+        with wrap_errors("tokenizer"):
             return encoder_of(session)
 
     def require_ids(self, session: BaseInferenceSession) -> None:
@@ -92,7 +92,7 @@ class ParitySide(AbstractContextManager["ParitySide"]):
             raise no_ids(self._lane.engine)
 
     def max_model_len(self, session: BaseInferenceSession) -> int | None:
-        with foreign_errors("max_model_len"):
+        with wrap_errors("max_model_len"):
             return session.max_model_len if isinstance(session, HasMaxModelLen) else None
 
 
@@ -123,8 +123,8 @@ def collect(
             asked.add(key)
             yield key, request
 
-    with foreign_errors(f"suite {suite.title!r}"):
-        for key, answer in session_answers(session, suite, noted()):
+    with wrap_errors(f"suite {suite.title!r}"):
+        for key, answer in open_stream(session, suite, noted()):
             if key not in asked or key in found:
                 raise EngineRuntimeError(
                     f"the session answered {key!r}, which was not asked or is answered already"
@@ -143,8 +143,8 @@ _TOP = 2
 
 
 def check_parity(
-    left: Lane,
-    right: Lane,
+    left: EngineAndModel,
+    right: EngineAndModel,
     tests: Sequence[SuiteDeclaration],
     *,
     tolerance: Tolerance | None = None,
@@ -250,7 +250,7 @@ class _Check:
         self._windows: dict[str, int | None] = {}
         self.engines: dict[str, dict[str, Any]] = {}
 
-    def run(self, sides: Mapping[str, Lane]) -> None:
+    def run(self, sides: Mapping[str, EngineAndModel]) -> None:
         """Ask the left first, unless the right alone lets callers have its tokenizer."""
         if self._ask_first("left", sides["left"], is_needed=self._by_text):
             self._ask_again("right", sides["right"])
@@ -275,7 +275,7 @@ class _Check:
             )
         return notes
 
-    def _ask_first(self, side: str, lane: Lane, *, is_needed: bool) -> bool:
+    def _ask_first(self, side: str, lane: EngineAndModel, *, is_needed: bool) -> bool:
         """Ask with ids of this lane's tokenizer; by text without one, but only if `is_needed`."""
         with self._open(side, lane) as opened:
             first = opened.session(self._suites[0].suite)
@@ -286,7 +286,7 @@ class _Check:
                 self._ask(side, opened, asked, asked.encoded(self._limit, encoder))
         return True
 
-    def _ask_again(self, side: str, lane: Lane) -> None:
+    def _ask_again(self, side: str, lane: EngineAndModel) -> None:
         with self._open(side, lane) as opened:
             first = opened.session(self._suites[0].suite)
             if not self._by_text:
@@ -294,7 +294,7 @@ class _Check:
             for asked in self._suites:
                 self._ask(side, opened, asked, asked.repeated(self._limit))
 
-    def _open(self, side: str, lane: Lane) -> ParitySide:
+    def _open(self, side: str, lane: EngineAndModel) -> ParitySide:
         opened = ParitySide(lane, self._progress, isolate=self._isolate)
         self.engines[side] = opened.record
         return opened
@@ -334,14 +334,14 @@ class _Counter:
 
 
 def _checked(
-    sides: Mapping[str, Lane],
+    sides: Mapping[str, EngineAndModel],
     tests: Sequence[SuiteDeclaration],
     limit: int | None,
     *,
     by_text: bool,
 ) -> list[_Asked]:
     """The suites with the names they get; raises what can be known before a model is loaded."""
-    suites = check_suites(tests)
+    suites = parse_tests(tests)
     check_limit(limit)
     for lane in sides.values():
         engine = check_engine(lane.engine)
@@ -352,7 +352,7 @@ def _checked(
     found: dict[str, _Asked] = {}
     for suite in suites:
         suite.validate()
-        name = free_name(suite.title, found)
+        name = find_free_name(suite.title, found)
         found[name] = _Asked(suite, name, suite.check_samples(limit))
     return list(found.values())
 

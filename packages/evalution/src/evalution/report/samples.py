@@ -14,9 +14,8 @@ from typing import Any, cast
 from evalution.report.rendering import embedded_json
 from evalution.report.scores import SuiteScores
 from evalution.results import SampleResult, SuiteResult
-from evalution.runs.run_samples import RunSamples
-from evalution.samples.columns import SampleColumns
-from evalution.samples.reader import KeptSamples, SuiteSamples
+from evalution.runs.reader import RunSamples
+from evalution.samples import KeptSamples, SampleColumns, SuiteSamples
 from evalution_core import scrub
 
 

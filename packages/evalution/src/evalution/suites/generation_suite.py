@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-from evalution.counts import count_problem
 from evalution.rows.local import Row
 from evalution.scoring.filters import (
     Filter,
@@ -24,6 +23,7 @@ from evalution.suites.dataset import LocalQuestions
 from evalution.suites.prompted_suite import PromptedSuite, Template, parse_text
 from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import RequestKind, Sample, yaml_form
+from evalution.user_input import find_count_problem
 from evalution_core import GenerationOutput, GenerationRequest, Message
 
 EXACT_MATCH = "exact_match"
@@ -61,7 +61,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
 
     def check_options(self) -> None:
         super().check_options()
-        if problem := count_problem(self.max_new_tokens, least=1):
+        if problem := find_count_problem(self.max_new_tokens, least=1):
             raise self.wrong("max_new_tokens", problem)
         if "" in self.stop:
             raise self.wrong("stop", "must hold no empty text")

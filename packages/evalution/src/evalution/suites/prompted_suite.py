@@ -10,10 +10,10 @@ from random import Random
 from string import Formatter
 from typing import Literal, TypeVar
 
-from evalution.counts import count_problem
 from evalution.rows.local import Row
 from evalution.suites.row_suite import FewshotRow, RowSuite, Split
 from evalution.suites.suite import Sample
+from evalution.user_input import find_count_problem
 from evalution_core import (
     Capability,
     ConfigurationError,
@@ -200,7 +200,7 @@ class PromptedSuite(RowSuite[S, A]):
 
     def check_options(self) -> None:
         super().check_options()
-        if problem := count_problem(self.num_fewshot, least=0):
+        if problem := find_count_problem(self.num_fewshot, least=0):
             raise self.wrong("num_fewshot", problem)
         if self.fewshot_seed.bit_length() > _SEED_BITS:
             raise self.wrong("fewshot_seed", f"must fit into {_SEED_BITS} bits")

@@ -10,11 +10,11 @@ from itertools import islice
 from random import Random
 from typing import Literal, TypeVar
 
-from evalution.counts import count_problem
+from evalution.error_boundary import wrap_errors
 from evalution.exchange import Request
-from evalution.foreign_code import foreign_errors
 from evalution.rows.local import Row, RowSource
 from evalution.suites.suite import Sample, Suite
+from evalution.user_input import find_count_problem
 from evalution_core import (
     ConfigurationError,
     GenerationOutput,
@@ -169,7 +169,7 @@ class RowSuite(Suite[S, A]):
         ...
 
     def check_options(self) -> None:
-        if self.max_rows is not None and (problem := count_problem(self.max_rows, least=1)):
+        if self.max_rows is not None and (problem := find_count_problem(self.max_rows, least=1)):
             raise self.wrong("max_rows", problem)
         if self.row_indices is not None and (problem := _indices_problem(self.row_indices)):
             raise self.wrong("row_indices", problem)
@@ -220,7 +220,7 @@ class RowSuite(Suite[S, A]):
             )
 
     def _made(self, fewshot: FewshotRow) -> S:
-        with foreign_errors(fewshot.row.place, ConfigurationError):
+        with wrap_errors(fewshot.row.place, ConfigurationError):
             return self.sample(fewshot)
 
     def _length(self, fewshot: FewshotRow) -> int:
@@ -240,7 +240,7 @@ def _indices_problem(indices: Sequence[int]) -> str | None:
     if not indices:
         return "must name at least one row"
     for index in indices:
-        if problem := count_problem(index, least=0):
+        if problem := find_count_problem(index, least=0):
             return problem
     if len(set(indices)) < len(indices):
         twice = next(index for index in indices if list(indices).count(index) > 1)

@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
-from evalution.counts import count_problem, shown_value
+from evalution.error_boundary import wrap_errors
 from evalution.exchange import Request
-from evalution.foreign_code import foreign_errors
 from evalution.rows.local import BUILTIN
 from evalution.scoring.accumulators import MeasureAccumulator, MetricAccumulator
 from evalution.scoring.metrics import Measure, Metric, Score
+from evalution.user_input import find_count_problem, format_value
 from evalution_core import (
     Capability,
     ConfigurationError,
@@ -66,7 +66,9 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         validate_suite(self)
         if self.name is not None and not self.name.isprintable():
             raise self.wrong("name", "must be one line of text that can be shown")
-        if self.batch_size is not None and (problem := count_problem(self.batch_size, least=1)):
+        if self.batch_size is not None and (
+            problem := find_count_problem(self.batch_size, least=1)
+        ):
             raise self.wrong("batch_size", problem)
         self.check_options()
 
@@ -96,7 +98,7 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         """The error for an option whose value is out of range, to be raised."""
         return ConfigurationError(
             f"option {option!r} of suite {type(self).__name__} {problem}, "
-            f"got {shown_value(getattr(self, option))}"
+            f"got {format_value(getattr(self, option))}"
         )
 
 
@@ -273,10 +275,10 @@ class Suite(SuiteDeclaration, Generic[S, A]):
         """
         count = 0
         try:
-            with foreign_errors("samples", ConfigurationError):
+            with wrap_errors("samples", ConfigurationError):
                 samples = iter(self.samples(limit))
             while True:
-                with foreign_errors(f"sample {count}", ConfigurationError):
+                with wrap_errors(f"sample {count}", ConfigurationError):
                     if next(samples, None) is None:
                         break
                 count += 1
@@ -321,7 +323,7 @@ def expand_suites(declared: Iterable[SuiteDeclaration]) -> list[AnySuite]:
 
 
 def _of_set(declared: SuiteSet) -> list[AnySuite]:
-    with foreign_errors(f"test {declared.title!r}", ConfigurationError):
+    with wrap_errors(f"test {declared.title!r}", ConfigurationError):
         members = list(declared.suites())
     if not members:
         raise ConfigurationError(f"test {declared.title!r} stands for no suite at all")
