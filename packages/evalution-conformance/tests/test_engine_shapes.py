@@ -64,7 +64,9 @@ class TextAlone(Toy):
 class TextSession(BaseInferenceSession):
     """Written on the contract itself."""
 
-    info = SessionInfo(TextAlone.capabilities)
+    @property
+    def info(self) -> SessionInfo:
+        return SessionInfo(TextAlone.capabilities)
 
     def __init__(self, inner: ToySession):
         self._inner = inner
