@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from evalution_core import (
     EvalutionError,
     UnknownEngineError,
     UnsupportedRequestError,
+    plugins,
 )
 
 GUIDE = Path(__file__).parents[3] / "docs" / "command-line.md"
@@ -39,7 +42,7 @@ FIRST_STEPS = {
     "report": ("evalution.report.page.read_folders", ["out"]),
     "engines": ("evalution.cli.listings.available", []),
     "suites": ("evalution.cli.listings.available_suites", []),
-    "doctor": ("evalution.cli.doctor.accelerators", []),
+    "doctor": ("evalution.cli.doctor.examine_engines", []),
     "schema": ("evalution.cli.program.spec_schema", []),
 }
 INTERRUPTED = "interrupted; what was finished is kept\n"
@@ -53,7 +56,7 @@ ENDINGS = [
     (EvalutionError("the disk is full"), 1, "error: the disk is full\n"),
 ]
 endings = pytest.mark.parametrize(
-    ("error", "status", "told"), ENDINGS, ids=[type(error).__name__ for error, _, _ in ENDINGS]
+    ("error", "status", "message"), ENDINGS, ids=[type(error).__name__ for error, _, _ in ENDINGS]
 )
 
 
@@ -68,25 +71,39 @@ def test_every_command_is_held_to_the_rule() -> None:
     assert list(FIRST_STEPS) == OWN
 
 
-@endings
-@pytest.mark.parametrize("verb", OWN)
-def test_an_error_has_the_same_ending_in_every_command(
-    command_line: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    verb: str,
-    error: BaseException,
-    status: int,
-    told: str,
-) -> None:
+def assert_ending(
+    command_line: Any, monkeypatch: pytest.MonkeyPatch, verb: str, error: BaseException
+) -> tuple[int, str]:
+    """Let the first step of a command fail; returns its status and its stderr."""
     target, words = FIRST_STEPS[verb]
     monkeypatch.setattr(target, raising(error))
     done = command_line(verb, *words)
-    assert done.returncode == status
-    assert done.stderr.startswith(told)
     assert "Traceback" not in done.stderr
     debugged = command_line(verb, *words, "--debug")
-    assert debugged.returncode == status
+    assert debugged.returncode == done.returncode
     assert "Traceback" in debugged.stderr
+    return done.returncode, done.stderr
+
+
+@endings
+def test_each_kind_of_error_has_its_status_and_one_line(
+    command_line: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    status: int,
+    message: str,
+) -> None:
+    found = assert_ending(command_line, monkeypatch, "show", error)
+    assert found[0] == status
+    assert found[1].startswith(message)
+
+
+@pytest.mark.parametrize("verb", OWN)
+def test_every_command_reports_errors_in_the_same_way(
+    command_line: Any, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    for error, status, message in ENDINGS[:2]:
+        assert assert_ending(command_line, monkeypatch, verb, error) == (status, message)
 
 
 @pytest.fixture
@@ -94,9 +111,11 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], 
     """The command line with one command, `other`, of another package."""
 
     def plug(function: Callable[..., None]) -> typer.Typer:
-        monkeypatch.setattr(EntryPoint, "load", lambda _: function)
-        point = EntryPoint("other", "another_package:other", extensions.GROUP)
-        monkeypatch.setattr(extensions, "installed", lambda _: [point])
+        module = ModuleType("another_package")
+        vars(module)["other"] = function
+        monkeypatch.setitem(sys.modules, "another_package", module)
+        point = EntryPoint("other", "another_package:other", extensions.COMMANDS.group)
+        monkeypatch.setattr(plugins, "installed", lambda _: [point])
         program = typer.Typer(rich_markup_mode=None)
         extensions.add_commands(program, set())
         return program
@@ -106,7 +125,7 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], 
 
 @endings
 def test_an_error_has_the_same_ending_in_a_command_of_another_package(
-    plugged: Callable[..., typer.Typer], error: BaseException, status: int, told: str
+    plugged: Callable[..., typer.Typer], error: BaseException, status: int, message: str
 ) -> None:
     def other(name: str, debug: bool = False) -> None:
         assert name == "x"
@@ -114,7 +133,7 @@ def test_an_error_has_the_same_ending_in_a_command_of_another_package(
 
     done = CliRunner().invoke(plugged(other), ["other", "x"])
     assert done.exit_code == status
-    assert done.stderr.startswith(told)
+    assert done.stderr.startswith(message)
     assert "Traceback" not in done.stderr
     debugged = CliRunner().invoke(plugged(other), ["other", "x", "--debug"])
     assert debugged.exit_code == status
@@ -135,7 +154,7 @@ def test_ctrl_c_while_a_command_of_another_package_is_imported_is_told(
     plugged: Callable[..., typer.Typer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = plugged(lambda: None)
-    monkeypatch.setattr(EntryPoint, "load", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(plugins, "_import_value", raising(KeyboardInterrupt()))
     done = CliRunner().invoke(program, ["other"])
     assert (done.exit_code, done.stderr) == (130, INTERRUPTED)
 
@@ -144,7 +163,7 @@ def test_a_command_that_can_not_be_loaded_ends_in_1_without_talk_of_engines(
     plugged: Callable[..., typer.Typer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = plugged(lambda: None)
-    monkeypatch.setattr(EntryPoint, "load", raising(ImportError("no httpx")))
+    monkeypatch.setattr(plugins, "_import_value", raising(ImportError("no httpx")))
     done = CliRunner().invoke(program, ["other"])
     assert done.exit_code == 1
     assert done.stderr.endswith("can't be loaded: ImportError: no httpx\n")
@@ -160,7 +179,7 @@ NOT_THERE = [
     (["engines", "none"], "no engine 'none' is installed"),
     (["engines", "none:Engine"], "No module named 'none'"),
     (["engines", "json:Engine"], "has no attribute 'Engine'"),
-    (["suites", "none"], "there is no suite 'none'"),
+    (["suites", "none"], "no suite 'none' is installed"),
     (["suites", "none:Suite"], "No module named 'none'"),
     (["doctor", "none"], "there is no engine 'none'"),
     (["schema", "--output", "none/schema.json"], "name another --output"),

@@ -101,11 +101,13 @@ NUMBER: dict[str, Any] = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
         ({"type": "string", "default": "x", "writeOnly": True}, "string", "(secret)"),
     ],
 )
-def test_an_option_is_told_in_the_words_of_a_spec(
+def test_option_is_shown_as_a_spec_writes_it(
     shape: dict[str, Any], kind: str, default: str
 ) -> None:
-    table = options_table("Engine", {"properties": {"option": shape}})
-    assert [list(column.cells) for column in table.columns] == [["option"], [kind], [default]]
+    table = options_table("Engine", {"properties": {"option": {**shape, "description": "d"}}})
+    assert [list(column.cells) for column in table.columns] == [
+        *(["option"], [kind], [default], ["d"])
+    ]
 
 
 def test_a_needed_option_keeps_its_whole_type() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evalution.cli.listings import engine_names, known_engine_names, suite_names
+from evalution.cli.listings import complete_engines, complete_known_engines, complete_suites
 from evalution.suites import available_suites
 from evalution_core import available
 
@@ -45,11 +45,12 @@ def test_one_suite_is_shown_with_its_options(command_line: Any) -> None:
     assert done.returncode == 0, done.stderr
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     assert "(needed)" in lines["prompt"]
-    assert lines["max_new_tokens"].split()[1:] == ["integer", "256"]
+    assert lines["max_new_tokens"].split()[1:6] == ["integer", "≥", "1", "256", "Tokens"]
     assert "filter or list of filters" in lines["target_filters"]
+    assert "Steps that run on the target" in lines["target_filters"]
     shown = json.loads(command_line("suites", "generation", "--json").stdout)
     properties = shown["options_schema"]["properties"]
-    assert properties["num_fewshot"] == {"default": 0, "title": "Num Fewshot", "type": "integer"}
+    assert properties["num_fewshot"]["default"] == properties["num_fewshot"]["minimum"] == 0
     assert (
         properties["target_filters"]["$ref"].rsplit("/", 1)[-1] in shown["options_schema"]["$defs"]
     )
@@ -63,13 +64,13 @@ def test_a_misspelt_suite_is_told(command_line: Any, assert_told: Any) -> None:
     ("typed", "offered"), [("Ref", ["Reference"]), ("ref", ["reference"]), ("xyz", [])]
 )
 def test_the_shell_completes_engines(typed: str, offered: list[str]) -> None:
-    assert engine_names(typed) == offered
+    assert complete_engines(typed) == offered
 
 
 def test_nothing_typed_offers_all() -> None:
-    assert engine_names("") == sorted(entry.name for entry in available())
-    assert suite_names("") == sorted(available_suites())
-    assert {"VLLM", "Reference"} <= set(known_engine_names(""))
+    assert complete_engines("") == sorted(entry.name for entry in available())
+    assert complete_suites("") == sorted(available_suites())
+    assert {"VLLM", "Reference"} <= set(complete_known_engines(""))
 
 
 @pytest.mark.parametrize(

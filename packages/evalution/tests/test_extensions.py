@@ -81,7 +81,7 @@ def test_its_errors_are_told_as_those_of_the_runner(plugins: Path) -> None:
 def test_a_broken_command_hurts_itself_alone(plugins: Path) -> None:
     done = evalution(plugins, "broken")
     assert done.returncode == 1
-    assert "the command 'broken' of some-plugin" in done.stderr
+    assert "command 'broken' of some-plugin" in done.stderr
     assert "RuntimeError: its import fails" in done.stderr
     assert evalution(plugins, "engines").returncode == 0
 
@@ -99,7 +99,7 @@ def test_two_packages_with_one_verb_are_told_apart_by_nobody(plugins: Path, plug
 
 ALONE = """
 import sys
-from evalution_core import entries
+from evalution_core import plugins as entries
 found = entries.installed
 hidden = ("evalution.commands", "evalution.servers")
 entries.installed = lambda group: [] if group in hidden else found(group)

@@ -154,26 +154,47 @@ def test_options_are_shown_as_a_spec_has_them() -> None:
     ("options", "message"),
     [
         ({"promt": "x"}, "suite Generation has no option 'promt'; did you mean 'prompt'?"),
-        ({"max_new_tokens": "many"}, "valid integer, got 'many'"),
-        ({"max_new_tokens": True}, "valid integer, got True"),
-        ({"max_new_tokens": 0}, "'max_new_tokens' of suite Generation must be at least 1, got 0"),
-        ({"max_rows": 0}, "option 'max_rows' of suite Generation must be at least 1, got 0"),
+        ({"max_new_tokens": "many"}, "must be an integer, got 'many'"),
+        ({"max_new_tokens": True}, "must be an integer, got True"),
+        (
+            {"max_new_tokens": 0},
+            "'max_new_tokens' of suite Generation must be at least 1",
+        ),
+        (
+            {"max_rows": 0},
+            "'max_rows' of suite Generation must be at least 1",
+        ),
         ({"name": "a\nb"}, "'name' of suite Generation must be one line of text that can be shown"),
         ({"name": "\ud800"}, r"that can be shown, got '\ud800'"),
-        ({"batch_size": 0}, "option 'batch_size' of suite Generation must be at least 1, got 0"),
-        ({"num_fewshot": -1}, "option 'num_fewshot' of suite Generation must not be negative"),
+        (
+            {"batch_size": 0},
+            "'batch_size' of suite Generation must be at least 1",
+        ),
+        (
+            {"num_fewshot": -1},
+            "option 'num_fewshot' of suite Generation must be at least 0",
+        ),
         (
             {"max_rows": 10**10},
             "must be at most 2147483647, got 10000000000",
         ),
         (
             {"max_rows": 10**5000},
-            "at most 2147483647, got a value of type int that is too large to show",
+            "got a value of type int that is too large to show",
         ),
-        ({"num_fewshot": 10**10}, "'num_fewshot' of suite Generation must be at most 2147483647"),
+        (
+            {"num_fewshot": 10**10},
+            "'num_fewshot' of suite Generation must be at most 2147483647",
+        ),
         ({"fewshot_seed": 10**5000}, "'fewshot_seed' of suite Generation must fit into 64 bits"),
-        ({"batch_size": 10**10}, "'batch_size' of suite Generation must be at most 2147483647"),
-        ({"max_new_tokens": 10**10}, "'max_new_tokens' of suite Generation must be at most"),
+        (
+            {"batch_size": 10**10},
+            "'batch_size' of suite Generation must be at most 2147483647",
+        ),
+        (
+            {"max_new_tokens": 10**10},
+            "'max_new_tokens' of suite Generation must be at most",
+        ),
         ({"stop": "\n"}, "option 'stop' of suite Generation"),
         ({"stop": [""]}, "must hold no empty text"),
         ({"prompt": {"question": None}}, "in YAML, put a text that begins with { in quotes"),

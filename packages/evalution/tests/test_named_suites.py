@@ -18,11 +18,11 @@ import evalution.suites
 from evalution.runs.preflight import parse_tests
 from evalution.scoring.metrics import Measure
 from evalution.suites import RequestKind, available_suites, load_suite
-from evalution.suites.discovery import built_in_entries
+from evalution.suites.discovery import find_built_in
 from evalution.yaml_spec.run_spec import parse_test
 from evalution_core import ConfigurationError, LoglikelihoodOutput
 
-BUILT_IN = [entry.name for entry in built_in_entries()]
+BUILT_IN = list(find_built_in())
 HELLASWAG = {
     "activity_label": "Roof shingle removal",
     "ctx_a": "A man  sits [header] on a roof.",
@@ -221,7 +221,7 @@ def test_the_hub_has_the_rows_that_the_suite_expects(name: str) -> None:
 
 def test_a_misspelt_suite_names_the_nearest() -> None:
     with pytest.raises(
-        ConfigurationError, match="there is no suite 'helaswag'; did you mean 'hell"
+        ConfigurationError, match="no suite 'helaswag' is installed; did you mean 'hell"
     ):
         load_suite("helaswag")
     with pytest.raises(AttributeError, match="has no attribute 'HelaSwag'"):
@@ -232,8 +232,8 @@ def test_a_misspelt_suite_names_the_nearest() -> None:
 def test_a_suite_of_a_package_that_is_missing_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("evalution.suites.discovery.entry_points", lambda group: ())
-    told = f"there is no suite {name!r}; pip install evalution-lm-eval (suites: "
+    monkeypatch.setattr("evalution_core.plugins.installed", lambda group: [])
+    told = f"no suite {name!r} is installed; pip install evalution-lm-eval (installed: "
     with pytest.raises(ConfigurationError, match=re.escape(told)):
         load_suite(name)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalution.parity.encoding import Encoder, encoder_of, with_ids
+from evalution.parity.check import RequestEncoder, with_ids
 from evalution_core import (
     GenerationRequest,
     InvalidRequestError,
@@ -38,7 +38,7 @@ texts = st.lists(words, max_size=6).map("".join)
 @given(context=texts, continuation=texts)
 def test_a_pair_is_encoded_as_the_kit_does(name: str, context: str, continuation: str) -> None:
     tokenizer = TOKENIZERS[name]
-    found = Encoder(tokenizer).encode(LoglikelihoodRequest(context, continuation))
+    found = RequestEncoder(tokenizer).encode(LoglikelihoodRequest(context, continuation))
     before, after = encode_pair(tokenizer, context, continuation)
     if not continuation or not after:
         assert found is None
@@ -54,7 +54,7 @@ def test_a_pair_is_encoded_as_the_kit_does(name: str, context: str, continuation
 def test_a_prompt_is_encoded_as_the_kit_does(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
     for request in (GenerationRequest(text), GenerationRequest("x", rendered_prompt=text)):
-        found = Encoder(tokenizer).encode(request)
+        found = RequestEncoder(tokenizer).encode(request)
         assert found is not None
         expected = encode_with_leading(tokenizer, text) or [conditioning_id(tokenizer)]
         assert found.token_ids.tolist() == expected
@@ -66,8 +66,7 @@ def test_a_session_scores_ids_as_it_scores_their_text(
     context: str, continuations: list[str]
 ) -> None:
     session: Any = Mock().build(Model("m"))
-    encoder = encoder_of(session)
-    assert encoder is not None
+    encoder = RequestEncoder(session.tokenizer)
     for continuation in continuations:
         request = LoglikelihoodRequest(context, continuation)
         if (ids := encoder.encode(request)) is not None:
@@ -79,15 +78,14 @@ def test_a_session_scores_ids_as_it_scores_their_text(
 @given(text=texts.filter(lambda text: bool(text.replace("<bos>", ""))))
 def test_a_session_rolls_over_ids_as_over_their_text(text: str) -> None:
     session: Any = Mock(max_model_len=8).build(Model("m"))
-    encoder = encoder_of(session)
-    assert encoder is not None
+    encoder = RequestEncoder(session.tokenizer)
     request = RollingLoglikelihoodRequest(text)
     by_ids = with_ids(request, encoder.encode(request))
     assert session.loglikelihood_rolling([by_ids]) == session.loglikelihood_rolling([request])
 
 
 def test_the_choices_of_a_question_share_their_context() -> None:
-    encoder = Encoder(ByteTokenizer())
+    encoder = RequestEncoder(ByteTokenizer())
     one, two = (encoder.encode(LoglikelihoodRequest("a question", c)) for c in (" b", " c"))
     assert one is not None
     assert two is not None
@@ -113,14 +111,14 @@ MESSAGES = [{"role": "user", "content": "a"}]
     ids=str,
 )
 def test_what_can_not_be_encoded_here_is_left_to_the_engine(request_: Any) -> None:
-    assert Encoder(ByteTokenizer()).encode(request_) is None
+    assert RequestEncoder(ByteTokenizer()).encode(request_) is None
     assert with_ids(request_, None) is request_
 
 
 def test_without_a_token_for_nothing_an_empty_context_is_left_to_the_engine() -> None:
     tokenizer = ByteTokenizer(adds_bos=False)
     tokenizer.bos_id = tokenizer.eos_id = None
-    encoder = Encoder(tokenizer)
+    encoder = RequestEncoder(tokenizer)
     assert encoder.encode(LoglikelihoodRequest(" ", "a")) is None
     assert encoder.encode(GenerationRequest("")) is None
     with pytest.raises(InvalidRequestError, match="an empty context"):
@@ -129,5 +127,5 @@ def test_without_a_token_for_nothing_an_empty_context_is_left_to_the_engine() ->
 
 def test_ids_replace_nothing_else_of_a_request() -> None:
     request = GenerationRequest("ab", stop=["\n"], max_new_tokens=3)
-    found = with_ids(request, Encoder(ByteTokenizer()).encode(request))
+    found = with_ids(request, RequestEncoder(ByteTokenizer()).encode(request))
     assert found == replace(request, input_ids=[256, 97, 98])

@@ -198,7 +198,7 @@ def test_a_resumed_run_must_have_the_same_backend(
 def test_without_the_package_a_spec_says_what_to_install(
     folder: Path, spec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_spec, "installed", lambda group: [])
+    monkeypatch.setattr(run_spec.BACKENDS, "entries", list)
     name = spec(folder, rest="backend: {kind: local}\n")
     with pytest.raises(ConfigurationError, match="pip install evalution-training"):
         load_spec(str(folder / name))

@@ -128,9 +128,15 @@ def test_an_order_that_is_none_names_those_there_are(text: str, near: str) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_rows": 0}, "option 'max_rows' of suite Generation must be at least 1, got 0"),
+        (
+            {"max_rows": 0},
+            "'max_rows' of suite Generation must be at least 1",
+        ),
         ({"row_indices": []}, "option 'row_indices' of suite Generation must name at least one"),
-        ({"row_indices": [2, -1]}, "'row_indices' of suite Generation must not be negative"),
+        (
+            {"row_indices": [2, -1]},
+            "'row_indices.1' of suite Generation must be at least 0",
+        ),
         ({"row_indices": [4, 2, 4]}, "must name each row once, but row 4 stands in it twice"),
         ({"row_indices": ["2"]}, "option 'row_indices.0' of suite Generation"),
         ({"row_indices": [True]}, "option 'row_indices.0' of suite Generation"),

@@ -98,7 +98,10 @@ def test_a_model_beside_the_spec_is_found_and_a_hub_id_is_left_alone(tmp_path: P
         ({"model": {"pth": "x"}}, "model has no field 'pth'; did you mean 'path'?"),
         ({"model": {"path": 3}}, "model.path must be a non-empty string, got 3"),
         ({"model": [1]}, "the section 'model' must be a mapping"),
-        ({"tests": [TEST, {**TEST, "type": "genration"}]}, "test 2: there is no suite 'genration'"),
+        (
+            {"tests": [TEST, {**TEST, "type": "genration"}]},
+            "test 2: no suite 'genration' is installed; did",
+        ),
         ({"tests": [{**TEST, "promt": "q"}]}, "test 1: suite Generation has no option 'promt'"),
         ({"tests": [{"type": "generation"}]}, "test 1: suite Generation needs the option 'data'"),
         ({"tests": [{1: 2}]}, "the test has the key 1, which is no text; quote it"),
@@ -107,7 +110,7 @@ def test_a_model_beside_the_spec_is_found_and_a_hub_id_is_left_alone(tmp_path: P
             "suite 'no_module:Suite' (no_module:Suite) can't be loaded",
         ),
         ({"tests": [":"]}, "suite ':' (:) can't be loaded: ValueError: Empty module name"),
-        ({"tests": ["json:dumps"]}, "suite 'json:dumps' (json:dumps) is no Suite"),
+        ({"tests": ["json:dumps"]}, "suite 'json:dumps' is no Suite"),
     ],
 )
 def test_a_wrong_spec_says_what_is_wrong(sections: dict[str, Any], message: str) -> None:

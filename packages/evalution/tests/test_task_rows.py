@@ -11,11 +11,11 @@ import pytest
 
 import evalution
 from evalution.suites import load_suite
-from evalution.suites.discovery import built_in_entries
+from evalution.suites.discovery import find_built_in
 from evalution_enginekit.mock import Mock
 
 ROWS = Path(__file__).parent / "data" / "rows"
-NAMED = [entry.name for entry in built_in_entries() if entry.name.islower()]
+NAMED = [name for name in find_built_in() if name.islower()]
 LARGEST = 150_000
 SUBJECTS = ["stem.abstract_algebra", "other.virology"]
 

@@ -6,7 +6,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import Field
 
 from evalution.rows.local import Row
 from evalution.scoring.metrics import (
@@ -213,8 +215,16 @@ class MultipleChoice(LocalQuestions, ChoiceSuite):
 
     metric_names: ClassVar[Sequence[str]] = ("acc", "acc_norm", "acc_bytes", "acc_token")
 
-    choices: str | Sequence[str]
-    target: str
+    choices: Annotated[
+        str | Sequence[str],
+        Field(
+            description="Column that contains a list of texts, or a list of texts with {column} in "
+            "them."
+        ),
+    ]
+    target: Annotated[
+        str, Field(description="Column of the right choice: its index from 0, or its text.")
+    ]
 
     def check_options(self) -> None:
         super().check_options()

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from pydantic import Field
+
+from evalution.counts import LARGEST
 from evalution.rows.local import Row
 from evalution.scoring.filters import (
     Filter,
@@ -27,6 +30,9 @@ from evalution.user_input import find_count_problem
 from evalution_core import GenerationOutput, GenerationRequest, Message
 
 EXACT_MATCH = "exact_match"
+Stop = Annotated[
+    Sequence[str], Field(description="Texts that end an answer; they are no part of it.")
+]
 
 
 @dataclass(slots=True)
@@ -55,14 +61,20 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
     pipelines: ClassVar[Mapping[str, Sequence[Filter]]] = {EXACT_MATCH: ()}
     reference_filters: ClassVar[Sequence[Filter]] = ()
 
-    max_new_tokens: int = 256
-    stop: Sequence[str] = ()
-    think_end_token: str | None = None
+    max_new_tokens: Annotated[
+        int, Field(ge=1, le=LARGEST, description="Tokens of an answer at most, reasoning included.")
+    ] = 256
+    stop: Stop = ()
+    think_end_token: Annotated[
+        str | None,
+        Field(
+            description="Text that ends a model's reasoning, such as </think>; what follows it is "
+            "the answer. None takes the whole text as the answer."
+        ),
+    ] = None
 
     def check_options(self) -> None:
         super().check_options()
-        if problem := find_count_problem(self.max_new_tokens, least=1):
-            raise self.wrong("max_new_tokens", problem)
         if "" in self.stop:
             raise self.wrong("stop", "must hold no empty text")
         if self.think_end_token == "":
@@ -169,13 +181,20 @@ class Generation(LocalQuestions, GenerationSuite):
     follows it, without white space at its front, is the answer, and only there a `stop` counts.
     """
 
-    target: str
-    filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = field(
-        default=(), metadata=yaml_form(parse_filters, filters_to_yaml)
-    )
-    target_filters: Sequence[Filter] = field(
-        default=(), metadata=yaml_form(parse_steps, filters_to_yaml)
-    )
+    target: Annotated[
+        str, Field(description="Right answer: a column, or a text with {column} in it.")
+    ]
+    filters: Annotated[
+        Sequence[Filter] | Mapping[str, Sequence[Filter]],
+        Field(
+            description="Steps that run on the answer before it is compared, or named lists of "
+            "steps, each with a metric of its own."
+        ),
+    ] = field(default=(), metadata=yaml_form(parse_filters, filters_to_yaml))
+    target_filters: Annotated[
+        Sequence[Filter],
+        Field(description="Steps that run on the target before it is compared."),
+    ] = field(default=(), metadata=yaml_form(parse_steps, filters_to_yaml))
 
     def check_options(self) -> None:
         super().check_options()

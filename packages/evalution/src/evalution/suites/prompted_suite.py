@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
 from string import Formatter
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
+from pydantic import Field
+
+from evalution.counts import LARGEST
 from evalution.rows.local import Row
 from evalution.suites.row_suite import FewshotRow, RowSuite, Split
 from evalution.suites.suite import Sample
@@ -161,6 +164,19 @@ def _require(found: int, needed: int, shared: bool) -> None:
 
 
 _SEED_BITS = 64
+NumFewshot = Annotated[
+    int, Field(ge=0, le=LARGEST, description="Solved rows before each question.")
+]
+FixedShotsOption = Annotated[
+    bool,
+    Field(
+        description="Show the first num_fewshot solved rows before every question, in place of "
+        "rows that are drawn for each."
+    ),
+]
+TargetDelimiter = Annotated[
+    str, Field(description="Text between a question and its answer; left out in a chat.")
+]
 
 S = TypeVar("S", bound=Sample)
 A = TypeVar("A", GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput)
@@ -177,12 +193,20 @@ class PromptedSuite(RowSuite[S, A]):
     turn before it, and a description the system's message.
     """
 
-    num_fewshot: int = 0
-    fewshot_seed: int = 1234
-    fixed_shots: bool = False
-    target_delimiter: str = " "
-    fewshot_delimiter: str = "\n\n"
-    apply_chat_template: bool = False
+    num_fewshot: NumFewshot = 0
+    fewshot_seed: Annotated[
+        int, Field(description="Seed by which the solved rows of each prompt are drawn.")
+    ] = 1234
+    fixed_shots: FixedShotsOption = False
+    target_delimiter: TargetDelimiter = " "
+    fewshot_delimiter: Annotated[str, Field(description="Text between solved rows.")] = "\n\n"
+    apply_chat_template: Annotated[
+        bool,
+        Field(
+            description="Ask in a chat: the question is a user's message, each solved row a turn "
+            "before it."
+        ),
+    ] = False
 
     @abstractmethod
     def question_text(self, row: Row) -> str:
@@ -200,8 +224,6 @@ class PromptedSuite(RowSuite[S, A]):
 
     def check_options(self) -> None:
         super().check_options()
-        if problem := find_count_problem(self.num_fewshot, least=0):
-            raise self.wrong("num_fewshot", problem)
         if self.fewshot_seed.bit_length() > _SEED_BITS:
             raise self.wrong("fewshot_seed", f"must fit into {_SEED_BITS} bits")
 

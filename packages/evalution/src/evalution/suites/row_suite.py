@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from evalution.error_boundary import wrap_errors
+from pydantic import Field
+
+from evalution.counts import LARGEST
 from evalution.exchange import Request
 from evalution.rows.local import Row, RowSource
 from evalution.suites.suite import Sample, Suite
@@ -150,9 +152,21 @@ class RowSuite(Suite[S, A]):
     has in a run of all rows.
     """
 
-    max_rows: int | None = None
-    row_indices: Sequence[int] | None = None
-    order: str = NATIVE
+    max_rows: Annotated[
+        int | None,
+        Field(ge=1, le=LARGEST, description="Rows to take from the front; None takes all."),
+    ] = None
+    row_indices: Annotated[
+        Sequence[Annotated[int, Field(ge=0, le=LARGEST)]] | None,
+        Field(description="Numbers of the rows to take, from 0, in this order; None takes all."),
+    ] = None
+    order: Annotated[
+        str,
+        Field(
+            description="Order in which the rows are run: native, shuffle, shuffle|<seed>, "
+            "length|asc or length|desc; the scores don't depend on it."
+        ),
+    ] = NATIVE
 
     @abstractmethod
     def splits(self) -> Sequence[Split]:
@@ -169,8 +183,6 @@ class RowSuite(Suite[S, A]):
         ...
 
     def check_options(self) -> None:
-        if self.max_rows is not None and (problem := find_count_problem(self.max_rows, least=1)):
-            raise self.wrong("max_rows", problem)
         if self.row_indices is not None and (problem := _indices_problem(self.row_indices)):
             raise self.wrong("row_indices", problem)
         try:
@@ -239,9 +251,6 @@ def _placed(row: Row, offset: int, subset: str) -> Row:
 def _indices_problem(indices: Sequence[int]) -> str | None:
     if not indices:
         return "must name at least one row"
-    for index in indices:
-        if problem := find_count_problem(index, least=0):
-            return problem
     if len(set(indices)) < len(indices):
         twice = next(index for index in indices if list(indices).count(index) > 1)
         return f"must name each row once, but row {twice} stands in it twice"

@@ -8,9 +8,11 @@ from dataclasses import MISSING, dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
 
-from evalution.error_boundary import wrap_errors
+from pydantic import Field
+
+from evalution.counts import LARGEST, shown_value
 from evalution.exchange import Request
 from evalution.rows.local import BUILTIN
 from evalution.scoring.accumulators import MeasureAccumulator, MetricAccumulator
@@ -45,8 +47,17 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
 
     declared_as: ClassVar[str] = "suite"
 
-    name: str | None = None
-    batch_size: int | None = None
+    name: Annotated[
+        str | None, Field(description="Name of the suite in results; None takes the suite's own.")
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=LARGEST,
+            description="Requests that run at once at most; None leaves it to the session.",
+        ),
+    ] = None
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         check_option_names(cls, options)
@@ -66,10 +77,6 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         validate_suite(self)
         if self.name is not None and not self.name.isprintable():
             raise self.wrong("name", "must be one line of text that can be shown")
-        if self.batch_size is not None and (
-            problem := find_count_problem(self.batch_size, least=1)
-        ):
-            raise self.wrong("batch_size", problem)
         self.check_options()
 
     def check_options(self) -> None:  # noqa: B027 - most have nothing to add
