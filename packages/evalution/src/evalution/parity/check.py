@@ -27,7 +27,6 @@ from evalution.runs.preflight import (
 )
 from evalution.runs.run_identity import find_free_name
 from evalution.runs.session import SessionHolder
-from evalution.runs.suite_run import open_stream
 from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution_core import (
     BaseEngine,
@@ -151,7 +150,7 @@ class ParitySide(AbstractContextManager["ParitySide"]):
             UnsupportedRequestError: the session takes no ids.
         """
         self.require_ids(session)
-        with foreign_errors("tokenizer"):
+        with wrap_errors("tokenizer"):
             codec = session.tokenizer
         return None if codec is None else RequestEncoder(codec)
 
@@ -163,7 +162,7 @@ class ParitySide(AbstractContextManager["ParitySide"]):
 
 def read_info(session: BaseInferenceSession) -> SessionInfo:
     """Return the facts about a session; raises `EngineRuntimeError` if it fails to give them."""
-    with foreign_errors("info"):
+    with wrap_errors("info"):
         return session.info
 
 
@@ -194,7 +193,7 @@ def collect(
             asked.add(key)
             yield key, request
 
-    with foreign_errors(f"suite {suite.title!r}"):
+    with wrap_errors(f"suite {suite.title!r}"):
         for key, answer in session_answers(session, suite, note_asked()):
             if key not in asked or key in found:
                 raise EngineRuntimeError(
