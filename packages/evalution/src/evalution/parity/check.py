@@ -27,6 +27,7 @@ from evalution.runs.preflight import (
 )
 from evalution.runs.run_identity import find_free_name
 from evalution.runs.session import SessionHolder
+from evalution.runs.suite_run import open_stream
 from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution_core import (
     BaseEngine,
@@ -150,7 +151,7 @@ class ParitySide(AbstractContextManager["ParitySide"]):
             UnsupportedRequestError: the session takes no ids.
         """
         self.require_ids(session)
-        with wrap_errors("tokenizer"):
+        with foreign_errors("tokenizer"):
             codec = session.tokenizer
         return None if codec is None else RequestEncoder(codec)
 
@@ -162,7 +163,7 @@ class ParitySide(AbstractContextManager["ParitySide"]):
 
 def read_info(session: BaseInferenceSession) -> SessionInfo:
     """Return the facts about a session; raises `EngineRuntimeError` if it fails to give them."""
-    with wrap_errors("info"):
+    with foreign_errors("info"):
         return session.info
 
 
@@ -193,7 +194,7 @@ def collect(
             asked.add(key)
             yield key, request
 
-    with wrap_errors(f"suite {suite.title!r}"):
+    with foreign_errors(f"suite {suite.title!r}"):
         for key, answer in session_answers(session, suite, note_asked()):
             if key not in asked or key in found:
                 raise EngineRuntimeError(

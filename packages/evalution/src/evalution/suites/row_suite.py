@@ -12,10 +12,11 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
+from evalution.counts import LARGEST
 from evalution.exchange import Request
 from evalution.rows.local import Row, RowSource
 from evalution.suites.suite import Sample, Suite
-from evalution.user_input import LARGEST
+from evalution.user_input import find_count_problem
 from evalution_core import (
     ConfigurationError,
     GenerationOutput,
