@@ -159,8 +159,8 @@ def _summed_up(group: Group, options: LmEvalOptions) -> LoadedTasks:
     if len(kinds) > 1:
         listed = ", ".join(f"{name} for {kind}" for kind, name in kinds.items())
         raise ConfigurationError(
-            f"group {group.name!r} sums up tasks that ask for different kinds of request ({listed}); "
-            "name its tasks in place of it, or run it with evalution-lm-eval"
+            f"group {group.name!r} sums up tasks that ask for different kinds of request "
+            f"({listed}); name its tasks in place of it, or run it with evalution-lm-eval"
         )
     inner = [one for one in group.get_all_groups() if one.has_aggregation]
     return LoadedTasks(group.name, next(iter(kinds)), tasks, [group, *inner])
