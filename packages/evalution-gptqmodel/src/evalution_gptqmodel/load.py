@@ -19,7 +19,6 @@ from safetensors import SafetensorError, safe_open
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_core.plugins import did_you_mean
 from evalution_core.redaction import scrub
-from evalution_core.plugins import did_you_mean
 from evalution_enginekit import Tokenizer, load_tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder
 from evalution_enginekit.runtime import brief, set_options
