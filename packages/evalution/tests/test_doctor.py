@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from evalution.doctor.engines import examine_engine, examine_engines, find_requirements
-from evalution_core import ConfigurationError, EngineEntry, available
+from evalution_core import ConfigurationError
+from evalution_core.discovery import EngineEntry, available
 
 GOOD = """
 import sys

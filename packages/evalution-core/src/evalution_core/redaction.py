@@ -76,9 +76,9 @@ def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
 _hidden: set[str] = set()
 
 
-def hide(value: Any) -> None:
+def hide(value: Any, *, is_secret: bool = False) -> None:
     """Going: `find_secrets` returns the values that a caller then gives to `redact_text`."""
-    _hidden.update(find_secrets(value))
+    _hidden.update(find_secrets(value, is_secret=is_secret))
 
 
 def scrub(text: str) -> str:

@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import httpx
 
-from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError, hide
+from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError
+from evalution_core.redaction import hide
 from evalution_openai.client.responses import find_tls_error, make_error, quote
 from evalution_openai.client.retry import (
     RETRIED_STATUSES,

@@ -18,8 +18,8 @@ from evalution_core import (
     EvalutionError,
     Model,
     UnsupportedRequestError,
-    scrub,
 )
+from evalution_core.redaction import scrub
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
 from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_openai.client.connection import ServerConnection, is_unreachable, open_connection

@@ -12,12 +12,11 @@ from evalution_core import (
     ContextLengthError,
     EngineRuntimeError,
     EvalutionError,
-    FinishReason,
     InvalidRequestError,
     UnsupportedRequestError,
-    redact,
-    scrub,
 )
+from evalution_core.redaction import redact, scrub
+from evalution_core.requests import FinishReason
 from evalution_enginekit.completion import CompletionChunk
 from evalution_openai.client.dialects import find_unasked_fields
 

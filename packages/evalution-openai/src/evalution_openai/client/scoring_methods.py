@@ -14,13 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, cast
 
-from evalution_core import (
-    CheckResult,
-    EngineRuntimeError,
-    EvalutionError,
-    GenerationOutput,
-    scrub,
-)
+from evalution_core import CheckResult, EngineRuntimeError, EvalutionError, GenerationOutput
+from evalution_core.redaction import scrub
 from evalution_enginekit import Tokenizer, TokenScore, TokenSpan, runtime_errors
 from evalution_enginekit.self_check import self_check
 from evalution_openai.client.responses import (

@@ -21,8 +21,8 @@ from evalution_core import (
     ConfigurationError,
     EvalutionError,
     Model,
-    scrub,
 )
+from evalution_core.redaction import scrub
 from evalution_openai.server.connections import check_bind, format_url, get_client, listening
 from evalution_openai.server.errors import (
     ApiError,

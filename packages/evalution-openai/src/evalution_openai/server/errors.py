@@ -12,8 +12,8 @@ from evalution_core import (
     InvalidRequestError,
     SessionClosedError,
     UnsupportedRequestError,
-    scrub,
 )
+from evalution_core.redaction import scrub
 
 _LONGEST = 2000
 """Characters of a message, which may quote the request."""

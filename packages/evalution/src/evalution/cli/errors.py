@@ -17,8 +17,8 @@ from evalution_core import (
     EngineUnavailableError,
     EvalutionError,
     UnsupportedRequestError,
-    scrub,
 )
+from evalution_core.redaction import scrub
 
 EXIT_FAILED, EXIT_USAGE, EXIT_WITH_FAILURES, EXIT_INTERRUPTED = 1, 2, 3, 130
 EXIT_OUTSIDE = EXIT_WITH_FAILURES

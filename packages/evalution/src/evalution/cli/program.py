@@ -35,7 +35,8 @@ from evalution.suites.suite import AnySuite
 from evalution.table import console
 from evalution.yaml_spec.run_spec import load_spec
 from evalution.yaml_spec.schema import spec_schema
-from evalution_core import ConfigurationError, scrub
+from evalution_core import ConfigurationError
+from evalution_core.redaction import scrub
 
 
 def schema(output: OutputFileOption = None, debug: DebugOption = False) -> None:

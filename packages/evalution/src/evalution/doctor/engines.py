@@ -18,14 +18,10 @@ from packaging.version import InvalidVersion
 
 from evalution.environment import read_requirements
 from evalution.hints import INSTALL_HINTS
-from evalution_core import (
-    ConfigurationError,
-    EngineEntry,
-    available,
-    did_you_mean,
-    normalized,
-    scrub,
-)
+from evalution_core import ConfigurationError
+from evalution_core.discovery import EngineEntry, available
+from evalution_core.plugins import did_you_mean, normalized
+from evalution_core.redaction import scrub
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -12,15 +12,9 @@ import sys
 from typing import Any
 
 from evalution.error_boundary import wrap_errors
-from evalution_core import (
-    BaseEngine,
-    ConfigurationError,
-    EngineEntry,
-    EngineUnavailableError,
-    EvalutionError,
-    redact,
-    scrub,
-)
+from evalution_core import BaseEngine, ConfigurationError, EngineUnavailableError, EvalutionError
+from evalution_core.discovery import EngineEntry
+from evalution_core.redaction import redact, scrub
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from evalution.report.rendering import ABSENT, RunLabel, duration_text, flatten, merge_in_order
 from evalution.results import RunResult, Status
-from evalution_core import scrub
+from evalution_core.redaction import scrub
 
 
 @dataclass(frozen=True, slots=True)

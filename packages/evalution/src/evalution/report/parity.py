@@ -9,7 +9,7 @@ from typing import Any
 
 from evalution.parity.result import LEAST_DECADE, ParityResult, SuiteParity, TokenDifference
 from evalution.report.figures import Figure, marker_symbol, plot_text, shortened
-from evalution_core import scrub
+from evalution_core.redaction import scrub
 
 _WORST_SHOWN = 20
 

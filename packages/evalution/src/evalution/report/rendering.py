@@ -14,7 +14,8 @@ from string import ascii_uppercase
 from typing import Any, cast
 
 from evalution.results import RunResult, to_json
-from evalution_core import ConfigurationError, redact, scrub
+from evalution_core import ConfigurationError
+from evalution_core.redaction import redact, scrub
 
 _FROM_HERE_IN_DIGITS = 1000
 _LEAST_CHANCE_SHOWN = 0.0001

@@ -16,7 +16,7 @@ from evalution.report.scores import SuiteScores
 from evalution.results import SampleResult, SuiteResult
 from evalution.runs.reader import RunSamples
 from evalution.samples import KeptSamples, SampleColumns, SuiteSamples
-from evalution_core import scrub
+from evalution_core.redaction import scrub
 
 
 class Verdict(StrEnum):

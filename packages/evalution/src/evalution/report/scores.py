@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from evalution.report.rendering import differing_keys, flatten, merge_in_order, score_text
 from evalution.results import MetricResult, RunResult, SuiteResult
-from evalution_core import scrub
+from evalution_core.redaction import scrub
 
 _NEUTRAL_OPTIONS = frozenset({"name", "batch_size"})
 """Options of a suite that leave its questions and its scoring as they are."""

@@ -12,8 +12,9 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from evalution.scoring.filters import FILTERS, Filter
 from evalution.suites.suite import SuiteDeclaration
-from evalution_core import BaseEngine, scrub
+from evalution_core import BaseEngine
 from evalution_core.options import option_fields
+from evalution_core.redaction import scrub
 
 if TYPE_CHECKING:
     from pydantic_core import core_schema
