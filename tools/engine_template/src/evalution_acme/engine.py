@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from evalution_acme.session import AcmeSession
 from evalution_core import BaseEngine, Capability, ConfigurationError, Model, speed_only
-from evalution_enginekit import ByteTokenizer, bound_tokenizer, import_runtime, runtime_errors
+from evalution_enginekit import ByteTokenizer, bind_tokenizer, import_runtime, runtime_errors
 
 CAPABILITIES = frozenset(
     {
@@ -55,7 +55,7 @@ class Acme(BaseEngine):
         return AcmeSession(
             loaded,
             # For a model with files of its own: load_tokenizer(model, folder).
-            tokenizer=bound_tokenizer(model, ByteTokenizer()),
+            tokenizer=bind_tokenizer(model, ByteTokenizer()),
             capabilities=CAPABILITIES,
             device=self.device,
             max_model_len=self.max_model_len,

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from evalution_core import Capability
 from evalution_enginekit import (
+    PromptQueue,
     TokenEvent,
-    TokenFeed,
     Tokenizer,
     TokenPrompt,
     TokenScore,
@@ -69,7 +69,7 @@ class AcmeSession(TokenSession):
         self._model = model
         self._device = device
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         return batch_continuously(feed, self.preferred_batch_size, _Sequence.of, self._step)
 
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:

@@ -12,12 +12,11 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
 
 from pydantic import Field
 
-from evalution.counts import LARGEST, shown_value
-from evalution.exchange import Request
+from evalution.error_boundary import wrap_errors
 from evalution.rows.local import BUILTIN
 from evalution.scoring.accumulators import MeasureAccumulator, MetricAccumulator
 from evalution.scoring.metrics import Measure, Metric, Score
-from evalution.user_input import find_count_problem, format_value
+from evalution.user_input import LARGEST, format_value
 from evalution_core import (
     Capability,
     ConfigurationError,
@@ -28,6 +27,7 @@ from evalution_core import (
     redact,
 )
 from evalution_core.options import check_option_names, option_fields, option_problems
+from evalution_core.requests import Request
 
 _PARSE = "evalution.parse"
 _SHOW = "evalution.show"

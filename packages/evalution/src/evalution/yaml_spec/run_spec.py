@@ -12,9 +12,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import wrap_errors
 from evalution.hints import BACKEND_HINT, INSTALL_HINTS, note_working_folder
-from evalution.paths import path_errors, typed_path
 from evalution.rows.local import BUILTIN
 from evalution.runs.backend import BackendReader, ModelBackend, check_backend
 from evalution.runs.options import FailurePolicy
@@ -57,7 +56,7 @@ def read_backend(
         EngineUnavailableError: the backend's package can't be imported.
     """
     reader = _find_reader()
-    with foreign_errors(f"backend {name!r} can't be made", ConfigurationError):
+    with wrap_errors(f"backend {name!r} can't be made", ConfigurationError):
         return reader(name, options, model, folder)
 
 
