@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evalution.parity import Tolerance, check_parity
-from evalution.runs.lane import Lane
+from evalution.runs.preflight import EngineAndModel
 from evalution.yaml_spec.run_spec import load_spec
 from evalution_core import Model, available, load_engine
 
@@ -49,8 +49,8 @@ def test_the_numbers_are_those_of_the_reference_engine(name: str) -> None:
     spec = load_spec(QUICKSTART)
     model = Model(path="builtin:tiny")
     found = check_parity(
-        Lane(spec.engine, spec.model),
-        Lane(load_engine(name)(**EXACT[name]), model),
+        EngineAndModel(spec.engine, spec.model),
+        EngineAndModel(load_engine(name)(**EXACT[name]), model),
         spec.tests,
         tolerance=Tolerance(logprob=1e-4),
         limit=ROWS,

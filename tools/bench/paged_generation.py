@@ -1,8 +1,8 @@
 """Print how generation by evalution-transformers compares with upstream's own, on a random Llama.
 
 Run it in the environment torch of tools/envs; on the CPU, or on a CUDA device where one is there or
-`--device cuda` is said. Ours is measured twice: with upstream's manager, and with our own refilled
-rows. The peers are `generate_batch`, upstream's continuous batching, with as large a cache, and
+`--device cuda` is said. Ours is measured twice: with upstream's manager, and with our own
+forward passes. The peers are `generate_batch`, upstream's continuous batching, with as large a cache, and
 `generate` in batches; each at the fastest of its settings. All get the same ids, and make as many
 tokens of each prompt as its budget says, whatever they are. `generate_batch` has one budget for all
 prompts: where they differ, what it does is done with one for each.
@@ -182,7 +182,7 @@ def measured(
 def lines(shape: Shape, times: dict[str, list[float]], made: dict[str, Ids]) -> Iterator[str]:
     """Each of our ways against each of upstream's at its fastest."""
     medians = {name: statistics.median(found) for name, found in times.items()}
-    for mine in ("paged", "refilled rows"):
+    for mine in ("paged", "forward passes"):
         for way in (CONTINUOUS, STATIC):
             variants = [name for name in times if name.startswith(f"{way}, ")]
             peer = min(variants, key=medians.__getitem__)
@@ -221,7 +221,7 @@ def compare(folder: str, shapes: Sequence[Shape], config: Config, device: str) -
         print("  ".join(f"{name} {value}" for name, value in told["paged"].items()))
         sides: dict[str, Side] = {
             "paged": ours(paged),
-            "refilled rows": ours(session(paged=False)),
+            "forward passes": ours(session(paged=False)),
         }
         peers: list[Upstream] = []
         for tokens in config["step_tokens"]:

@@ -46,7 +46,7 @@ from evalution_core import (
 )
 from evalution_enginekit import TokenSpan, plan_scoring
 from evalution_transformers import Transformers
-from evalution_transformers.session import suiting_pass_tokens
+from evalution_transformers.session import default_pass_tokens
 
 Config = dict[str, Any]
 Requests = list[tuple[Any, ...]]
@@ -242,7 +242,7 @@ def memory(folder: Path, side: str, config: Config) -> int:
     else:
         # As many tokens at once as one of our passes has.
         tokens = sum(shape.settings["context"] + shape.settings["answer"]) // 2
-        passed = suiting_pass_tokens(torch.device(device))
+        passed = default_pass_tokens(torch.device(device))
         theirs(peer_of(folder, config), shape, passed // tokens)()
     if device == "cuda":
         return torch.cuda.max_memory_allocated() >> 20

@@ -18,11 +18,9 @@ from evalution_core import (
     BaseInferenceSession,
     EngineSpec,
     Model,
-    hide,
-    redact,
-    scrub,
     secret,
 )
+from evalution_core.redaction import find_secrets, redact, redact_text
 
 
 @dataclass(slots=True)
@@ -79,14 +77,14 @@ holders: list[Callable[[Any], Any]] = [
 def test_scrubbed_text_holds_no_credential(
     before: str, value: str, after: str, carry: Callable[[str], str]
 ) -> None:
-    shown = scrub(f"{before} {carry(value)} {after}")
+    shown = redact_text(f"{before} {carry(value)} {after}")
     assert value not in shown
     assert "***" in shown
 
 
 @given(words)
 def test_text_without_credentials_is_left_as_it_is(text: str) -> None:
-    assert scrub(text) == text
+    assert redact_text(text) == text
 
 
 @given(
@@ -129,11 +127,12 @@ def test_an_engine_and_a_model_show_no_secret(
         api_key=value,
     )
     assert value not in json.dumps(engine.to_dict())
-    assert f"api_key='{value}'" not in repr(Remote(api_key=value))
+    assert value not in repr(engine)
     model = Model(
         carry(value), label=carry(value), model_kwargs={name: value}, tokenizer_kwargs={name: value}
     )
     assert value not in json.dumps(model.to_dict())
+    assert value not in repr(model)
     assert value not in model.name
 
 
@@ -219,12 +218,12 @@ def test_keys_of_cloud_services_are_secrets(name: str) -> None:
 
 
 def test_a_password_with_an_at_sign_is_redacted_whole() -> None:
-    assert "ss" not in scrub("http://user:p@ss@host/x")
+    assert "ss" not in redact_text("http://user:p@ss@host/x")
 
 
 @pytest.mark.parametrize("name", ["password", "auth_token", "client_secret", "hf_token"])
 def test_a_secret_name_in_a_query_is_one_too(name: str) -> None:
-    assert scrub(f"https://host.test/?{name}=hunter2") == f"https://host.test/?{name}=***"
+    assert redact_text(f"https://host.test/?{name}=hunter2") == f"https://host.test/?{name}=***"
 
 
 @dataclass(frozen=True)
@@ -253,15 +252,41 @@ def test_credentials_in_a_key_are_scrubbed() -> None:
         ("https://host/?sig=planted-signature", "bad signature planted-signature"),
     ],
 )
-def test_a_hidden_value_is_taken_out_of_any_text(value: object, text: str) -> None:
-    assert scrub(text) == text
-    hide(value)
-    assert "***" in scrub(text)
-    assert "***" in str(redact({"message": text}))
+def test_secret_of_an_engine_or_model_is_masked_in_any_text(value: object, text: str) -> None:
+    assert redact_text(text) == text
+    secrets = find_secrets(value)
+    assert "***" in redact_text(text, secrets)
+    assert "***" in str(redact({"message": [text]}, secrets))
+    assert redact_text(text) == text, "nothing is remembered"
 
 
 def test_what_is_short_or_no_secret_stays_in_texts() -> None:
-    hide(Careless(api_key="EMPTY", pad_token="<padding-token>"))
-    hide({"path": "a-long-enough-path"})
-    text = "EMPTY <padding-token> a-long-enough-path"
-    assert scrub(text) == text
+    careless = Careless(api_key="EMPTY", pad_token="<padding-token>")
+    assert find_secrets(careless) == find_secrets({"path": "a-long-enough-path"}) == frozenset()
+
+
+def test_representation_is_that_of_a_dataclass_but_for_credentials() -> None:
+    engine = Remote("http://me:hunter2@host", {"a": 1, "api_key": "k"}, api_key="sk-1")
+    assert repr(engine) == (
+        "Remote(base_url='http://***@host', headers={'a': 1, 'api_key': '***'}, inner=None)"
+    )
+    assert repr(Remote()) == "Remote(base_url='http://localhost', headers={}, inner=None)"
+    assert repr(Model("a", model_kwargs={"n": (1, 2)})).startswith("Model(path='a', label=None, ")
+    assert "model_kwargs={'n': (1, 2)}" in repr(Model("a", model_kwargs={"n": (1, 2)}))
+
+
+def test_engine_with_its_own_representation_keeps_it() -> None:
+    @dataclass(slots=True)
+    class Own(Remote):
+        def __repr__(self) -> str:
+            return "own"
+
+    assert repr(Own()) == "own"
+
+
+def test_engine_that_is_no_dataclass_has_a_representation() -> None:
+    class Plain(BaseEngine):
+        def build(self, model: Model) -> BaseInferenceSession:
+            raise NotImplementedError
+
+    assert "Plain object at" in repr(object.__new__(Plain))

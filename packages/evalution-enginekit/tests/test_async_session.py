@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 from random import Random
 from threading import Semaphore
 from typing import Any, TypeVar
@@ -21,7 +22,12 @@ from evalution_core import (
     GenerationOutput,
     GenerationRequest,
     InvalidRequestError,
+    LoglikelihoodRequest,
+    RequestFailure,
+    RequestStream,
+    RollingLoglikelihoodRequest,
     SessionClosedError,
+    SessionInfo,
     TextDelta,
 )
 from evalution_enginekit import async_session
@@ -43,7 +49,7 @@ def session() -> Iterator[MockSession]:
 
 @pytest.fixture
 def front(session: MockSession) -> Iterator[AsyncSession]:
-    opened = AsyncSession(session, MOCK_CAPABILITIES, deltas=True)
+    opened = AsyncSession(session)
     yield opened
     opened.close()
 
@@ -105,32 +111,46 @@ def gated() -> Iterator[GatedSession]:
     session.close()
 
 
-@pytest.mark.parametrize("deltas", [True, False])
-def test_the_pieces_of_a_text_come_before_its_output(gated: GatedSession, deltas: bool) -> None:
-    front = AsyncSession(gated, MOCK_CAPABILITIES, deltas=deltas)
+def test_text_comes_as_it_grows_and_then_the_output(gated: GatedSession) -> None:
+    front = AsyncSession(gated)
 
     async def events() -> list[TextDelta | GenerationOutput]:
         async with aclosing(front.stream(asked(1, 20))) as found:
-            if not deltas:
-                gated.permits.release(10_000)
-                return [event async for event in found]
-            # Pieces that nobody has read yet are joined, so the first is read before the next step.
+            # Deltas that nobody has read yet are joined, so the first is read before the next step.
             gated.permits.release()
             first = await anext(found)
             gated.permits.release(10_000)
             return [first, *[event async for event in found]]
 
-    *pieces, output = run(events())
+    *deltas, output = run(events())
     front.close()
+    assert front.streams_text
+    assert len(deltas) > 1
+    check_deltas(deltas, output)
+
+
+def test_session_that_can_not_stream_gives_its_text_in_one_piece() -> None:
+    with PlainSession("a", 512, 8) as session:
+        front = AsyncSession(session)
+
+        async def events() -> list[TextDelta | GenerationOutput]:
+            return [event async for event in front.stream(asked(1, 20))]
+
+        *deltas, output = run(events())
+        front.close()
+    assert not front.streams_text
+    assert len(deltas) == 1
+    check_deltas(deltas, output)
+
+
+def check_deltas(deltas: list[Any], output: Any) -> None:
     assert isinstance(output, GenerationOutput)
-    assert front.tells_deltas is deltas
-    assert "".join(piece.text for piece in pieces) == output.text
-    assert [i for piece in pieces for i in piece.token_ids or ()] == output.token_ids
-    assert len(pieces) > 1 if deltas else len(pieces) == 1
+    assert "".join(delta.text for delta in deltas) == output.text
+    assert [i for delta in deltas for i in delta.token_ids] == output.token_ids
 
 
 def test_a_task_that_is_cancelled_takes_its_request_out_of_the_session(gated: GatedSession) -> None:
-    front = AsyncSession(gated, MOCK_CAPABILITIES, deltas=True)
+    front = AsyncSession(gated)
 
     async def work() -> int:
         long = front.stream(asked(1, 400))
@@ -151,7 +171,7 @@ def test_a_task_that_is_cancelled_takes_its_request_out_of_the_session(gated: Ga
 
 
 def test_closing_ends_tasks_that_wait_and_refuses_later_ones(gated: GatedSession) -> None:
-    front = AsyncSession(gated, MOCK_CAPABILITIES, deltas=True)
+    front = AsyncSession(gated)
 
     async def work() -> None:
         running = front.stream(asked(1, 400))
@@ -194,7 +214,7 @@ class FailingOnceSession(MockSession):
 
 def test_after_a_failure_of_the_runtime_later_requests_get_a_new_stream() -> None:
     with FailingOnceSession("a", 512, 8) as session:
-        front = AsyncSession(session, MOCK_CAPABILITIES)
+        front = AsyncSession(session)
 
         async def work() -> GenerationOutput:
             with pytest.raises(EngineRuntimeError, match="the device is gone"):
@@ -205,8 +225,17 @@ def test_after_a_failure_of_the_runtime_later_requests_get_a_new_stream() -> Non
         front.close()
 
 
-class WholeInputSession(MockSession):
-    """Starts when its input has ended, as an engine without refill may."""
+class PlainSession(MockSession):
+    """Neither streams text nor batches continuously."""
+
+    @property
+    def info(self) -> SessionInfo:
+        left = MOCK_CAPABILITIES - {Capability.CONTINUOUS_BATCHING, Capability.STREAM}
+        return replace(super().info, capabilities=left)
+
+
+class WholeInputSession(PlainSession):
+    """Starts when its input has ended, as an engine without continuous batching may."""
 
     def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
         for key, request in list(requests):
@@ -215,9 +244,7 @@ class WholeInputSession(MockSession):
 
 def test_a_session_without_refill_gets_rounds_that_end() -> None:
     with WholeInputSession("a", 512, 8) as session:
-        front = AsyncSession(
-            session, MOCK_CAPABILITIES - {Capability.CONTINUOUS_BATCHING, Capability.STREAM}
-        )
+        front = AsyncSession(session)
         requests = [asked(number) for number in range(5)]
 
         async def twice() -> list[GenerationOutput]:
@@ -235,7 +262,7 @@ class SilentSession(MockSession):
 
 def test_a_stream_that_ends_without_an_answer_is_an_error() -> None:
     with SilentSession("a", 512, 8) as session:
-        front = AsyncSession(session, MOCK_CAPABILITIES)
+        front = AsyncSession(session)
         with pytest.raises(EngineRuntimeError, match="ended too early"):
             run(front.generate(asked(1)))
         front.close()
@@ -250,29 +277,30 @@ class DeafSession(MockSession):
 
 def test_a_stream_that_never_asks_for_a_request_is_an_error() -> None:
     with DeafSession("a", 512, 8) as session:
-        front = AsyncSession(session, MOCK_CAPABILITIES)
+        front = AsyncSession(session)
         with pytest.raises(EngineRuntimeError, match="ended too early"):
             run(front.generate(asked(1)))
         front.close()
 
 
-class Hand:
+class Hand(RequestStream[int, Any]):
     """A stream that has its first request in hand until it is told to go on."""
 
     def __init__(self, session: MockSession, requests: Any):
         self._session = session
         self._requests = iter(requests)
         self.has_taken, self.goes_on = threading.Event(), threading.Event()
-        self.cancelled: list[int] = []
+        self.cancelled: list[Any] = []
 
-    def __iter__(self) -> Iterator[Any]:
-        next(self._requests)
-        self.has_taken.set()
-        assert self.goes_on.wait(60)
-        for key, request in self._requests:
-            yield key, self._session.generate([request])[0]
+    def __next__(self) -> Any:
+        if not self.has_taken.is_set():
+            next(self._requests)
+            self.has_taken.set()
+            assert self.goes_on.wait(60)
+        key, request = next(self._requests)
+        return key, self._session.generate([request])[0]
 
-    def cancel(self, key: int) -> None:
+    def cancel(self, key: Any) -> None:
         self.cancelled.append(key)
 
     def close(self) -> None: ...
@@ -286,11 +314,11 @@ class HandSession(MockSession):
 
 def test_a_request_given_up_on_its_way_to_the_stream_is_cancelled_once_it_is_there() -> None:
     with HandSession("a", 512, 8) as session:
-        front = AsyncSession(session, MOCK_CAPABILITIES)
+        front = AsyncSession(session)
 
         async def work() -> GenerationOutput:
             leaving = asyncio.ensure_future(front.generate(asked(1)))
-            while front._running == {}:
+            while not hasattr(session, "hand"):
                 await asyncio.sleep(0)
             assert await asyncio.to_thread(session.hand.has_taken.wait, 60)
             leaving.cancel()
@@ -309,7 +337,7 @@ def test_requests_that_come_steadily_keep_no_round_from_starting(
 ) -> None:
     monkeypatch.setattr(async_session, "_GATHERING_S", 100.0)
 
-    class Popular(MockSession):
+    class Popular(PlainSession):
         """Starts when its input has ended; for every request that it takes comes another."""
 
         comes: Callable[[], object] = staticmethod(lambda: None)
@@ -323,7 +351,7 @@ def test_requests_that_come_steadily_keep_no_round_from_starting(
                 yield key, self.generate([request])[0]
 
     with Popular("a", 512, 8) as session:
-        front = AsyncSession(session, frozenset({Capability.GENERATE}))
+        front = AsyncSession(session)
 
         async def work() -> GenerationOutput:
             loop = asyncio.get_running_loop()
@@ -358,7 +386,7 @@ def test_closing_from_the_thread_of_the_stream_waits_for_nothing() -> None:
             yield key, self.generate([request])[0]
 
     with Closing("a", 512, 8) as session:
-        session.front = AsyncSession(session, MOCK_CAPABILITIES)
+        session.front = AsyncSession(session)
         with pytest.raises(SessionClosedError, match="closed meanwhile"):
             run(session.front.generate(asked(1)))
         assert session.is_over.wait(60), "it raised"
@@ -371,7 +399,7 @@ def test_whoever_stays_gets_the_answer_and_whoever_leaves_frees_the_place(chance
     leaving = {number: chance.randrange(40) for number in chance.sample(range(60), 25)}
 
     with MockSession("a", 512, 4) as session:
-        front = AsyncSession(session, MOCK_CAPABILITIES, deltas=chance.random() < 0.5)
+        front = AsyncSession(session)
 
         async def work() -> list[Any]:
             tasks = [asyncio.ensure_future(front.generate(request)) for request in requests]
@@ -390,3 +418,124 @@ def test_whoever_stays_gets_the_answer_and_whoever_leaves_frees_the_place(chance
                 continue
             assert output == expected[number]
         assert session.requests_in_flight == 0
+
+
+# scores, callers with several requests, turns
+
+
+def test_scores_are_those_of_the_list_calls(session: MockSession, front: AsyncSession) -> None:
+    pairs = [LoglikelihoodRequest(f"context {number}", " text") for number in range(150)]
+    texts = [RollingLoglikelihoodRequest(f"a text {number}") for number in range(9)]
+
+    async def work() -> Any:
+        scores = asyncio.gather(*map(front.score, pairs))
+        return await scores, await front.answer(texts)
+
+    scores, rolled = run(work())
+    assert list(scores) == session.loglikelihood(pairs)
+    assert rolled == session.loglikelihood_rolling(texts)
+
+
+def test_one_caller_gets_its_failures_as_values_and_in_order(front: AsyncSession) -> None:
+    first, refused, last = run(front.answer([asked(1), GenerationRequest(), asked(2)]))
+    assert isinstance(refused, RequestFailure)
+    assert isinstance(refused.error, InvalidRequestError)
+    assert isinstance(first, GenerationOutput)
+    assert isinstance(last, GenerationOutput)
+    with pytest.raises(InvalidRequestError):
+        run(front.score(LoglikelihoodRequest("a", "")))
+
+
+def test_caller_without_requests_gets_nothing_and_no_request_is_refused(
+    front: AsyncSession,
+) -> None:
+    assert run(front.answer(list[GenerationRequest]())) == []
+    with pytest.raises(InvalidRequestError, match="expected a request, got 'text'"):
+        run(front.answer(["text"]))  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def test_caller_with_many_requests_holds_up_none_with_few() -> None:
+    class Recording(GatedSession):
+        """Notes the prompts in the order in which the stream takes them."""
+
+        taken: list[Any]
+
+        def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+            def noted() -> Iterator[Any]:
+                for key, request in requests:
+                    self.taken.append(request.prompt)
+                    yield key, request
+
+            return super().generate_continuous(noted(), batch_size=batch_size)
+
+    with Recording() as session:
+        session.taken = []
+        front = AsyncSession(session, batch_size=1)
+
+        async def work() -> None:
+            many = asyncio.ensure_future(front.answer([asked(1, 1)] * 20))
+            while not session.taken:
+                await asyncio.sleep(0)
+            few = asyncio.ensure_future(front.answer([asked(2, 1)]))
+            await asyncio.sleep(0)
+            session.permits.release(10_000)
+            await asyncio.gather(many, few)
+
+        run(work())
+        assert session.taken.index("prompt 2") < 10
+        front.close()
+
+
+def test_failure_of_the_runtime_costs_only_the_callers_that_had_requests_in_it() -> None:
+    class OneFails(MockSession):
+        """Its first step with two prompts in it fails, and names one of them."""
+
+        has_failed = False
+
+        def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+            if self.has_failed:
+                yield from super().generate_continuous(requests, batch_size=batch_size)
+                return
+            source = iter(requests)
+            key, _ = next(source)
+            next(source)
+            self.has_failed = True
+            raise EngineRuntimeError("the device is gone", in_flight=[key])
+
+    with OneFails("a", 512, 8) as session:
+        front = AsyncSession(session)
+
+        async def work() -> Any:
+            both = front.generate(asked(1)), front.generate(asked(2))
+            return await asyncio.gather(*both, return_exceptions=True)
+
+        hit, spared = run(work())
+        assert isinstance(hit, EngineRuntimeError)
+        assert spared == session.generate([asked(2)])[0]
+        front.close()
+
+
+def test_time_that_a_request_waited_is_reported(session: MockSession) -> None:
+    waited: list[tuple[str, float]] = []
+    front = AsyncSession(session, on_start=lambda kind, s: waited.append((kind.label, s)))
+
+    async def work() -> None:
+        await front.generate(asked(1))
+        await front.score(LoglikelihoodRequest("a", "b"))
+
+    run(work())
+    front.close()
+    assert [label for label, _ in waited] == ["generation", "loglikelihood"]
+    assert all(0 <= seconds < 60 for _, seconds in waited)
+
+
+def test_long_prompt_takes_a_stream_of_its_own(session: MockSession) -> None:
+    front = AsyncSession(session)
+    long = GenerationRequest("a" * 40_000, max_new_tokens=2)
+
+    async def work() -> Any:
+        return await asyncio.gather(front.generate(long), front.generate(asked(1)))
+
+    assert run(work()) == session.generate([long, asked(1)])
+    assert len(front._channels) == 2
+    front.close()

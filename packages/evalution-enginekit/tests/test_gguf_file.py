@@ -1,4 +1,4 @@
-"""GGUF headers: what is read, and what a file that is none, or not all of one, is told as."""
+"""Headers of GGUF files, and the refusal of other and of truncated files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evalution_core import ConfigurationError, Model, builtin_path
 from evalution_enginekit.gguf.file import read_gguf
-from evalution_enginekit.gguf.source import gguf_file_of, locate_gguf, parts_of
+from evalution_enginekit.gguf.source import find_gguf, list_parts, read_model_file
 
 TINY = builtin_path("builtin:tiny", "gguf")
 _CODES: dict[type, tuple[int, str]] = {int: (4, "<I"), float: (6, "<f"), bool: (7, "<?")}
@@ -61,17 +61,17 @@ def written(folder: Path, content: bytes, name: str = "model.gguf") -> Path:
     return path
 
 
-def test_the_tiny_model_tells_of_itself() -> None:
+def test_header_of_the_tiny_model_is_read() -> None:
     file = read_gguf(TINY)
     assert (file.architecture, file.context_length, file.weight_type) == ("llama", 512, "F32")
     assert file.chat_template is not None
     assert file.parts == 1
-    assert len(file.tensors) == file.of_architecture("block_count") * 9 + 3
+    assert len(file.tensors) == file.hyperparameter("block_count") * 9 + 3
     quantised = read_gguf(builtin_path("builtin:tiny", "gguf-q8_0"))
     assert quantised.weight_type == "Q8_0"
 
 
-def test_values_come_as_they_were_written(tmp_path: Path) -> None:
+def test_metadata_of_every_type_is_read_as_written(tmp_path: Path) -> None:
     metadata = {"general.architecture": "llama", "a": 7, "b": 0.5, "c": True, "d": ["x", "é"]}
     file = read_gguf(written(tmp_path, gguf(metadata, tensors=2)))
     assert file.metadata == metadata
@@ -128,45 +128,45 @@ def test_a_damaged_header_is_an_error_of_ours_or_none(
         ),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, content: bytes, message: str) -> None:
+def test_refusal_names_the_damage(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         read_gguf(written(tmp_path, content))
 
 
-def test_a_model_is_found_where_it_lies(tmp_path: Path) -> None:
-    assert locate_gguf(Model("builtin:tiny"), "E") == TINY
+def test_model_is_found_as_builtin_file_and_folder(tmp_path: Path) -> None:
+    assert find_gguf(Model("builtin:tiny"), "E") == TINY
     path = written(tmp_path, gguf({"general.architecture": "llama"}))
     written(tmp_path, b"", "mmproj-model.gguf")
-    assert locate_gguf(Model(str(path)), "E") == path
-    assert gguf_file_of(Model(str(tmp_path)), "E").path == path
+    assert find_gguf(Model(str(path)), "E") == path
+    assert read_model_file(Model(str(tmp_path)), "E").path == path
 
 
 def test_a_folder_with_two_models_asks_for_one(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         written(tmp_path, b"", name)
     with pytest.raises(ConfigurationError, match=r"holds 2 GGUF models \(a.gguf, b.gguf\); name"):
-        locate_gguf(Model(str(tmp_path)), "E")
+        find_gguf(Model(str(tmp_path)), "E")
 
 
 def test_a_folder_without_one_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"there is no \.gguf file in"):
-        locate_gguf(Model(str(tmp_path)), "E")
+        find_gguf(Model(str(tmp_path)), "E")
 
 
-def test_parts_belong_together(tmp_path: Path) -> None:
+def test_split_model_needs_all_its_parts(tmp_path: Path) -> None:
     whole = gguf({"general.architecture": "llama", "split.count": 2})
     first = written(tmp_path, whole, "m-00001-of-00002.gguf")
     with pytest.raises(ConfigurationError, match=r"beside it m-00002-of-00002.gguf is missing"):
-        locate_gguf(Model(str(first)), "E")
+        find_gguf(Model(str(first)), "E")
     second = written(tmp_path, whole, "m-00002-of-00002.gguf")
-    assert gguf_file_of(Model(str(second)), "E").path == first
-    assert parts_of(first) == [first, second]
+    assert read_model_file(Model(str(second)), "E").path == first
+    assert list_parts(first) == [first, second]
     miscounted = written(tmp_path, whole, "n-00001-of-00001.gguf")
     with pytest.raises(ConfigurationError, match="one of 2 parts of a model and was renamed"):
-        gguf_file_of(Model(str(miscounted)), "E")
+        read_model_file(Model(str(miscounted)), "E")
     renamed = written(tmp_path, whole, "renamed.gguf")
     with pytest.raises(ConfigurationError, match="one of 2 parts of a model and was renamed"):
-        gguf_file_of(Model(str(renamed)), "E")
+        read_model_file(Model(str(renamed)), "E")
 
 
 def test_the_weights_of_all_parts_count(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_the_weights_of_all_parts_count(tmp_path: Path) -> None:
     # As llama.cpp's splitter writes it: later parts say nothing of the model.
     rest = {"split.no": 1, "split.count": 2, "split.tensors.count": 2}
     written(tmp_path, gguf(rest, tensors=2), "m-00002-of-00002.gguf")
-    file = gguf_file_of(Model(str(first)), "E")
+    file = read_model_file(Model(str(first)), "E")
     assert [tensor.name for tensor in file.tensors] == ["t0", "t1"]
     assert file.weight_type == "F32"
 
@@ -184,21 +184,23 @@ def test_the_weights_of_all_parts_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["./gone.gguf", "/gone/gone.gguf", "gone.gguf", "a/b/c"])
 def test_a_path_that_is_not_there_never_reaches_the_hub(path: str) -> None:
     with pytest.raises(ConfigurationError, match="there is no file or folder"):
-        locate_gguf(Model(path), "E")
+        find_gguf(Model(path), "E")
 
 
-def test_no_path_at_all_says_what_is_possible() -> None:
+def test_missing_path_lists_the_possible_ones() -> None:
     with pytest.raises(ConfigurationError, match=r"engine E needs model.path: a .gguf file"):
-        locate_gguf(Model(), "E")
+        find_gguf(Model(), "E")
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing:x.gguf", "nobody/nothing"])
-def test_without_a_network_the_hub_names_what_it_lacks(
+def test_download_without_a_network_names_the_model(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     constants = pytest.importorskip(
         "huggingface_hub.constants", reason="huggingface_hub is not installed"
     )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigurationError, match=rf"{name} could not be had from .* local cache"):
-        locate_gguf(Model(name), "E")
+    with pytest.raises(
+        ConfigurationError, match=rf"{name} could not be downloaded from .* local cache"
+    ):
+        find_gguf(Model(name), "E")

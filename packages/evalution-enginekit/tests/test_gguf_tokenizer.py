@@ -17,8 +17,8 @@ from evalution_enginekit.gguf.file import GGUFFile, read_gguf
 from evalution_enginekit.gguf.tokenizer import (
     PRE_TOKENIZERS,
     GGUFTokenizer,
-    beside_gguf,
-    gguf_tokenizer_of,
+    add_end_ids,
+    load_gguf_tokenizer,
 )
 
 pytest.importorskip("tokenizers", reason="the tokenizers library is not installed")
@@ -72,7 +72,7 @@ def test_it_survives_pickling() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
-def test_every_known_rule_splits_text_and_loses_nothing(name: str) -> None:
+def test_every_pre_tokenizer_keeps_all_text(name: str) -> None:
     tokenizer = GGUFTokenizer(with_metadata(pre=name))
     text = "I'll pay 12345 €, naïve 日本 🙂\r\n\n  def f(x):\treturn x"
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -113,21 +113,21 @@ def test_sentence_pieces_join_by_their_scores(tmp_path: Path) -> None:
     [
         ({"model": "bert"}, r"of the kind 'bert'; .* set tokenizer_path"),
         ({"pre": "klingon"}, r"rules 'klingon', which aren't known here .* set tokenizer_path"),
-        ({"tokens": []}, "carries no tokenizer; set tokenizer_path"),
+        ({"tokens": []}, "holds no tokenizer; set tokenizer_path"),
         ({"merges": ["no such"]}, "can't be built"),
         ({"model": "llama", "scores": [1.0]}, "576 tokens and 1 scores"),
     ],
 )
-def test_what_is_not_read_is_said(changes: dict[str, Any], message: str) -> None:
+def test_unreadable_tokenizer_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         GGUFTokenizer(with_metadata(**changes))
 
 
 def test_a_named_tokenizer_goes_first() -> None:
-    named = gguf_tokenizer_of(Model("builtin:tiny", tokenizer_path=str(FOLDER)), TINY)
+    named = load_gguf_tokenizer(Model("builtin:tiny", tokenizer_path=str(FOLDER)), TINY)
     assert named.encode("The cat") == OURS.encode("The cat")
     assert named.vocabulary_size == THEIRS.vocabulary_size
-    given = gguf_tokenizer_of(Model("builtin:tiny", tokenizer=ByteTokenizer()), TINY)
+    given = load_gguf_tokenizer(Model("builtin:tiny", tokenizer=ByteTokenizer()), TINY)
     assert given.encode("a") == [97]
     assert given.eos_ids == {257, 563}
 
@@ -135,16 +135,16 @@ def test_a_named_tokenizer_goes_first() -> None:
 def test_another_models_tokenizer_is_refused() -> None:
     small = with_metadata(tokens=["a", "b"], token_type=[1, 1])
     with pytest.raises(ConfigurationError, match=r"has 260 tokens and the model in .* 2: it is"):
-        beside_gguf(ByteTokenizer(), small)
+        add_end_ids(ByteTokenizer(), small)
 
 
 def test_the_files_template_is_rendered_with_the_models_variables() -> None:
     silent = {key: value for key, value in TINY.metadata.items() if key != TEMPLATE}
     file = replace(TINY, metadata={**silent, TEMPLATE: "{{ tone }}"})
     model = Model(str(TINY.path), chat_template_kwargs={"tone": "calm"})
-    tokenizer = gguf_tokenizer_of(model, file)
+    tokenizer = load_gguf_tokenizer(model, file)
     for each in (tokenizer, pickle.loads(pickle.dumps(tokenizer))):
         assert each.chat_template is not None
         assert each.chat_template.render([]) == "calm"
     with pytest.raises(ConfigurationError, match="sets tone, and this model has no chat template"):
-        gguf_tokenizer_of(model, replace(TINY, metadata=silent))
+        load_gguf_tokenizer(model, replace(TINY, metadata=silent))

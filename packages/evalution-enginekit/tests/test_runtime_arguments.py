@@ -10,7 +10,6 @@ import pytest
 from evalution_core import BaseEngine, BaseInferenceSession, ConfigurationError, Model
 from evalution_enginekit.runtime import (
     SET_BY_THE_ENGINE,
-    check_at_least_one,
     further_arguments,
     refuse_unknown,
     set_options,
@@ -60,12 +59,6 @@ def test_only_what_was_set_counts_as_set() -> None:
         "depth": 0,
         "mode": "fast",
     }
-
-
-def test_a_number_below_one_is_named() -> None:
-    check_at_least_one(Acme(), ("width", "depth", "mode"))
-    with pytest.raises(ConfigurationError, match=r"^depth=0 must be at least 1$"):
-        check_at_least_one(Acme(depth=0), ("width", "depth"))
 
 
 def test_a_name_that_the_runtime_lacks_is_told_with_the_nearest_one() -> None:

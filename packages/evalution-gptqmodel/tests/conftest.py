@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from evalution_core import builtin_path
-from evalution_gptqmodel.upstream import import_gptqmodel, quiet
+from evalution_gptqmodel.runtime import import_gptqmodel, quiet
 
 BITS = 4
 GROUP_SIZE = 32

@@ -11,7 +11,7 @@ import transformers
 
 from evalution_core import ConfigurationError, LoglikelihoodRequest, Model
 from evalution_gptqmodel import GPTQModel
-from evalution_gptqmodel.upstream import quiet
+from evalution_gptqmodel.runtime import quiet
 
 PAIR = LoglikelihoodRequest("Question: What is 3 + 4?\nAnswer:", " 3 + 4 = 7")
 
@@ -32,21 +32,28 @@ def test_a_model_in_memory_scores_as_its_folder_does(
     loaded: Any, quantized: Path, tokenizer: Any
 ) -> None:
     with GPTQModel().attach({"model": loaded, "tokenizer": tokenizer}) as session:
-        told = session.describe_execution()
+        execution = session.describe_execution()
         (found,) = session.loglikelihood([PAIR])
         assert session.identity() is None
     with GPTQModel(dtype="float32", device="cpu").build(Model(path=str(quantized))) as session:
         (saved,) = session.loglikelihood([PAIR])
     assert found.token_logprobs == saved.token_logprobs
-    assert (told["attached"], told["quantization"], told["bits"]) == (True, "gptq", 4)
-    assert (told["quantized_backend"], told["quantized_layers"]) == ("TorchFusedLinear", 14)
+    assert (execution["attached"], execution["quantization"], execution["bits"]) == (
+        True,
+        "gptq",
+        4,
+    )
+    assert (execution["quantized_backend"], execution["quantized_layers"]) == (
+        "TorchFusedLinear",
+        14,
+    )
 
 
 def test_the_model_inside_is_taken_too(loaded: Any, tokenizer: Any) -> None:
     with GPTQModel().attach({"model": loaded.model, "tokenizer": tokenizer}) as session:
-        told = session.describe_execution()
-    assert (told["quantization"], told["quantized_layers"]) == ("gptq", 14)
-    assert (told["bits"], told["dtype"]) == (None, "float32")
+        execution = session.describe_execution()
+    assert (execution["quantization"], execution["quantized_layers"]) == ("gptq", 14)
+    assert (execution["bits"], execution["dtype"]) == (None, "float32")
 
 
 @pytest.mark.parametrize("inner", [False, True])
@@ -71,17 +78,17 @@ def test_a_model_without_quantised_layers_is_for_another_engine(tiny: Path, toke
 
 
 @pytest.mark.parametrize(
-    ("handles", "told"),
+    ("handles", "problem"),
     [
         ({}, "model and tokenizer missing; it has: nothing"),
         ({"tokenizer": 1}, "model missing; it has: tokenizer"),
-        (None, "model and tokenizer missing; got a NoneType"),
+        (None, "got a NoneType"),
     ],
 )
-def test_both_handles_are_needed(handles: Any, told: str) -> None:
+def test_both_handles_are_needed(handles: Any, problem: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         GPTQModel().attach(handles)
-    assert str(caught.value) == f"attach needs a mapping with model and tokenizer; {told}"
+    assert str(caught.value) == f"attach needs a mapping with model and tokenizer; {problem}"
 
 
 def test_options_of_loading_come_too_late(loaded: Any, tokenizer: Any) -> None:

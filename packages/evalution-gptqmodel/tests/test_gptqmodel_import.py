@@ -41,8 +41,10 @@ def test_a_run_prints_nothing_and_leaves_the_process_as_it_was(quantized: Path) 
         env=environment,
     )
     assert done.stderr == ""
-    told = json.loads(done.stdout)
-    assert told["text"]
-    assert told["after"]["root"] == told["before"]["root"]
+    printed = json.loads(done.stdout)
+    assert printed["text"]
+    assert printed["after"]["root"] == printed["before"]["root"]
     for name in _NAMES:
-        assert told["after"]["environment"].get(name) == told["before"]["environment"].get(name)
+        assert printed["after"]["environment"].get(name) == printed["before"]["environment"].get(
+            name
+        )

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
-from evalution_gptqmodel import GPTQModel, upstream
-from evalution_gptqmodel.dequantization import dequantize
+from evalution_core.options import options_schema
+from evalution_gptqmodel import GPTQModel, runtime
+from evalution_gptqmodel.layers import dequantize
 
 
 @pytest.fixture
@@ -56,8 +57,8 @@ def test_a_folder_that_is_not_there_is_named(path: str) -> None:
 
 
 def test_a_hub_id_that_is_not_cached_needs_the_network() -> None:
-    told = refusal(GPTQModel(), Model(path="nobody/nothing-4bit"))
-    assert told.startswith("no folder 'nobody/nothing-4bit' here, and the Hub gave none: ")
+    message = refusal(GPTQModel(), Model(path="nobody/nothing-4bit"))
+    assert message.startswith("no folder 'nobody/nothing-4bit' here, and the Hub gave none: ")
 
 
 def test_weights_are_read_from_safetensors_alone(copied: Path) -> None:
@@ -70,29 +71,31 @@ def test_weights_are_read_from_safetensors_alone(copied: Path) -> None:
 
 def test_a_broken_configuration_is_named(copied: Path) -> None:
     (copied / "config.json").write_text("{", "utf-8")
-    told = refusal(GPTQModel(), Model(path=str(copied)))
-    assert told.startswith(f"{copied / 'config.json'} is not valid JSON: ")
+    message = refusal(GPTQModel(), Model(path=str(copied)))
+    assert message.startswith(f"{copied / 'config.json'} is not valid JSON: ")
 
 
 def test_another_method_is_for_another_engine(copied: Path) -> None:
     rewrite(copied / "config.json", quantization_config={"quant_method": "compressed-tensors"})
-    told = refusal(GPTQModel(), Model(path=str(copied)))
-    assert told.startswith(f"{str(copied)!r} is quantised by 'compressed-tensors', and GPTQModel ")
-    assert "awq" in told
-    assert told.endswith("; the engine Transformers may load it")
+    message = refusal(GPTQModel(), Model(path=str(copied)))
+    assert message.startswith(
+        f"{str(copied)!r} is quantised by 'compressed-tensors', and GPTQModel "
+    )
+    assert "awq" in message
+    assert message.endswith("; the engine Transformers may load it")
 
 
-def test_an_unknown_backend_is_told_the_nearest(quantized: Path) -> None:
-    told = refusal(GPTQModel(backend="gptq_torch_fussed"), Model(path=str(quantized)))
-    assert told.startswith("backend='gptq_torch_fussed' is no backend of GPTQModel ")
-    assert "; did you mean 'gptq_torch_fused'? it has auto, " in told
-    assert "vllm" not in told
+def test_an_unknown_backend_is_refused_with_the_nearest(quantized: Path) -> None:
+    message = refusal(GPTQModel(backend="gptq_torch_fussed"), Model(path=str(quantized)))
+    assert message.startswith("backend='gptq_torch_fussed' is no backend of GPTQModel ")
+    assert "; did you mean 'gptq_torch_fused'?" in message
+    assert "vllm" not in message
 
 
-def test_an_unknown_backend_is_told_what_there_is(quantized: Path) -> None:
-    told = refusal(GPTQModel(backend="zzz"), Model(path=str(quantized)))
-    assert "; it has auto, " in told
-    assert "gptq_torch" in told
+def test_an_unknown_backend_is_refused_with_all_there_are(quantized: Path) -> None:
+    message = refusal(GPTQModel(backend="zzz"), Model(path=str(quantized)))
+    assert ", which has auto, " in message
+    assert "gptq_torch" in message
 
 
 @pytest.mark.parametrize(
@@ -113,9 +116,11 @@ def test_a_backend_with_a_runtime_of_its_own_is_refused(
 
 def test_a_backend_that_does_not_suit_is_refused_in_upstreams_words(quantized: Path) -> None:
     engine = GPTQModel(backend="gptq_torch", dtype="float32", device="cpu")
-    told = refusal(engine, Model(path=str(quantized)))
-    assert f"could not load {str(quantized)!r} with backend=gptq_torch, device=cpu, dtype=" in told
-    assert "only supports `[torch.float16, torch.bfloat16]`" in told
+    message = refusal(engine, Model(path=str(quantized)))
+    assert (
+        f"could not load {str(quantized)!r} with backend=gptq_torch, device=cpu, dtype=" in message
+    )
+    assert "only supports `[torch.float16, torch.bfloat16]`" in message
 
 
 @pytest.mark.parametrize(
@@ -132,31 +137,31 @@ def test_dequantized_layers_have_no_kernels_to_choose(
     )
 
 
-def test_a_layer_whose_weights_can_not_be_had_is_named() -> None:
+def test_a_layer_without_readable_weights_is_named() -> None:
     layer = torch.nn.Linear(2, 2)
     # As if it were one of GPTQModel's, of a format that keeps its weights to itself.
     kernel = type("SealedLinear", (torch.nn.Linear,), {"__module__": "gptqmodel.nn_modules.sealed"})
     layer.__class__ = kernel
     with pytest.raises(ConfigurationError) as caught:
-        dequantize(torch.nn.Sequential(layer), upstream.packable_layer())
+        dequantize(torch.nn.Sequential(layer), runtime.packable_layer())
     assert str(caught.value) == (
-        "dequantize=True: layer 0 is a SealedLinear, whose weights can't be had; it takes a "
+        "dequantize=True: layer 0 is a SealedLinear, whose weights can't be read; it takes a "
         "checkpoint in GPTQ's own format, without online rotation. Leave dequantize out to run it "
         "on its kernels"
     )
 
 
 def test_the_loaders_own_arguments_have_their_places(quantized: Path) -> None:
-    def told(name: str) -> str:
+    def message(name: str) -> str:
         return refusal(GPTQModel(), Model(path=str(quantized), model_kwargs={name: None}))
 
-    assert told("revision") == "model.model_kwargs may not hold revision: it is model.revision"
-    assert told("backend").endswith("backend: it is an option of the engine")
-    assert told("quantize_config").endswith(
+    assert message("revision") == "model.model_kwargs may not hold revision: it is model.revision"
+    assert message("backend").endswith("backend: it is an option of the engine")
+    assert message("quantize_config").endswith(
         "the engine runs checkpoints that are quantised already"
     )
-    assert told("adapter").endswith("merge it into the model before it is quantised")
-    assert told("trust_remote_code").endswith("it is model.trust_remote_code")
+    assert message("adapter").endswith("merge it into the model before it is quantised")
+    assert message("trust_remote_code").endswith("it is model.trust_remote_code")
 
 
 def test_an_argument_that_the_loader_drops_is_refused(quantized: Path) -> None:
@@ -187,7 +192,7 @@ def test_code_of_a_checkpoint_is_not_run(copied: Path) -> None:
 
 
 def without(folder: Path, name: str) -> str:
-    """Take weights out of a checkpoint; what the engine says then."""
+    """Take weights out of a checkpoint, and return the refusal."""
     file = folder / "model.safetensors"
     kept = {key: value for key, value in load_file(file).items() if not key.startswith(name)}
     save_file(kept, file)
@@ -202,16 +207,40 @@ def test_a_checkpoint_that_lacks_weights_is_refused(copied: Path) -> None:
 
 
 def test_a_checkpoint_that_lacks_quantised_weights_is_refused(copied: Path) -> None:
-    told = without(copied, "model.layers.1.mlp.up_proj")
-    assert "could not load" in told
-    assert "Missing required quantized weights" in told
-    assert "model.layers.1.mlp.up_proj.qweight" in told
+    message = without(copied, "model.layers.1.mlp.up_proj")
+    assert "could not load" in message
+    assert "Missing required quantized weights" in message
+    assert "model.layers.1.mlp.up_proj.qweight" in message
 
 
 @pytest.mark.parametrize("name", ["batch_size", "pass_tokens", "cache_tokens", "max_batch_tokens"])
 def test_counts_are_at_least_one(name: str) -> None:
-    engine = GPTQModel(**{name: 0})  # pyright: ignore[reportArgumentType]
-    assert refusal(engine, Model(path="any/thing")) == f"{name}=0 must be at least 1"
+    with pytest.raises(ConfigurationError, match=f"option '{name}' of engine GPTQModel: .* got 0"):
+        GPTQModel(**{name: 0})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("option", [{"adapter": "./lora"}, {"dtype": "float64"}])
+def test_options_of_transformers_that_quantised_weights_lack_are_refused(
+    option: dict[str, Any],
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"option '{next(iter(option))}'"):
+        GPTQModel(**option)
+
+
+def test_every_option_has_a_description() -> None:
+    properties = options_schema(GPTQModel)["properties"]
+    assert {"backend", "dequantize", "batch_size"} <= properties.keys()
+    assert all(shown.get("description") for shown in properties.values())
+
+
+@pytest.mark.parametrize("batch_size", ["auto", None, 2])
+def test_a_suite_runs_with_any_batch_size(quantized: Path, batch_size: Any) -> None:
+    evalution = pytest.importorskip("evalution", reason="evalution is not installed")
+    prose = evalution.suites.Perplexity(data="builtin:tiny/prose", text="text", max_rows=1)
+    engine = GPTQModel(device="cpu", batch_size=batch_size)
+    started: Any = engine.model(path=str(quantized))
+    with started.run(prose) as run:
+        assert run.result.suites[0].metrics
 
 
 def test_knobs_of_the_manager_need_the_manager() -> None:
@@ -230,15 +259,17 @@ def test_a_window_beyond_the_models_own_is_refused(quantized: Path) -> None:
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
-def test_a_device_that_is_not_there_is_told(quantized: Path) -> None:
+def test_a_missing_device_is_unavailable(quantized: Path) -> None:
     with pytest.raises(
         EngineUnavailableError, match=r"device='cuda' isn't there: torch .* sees cpu"
     ):
         GPTQModel(device="cuda").build(Model(path=str(quantized)))
 
 
-def test_an_older_gptqmodel_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "GPTQMODEL", ">=99")
+def test_an_older_gptqmodel_is_refused_with_the_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "GPTQMODEL", ">=99")
     with pytest.raises(
         EngineUnavailableError, match=r"needs gptqmodel>=99, found gptqmodel .*; pip install evalu"
     ):
@@ -246,9 +277,9 @@ def test_an_older_gptqmodel_is_told_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_runtime_is_described_without_a_model() -> None:
-    told = GPTQModel(device="cpu").describe_runtime()
-    assert told["device"] == "cpu"
-    assert [part.split()[0] for part in told["version"].split(", ")] == [
+    message = GPTQModel(device="cpu").describe_runtime()
+    assert message["device"] == "cpu"
+    assert [part.split()[0] for part in message["version"].split(", ")] == [
         "gptqmodel",
         "transformers",
         "torch",

@@ -166,7 +166,7 @@ def test_the_execution_is_described(session: Any) -> None:
         "device": "cpu",
         "dtype": "float32",
         "batching": "continuous",
-        "generation": "refilled rows",
+        "generation": "forward passes",
         "scoring": "shared prefixes",
         "quantization": "gptq",
         "quantized_backend": "TorchFusedLinear",
@@ -200,7 +200,7 @@ def test_upstreams_manager_runs_it(quantized: Path, session: Any) -> None:
     with engine.build(Model(path=str(quantized))) as built:
         (found,) = built.generate([request])
         assert built.describe_execution()["batching"] == "continuous"
-        assert built.describe_execution()["generation"] != "refilled rows"
+        assert built.describe_execution()["generation"] != "forward passes"
     assert found.text == session.generate([request])[0].text
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError
+from evalution_guidellm.bench.command import counts, engine_subject, rates, served_subject
 from evalution_guidellm.bench.load import Load, Profile
-from evalution_guidellm.bench.options import counts, engine_subject, rates, served_subject
 
 
 def test_a_load_is_eight_at_once_for_a_hundred_requests_unless_it_says_else() -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from evalution_guidellm.bench.page import write_page
-from evalution_guidellm.bench.result import BenchResult
-from evalution_guidellm.bench.summary import level_results
+from evalution_guidellm.bench.result import BenchResult, level_results
 
 pytest.importorskip("plotly", reason="plotly isn't installed; the extra `report` has it")
 pytest.importorskip("jinja2", reason="jinja2 isn't installed; the extra `report` has it")

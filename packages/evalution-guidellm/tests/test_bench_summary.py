@@ -12,9 +12,16 @@ from rich.console import Console
 
 from evalution_core import ConfigurationError
 from evalution_guidellm.bench import result
-from evalution_guidellm.bench.result import SUMMARY, BenchResult, made_folder, write_json
-from evalution_guidellm.bench.summary import Spread, level_results
-from evalution_guidellm.bench.table import bench_table, number_text
+from evalution_guidellm.bench.result import (
+    SUMMARY,
+    BenchResult,
+    Spread,
+    bench_table,
+    level_results,
+    made_folder,
+    number_text,
+    write_json,
+)
 
 Report = Callable[..., dict[str, Any]]
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

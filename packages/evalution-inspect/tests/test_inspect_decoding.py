@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inspect_ai.model import GenerateConfig
 
 from evalution_core import InvalidRequestError, UnsupportedRequestError
-from evalution_inspect.decoding import check_supported, decoding
+from evalution_inspect.requests import check_supported, decoding
 
 pytestmark = pytest.mark.wide
 

@@ -192,14 +192,14 @@ def test_a_prompt_beyond_the_context_is_an_answer_that_says_so(evaluate: Any) ->
 def test_what_cannot_be_is_said_before_anything_is_loaded(
     evaluate: Any, model_args: dict[str, Any], options: dict[str, Any], said: str
 ) -> None:
-    from evalution_inspect.errors import ModelSetupError
+    from evalution_inspect.provider import ModelSetupError
 
     with pytest.raises(ModelSetupError, match=re.escape(said)):
         evaluate(one_question(), model_args=model_args, **options)
 
 
 def test_a_model_that_is_not_there_is_said_before_the_task(evaluate: Any) -> None:
-    from evalution_inspect.errors import ModelSetupError
+    from evalution_inspect.provider import ModelSetupError
 
     with pytest.raises(ModelSetupError, match="model folder 'nowhere' does not exist"):
         evaluate(one_question(), model="evalution/nowhere")

@@ -31,9 +31,8 @@ from evalution_core import (
 )
 from evalution_core.encoding import TokenSpan
 from evalution_enginekit import TokenScore
-from evalution_inspect.errors import ModelSetupError
-from evalution_inspect.loaded import SHELF
-from evalution_inspect.prompt_scoring import PromptScorer
+from evalution_inspect.models import MODEL_CACHE, PromptScorer
+from evalution_inspect.provider import ModelSetupError
 
 pytestmark = [
     pytest.mark.wide,
@@ -84,7 +83,7 @@ def test_a_model_that_nobody_holds_gives_its_session_back(scripted: Any) -> None
     gc.collect()
     with pytest.raises(SessionClosedError, match="is closed; build a new session"):
         session.gc()
-    assert not any(held.loaded.session is session for held in SHELF._held)
+    assert not any(held.loaded.session is session for held in MODEL_CACHE._held)
 
 
 @pytest.mark.parametrize(
@@ -195,10 +194,10 @@ def test_a_model_without_a_chat_template_says_how_to_use_it(scripted: Any) -> No
 def test_an_engine_that_cannot_answer_at_all_is_refused_at_once(
     scripted: Any, lacks: str, said: str
 ) -> None:
-    before = [held.loaded for held in SHELF._held]
+    before = [held.loaded for held in MODEL_CACHE._held]
     with pytest.raises(ModelSetupError, match=said):
         scripted(lacks=lacks)
-    assert [held.loaded for held in SHELF._held] == before
+    assert [held.loaded for held in MODEL_CACHE._held] == before
 
 
 @pytest.mark.parametrize(

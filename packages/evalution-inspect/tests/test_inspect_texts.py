@@ -20,9 +20,8 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolCall, ToolCallError
 
 from evalution_core import InvalidRequestError, UnsupportedRequestError
-from evalution_inspect.messages import conversation, plain_prompt
-from evalution_inspect.reasoning import split_reasoning
-from evalution_inspect.tool_calls import format_of, split_tool_calls
+from evalution_inspect.messages import conversation, format_of, plain_prompt, split_tool_calls
+from evalution_inspect.outputs import split_reasoning
 
 pytestmark = pytest.mark.wide
 

@@ -150,7 +150,7 @@ def random_gguf(tmp_path: Path) -> Callable[..., Path]:
         gguf = pytest.importorskip("gguf", reason="gguf is not installed")
         path = tmp_path / name
         writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_part)
-        told = {
+        entries = {
             "context_length": 512,
             "embedding_length": WIDTH,
             "block_count": LAYERS,
@@ -161,7 +161,7 @@ def random_gguf(tmp_path: Path) -> Callable[..., Path]:
             **SETTINGS[architecture],
             **(settings or {}),
         }
-        metadata = {f"{architecture}.{key}": value for key, value in told.items()}
+        metadata = {f"{architecture}.{key}": value for key, value in entries.items()}
         for key, value in VOCABULARIES[vocabulary].items():
             metadata[f"tokenizer.ggml.{key}"] = value
         for key, value in metadata.items():

@@ -1,4 +1,4 @@
-"""One bounded KV cache: what is admitted, what gives way, and that nothing is left in it."""
+"""One bounded KV cache: admission, eviction, and that nothing is left in it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def cramped() -> Iterator[LlamaCppSession]:
 
 def is_unused(session: LlamaCppSession) -> bool:
     session.gc()
-    return session.ledger.is_unused
+    return session.budget.is_unused
 
 
 def test_a_small_cache_completes_the_same(roomy: LlamaCppSession, cramped: LlamaCppSession) -> None:
@@ -118,7 +118,7 @@ def test_a_prompt_that_may_not_be_cut_fails_alone(cramped: LlamaCppSession) -> N
     assert all(isinstance(output, GenerationOutput) for output in found.values())
 
 
-def test_streams_that_are_closed_early_leave_nothing(roomy: LlamaCppSession) -> None:
+def test_streams_closed_early_leave_the_cache_empty(roomy: LlamaCppSession) -> None:
     chance = random.Random(9)
     requests = prompts(20)
     expected = roomy.generate(requests[:1])[0].text
@@ -167,7 +167,7 @@ def test_requests_one_by_one_share_what_the_last_one_had(roomy: LlamaCppSession)
     assert is_unused(roomy)
 
 
-def test_a_head_of_most_of_the_cache_is_kept_for_the_next_call(cramped: LlamaCppSession) -> None:
+def test_prefix_of_most_of_the_cache_is_kept_for_the_next_call(cramped: LlamaCppSession) -> None:
     head = [1] * 70
     cramped.gc()
     fed: list[int] = []
@@ -205,7 +205,7 @@ token_ids = st.lists(st.integers(1, 4), min_size=1, max_size=30)
 
 @settings(deadline=None, max_examples=40)
 @given(spans=st.lists(st.tuples(token_ids, token_ids), min_size=1, max_size=24))
-def test_any_tree_of_prefixes_scores_as_its_pairs_alone(
+def test_pairs_score_together_as_alone(
     cramped: LlamaCppSession, spans: list[tuple[list[int], list[int]]]
 ) -> None:
     requests = [

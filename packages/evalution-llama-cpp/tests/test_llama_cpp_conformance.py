@@ -10,7 +10,6 @@ from evalution_conformance import EngineConformance
 from evalution_core import BaseEngine, BaseInferenceSession, Model, builtin_path
 from evalution_llama_cpp import LlamaCpp
 from evalution_reference import Reference
-from evalution_reference.engine import REFERENCE_CAPABILITIES
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -24,7 +23,7 @@ class UnquantisedReference(BaseEngine):
 
     max_model_len: int | None = None
 
-    capabilities = REFERENCE_CAPABILITIES
+    capabilities = Reference.capabilities
 
     def build(self, model: Model) -> BaseInferenceSession:
         return Reference(dtype="float64", max_model_len=self.max_model_len).build(TINY)

@@ -1,14 +1,16 @@
-"""What the engine is told and what it tells: options, devices, files, errors."""
+"""Options, devices, files and errors of the llama.cpp engine."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from evalution import Run
+from evalution.suites import Generation
 from evalution_core import (
     ConfigurationError,
     EngineUnavailableError,
@@ -21,42 +23,46 @@ from evalution_llama_cpp import LlamaCpp
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
-from evalution_llama_cpp.building import arithmetic, parameters_of, window_of
-from evalution_llama_cpp.device import Device, resolve_device
-from evalution_llama_cpp.library import LOG, library
-from evalution_llama_cpp.parameters import context_params, model_params
+from evalution_llama_cpp.arguments import (
+    CacheTypes,
+    choose_cache_types,
+    find_dtype,
+    make_context_params,
+    make_model_params,
+)
+from evalution_llama_cpp.runtime import LOG, Device, choose_device, load_library
 
 TINY = Model("builtin:tiny")
 FOLDER = builtin_path("builtin:tiny", "safetensors")
 
 
-def test_a_device_that_is_there_is_taken() -> None:
+def test_present_device_is_chosen() -> None:
     present = ["CUDA0", "Vulkan0"]
-    assert resolve_device("auto", present, strict=True) == Device("CUDA0", True, tuple(present))
-    assert resolve_device("vulkan", present, strict=True) == Device("Vulkan0", True, ("Vulkan0",))
-    assert resolve_device("mlx", ["MTL0"], strict=True) == Device("MTL0", True, ("MTL0",))
-    assert resolve_device("cpu", present, strict=True) == Device("cpu", offloads=False)
-    assert resolve_device("auto", [], strict=True) == Device("cpu", offloads=False)
+    assert choose_device("auto", present, strict=True) == Device("CUDA0", True, tuple(present))
+    assert choose_device("vulkan", present, strict=True) == Device("Vulkan0", True, ("Vulkan0",))
+    assert choose_device("mlx", ["MTL0"], strict=True) == Device("MTL0", True, ("MTL0",))
+    assert choose_device("cpu", present, strict=True) == Device("cpu", offloads=False)
+    assert choose_device("auto", [], strict=True) == Device("cpu", offloads=False)
 
 
-def test_a_device_that_is_missing_becomes_the_cpu_and_says_so(
+def test_missing_device_becomes_the_cpu_with_a_notice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "evalution_llama_cpp"):
-        device = resolve_device("cuda", ["Vulkan0"], strict=False)
+        device = choose_device("cuda", ["Vulkan0"], strict=False)
     assert (device.name, device.offloads) == ("cpu", False)
     assert device.fallback is not None
     assert 'sees Vulkan0; for it, install with CMAKE_ARGS="-DGGML_CUDA=on"' in device.fallback
     assert "running on the CPU (strict_device=True makes this an error)" in caplog.text
 
 
-def test_a_strict_device_that_is_missing_is_an_error() -> None:
+def test_missing_strict_device_is_an_error() -> None:
     with pytest.raises(EngineUnavailableError, match=r"device='metal' isn't .* sees no GPU"):
-        resolve_device("metal", [], strict=True)
+        choose_device("metal", [], strict=True)
 
 
-def test_the_session_tells_of_the_fallback() -> None:
-    if library().llama_supports_gpu_offload():
+def test_session_describes_the_fallback() -> None:
+    if load_library().llama_supports_gpu_offload():
         pytest.skip("this build of llama-cpp-python has a GPU backend")
     with LlamaCpp(device="cuda", n_threads=1).build(TINY) as session:
         described = session.describe_execution()
@@ -116,9 +122,10 @@ def test_options_arrive_under_llama_cpps_names() -> None:
         type_k="q8_0",
         type_v="bf16",
     )
-    wanted = parameters_of(engine, Device("cuda", offloads=True, gpus=("CUDA0", "CUDA1")))
-    model: Any = model_params(library(), wanted, [11, 12])
-    context: Any = context_params(library(), wanted, n_ctx=256, sequences=9)
+    device = Device("cuda", offloads=True, gpus=("CUDA0", "CUDA1"))
+    library = load_library()
+    model: Any = make_model_params(library, engine, [11, 12])
+    context: Any = make_context_params(library, engine, device, n_ctx=256, sequences=9)
     assert (model.n_gpu_layers, model.main_gpu, model.split_mode) == (7, 1, 2)
     assert (model.tensor_split[0], model.tensor_split[1], model.load_mode) == (0.25, 0.75, 2)
     assert list(model.listed) == [11, 12, None]
@@ -127,14 +134,16 @@ def test_options_arrive_under_llama_cpps_names() -> None:
     assert (context.flash_attn_type, context.offload_kqv) == (1, False)
     assert (context.type_k, context.type_v, context.kv_unified) == (8, 30, True)
     # Without a GPU nothing is offloaded, whatever was asked for.
-    assert model_params(library(), wanted, []).n_gpu_layers == 0
+    assert make_model_params(library, engine, []).n_gpu_layers == 0
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_batch": 0}, "option 'n_batch' of engine LlamaCpp must be at least 1, got 0"),
-        ({"n_ctx": 2**32 + 64}, "option 'n_ctx' of engine LlamaCpp must be at most 2147483647"),
+        ({"n_batch": 0}, "option 'n_batch' of engine LlamaCpp: .* greater than or equal to 1"),
+        ({"n_ctx": 2**32 + 64}, "option 'n_ctx' .* less than or equal to 2147483647"),
+        ({"max_model_len": 1}, "'max_model_len' .* greater than or equal to 2, got 1"),
+        ({"batch_size": 0}, "'batch_size' .* greater than or equal to 1 or .* 'auto', got 0"),
         ({"type_k": "q9"}, "type_k"),
         ({"device": "tpu"}, "device"),
         ({"flash_atn": True}, "no option 'flash_atn'; did you mean 'flash_attn'"),
@@ -158,7 +167,7 @@ def test_a_field_of_the_model_that_would_be_ignored_is_refused(name: str, messag
         LlamaCpp(device="cpu").build(model)
 
 
-def test_a_file_that_llama_cpp_refuses_is_told_in_its_words(tmp_path: Path) -> None:
+def test_refused_file_is_reported_in_llama_cpps_words(tmp_path: Path) -> None:
     content = builtin_path("builtin:tiny", "gguf").read_bytes()
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(content.replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"))
@@ -166,7 +175,7 @@ def test_a_file_that_llama_cpp_refuses_is_told_in_its_words(tmp_path: Path) -> N
         LlamaCpp(device="cpu").build(Model(str(broken)))
 
 
-def test_a_cache_type_that_needs_flash_attention_says_so() -> None:
+def test_cache_type_that_needs_flash_attention_is_refused_without() -> None:
     with pytest.raises(ConfigurationError, match=r"can't make a context .* need flash_attn"):
         LlamaCpp(device="cpu", type_v="q8_0").build(TINY)
     with LlamaCpp(device="cpu", type_v="q8_0", flash_attn=True).build(TINY) as session:
@@ -175,13 +184,13 @@ def test_a_cache_type_that_needs_flash_attention_says_so() -> None:
 
 
 def test_the_window_is_what_cache_and_model_hold() -> None:
-    assert window_of(None, 4096, 512) == 512
-    assert window_of(None, 100, 512) == 100
-    assert window_of(64, 100, 512) == 64
-    with pytest.raises(ConfigurationError, match="max_model_len=200 doesn't fit n_ctx=100"):
-        window_of(200, 100, 512)
-    with pytest.raises(ConfigurationError, match="n_ctx=1 leaves no room"):
-        window_of(None, 1, 512)
+    for options, window in (({}, 512), ({"n_ctx": 100}, 100), ({"max_model_len": 64}, 64)):
+        with LlamaCpp(device="cpu", n_threads=1, **options).build(TINY) as session:
+            assert session.max_model_len == window
+    with pytest.raises(ConfigurationError, match=r"max_model_len=200 must be .* the n_ctx of 100"):
+        LlamaCpp(device="cpu", n_ctx=100, max_model_len=200).build(TINY)
+    with pytest.raises(ConfigurationError, match="must be between 2 and the n_ctx of 1"):
+        LlamaCpp(device="cpu", n_ctx=1).build(TINY)
 
 
 def test_n_ctx_of_zero_is_what_the_model_was_trained_on() -> None:
@@ -200,9 +209,10 @@ def test_n_ctx_of_zero_is_what_the_model_was_trained_on() -> None:
         ("Q4_K", {}, "Q4_K"),
     ],
 )
-def test_the_dtype_is_the_roughest_of_all(weights: str, options: Any, expected: str) -> None:
-    wanted = parameters_of(LlamaCpp(**options), Device("cpu", offloads=False))
-    assert arithmetic(weights, wanted) == expected
+def test_dtype_is_the_least_precise_of_all(weights: str, options: Any, expected: str) -> None:
+    engine = LlamaCpp(**options)
+    cache = choose_cache_types(engine, Device("cpu", offloads=False))
+    assert find_dtype(weights, engine, cache) == expected
 
 
 @pytest.mark.parametrize(
@@ -215,11 +225,10 @@ def test_the_dtype_is_the_roughest_of_all(weights: str, options: Any, expected: 
         (Device("cuda", offloads=True), {"type_k": "f32"}, ("f32", "f16")),
     ],
 )
-def test_the_cache_is_precise_where_that_is_cheap(
+def test_cache_is_f32_on_a_cpu_without_flash_attention(
     device: Device, options: Any, expected: tuple[str, str]
 ) -> None:
-    wanted = parameters_of(LlamaCpp(**options), device)
-    assert (wanted.type_k, wanted.type_v) == expected
+    assert choose_cache_types(LlamaCpp(**options), device) == CacheTypes(*expected)
 
 
 def test_a_tokenizer_by_path_takes_the_place_of_the_files() -> None:
@@ -269,9 +278,34 @@ def test_one_request_and_two_render_chat_alike() -> None:
     assert [i for i in ids if i == session.tokenizer.bos_id] == [session.tokenizer.bos_id]
 
 
-def test_the_log_is_kept_for_errors_and_shown_on_wish(capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_is_printed_only_if_verbose(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with LlamaCpp(device="cpu", n_threads=1).build(TINY):
         assert capfd.readouterr().err == ""
     with LlamaCpp(device="cpu", n_threads=1, verbose=True).build(TINY):
         assert "llama" in capfd.readouterr().err
     LOG.echo = False
+
+
+@pytest.mark.parametrize("batch_size", [None, "auto", 2])
+def test_any_batch_size_runs_a_suite_through_the_engines_model(
+    batch_size: int | Literal["auto"] | None,
+) -> None:
+    suite = Generation(
+        data="builtin:tiny/sums",
+        prompt="Question: {question}\nAnswer:",
+        target="answer",
+        max_new_tokens=48,
+        max_rows=3,
+    )
+    engine = LlamaCpp(device="cpu", n_threads=1, batch_size=batch_size)
+    with engine.model(path="builtin:tiny") as run:
+        assert isinstance(run, Run)
+        run.run(suite)
+    assert run.result["sums"].metrics["exact_match"].n == 3
+
+
+def test_every_option_has_a_description() -> None:
+    described = LlamaCpp.options_schema()["properties"]
+    assert all(option["description"] for option in described.values())

@@ -36,7 +36,7 @@ def test_a_model_of_another_kind_is_refused(
         ENGINE.build(Model(str(random_gguf(architecture, settings=settings))))
 
 
-def test_heads_that_are_no_whole_blocks_take_no_quantised_keys(random_gguf: Write) -> None:
+def test_quantised_keys_need_heads_of_whole_blocks(random_gguf: Write) -> None:
     path = str(random_gguf())
     with pytest.raises(
         ConfigurationError,
@@ -49,7 +49,7 @@ def test_heads_that_are_no_whole_blocks_take_no_quantised_keys(random_gguf: Writ
 
 def test_a_file_without_a_vocabulary_needs_a_tokenizer(random_gguf: Write) -> None:
     path = random_gguf(vocabulary="none")
-    with pytest.raises(ConfigurationError, match=r"carries no tokenizer; set tokenizer_path to"):
+    with pytest.raises(ConfigurationError, match=r"holds no tokenizer; set tokenizer_path to"):
         ENGINE.build(Model(str(path)))
     with pytest.raises(
         ConfigurationError, match=r"tokenizer has 568 tokens and the model in random.gguf 320"
@@ -81,7 +81,7 @@ def test_a_model_in_parts_is_the_model(random_gguf: Write) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are text here")
-def test_a_path_that_is_no_text_is_loaded(tmp_path: Path) -> None:
+def test_path_that_is_not_utf8_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"tiny-\xff.gguf")
     shutil.copyfile(builtin_path("builtin:tiny", "gguf"), path)
     with ENGINE.build(Model(str(path))) as session:

@@ -73,7 +73,7 @@ def test_an_f16_cache_gives_what_llama_cpps_own_call_gives(texts: list[list[int]
         assert 1e-4 < worst(plain, logprobs(exact, texts)) < 3e-3
 
 
-def test_an_f16_cache_is_close_on_weights_as_they_are_drawn_for_training(
+def test_f16_cache_is_close_on_initial_weights(
     random_gguf: Callable[..., Path],
 ) -> None:
     # 0.02 is what Transformers draws a Llama's weights with.

@@ -47,7 +47,7 @@ def fill(session: LlamaCppSession, chance: random.Random) -> None:
     )
 
 
-def test_scoring_takes_over_no_head_that_has_lost_cells(session: LlamaCppSession) -> None:
+def test_scoring_does_not_share_a_prefix_that_lost_cells(session: LlamaCppSession) -> None:
     chance = random.Random(1)
     text = drawn(chance, 120)
     session.loglikelihood([pair(text[:-1], text[-1:])])
@@ -59,7 +59,7 @@ def test_scoring_takes_over_no_head_that_has_lost_cells(session: LlamaCppSession
     assert after.token_logprobs == pytest.approx(alone.token_logprobs, abs=ROUNDING)
 
 
-def test_a_head_that_is_whole_where_it_is_seen_is_taken_over(session: LlamaCppSession) -> None:
+def test_scoring_shares_a_prefix_that_is_whole_within_the_window(session: LlamaCppSession) -> None:
     chance = random.Random(2)
     text = drawn(chance, 120)
     session.loglikelihood([pair(text, drawn(chance, 1))])
@@ -73,7 +73,7 @@ def test_a_head_that_is_whole_where_it_is_seen_is_taken_over(session: LlamaCppSe
     assert after.token_logprobs == pytest.approx(alone.token_logprobs, abs=ROUNDING)
 
 
-def test_a_prompt_takes_over_none_that_has_lost_cells(session: LlamaCppSession) -> None:
+def test_prompt_does_not_share_a_prefix_that_lost_cells(session: LlamaCppSession) -> None:
     chance = random.Random(3)
     prompt = drawn(chance, 40)
     asked = [GenerationRequest(input_ids=prompt, max_new_tokens=200, ignore_eos=True)]

@@ -12,9 +12,8 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 from evalution_core import ConfigurationError, InvalidRequestError, builtin_path
 from evalution_enginekit.chat import ChatTemplate
-from evalution_lm_eval.asking import generation_fields
-from evalution_lm_eval.chat import ChatPrompt, rendered
-from evalution_lm_eval.model_args import read_arguments
+from evalution_lm_eval.arguments import read_arguments
+from evalution_lm_eval.requests import ChatPrompt, generation_fields, rendered
 from evalution_reference import Reference
 
 

@@ -25,8 +25,8 @@ from evalution_core import (
     builtin_path,
 )
 from evalution_lm_eval import EvalutionLM
-from evalution_lm_eval.chat import ChatPrompt
 from evalution_lm_eval.collection import FailedRequestError
+from evalution_lm_eval.requests import ChatPrompt
 from evalution_reference import Reference
 
 PROMPT = "Question: What is 2 + 3?\nAnswer:"

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from evalution.runs.handle import Run
+from evalution.runs.options import RunOptions
+from evalution.runs.run import Run
 from evalution_core import ConfigurationError
 from evalution_lm_eval import LmEval
 from evalution_reference import Reference
@@ -45,7 +46,7 @@ def test_a_killed_run_goes_on_to_the_same_scores(task_folder: Path, tmp_path: Pa
     for suite, other in zip(killed, whole, strict=True):
         for name, metric in suite["metrics"].items():
             assert metric == pytest.approx(other["metrics"][name], rel=1e-9)
-    choices, sums = (suite["timings"]["recalled"] for suite in killed)
+    choices, sums = (suite["timings"]["cached"] for suite in killed)
     assert choices == killed[0]["requests"]
     assert 0 < sums < killed[1]["requests"]
 
@@ -89,7 +90,7 @@ def test_a_run_does_not_go_on_when_a_file_of_its_tasks_has_changed(
     own_tasks: Path, tmp_path: Path, file: str, before: str, after: str, told: str
 ) -> None:
     def go_on() -> None:
-        with Run(Reference(), "builtin:tiny", output=tmp_path / "run") as run:
+        with Run(Reference(), "builtin:tiny", RunOptions(output=tmp_path / "run")) as run:
             run.run(
                 LmEval(
                     tasks="tiny_group", include_path=str(own_tasks), include_defaults=False, limit=2

@@ -14,7 +14,6 @@ from evalution_conformance import EngineConformance
 from evalution_core import Model, builtin_path
 from evalution_openai.engine import OpenAICompatible
 from evalution_openai.server import build_openai_compatible_server
-from evalution_openai.server.listening import listening
 from evalution_reference.engine import Reference
 
 
@@ -32,8 +31,8 @@ TOKENIZER = str(builtin_path("builtin:tiny", "safetensors"))
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Iterator[None]:
     """The reference engine in float64 behind Evalution's own server."""
-    app = build_openai_compatible_server(engine=Reference(dtype="float64"), model="builtin:tiny")
-    with listening(app, port=PORT):
+    engine = Reference(dtype="float64")
+    with build_openai_compatible_server(engine=engine, model="builtin:tiny", port=PORT):
         yield
 
 

@@ -28,14 +28,14 @@ def _built(engine: OpenVINO) -> Any:
 # With a session made before: importing Optimum Intel warns, and the engine keeps that quiet.
 @pytest.mark.usefixtures("tiny")
 def test_without_genai_it_generates_in_fixed_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evalution_openvino.building.GENAI", ">=9999")
+    monkeypatch.setattr("evalution_openvino.runtime.GENAI", ">=9999")
     with pytest.raises(EngineUnavailableError, match=r'pip install "evalution-openvino\[genai\]"'):
         OpenVINO(genai=True).build(TINY)
     with _built(OpenVINO(dtype="float32")) as session:
-        told = session.describe_execution()
+        execution = session.describe_execution()
         assert Capability.CONTINUOUS_BATCHING not in session.capabilities
-    assert (told["batching"], told["generation"]) == ("fixed batches", "generate")
-    assert "continuous batching: needs openvino-genai>=9999" in told["fallback"]
+    assert (execution["batching"], execution["generation"]) == ("fixed batches", "generate")
+    assert "continuous batching: needs openvino-genai>=9999" in execution["fallback"]
 
 
 def test_genai_completes_what_fixed_batches_do(tiny: Any) -> None:
@@ -49,16 +49,16 @@ def test_genai_completes_what_fixed_batches_do(tiny: Any) -> None:
         sampled = GenerationRequest("1 + 2 =", max_new_tokens=8, do_sample=True, seed=3)
         sampled.temperature = 1.5
         assert session.generate([sampled])[0].text == tiny.generate([sampled])[0].text
-        told = session.describe_execution()
+        execution = session.describe_execution()
         session.gc()
         again = session.generate(requests)
     assert [output.text for output in found] == expected
     assert [output.text for output in again] == expected
-    assert (told["batching"], told["generation"]) == ("continuous", "openvino-genai")
-    assert told["scheduler"]["max_num_seqs"] == 3
+    assert (execution["batching"], execution["generation"]) == ("continuous", "openvino-genai")
+    assert execution["scheduler"]["max_num_seqs"] == 3
 
 
-def test_a_model_that_genai_cannot_take_is_told(tmp_path: Path) -> None:
+def test_a_model_that_genai_cannot_take_is_a_recorded_fallback(tmp_path: Path) -> None:
     request = GenerationRequest("1 + 2 =", max_new_tokens=4)
     with _built(OpenVINO(dtype="float32", genai=True)) as session:
         session._generation_path._folder = tmp_path
@@ -68,9 +68,9 @@ def test_a_model_that_genai_cannot_take_is_told(tmp_path: Path) -> None:
     with _built(OpenVINO(dtype="float32")) as session:
         session._generation_path._folder = tmp_path
         assert session.generate([request])[0].text
-        told = session.describe_execution()
-    assert told["generation"] == "generate"
-    assert told["fallback"].startswith("openvino-genai: ")
+        execution = session.describe_execution()
+    assert execution["generation"] == "generate"
+    assert execution["fallback"].startswith("openvino-genai: ")
 
 
 def test_a_prompt_that_the_cache_cannot_hold_fails_alone() -> None:

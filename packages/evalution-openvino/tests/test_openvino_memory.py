@@ -1,4 +1,4 @@
-"""Memory that runs out: told by its own exception, and a smaller batch is tried."""
+"""Memory that runs out has an exception of its own, after which a smaller batch is tried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evalution_core import EngineRuntimeError, GenerationRequest
 
 pytest.importorskip("optimum.intel", reason="optimum-intel is not installed")
 
-from evalution_openvino.stateful import OutOfMemoryError, telling_out_of_memory
+from evalution_openvino.stateful import OutOfMemoryError, memory_errors
 
 # As in test_conformance_openvino.py.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -75,19 +75,19 @@ def test_a_search_without_room_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [
         _BUFFER,
         "src/core/src/runtime/allocator.cpp:79: std::bad_alloc",
         "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
     ],
 )
-def test_what_says_that_memory_ran_out_is_told_so(told: str) -> None:
-    with pytest.raises(OutOfMemoryError, match="alloc"), telling_out_of_memory():
-        raise RuntimeError(told)
+def test_messages_of_lacking_memory_are_recognised(message: str) -> None:
+    with pytest.raises(OutOfMemoryError, match="alloc"), memory_errors():
+        raise RuntimeError(message)
 
 
 def test_other_errors_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="shapes differ") as caught, telling_out_of_memory():
+    with pytest.raises(RuntimeError, match="shapes differ") as caught, memory_errors():
         raise RuntimeError("shapes differ")
     assert caught.type is RuntimeError

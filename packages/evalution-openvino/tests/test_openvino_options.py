@@ -1,4 +1,4 @@
-"""What options mean on the real runtime, and what is said where they can't be met."""
+"""Options on the real runtime, and the refusal of those that it can't meet."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from evalution_core import (
     UnsupportedRequestError,
     builtin_path,
 )
+from evalution_core.options import options_schema
 from evalution_openvino import OpenVINO
 
 pytest.importorskip("optimum.intel", reason="optimum-intel is not installed")
@@ -43,9 +44,6 @@ def _refusal(engine: OpenVINO, model: Model = TINY) -> str:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"pass_tokens": -1}, "pass_tokens=-1 must be at least 1"),
-        ({"cache_size": 0}, "cache_size=0 must be at least 1"),
         ({"compile": False}, "compile=False: a session tries on the compiled model"),
         ({"dynamic_shapes": False}, "dynamic_shapes=False: Optimum Intel gives causal models"),
         (
@@ -62,6 +60,28 @@ def _refusal(engine: OpenVINO, model: Model = TINY) -> str:
 )
 def test_options_that_cannot_be_met_are_refused(options: dict[str, Any], said: str) -> None:
     assert said in _refusal(OpenVINO(**options))
+
+
+@pytest.mark.parametrize(
+    "option", [{"batch_size": 0}, {"pass_tokens": -1}, {"cache_size": 0}, {"max_model_len": 1}]
+)
+def test_an_option_outside_its_bounds_is_refused_at_construction(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"option '{next(iter(option))}' of engine Open"):
+        OpenVINO(**option)
+
+
+def test_every_option_has_a_description() -> None:
+    properties = options_schema(OpenVINO)["properties"]
+    assert all(shown.get("description") for shown in properties.values())
+
+
+@pytest.mark.parametrize("batch_size", ["auto", None, 2])
+def test_a_suite_runs_with_any_batch_size(tiny: Any, batch_size: Any) -> None:
+    evalution = pytest.importorskip("evalution", reason="evalution is not installed")
+    prose = evalution.suites.Perplexity(data="builtin:tiny/prose", text="text", max_rows=1)
+    started: Any = OpenVINO(batch_size=batch_size).model(path="builtin:tiny")
+    with started.run(prose) as run:
+        assert run.result.suites[0].metrics
 
 
 @pytest.mark.parametrize(
@@ -91,7 +111,7 @@ def test_models_that_cannot_be_loaded_are_refused(model: Model, said: str) -> No
     assert said in _refusal(OpenVINO(genai=True), model)
 
 
-def test_a_device_that_is_not_there_is_told_with_those_that_are() -> None:
+def test_a_missing_device_is_refused_with_those_there_are() -> None:
     for engine in (OpenVINO(device="XPU"), OpenVINO(device="AUTO:XPU,CPU")):
         for call in (engine.describe_runtime, lambda engine=engine: engine.build(TINY)):
             with pytest.raises(EngineUnavailableError) as caught:
@@ -100,27 +120,27 @@ def test_a_device_that_is_not_there_is_told_with_those_that_are() -> None:
             assert "sees CPU" in str(caught.value)
 
 
-def test_the_runtime_is_told_without_a_model() -> None:
-    told = OpenVINO(device="cpu").describe_runtime()
-    assert told["device"] == "CPU"
-    assert told["version"].startswith("openvino 20")
-    assert "optimum-intel" in told["version"]
+def test_the_runtime_is_described_without_a_model() -> None:
+    execution = OpenVINO(device="cpu").describe_runtime()
+    assert execution["device"] == "CPU"
+    assert execution["version"].startswith("openvino 20")
+    assert "optimum-intel" in execution["version"]
 
 
 @pytest.mark.parametrize("device", ["CPU", "AUTO", "AUTO:CPU"])
 def test_float32_is_really_used(device: str) -> None:
     with _built(OpenVINO(dtype="float32", device=device, genai=False)) as session:
-        told = session.describe_execution()
-        assert (told["device"], told["dtype"]) == ("CPU", "float32")
-        assert told["kv_cache_dtype"] == "float32"
+        execution = session.describe_execution()
+        assert (execution["device"], execution["dtype"]) == ("CPU", "float32")
+        assert execution["kv_cache_dtype"] == "float32"
 
 
-def test_the_default_precision_is_told_and_holds_its_tolerance(tiny: Any) -> None:
+def test_the_default_precision_is_recorded_and_holds_its_tolerance(tiny: Any) -> None:
     (exact,) = tiny.loglikelihood([PAIR])
     with _built(OpenVINO(genai=False)) as session:
-        told = session.describe_execution()
+        execution = session.describe_execution()
         (found,) = session.loglikelihood([PAIR])
-    assert told["dtype"] in ("bfloat16", "float16", "float32")
+    assert execution["dtype"] in ("bfloat16", "float16", "float32")
     # 0.105 nats was the most over all reference values of the tiny model, in bfloat16.
     assert found.logprob == pytest.approx(exact.logprob, abs=0.2 * exact.token_count)
 
@@ -143,7 +163,7 @@ def test_exported_files_answer_like_the_checkpoint(
     assert "model.safetensors" in tiny.identity()
 
 
-def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     tiny = builtin_path("builtin:tiny", "safetensors")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((tiny / name).read_bytes())
@@ -184,9 +204,9 @@ def test_weights_that_are_missing_are_not_made_up(
     weights = load_file(folder / "model.safetensors")
     del weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    told = _refusal(OpenVINO(), Model(str(folder)))
-    assert told.startswith(f"the checkpoint {str(folder)!r} lacks 1 weights of a causal model")
-    assert "(lm_head.weight); its answers would be those of random ones" in told
+    message = _refusal(OpenVINO(), Model(str(folder)))
+    assert message.startswith(f"the checkpoint {str(folder)!r} lacks 1 weights of a causal model")
+    assert "(lm_head.weight); its answers would be those of random ones" in message
 
 
 def test_what_was_exported_goes_with_the_last_model(write_checkpoint: Callable[..., Path]) -> None:
@@ -209,11 +229,11 @@ def test_what_was_exported_goes_with_the_last_model(write_checkpoint: Callable[.
 def test_compressed_weights_are_asked_for() -> None:
     model = Model(path="builtin:tiny", model_kwargs={"load_in_8bit": True})
     with _built(OpenVINO(dtype="float32"), model) as session:
-        told = session.describe_execution()
+        execution = session.describe_execution()
         (score,) = session.loglikelihood([PAIR])
         assert session.identity()["model_kwargs"] == {"load_in_8bit": True}
-    assert "not with load_in_8bit" in told["fallback"]
-    assert told["generation"] == "generate"
+    assert "not with load_in_8bit" in execution["fallback"]
+    assert execution["generation"] == "generate"
     assert score.token_count == 2
 
 
@@ -237,7 +257,7 @@ def test_a_torchvision_of_another_torch_is_named(
         if module in name:
             raise EngineUnavailableError("can't be imported: operator torchvision::nms isn't there")
 
-    monkeypatch.setattr("evalution_openvino.engine.import_runtime", broken)
+    monkeypatch.setattr("evalution_openvino.runtime.import_runtime", broken)
     with pytest.raises(EngineUnavailableError, match="pip uninstall torchvision"):
         OpenVINO().build(TINY)
 

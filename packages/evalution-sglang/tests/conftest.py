@@ -29,7 +29,7 @@ CPU = SGLang(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What SGLang 0.5 warns of when it is imported and started."""
+    """Ignore warnings that SGLang 0.5 raises when it is imported and started."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore::FutureWarning"))

@@ -49,7 +49,7 @@ def runners() -> list[Any]:
 
 @pytest.fixture
 def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this test's temporary files are; with a short name, as a socket's path has to be."""
+    """Put temporary files into a folder of a short name, as a socket's path has to be."""
     folder = tmp_path_factory.mktemp("s")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder

@@ -1,4 +1,4 @@
-"""What the fake TensorRT-LLM is given for a request, and what it gives back.
+"""Parameters and results of the requests of the fake TensorRT-LLM.
 
 Prompt scores are in the place and of the tokens of that release; `LIE` makes them wrong.
 """

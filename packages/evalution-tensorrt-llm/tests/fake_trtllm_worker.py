@@ -1,4 +1,4 @@
-"""What the fake TensorRT-LLM computes, in a thread of its own: all requests, a token at a time."""
+"""The worker of the fake TensorRT-LLM, a thread that computes all requests a token at a time."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class Worker:
         )
 
     def _reused(self, sequence: Sequence) -> int:
-        """How many tokens of the prompt come in whole blocks from prompts of the same salt."""
+        """Count the tokens of the prompt that come in whole blocks from prompts of the same salt."""
         if not self._cache_config.enable_block_reuse:
             return 0
         block = self._cache_config.tokens_per_block

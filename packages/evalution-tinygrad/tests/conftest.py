@@ -16,7 +16,7 @@ TINY = builtin_path("builtin:tiny", "gguf")
 
 @pytest.fixture
 def rewrite_tiny(tmp_path: Path) -> Callable[..., Path]:
-    """Writes the tiny model's GGUF anew, with other metadata and further tensors.
+    """Write the tiny model's GGUF again, with other metadata and further tensors.
 
     What is None is left out.
     """

@@ -16,11 +16,10 @@ from tinygrad import Tensor, nn
 from tinygrad.llm.model import Transformer, TransformerConfig
 
 from evalution_enginekit import TokenSpan, plan_scoring
-from evalution_tinygrad.device import place
-from evalution_tinygrad.forward import Forward
-from evalution_tinygrad.packing import Packing, PlannedRuns
-from evalution_tinygrad.prefixes import Prefixes
-from evalution_tinygrad.rotary import Rotary
+from evalution_tinygrad.device import open_device
+from evalution_tinygrad.kv_cache import Prefixes
+from evalution_tinygrad.model import Forward, Packing, Rotary
+from evalution_tinygrad.score import PlannedRuns
 
 _VOCABULARY = 32
 _LLAMA: dict[str, Any] = {
@@ -56,7 +55,7 @@ def test_packed_sequences_give_what_upstreams_blocks_give(kind: str) -> None:
     # Three sequences with a common beginning, packed across the borders of two passes.
     head = [3, 1, 4, 1, 5, 9, 2, 6]
     sequences = [[*head, 5, 3], [*head, 8, 9, 7, 9, 3], [2, 7, 1]]
-    with place("cpu", None, None).entered():
+    with open_device("cpu", None, None).entered():
         model = _random_model(_KINDS[kind])
         expected = [_upstream(model, sequence, 16) for sequence in sequences]
         found = _packed(model, sequences)

@@ -78,7 +78,7 @@ def _hf_name(name: str) -> str:
 
 
 _COMPILES_S = 240.0
-"""For one check on a busy machine: each fresh session compiles anew."""
+"""For one check on a busy machine: each fresh session compiles again."""
 _UNTEMPLATED = Model(str(_untemplated(Path(_MADE.name))))
 
 

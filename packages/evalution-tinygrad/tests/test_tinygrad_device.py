@@ -22,7 +22,7 @@ from tinygrad.codegen.opt import search
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_tinygrad import Tinygrad
-from evalution_tinygrad.device import Placement, place
+from evalution_tinygrad.device import Placement, open_device
 
 _X86 = Placement("CPU:X86", 1, 0)
 
@@ -35,18 +35,18 @@ def _settings() -> tuple[Any, ...]:
 def test_an_x86_cpu_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setenv("PATH", "")
-    assert place("cpu", None, None).target == "CPU:X86"
-    assert place("CPU", 2, 4) == Placement("CPU:X86", 2, 4)
+    assert open_device("cpu", None, None).target == "CPU:X86"
+    assert open_device("CPU", 2, 4) == Placement("CPU:X86", 2, 4)
 
 
 def test_a_missing_clang_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(EngineUnavailableError, match=r"with clang, which isn't.*apt install clang"):
-        place("cpu:clangjit", None, None)
+        open_device("cpu:clangjit", None, None)
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(EngineUnavailableError, match="apt install clang") as refused:
-        place("cpu", None, None)
+        open_device("cpu", None, None)
     assert "x86" not in str(refused.value)
 
 
@@ -60,27 +60,27 @@ def test_a_missing_clang_is_named_with_its_package(monkeypatch: pytest.MonkeyPat
 )
 def test_a_wrong_device_is_refused(device: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        place(device, None, None)
+        open_device(device, None, None)
 
 
 def test_a_device_or_renderer_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(EngineUnavailableError, match="device='cpu:fast' can't be used by tinygrad"):
-        place("cpu:fast", None, None)
+        open_device("cpu:fast", None, None)
     if "METAL" in list(Device.get_available_devices()):
         pytest.skip("this machine has Metal")
     with pytest.raises(EngineUnavailableError, match=r"device='metal' can't.*tinygrad.device"):
-        place("metal", None, None)
+        open_device("metal", None, None)
 
 
 def test_the_environments_device_and_beam_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with helpers.Context(DEV="PYTHON"):
-        assert place(None, None, None).target == "PYTHON"
-        assert place("auto", None, None).target == "PYTHON"
+        assert open_device(None, None, None).target == "PYTHON"
+        assert open_device("auto", None, None).target == "PYTHON"
     monkeypatch.setenv("JITBEAM", "2")
-    assert place("cpu", None, None).beam == 2
-    assert place("cpu", None, 2).beam == 2
+    assert open_device("cpu", None, None).beam == 2
+    assert open_device("cpu", None, 2).beam == 2
     with pytest.raises(ConfigurationError, match="jitbeam=0 and JITBEAM=2 in the environment"):
-        place("cpu", None, 0)
+        open_device("cpu", None, 0)
 
 
 def test_nothing_of_it_outlasts_a_step() -> None:
@@ -135,7 +135,7 @@ def test_a_compiler_that_fails_is_unavailable(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("tinygrad.device.Compiler.compile_cached", compile_nothing)
     monkeypatch.setattr("tinygrad.codegen.to_program_cache", {})
     with pytest.raises(EngineUnavailableError, match=r"'cpu:x86' can't be used.*<4 x float>"):
-        place("cpu:x86", None, None)
+        open_device("cpu:x86", None, None)
 
 
 def test_the_broken_release_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a file says of its model and tinygrad doesn't compute is refused, and nothing else is."""
+"""Refusal of hyperparameters that tinygrad doesn't compute, and of nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXPERTS = {"expert_count": 8, "expert_used_count": 2}
 
 
 def _file(architecture: str, says: dict[str, Any], *, biased: bool = False) -> GGUFFile:
-    """The tiny model's header as another architecture's, which says something more or less."""
+    """The tiny model's header as another architecture's, with further or fewer keys."""
     own = {key.replace("llama.", f"{architecture}."): v for key, v in _TINY.metadata.items()}
     own["general.architecture"] = architecture
     own |= {f"{architecture}.{key}": value for key, value in says.items()}
@@ -66,7 +66,7 @@ def test_a_sigmoid_router_has_a_bias(architecture: str, says: dict[str, Any]) ->
         ("llama", {"rope.scale_linear": 4.0}, r"rotary embeddings \(linear\)"),
         ("qwen2", {"rope.scaling.type": "yarn"}, r"rotary embeddings \(yarn\)"),
         ("llama", {"rope.scaling.attn_factor": 2.0}, "says llama.rope.scaling.attn_factor = 2.0"),
-        ("llama", {"rope.dimension_count": 16}, "turns 16 of the 32 numbers of a head"),
+        ("llama", {"rope.dimension_count": 16}, "rotates 16 of the 32 numbers of a head"),
         ("llama", {"attention.causal": False}, "says llama.attention.causal = False"),
         ("llama", {"attention.value_length": 64}, "keys of 32 numbers and values of 64"),
         ("llama", {"attention.head_count_kv": [2, 1]}, "gives each layer its own .*head_count_kv"),
@@ -98,5 +98,5 @@ def test_a_bias_without_a_sigmoid_is_refused() -> None:
 
 @pytest.mark.parametrize("key", ["context_length", "block_count", "attention.head_count"])
 def test_a_missing_size_is_named(key: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"doesn't say llama.{key}, .* convert it anew"):
+    with pytest.raises(ConfigurationError, match=rf"doesn't say llama.{key}, .* convert it again"):
         check_hyperparameters(_file("llama", {key: None}))

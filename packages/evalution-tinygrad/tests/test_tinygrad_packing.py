@@ -18,12 +18,11 @@ pytest.importorskip("tinygrad", reason="tinygrad is not installed")
 from tinygrad import Tensor
 
 from evalution_enginekit import TokenSpan, plan_scoring
-from evalution_tinygrad.device import place
-from evalution_tinygrad.kv_cache import KVCache
-from evalution_tinygrad.packing import Packing, PlannedRuns
-from evalution_tinygrad.prefixes import Prefixes
-from evalution_tinygrad.rotary import Rotary
-from evalution_tinygrad.session import Sizes
+from evalution_tinygrad.device import open_device
+from evalution_tinygrad.kv_cache import KVCache, Prefixes
+from evalution_tinygrad.model import Packing, Rotary
+from evalution_tinygrad.options import TinygradOptions
+from evalution_tinygrad.score import PlannedRuns
 
 
 class _Recorder:
@@ -101,14 +100,14 @@ def test_a_pass_is_half_full_or_the_narrowest(total: int) -> None:
 def test_widths_go_from_one_token_a_row_to_a_full_pass(
     rows: int, tokens: int, widths: Sequence[int]
 ) -> None:
-    assert Sizes(512, rows, tokens, None).widths == widths
+    assert TinygradOptions(batch_size=rows, pass_tokens=tokens).widths == widths
 
 
 def test_slots_are_free_when_no_path_holds_them() -> None:
     cache = KVCache(lambda _: [])
-    first, second = cache.path(), cache.path()
-    first.extend(cache.room(8), 8)
-    second.extend(cache.room(8), 8)
+    first, second = cache.new_path(), cache.new_path()
+    first.extend(cache.find_room(8), 8)
+    second.extend(cache.find_room(8), 8)
     assert (first.slots.tolist(), second.slots.tolist()) == ([*range(8)], [*range(8, 16)])
     fork = second.fork(3)
     del first
@@ -116,13 +115,13 @@ def test_slots_are_free_when_no_path_holds_them() -> None:
     del second
     assert cache.held == 3
     assert fork.slots.tolist() == [8, 9, 10]
-    assert cache.room(8) == 11
+    assert cache.find_room(8) == 11
 
 
 def test_a_device_without_room_leaves_the_cache_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = KVCache(lambda tokens: [(2, 1, tokens, 4)])
-    with place("cpu", None, None).entered():
-        cache.room(8)
+    with open_device("cpu", None, None).entered():
+        cache.find_room(8)
         before = cache.capacity, [*cache.tensors]
 
         def fail(*_: Any, **__: Any) -> Tensor:
@@ -131,10 +130,10 @@ def test_a_device_without_room_leaves_the_cache_as_it_was(monkeypatch: pytest.Mo
         with monkeypatch.context() as full:
             full.setattr(Tensor, "realize", fail)
             with pytest.raises(MemoryError):
-                cache.room(2 * cache.capacity)
+                cache.find_room(2 * cache.capacity)
         assert (cache.capacity, cache.tensors) == before
-        path = cache.path()
-        path.extend(cache.room(3000), 3000)
+        path = cache.new_path()
+        path.extend(cache.find_room(3000), 3000)
         assert [tensor.shape for tensor in cache.tensors] == [(2, 1, cache.capacity, 4)]
 
 

@@ -165,7 +165,7 @@ def test_a_closed_session_holds_no_weights() -> None:
 
 def test_the_execution_is_described() -> None:
     with Tinygrad(device="cpu:x86", max_context=64, batch_size="auto").build(TINY) as session:
-        told = session.describe_execution() or {}
+        described = session.describe_execution() or {}
         assert session.max_model_len == 64
         assert session.preferred_batch_size == 16
         assert Capability.CONTINUOUS_BATCHING in (session.capabilities or Tinygrad.capabilities)
@@ -178,5 +178,5 @@ def test_the_execution_is_described() -> None:
         "quantization": "F32",
         "jitbeam": 0,
     }
-    assert wanted.items() <= told.items()
+    assert wanted.items() <= described.items()
     assert "tiny-f32.gguf" in identity

@@ -18,8 +18,8 @@ from tinygrad.llm.gguf import ggml_data_to_tensor
 
 from evalution_core import ConfigurationError, builtin_path
 from evalution_enginekit.gguf.file import GGUFFile, GGUFTensor, read_gguf
-from evalution_tinygrad.device import place
-from evalution_tinygrad.loading import check_weight_types
+from evalution_tinygrad.device import open_device
+from evalution_tinygrad.load import check_weight_types
 
 gguf: Any = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -54,7 +54,7 @@ def test_values_are_those_of_gguf(type_name: str) -> None:
     check_weight_types(_with(type_name), "CPU:X86")
     number = gguf.GGMLQuantizationType[type_name]
     count, data = _values(type_name)
-    with place("cpu", None, None).entered():
+    with open_device("cpu", None, None).entered():
         found = ggml_data_to_tensor(Tensor(data), count, number.value).cast("float32").numpy()
     expected = gguf.quants.dequantize(data.reshape(1, -1), number)
     np.testing.assert_allclose(found.reshape(-1), expected.reshape(-1), rtol=1e-6)
@@ -64,7 +64,7 @@ def test_values_are_those_of_gguf(type_name: str) -> None:
 def test_a_type_that_tinygrad_lacks_is_refused(type_name: str) -> None:
     count, data = _values(type_name)
     number = gguf.GGMLQuantizationType[type_name].value
-    with place("cpu", None, None).entered(), pytest.raises(ValueError, match="not supported"):
+    with open_device("cpu", None, None).entered(), pytest.raises(ValueError, match="not supported"):
         ggml_data_to_tensor(Tensor(data), count, number)
     expected = rf"weights of type {type_name}; tinygrad reads BF16, .*another quantisation"
     with pytest.raises(ConfigurationError, match=expected):

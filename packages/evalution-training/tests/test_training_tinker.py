@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, scrub
+from evalution_training import backends as libraries
 from evalution_training import make_backend, prepared
-from evalution_training.backends import libraries
 
 Install = Callable[..., Path]
 STUB = """

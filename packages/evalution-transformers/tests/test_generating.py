@@ -1,4 +1,4 @@
-"""Completions by each path are upstream's own, whatever their neighbours ask for."""
+"""Completions by each path are those of Transformers, independent of their neighbours."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ PROMPTS = [
     "w5 w6 w9 w10 w11 w12 w13 w14 w15 w16 w17",
     "w90 w80 w70 w60 w50 w40 w30",
 ]
-ENGINES: dict[str, TransformersCompat] = {
+ENGINES: dict[str, Transformers | TransformersCompat] = {
     "fixed batches": TransformersCompat(device="cpu", batch_size=3),
-    "refilled rows": Transformers(device="cpu", batch_size=3),
+    "forward passes": Transformers(device="cpu", batch_size=3),
     "paged": Transformers(device="cpu", batch_size=3, paged=True),
 }
 
@@ -156,7 +156,7 @@ def test_a_checkpoints_own_generation_settings_change_nothing(
     (folder / "generation_config.json").write_text(
         '{"repetition_penalty": 5.0, "do_sample": true, "temperature": 9.0, "eos_token_id": 2}'
     )
-    for engine in (ENGINES["fixed batches"], ENGINES["refilled rows"]):
+    for engine in (ENGINES["fixed batches"], ENGINES["forward passes"]):
         with engine.build(Model(str(folder))) as built:
             (output,) = built.generate([GenerationRequest(PROMPTS[2], max_new_tokens=20)])
         assert output.token_ids == plain
@@ -166,7 +166,7 @@ class OutOfMemory(RuntimeError):
     """Stands for the device's own."""
 
 
-@pytest.mark.parametrize("path", ["fixed batches", "refilled rows"])
+@pytest.mark.parametrize("path", ["fixed batches", "forward passes"])
 @pytest.mark.parametrize("rows", [0, 1])
 def test_running_out_of_memory_costs_speed_or_the_one_prompt(
     write_checkpoint: Callable[..., Path],
@@ -179,7 +179,7 @@ def test_running_out_of_memory_costs_speed_or_the_one_prompt(
     with ENGINES[path].build(Model(str(write_checkpoint()))) as built:
         generation: Any = built._generation_path
         generation._out_of_memory = OutOfMemory
-        if path == "refilled rows":
+        if path == "forward passes":
             generation._beams._out_of_memory = OutOfMemory
         steps = 0
 
@@ -290,7 +290,7 @@ def test_gc_during_a_generation_ends_the_manager_when_it_is_idle(
         assert not any("continuous" in thread.name.lower() for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("path", ["fixed batches", "refilled rows"])
+@pytest.mark.parametrize("path", ["fixed batches", "forward passes"])
 def test_a_step_that_fails_half_way_leaves_no_trace(
     write_checkpoint: Callable[..., Path], random_model: Callable[..., Any], path: str
 ) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from evalution_core import ConfigurationError, LoglikelihoodRequest, Model
 from evalution_transformers import Transformers, TransformersCompat
-from evalution_transformers.identity import plain
+from evalution_transformers.load import to_plain
 
 # peft's use of it
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -117,7 +117,7 @@ def test_identity_tells_two_configurations_apart(write_checkpoint: Callable[...,
     told: list[Any] = []
     for bits in (4, 8):
         settings = transformers.GPTQConfig(bits=bits, dataset=["w5"])
-        told.append(plain({"quantization_config": settings, "torch": torch.float16}))
+        told.append(to_plain({"quantization_config": settings, "torch": torch.float16}))
     assert told[0] != told[1]
     json.dumps(told)
     with TransformersCompat(device="cpu").build(

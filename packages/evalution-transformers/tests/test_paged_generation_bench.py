@@ -14,7 +14,7 @@ import transformers
 from evalution_enginekit.runtime import in_range
 
 BENCH = Path(__file__).parents[3] / "tools" / "bench" / "paged_generation.py"
-WAYS = ["paged", "paged", "refilled rows", "refilled rows"]
+WAYS = ["paged", "paged", "forward passes", "forward passes"]
 SMALL = """
 pairs = 1
 seed = 1

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
-from evalution_transformers.architecture import examine
 from evalution_transformers.forward import _chosen
-from evalution_transformers.sampling import top_logprobs
-from evalution_transformers.session import Scorer, scorer_of
+from evalution_transformers.generate import top_logprobs
+from evalution_transformers.probe import probe_architecture
+from evalution_transformers.session import Scorer, make_scorer
 
 VOCAB, WINDOW = 97, 128
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -82,7 +82,7 @@ def test_any_size_of_pass_scores_as_the_plain_forward(
     # Some of upstream's own arithmetic is in float32 whatever the dtype.
     tolerance = 1e-4 if kind in ("mamba", "bloom", "gemma2") else TOLERANCES[dtype]
     for tokens in (1, 9, 64, 4096):
-        scorer = scorer_of(model, examine(model, WINDOW), pass_tokens=tokens)
+        scorer = make_scorer(model, probe_architecture(model, WINDOW), pass_tokens=tokens)
         assert_close(scored(scorer, spans), right, tolerance)
         assert_close(scored(scorer, spans), right, tolerance)
 
@@ -103,15 +103,15 @@ def test_any_size_of_pass_scores_as_the_plain_forward(
 def test_only_a_model_that_can_shares_prefixes(
     random_model: Callable[..., Any], kind: str, attention: str, packs: bool, reason: str | None
 ) -> None:
-    found = examine(random_model(kind, torch.float32, attention), WINDOW)
-    assert found.packs is packs
-    assert found.why_not is None if reason is None else reason in str(found.why_not)
+    found = probe_architecture(random_model(kind, torch.float32, attention), WINDOW)
+    assert found.shares_prefixes is packs
+    assert found.obstacle is None if reason is None else reason in str(found.obstacle)
 
 
 def test_a_window_within_the_reach_of_attention_shares_prefixes(
     random_model: Callable[..., Any],
 ) -> None:
-    assert examine(random_model("mistral"), 16).packs
+    assert probe_architecture(random_model("mistral"), 16).shares_prefixes
 
 
 @pytest.mark.parametrize("tokens", [128, 512])
@@ -120,7 +120,7 @@ def test_little_more_than_the_trie_is_forwarded(
 ) -> None:
     model = random_model("llama")
     spans = [span for span in questions(rows=40, head=90) if span.start > 1]
-    scorer = scorer_of(model, examine(model, WINDOW), pass_tokens=tokens)
+    scorer = make_scorer(model, probe_architecture(model, WINDOW), pass_tokens=tokens)
     forwarded = count_tokens(model, lambda: scored(scorer, spans))
     assert forwarded <= 1.05 * plan_scoring(spans).unique_tokens
 
@@ -128,7 +128,7 @@ def test_little_more_than_the_trie_is_forwarded(
 def test_the_next_call_continues_behind_the_last_head(random_model: Callable[..., Any]) -> None:
     model = random_model("llama")
     spans = [span for span in questions(rows=12, head=90) if span.start > 1]
-    scorer = scorer_of(model, examine(model, WINDOW), pass_tokens=96)
+    scorer = make_scorer(model, probe_architecture(model, WINDOW), pass_tokens=96)
     first = count_tokens(model, lambda: scored(scorer, spans[:24]))
     second = count_tokens(model, lambda: scored(scorer, spans[24:]))
     assert second <= plan_scoring(spans[24:]).unique_tokens - 85
@@ -140,7 +140,9 @@ def test_the_next_call_continues_behind_the_last_head(random_model: Callable[...
 def test_weights_that_change_between_calls_are_used(random_model: Callable[..., Any]) -> None:
     model = random_model("llama")
     spans = [span for span in questions(rows=4, head=90) if span.start > 1]
-    scorer = scorer_of(model, examine(model, WINDOW), pass_tokens=96, keeps_trunk=False)
+    scorer = make_scorer(
+        model, probe_architecture(model, WINDOW), pass_tokens=96, keeps_prefix=False
+    )
     scored(scorer, spans)
     weight = model.model.layers[0].self_attn.k_proj.weight
     kept = weight.detach().clone()
@@ -174,8 +176,7 @@ def test_running_out_of_memory_halves_the_pass_and_is_remembered(
     random_model: Callable[..., Any], kind: str
 ) -> None:
     from evalution_transformers.forward import Forward
-    from evalution_transformers.padding import PaddedScorer
-    from evalution_transformers.scoring import PackedScorer
+    from evalution_transformers.score import PaddedScorer, PrefixScorer
 
     model = random_model(kind)
     spans = questions(rows=8, head=40)
@@ -183,7 +184,7 @@ def test_running_out_of_memory_halves_the_pass_and_is_remembered(
     forward = Forward(model)
     scorer: Scorer
     if kind == "llama":
-        scorer = PackedScorer(
+        scorer = PrefixScorer(
             forward, additive_mask=False, pass_tokens=1024, out_of_memory=OutOfMemory
         )
     else:
@@ -213,10 +214,10 @@ def test_a_single_token_that_does_not_fit_raises_the_runtimes_error(
     random_model: Callable[..., Any],
 ) -> None:
     from evalution_transformers.forward import Forward
-    from evalution_transformers.scoring import PackedScorer
+    from evalution_transformers.score import PrefixScorer
 
     model = random_model("llama")
-    scorer = PackedScorer(
+    scorer = PrefixScorer(
         Forward(model), additive_mask=False, pass_tokens=64, out_of_memory=OutOfMemory
     )
     hook = limited(model, 0)
@@ -232,7 +233,7 @@ def test_a_pass_that_fails_half_way_leaves_no_trace(random_model: Callable[..., 
     spans = [span for span in questions(rows=6, head=60) if span.start > 1]
     right = [expected(model, span) for span in spans]
     for fails_at in (1, 2, 3):
-        scorer = scorer_of(model, examine(model, WINDOW), pass_tokens=48)
+        scorer = make_scorer(model, probe_architecture(model, WINDOW), pass_tokens=48)
         passes = 0
 
         def fail(*_: Any, at: int = fails_at) -> None:

@@ -12,7 +12,7 @@ from evalution_vllm import VLLM
 pytest.importorskip("vllm", reason="vllm is not installed")
 
 
-@pytest.mark.parametrize("batch_size", ["auto", None, 3])
+@pytest.mark.parametrize("batch_size", ["auto", 3])
 def test_engine_runs_suites_with_any_batch_size(batch_size: Any) -> None:
     engine = VLLM(
         dtype="float32",

@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import evalution
-import evalution.conditions.engine_record
-import evalution.execution.suite_execution
+import evalution.environment
 import evalution.journal.store
 import evalution.runs.folder
-import evalution.runs.samples_file
+import evalution.runs.suite_run
 from evalution import Generation, MultipleChoice, Perplexity
 from evalution_core import EvalutionError, Model
 from evalution_enginekit.mock import Mock, MockSession
@@ -117,15 +116,15 @@ def suites() -> list[Any]:
 
 
 def watch_files() -> None:
-    """Have each step of writing a run tell itself."""
+    """Report each step of writing a run."""
     store, folder, samples = (
         evalution.journal.store,
         evalution.runs.folder,
-        evalution.runs.samples_file,
+        evalution.runs.folder,
     )
-    vars(store)["open_alone"] = _told(store.open_alone, "the journal is opened")
-    store.Journal.declare_all = _told(store.Journal.declare_all, "something is declared")
-    samples.SamplesFile._order = _told(samples.SamplesFile._order, "samples are ordered")
+    vars(store)["open_alone"] = _report(store.open_alone, "the journal is opened")
+    store.Journal.declare = _report(store.Journal.declare, "something is declared")
+    samples.SamplesFile._order = _report(samples.SamplesFile._order, "samples are ordered")
     transaction, replace, write_bytes = store.transaction, os.replace, Path.write_bytes
 
     @contextmanager
@@ -150,14 +149,14 @@ def watch_files() -> None:
     folder.os.replace = replacing
 
 
-def _told(function: Callable[..., Any], phase: str) -> Callable[..., Any]:
-    def telling(*arguments: Any, **options: Any) -> Any:
+def _report(function: Callable[..., Any], phase: str) -> Callable[..., Any]:
+    def reporting(*arguments: Any, **options: Any) -> Any:
         phases.reach(f"before {phase}")
         found = function(*arguments, **options)
         phases.reach(f"after {phase}")
         return found
 
-    return telling
+    return reporting
 
 
 def work(job: dict[str, Any]) -> None:
@@ -165,7 +164,7 @@ def work(job: dict[str, Any]) -> None:
     global phases
     phases = Phases(job["log"], None if job["kill"] is None else tuple(job["kill"]))
     if job["is_eager"]:
-        evalution.execution.suite_execution._TELL_S = 0.0
+        evalution.runs.suite_run._REPORT_S = 0.0
         evalution.journal.store._COMMIT_S = 3600.0
     if job["file_bytes"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_bytes"], job["file_bytes"]))
@@ -181,7 +180,7 @@ def work(job: dict[str, Any]) -> None:
 def warm_up() -> None:
     """Do once what every run does, so that the forks find it done."""
     scan = packages_distributions.__name__
-    setattr(evalution.conditions.engine_record, scan, cache(packages_distributions))
+    setattr(evalution.environment, scan, cache(packages_distributions))
     evalution.run(engine=Watched(), model="m", tests=suites())
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice, Perplexity
-from evalution.execution.answers import fault_of
+from evalution.runs.in_flight import find_answer_problem
 from evalution_core import (
     EngineRuntimeError,
     GenerationOutput,
@@ -25,7 +25,7 @@ ROWS = [{"q": f"{i} + 0?", "a": "4", "choices": ["x", "yy"], "right": 0} for i i
 
 @pytest.mark.parametrize("logprob", [-1, -0.5, 1e-9, -math.inf, np.float32(-1), np.float64(-2)])
 def test_any_real_number_that_is_a_log_probability_is_taken(logprob: Any) -> None:
-    assert fault_of(LoglikelihoodOutput(logprob, None, 1)) is None
+    assert find_answer_problem(LoglikelihoodOutput(logprob, None, 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -41,25 +41,25 @@ def test_any_real_number_that_is_a_log_probability_is_taken(logprob: Any) -> Non
     ],
 )
 def test_what_is_no_log_probability_is_told(logprob: Any, message: str) -> None:
-    assert message in str(fault_of(LoglikelihoodOutput(logprob, None, 1)))
-    assert message in str(fault_of(RollingLoglikelihoodOutput(logprob, 1)))
+    assert message in str(find_answer_problem(LoglikelihoodOutput(logprob, None, 1)))
+    assert message in str(find_answer_problem(RollingLoglikelihoodOutput(logprob, 1)))
 
 
 @pytest.mark.parametrize("text", [None, 4, "a\ud800b"])
 def test_what_is_no_text_is_told(text: Any) -> None:
-    assert "the engine gave" in str(fault_of(GenerationOutput("p", text)))
+    assert "the engine gave" in str(find_answer_problem(GenerationOutput("p", text)))
 
 
 @pytest.mark.parametrize("count", [None, -1, 1.5, "3"])
 def test_what_is_no_count_is_told(count: Any) -> None:
-    fault = fault_of(LoglikelihoodOutput(-1.0, None, count))
-    assert fault == f"the engine gave {count!r} as token_count"
+    problem = find_answer_problem(LoglikelihoodOutput(-1.0, None, count))
+    assert problem == f"the engine gave {count!r} as token_count"
 
 
 def test_counts_that_an_engine_does_not_know_are_none() -> None:
-    assert fault_of(GenerationOutput("p", "t", prompt_tokens=None)) is None
-    told = fault_of(GenerationOutput("p", "t", completion_tokens="many"))  # pyright: ignore[reportArgumentType]
-    assert told == "the engine gave 'many' as completion_tokens"
+    assert find_answer_problem(GenerationOutput("p", "t", prompt_tokens=None)) is None
+    problem = find_answer_problem(GenerationOutput("p", "t", completion_tokens="many"))  # pyright: ignore[reportArgumentType]
+    assert problem == "the engine gave 'many' as completion_tokens"
 
 
 def generation() -> Generation:

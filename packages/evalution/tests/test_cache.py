@@ -29,7 +29,7 @@ def test_runs_share_answers_through_a_cache_and_models_do_not(tmp_path: Path) ->
             tests=[sums(**options)],
             cache=tmp_path / "cache",
         )
-        return [suite.recalled for suite in found.suites]
+        return [suite.cached for suite in found.suites]
 
     assert run("float32", max_rows=3) == [0]
     assert run("float32") == [3]
@@ -49,7 +49,7 @@ def test_answers_of_a_chat_template_with_other_variables_are_not_shared(tmp_path
         found = evalution.run(
             engine=Reference(), model=model, tests=tests, cache=tmp_path / "cache"
         )
-        return found["sums"].recalled
+        return found["sums"].cached
 
     assert [recalled(), recalled(), recalled(thinks=False)] == [0, 2, 0]
     assert [recalled(thinks=True), recalled(thinks=False)] == [0, 2]
@@ -61,7 +61,7 @@ def test_a_cache_is_left_out_where_the_model_can_not_be_told_by_content(
     for _ in range(2):
         engine = scripted(scripted_session())
         result = evalution.run(engine=engine, model="m", tests=[sums()], cache=tmp_path)
-        assert result["sums"].recalled == 0
+        assert result["sums"].cached == 0
         assert result.notices == [
             "the cache isn't used: what this model is can't be told by its content"
         ]
@@ -72,7 +72,7 @@ def test_replicas_find_the_answers_of_the_engine_within(tmp_path: Path) -> None:
     evalution.run(engine=Reference(), model="builtin:tiny", tests=tests, cache=cache)
     engine = Replicas(engine=EngineSpec("Reference"), replicas=2)
     found = evalution.run(engine=engine, model="builtin:tiny", tests=tests, cache=cache)
-    assert found["sums"].recalled == 3
+    assert found["sums"].cached == 3
 
 
 def test_another_release_of_a_runtime_is_asked_anew(
@@ -82,7 +82,7 @@ def test_another_release_of_a_runtime_is_asked_anew(
         found = evalution.run(
             engine=Reference(), model="builtin:tiny", tests=[sums(max_rows=3)], cache=tmp_path
         )
-        return found["sums"].recalled
+        return found["sums"].cached
 
     assert (run(), run()) == (0, 3)
     monkeypatch.setattr(Reference, "describe_runtime", lambda _: {"version": "99.0"})

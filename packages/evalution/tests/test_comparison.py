@@ -18,8 +18,7 @@ from evalution.comparison import compare
 from evalution.comparison.comparison import pair_samples
 from evalution.comparison.table import comparison_table, legend, remarks
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
-from evalution.samples.columns import SampleColumns
-from evalution.samples.line import line_of
+from evalution.samples import SampleColumns, to_line
 from evalution.scoring.metrics import Measure, WeightedPerplexity
 from evalution_core import ConfigurationError
 from evalution_enginekit.mock import Mock
@@ -171,7 +170,7 @@ def test_the_texts_of_two_runs_are_never_held(tmp_path: Path) -> None:
         file = tmp_path / name
         with file.open("wb") as lines:
             for kept in found["s"].samples:
-                lines.write(line_of(replace(kept, prompt=f"{text}{kept.index}")))
+                lines.write(to_line(replace(kept, prompt=f"{text}{kept.index}")))
         found["s"].kept_samples, found["s"].samples_file = None, file
         return found
 

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.runs.declared import differences, free_name, listed, run_declaration
+from evalution.runs.run_identity import (
+    declare_run,
+    find_differences,
+    find_free_name,
+    format_differences,
+)
 from evalution_core import Model
 
 leaves = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
@@ -15,7 +20,7 @@ trees = st.recursive(leaves, lambda inner: st.dictionaries(st.text(max_size=3), 
 
 @given(trees, trees)
 def test_only_equal_values_have_no_differences(before: Any, now: Any) -> None:
-    assert (differences(before, now) == []) == (before == now)
+    assert (find_differences(before, now) == []) == (before == now)
 
 
 @pytest.mark.parametrize(
@@ -35,15 +40,22 @@ def test_only_equal_values_have_no_differences(before: Any, now: Any) -> None:
 def test_a_difference_names_what_changed_and_both_values(
     before: Any, now: Any, expected: list[str]
 ) -> None:
-    assert differences(before, now) == expected
+    assert find_differences(before, now) == expected
 
 
 def test_a_long_list_is_cut() -> None:
-    assert listed([str(number) for number in range(10)]) == "0; 1; 2; 3; 4; 5; 6; 7; and 2 more"
+    assert (
+        format_differences([str(number) for number in range(10)])
+        == "0; 1; 2; 3; 4; 5; 6; 7; and 2 more"
+    )
 
 
 def test_names_are_made_different() -> None:
-    assert [free_name("a", []), free_name("a", ["a"]), free_name("a", ["a", "a-2"])] == [
+    assert [
+        find_free_name("a", []),
+        find_free_name("a", ["a"]),
+        find_free_name("a", ["a", "a-2"]),
+    ] == [
         "a",
         "a-2",
         "a-3",
@@ -52,7 +64,7 @@ def test_names_are_made_different() -> None:
 
 def test_fields_that_older_runs_did_not_have_are_declared_where_they_say_something() -> None:
     def declared(**fields: Any) -> dict[str, Any]:
-        return run_declaration(None, Model("m", **fields), None, {"name": None, "session": "s"})
+        return declare_run(None, Model("m", **fields), None, {"name": None, "session": "s"})
 
     assert "chat_template_kwargs" not in declared()["model"]
     variables = {"enable_thinking": False}

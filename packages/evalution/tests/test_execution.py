@@ -9,6 +9,7 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice, Perplexity
+from evalution.runs.options import RunOptions
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
@@ -128,7 +129,7 @@ def test_an_answer_nobody_asked_for_is_told(scripted_session: Any) -> None:
         yield ("stranger", GenerationOutput("p", "4"))
 
     found = evalution.run(session=scripted_session(strange), tests=[generation()])
-    assert found.suites[0].errors == ["the session answered 'stranger', which nobody had asked"]
+    assert found.suites[0].errors == ["the session answered 'stranger', which was never asked"]
     assert found.failed == 1
     assert found.suites[0].metrics["exact_match"].value == 1.0
 
@@ -156,7 +157,7 @@ def test_a_runtime_that_dies_ends_the_suite_and_keeps_what_was_done(
             yield event
 
     session = scripted_session(dying)
-    handle = evalution.Run(None, session=session, output=tmp_path / "run")
+    handle = evalution.Run(None, None, RunOptions(output=tmp_path / "run"), session=session)
     with pytest.raises(EngineRuntimeError, match="suite 'rows': RuntimeError: device lost"):
         handle.run(generation())
     assert handle.result.status == "failed"
@@ -187,7 +188,7 @@ def test_no_more_samples_are_open_than_the_session_reads_ahead() -> None:
         def __getattr__(self, name: str) -> Any:
             return lambda *_: setattr(suite, "opened", 0)
 
-    with evalution.Run(Mock(batch_size=4), "m", progress=Watching()) as handle:  # pyright: ignore[reportArgumentType]
+    with evalution.Run(Mock(batch_size=4), "m", RunOptions(progress=Watching())) as handle:  # pyright: ignore[reportArgumentType]
         handle.run(suite)
     # In flight, waiting, and finished but unread: a few batches, whatever the number of rows.
     assert max(ahead) <= 4 * 4

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import evalution
-from evalution.runs.failure_policy import FailurePolicy, TooManyFailuresError
+from evalution.runs.options import FailurePolicy, TooManyFailuresError
 from evalution_core import ConfigurationError, InvalidRequestError, RequestFailure
 
 ROWS = [{"q": f"{i} + 0?", "a": "4"} for i in range(10)]

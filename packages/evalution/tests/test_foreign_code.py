@@ -10,7 +10,7 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice
-from evalution.foreign_code import clean_up, foreign_errors
+from evalution.error_boundary import clean_up, wrap_errors
 from evalution.yaml_spec.run_spec import parse_engine
 from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError
 from evalution_enginekit.mock import Mock
@@ -25,7 +25,7 @@ def generation(kind: type[Generation] = Generation, **options: Any) -> Generatio
 def test_an_engine_that_exits_fails() -> None:
     with (
         pytest.raises(EngineRuntimeError, match="loading: SystemExit: 0"),
-        foreign_errors("loading"),
+        wrap_errors("loading"),
     ):
         raise SystemExit(0)
 

@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 GOLDEN = """
-from evalution.journal import answer_base, request_key
+from evalution.journal import make_answer_base, make_request_key
 from evalution_core import GenerationRequest, LoglikelihoodRequest, Model
 from evalution_core import RollingLoglikelihoodRequest
 
-base = answer_base(
+base = make_answer_base(
     engine=None, model=Model("m"), identity={"b": {"d": 1.5, "c": None}, "a": [1, True]},
     execution={"dtype": "float64", "max_model_len": 512, "device": "cpu"},
     scoring_policy={"bos": "once"},
@@ -21,7 +21,7 @@ for request in (
     LoglikelihoodRequest("a", " b", messages=[{"role": "user", "content": "c"}]),
     RollingLoglikelihoodRequest("a", input_ids=(1, 2)),
 ):
-    print(request_key(base, suite="s", row=1, position=2, request=request).hex())
+    print(make_request_key(base, suite="s", row=1, position=2, request=request).hex())
 """
 DIGESTS = [
     "970a8d774fee39f99c12f2d281f92b410452b9a164267d1528c8e4f3db9315a5",

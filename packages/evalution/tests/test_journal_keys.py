@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.journal import AnswerBase, answer_base, cache_key, request_key
+from evalution.journal import AnswerBase, make_answer_base, make_cache_key, make_request_key
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -54,7 +54,7 @@ def base(
     execution: dict[str, Any] | None = None,
     policy: dict[str, Any] = POLICY,
 ) -> AnswerBase:
-    return answer_base(
+    return make_answer_base(
         engine=engine or Plain(),
         model=model,
         identity=identity,
@@ -106,7 +106,9 @@ requests = generations | scorings | rollings
 
 
 def key(request: Any, base: AnswerBase = BASE, **place: Any) -> bytes | None:
-    return request_key(base, **{"suite": "s", "row": 0, "position": 0, **place}, request=request)
+    return make_request_key(
+        base, **{"suite": "s", "row": 0, "position": 0, **place}, request=request
+    )
 
 
 @given(requests, requests)
@@ -133,7 +135,7 @@ def test_a_key_depends_on_the_place_and_on_the_base() -> None:
         {"position": 1},
         {"base": base(Plain(dtype="float16"))},
     ]
-    found = {key(request, **place) for place in places} | {cache_key(BASE, request)}
+    found = {key(request, **place) for place in places} | {make_cache_key(BASE, request)}
     assert len(found) == len(places) + 1
 
 
@@ -166,7 +168,7 @@ def test_one_models_answers_never_serve_another(other: AnswerBase) -> None:
     request = LoglikelihoodRequest("a", "b")
     assert other.digest != BASE.digest
     assert key(request, other) != key(request)
-    assert cache_key(other, request) != cache_key(BASE, request)
+    assert make_cache_key(other, request) != make_cache_key(BASE, request)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_what_changes_no_number_changes_no_key(same: AnswerBase) -> None:
         pytest.param(base(model=Model("m", model_kwargs={"a": Opaque()})), id="model-kwargs"),
         pytest.param(base(identity={"a": Opaque()}), id="identity-of-an-object"),
         pytest.param(
-            answer_base(
+            make_answer_base(
                 engine=None, model=MODEL, identity=IDENTITY, execution={}, scoring_policy=POLICY
             ),
             id="lent-session",
@@ -205,12 +207,12 @@ def test_what_is_not_known_by_content_has_keys_in_its_run_alone(unknowable: Answ
     request = GenerationRequest("a")
     assert not unknowable.is_shareable
     assert key(request, unknowable) is not None
-    assert cache_key(unknowable, request) is None
+    assert make_cache_key(unknowable, request) is None
 
 
 def test_variables_of_a_lent_sessions_template_count() -> None:
     def lent(variables: dict[str, Any] | None) -> AnswerBase:
-        return answer_base(
+        return make_answer_base(
             engine=None,
             model=MODEL,
             identity=None,
@@ -243,7 +245,7 @@ def _user(content: object, **more: object) -> list[dict[str, object]]:
 )
 def test_an_answer_that_may_not_be_shared_has_a_key_in_its_run_alone(request_: Any) -> None:
     assert key(request_) is not None
-    assert cache_key(BASE, request_) is None
+    assert make_cache_key(BASE, request_) is None
 
 
 @pytest.mark.parametrize(
@@ -257,7 +259,7 @@ def test_an_answer_that_may_not_be_shared_has_a_key_in_its_run_alone(request_: A
     ],
 )
 def test_an_answer_that_is_always_the_same_may_be_shared(request_: Any) -> None:
-    assert cache_key(BASE, request_) is not None
+    assert make_cache_key(BASE, request_) is not None
 
 
 @dataclass(slots=True)
@@ -275,7 +277,7 @@ class Enriched(GenerationRequest):
 )
 def test_content_that_is_not_told_has_no_key(request_: Any) -> None:
     assert key(request_) is None
-    assert cache_key(BASE, request_) is None
+    assert make_cache_key(BASE, request_) is None
 
 
 def test_a_character_is_not_its_surrogates() -> None:

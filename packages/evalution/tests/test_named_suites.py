@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import evalution.suites
-from evalution.runs.preflight import check_suites
+from evalution.runs.preflight import parse_tests
 from evalution.scoring.metrics import Measure
 from evalution.suites import RequestKind, available_suites, load_suite
 from evalution.suites.discovery import find_built_in
@@ -202,7 +202,7 @@ def test_importing_evalution_imports_no_task() -> None:
 def test_a_spec_names_a_suite_and_its_options(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(PIQA) + "\n", encoding="utf-8")
     declared = {"type": "piqa", "data": "rows.jsonl", "order": "Shuffle | 3", "row_indices": [0]}
-    (suite,) = check_suites([parse_test(declared, tmp_path)])
+    (suite,) = parse_tests([parse_test(declared, tmp_path)])
     assert (suite.title, suite.check_samples()) == ("piqa", 1)
     assert suite.to_dict()["order"] == "shuffle|3"
     with pytest.raises(ConfigurationError, match="suite PIQA has no option 'dat'; did you mean"):

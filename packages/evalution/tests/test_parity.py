@@ -11,7 +11,7 @@ import evalution
 import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution.parity import ParityResult, Tolerance, check_parity
 from evalution.parity.table import parity_table
-from evalution.runs.lane import Lane
+from evalution.runs.preflight import EngineAndModel
 from evalution_core import (
     BaseInferenceSession,
     Capability,
@@ -71,17 +71,19 @@ class Windowed(Toy):
         return session
 
 
-def lanes(fault: str = "", **options: Any) -> tuple[Lane, Lane]:
+def lanes(fault: str = "", **options: Any) -> tuple[EngineAndModel, EngineAndModel]:
     model = Model("toy")
-    return Lane(Windowed(), model), Lane(Windowed(fault=fault, **options), model)
+    return EngineAndModel(Windowed(), model), EngineAndModel(
+        Windowed(fault=fault, **options), model
+    )
 
 
 @pytest.fixture(scope="module")
 def result() -> ParityResult:
     """The reference engine in both of its precisions."""
     model = Model("builtin:tiny")
-    left = Lane(evalution.engines.Reference(dtype="float64"), model)
-    right = Lane(evalution.engines.Reference(dtype="float32"), model)
+    left = EngineAndModel(evalution.engines.Reference(dtype="float64"), model)
+    right = EngineAndModel(evalution.engines.Reference(dtype="float32"), model)
     return check_parity(left, right, REAL)
 
 
@@ -131,8 +133,8 @@ def test_the_scores_of_a_run_are_those_of_its_parity_check(result: ParityResult)
 
 def test_a_narrow_tolerance_tells_two_precisions_apart() -> None:
     model = Model("builtin:tiny")
-    left = Lane(evalution.engines.Reference(dtype="float64"), model)
-    right = Lane(evalution.engines.Reference(dtype="float32"), model)
+    left = EngineAndModel(evalution.engines.Reference(dtype="float64"), model)
+    right = EngineAndModel(evalution.engines.Reference(dtype="float32"), model)
     found = check_parity(left, right, REAL[2:], tolerance=Tolerance(1e-9), limit=1)
     assert not found.is_within
     assert found.complaints[0].startswith("prose: a token's log-probability differs by ")
@@ -203,16 +205,18 @@ class Watched(Mock):
 
 def test_the_left_model_is_gone_before_the_right_one_loads() -> None:
     events: list[str] = []
-    sides = [Lane(Watched(side=side, events=events), Model("m")) for side in ("left", "right")]
+    sides = [
+        EngineAndModel(Watched(side=side, events=events), Model("m")) for side in ("left", "right")
+    ]
     check_parity(sides[0], sides[1], [prose(), choices()])
     assert events == ["left built", "left closed", "right built", "right closed"]
 
 
 def test_a_runtime_that_dies_is_an_error_and_its_model_is_freed() -> None:
     events: list[str] = []
-    dying = Lane(Watched(side="left", events=events, dies=True), Model("m"))
+    dying = EngineAndModel(Watched(side="left", events=events, dies=True), Model("m"))
     with pytest.raises(EngineRuntimeError, match="the runtime died"):
-        check_parity(dying, Lane(Mock(), Model("m")), [prose()])
+        check_parity(dying, EngineAndModel(Mock(), Model("m")), [prose()])
     assert events == ["left built", "left closed"]
 
 
@@ -236,7 +240,7 @@ def _registered(hidden: Any) -> Any:
 
 
 def test_the_right_session_gives_the_ids_where_the_left_gives_none() -> None:
-    left, right = Lane(Silent(), Model("m")), Lane(Mock(), Model("m"))
+    left, right = EngineAndModel(Silent(), Model("m")), EngineAndModel(Mock(), Model("m"))
     found = check_parity(left, right, [choices(), generation(), prose()])
     assert found.is_within
     assert found.notes == []
@@ -245,7 +249,7 @@ def test_the_right_session_gives_the_ids_where_the_left_gives_none() -> None:
 
 
 def test_without_a_tokenizer_both_are_asked_by_text_and_it_is_told() -> None:
-    lane = Lane(Silent(), Model("m"))
+    lane = EngineAndModel(Silent(), Model("m"))
     found = check_parity(lane, lane, [prose()])
     assert found.is_within
     assert found.suites[0].by_ids == 0
@@ -299,7 +303,9 @@ def test_what_an_engine_can_not_do_is_refused() -> None:
         capabilities = frozenset({Capability.GENERATE, Capability.TOKEN_IDS})
 
     with pytest.raises(UnsupportedRequestError, match="suite 'prose' needs rolling"):
-        check_parity(Lane(Mock(), Model("m")), Lane(Writer(), Model("m")), [prose()])
+        check_parity(
+            EngineAndModel(Mock(), Model("m")), EngineAndModel(Writer(), Model("m")), [prose()]
+        )
 
 
 @pytest.mark.parametrize(
@@ -316,7 +322,7 @@ def test_a_session_that_loses_answers_is_an_error(
     class Numbered(scripted_session):
         capabilities = frozenset(Capability)
 
-    lane = Lane(scripted(Numbered(lambda answers: iter(scramble(answers)))), Model("m"))
+    lane = EngineAndModel(scripted(Numbered(lambda answers: iter(scramble(answers)))), Model("m"))
     with pytest.raises(EngineRuntimeError, match=message):
         check_parity(lane, lane, [generation()], by_text=True)
 
@@ -332,7 +338,9 @@ def test_rows_that_change_during_the_check_are_told(write_rows: Any) -> None:
 
     suite = evalution.Perplexity(data=data, name="prose", text="question")
     with pytest.raises(ConfigurationError, match="row 3 wasn't there before; the data changed"):
-        check_parity(Lane(Mock(), Model("m")), Lane(Changing(), Model("m")), [suite])
+        check_parity(
+            EngineAndModel(Mock(), Model("m")), EngineAndModel(Changing(), Model("m")), [suite]
+        )
 
 
 def test_two_suites_of_one_name_keep_apart() -> None:

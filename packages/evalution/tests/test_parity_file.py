@@ -9,7 +9,7 @@ import evalution
 from evalution.parity import ParityResult, check_parity, read_parity, write_parity
 from evalution.parity.result import parity_folder
 from evalution.runs.folder import ResultsNotWrittenError
-from evalution.runs.lane import Lane
+from evalution.runs.preflight import EngineAndModel
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.mock import Mock
 
@@ -27,7 +27,9 @@ def result() -> ParityResult:
         evalution.MultipleChoice(**fields, choices="choices", target="right"),
         evalution.Perplexity(data=ROWS, text="question"),
     ]
-    found = check_parity(Lane(Mock(), Model("one")), Lane(Mock(), Model("three")), suites)
+    found = check_parity(
+        EngineAndModel(Mock(), Model("one")), EngineAndModel(Mock(), Model("three")), suites
+    )
     listed = [
         (suite.worst_tokens, suite.flip_list, suite.divergence_list) for suite in found.suites
     ]

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import evalution.progress.reports
-from evalution.progress.bar import ProgressBar
-from evalution.progress.reports import PlainProgress, Silence
+import evalution.progress
+import evalution.progress_bar
+from evalution.progress import PlainProgress, Silence
+from evalution.progress_bar import ProgressBar
 
 
 class Clock:
@@ -22,7 +23,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(evalution.progress.reports, "time", found)
+    monkeypatch.setattr(evalution.progress, "time", found)
+    monkeypatch.setattr(evalution.progress_bar, "time", found)
     return found
 
 
@@ -58,7 +60,7 @@ def test_a_suite_that_was_finished_before_has_no_rate(clock: Clock) -> None:
     progress = PlainProgress(stream)
     progress.suite_started("sums", 2)
     progress.sample_finished(2, 0, ("acc", 0.5))
-    progress.samples_recalled(2)
+    progress.samples_cached(2)
     progress.suite_finished()
     assert stream.getvalue().splitlines() == [
         "sums: 2 of 2 were finished before",

@@ -12,8 +12,8 @@ import pytest
 import evalution
 from evalution import Generation, MultipleChoice, Run
 from evalution.journal import Journal
-from evalution.progress.reports import Silence
-from evalution.runs.failure_policy import TooManyFailuresError
+from evalution.progress import Silence
+from evalution.runs.options import RunOptions, TooManyFailuresError
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
@@ -78,7 +78,7 @@ def test_an_unfinished_run_goes_on_and_ends_as_if_it_had_never_stopped(
         engine=counted.engine(), model="m", tests=suites(), output=tmp_path / "run"
     )
     assert len(counted.computed) == 30
-    assert sum(suite.recalled for suite in result.suites) == dies_after
+    assert sum(suite.cached for suite in result.suites) == dies_after
     assert files(tmp_path / "run") == files(tmp_path / "whole")
 
 
@@ -143,7 +143,7 @@ def test_a_fresh_start_leaves_nothing_of_the_run_that_was_there(
     result = evalution.run(
         engine=counted.engine(), model="m", tests=suites()[:1], output=tmp_path, fresh=True
     )
-    assert (len(counted.computed), result.suites[0].recalled) == (40, 0)
+    assert (len(counted.computed), result.suites[0].cached) == (40, 0)
     assert [suite["name"] for suite in files(tmp_path)[0]["suites"]] == ["sums"]
 
 
@@ -188,10 +188,10 @@ def test_a_batch_size_may_change_on_the_way(counted: Any, tmp_path: Path) -> Non
 
 def test_a_handle_goes_on_suite_by_suite(counted: Any, tmp_path: Path) -> None:
     first, second = suites()
-    handle = Run(counted.engine(15), "m", output=tmp_path).run(first)
+    handle = Run(counted.engine(15), "m", RunOptions(output=tmp_path)).run(first)
     with pytest.raises(EngineRuntimeError, match="device lost"):
         handle.run(second)
-    with Run(counted.engine(), "m", output=tmp_path) as handle:
+    with Run(counted.engine(), "m", RunOptions(output=tmp_path)) as handle:
         handle.run(first).run(second)
     assert len(counted.computed) == 30
 
@@ -230,12 +230,12 @@ def test_a_run_that_is_told_to_stop_finishes_what_is_in_flight(
         yield from in_flight
         yield from events
 
-    handle = Run(scripted(scripted_session(script)), "m", output=tmp_path)
+    handle = Run(scripted(scripted_session(script)), "m", RunOptions(output=tmp_path))
     with pytest.raises(KeyboardInterrupt):
         handle.run(suites()[0])
     assert files(tmp_path)[0]["status"] == "interrupted"
-    with Run(scripted(scripted_session()), "m", output=tmp_path) as again:
-        assert again.run(suites()[0]).result["sums"].recalled == 3
+    with Run(scripted(scripted_session()), "m", RunOptions(output=tmp_path)) as again:
+        assert again.run(suites()[0]).result["sums"].cached == 3
 
 
 def test_nothing_runs_after_a_stop(scripted: Any, scripted_session: Any) -> None:
@@ -256,7 +256,7 @@ def test_nothing_runs_after_a_stop(scripted: Any, scripted_session: Any) -> None
 def test_what_is_told_as_finished_is_on_disk(
     scripted: Any, scripted_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalution.execution.suite_execution._TELL_S", 0.0)
+    monkeypatch.setattr("evalution.runs.suite_run._TELL_S", 0.0)
     told: list[int] = []
 
     class Told(Silence):
@@ -363,4 +363,4 @@ def test_a_run_goes_on_only_with_the_variables_that_a_server_has_bound(
         go_on(before, dying)
     with pytest.raises(ConfigurationError, match=f"of a model that was another: tokenizer.*{told}"):
         go_on(now)
-    assert go_on(before)["sums"].recalled == 2
+    assert go_on(before)["sums"].cached == 2

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import evalution
 from evalution import Perplexity
-from evalution.execution.rolling import rolling_continuous
+from evalution.runs.rolling import rolling_continuous
 from evalution_core import (
     EngineRuntimeError,
     InvalidRequestError,

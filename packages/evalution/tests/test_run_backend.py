@@ -13,6 +13,7 @@ import pytest
 
 import evalution
 from evalution.report import write_report
+from evalution.runs.options import RunOptions
 from evalution.runs.reader import read_run
 from evalution.yaml_spec import run_spec
 from evalution.yaml_spec.run_spec import load_spec
@@ -108,7 +109,7 @@ def test_without_a_folder_it_gets_one_that_is_removed(
     scripted_session: type[Any], suite: evalution.Generation
 ) -> None:
     backend = Backend()
-    with evalution.Run(Attaching(scripted_session()), backend=backend) as run:
+    with evalution.Run(Attaching(scripted_session()), None, RunOptions(backend=backend)) as run:
         run.run(suite)
         assert (backend.run_dir / "left.txt").exists()
     assert not backend.run_dir.exists()
@@ -183,7 +184,9 @@ def test_a_resumed_run_must_have_the_same_backend(
             return {"kind": "another"}
 
     folder = tmp_path / "run"
-    with evalution.Run(Attaching(scripted_session()), backend=Backend(), output=folder) as run:
+    with evalution.Run(
+        Attaching(scripted_session()), None, RunOptions(backend=Backend(), output=folder)
+    ) as run:
         run.run(suite)
         run.result.status = "failed"
     with pytest.raises(ConfigurationError, match=r"backend\.kind was .noting., now .another."):
@@ -204,7 +207,7 @@ def test_without_the_package_a_spec_says_what_to_install(
 @pytest.mark.parametrize("step", [-1, 1.5, True])
 def test_a_step_is_a_count(step: Any, scripted_session: type[Any]) -> None:
     with pytest.raises(ConfigurationError, match="step must be an int of at least 0"):
-        evalution.Run(None, session=scripted_session(), step=step)
+        RunOptions(step=step)
 
 
 def test_scores_of_several_steps_are_a_curve_in_the_report(

@@ -11,7 +11,8 @@ import pytest
 
 import evalution
 from evalution import Generation, Run
-from evalution.samples.reader import SamplesReader
+from evalution.runs.options import RunOptions
+from evalution.samples import SamplesReader
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_enginekit.mock import Mock
 
@@ -30,7 +31,7 @@ def test_a_failed_build_can_be_tried_again(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     engine = scripted(scripted_session(), [ConfigurationError("no such weights")])
-    handle = Run(engine, "m", output=tmp_path / "run")
+    handle = Run(engine, "m", RunOptions(output=tmp_path / "run"))
     with pytest.raises(ConfigurationError, match="no such weights"):
         handle.run(generation())
     assert not (tmp_path / "run").exists()
@@ -48,7 +49,7 @@ def test_ctrl_c_keeps_what_was_finished_and_closes(
             yield event
 
     session = scripted_session(interrupted)
-    handle = Run(scripted(session), "m", output=tmp_path / "run")
+    handle = Run(scripted(session), "m", RunOptions(output=tmp_path / "run"))
     with pytest.raises(KeyboardInterrupt):
         handle.run(generation())
     assert session.calls == ["close"]
@@ -64,7 +65,9 @@ def test_a_crash_keeps_the_suites_before_it(
     def crash(events: Any) -> Any:
         raise RuntimeError("boom")
 
-    handle = Run(scripted(session), "m", output=tmp_path / "run").run(generation(name="first"))
+    handle = Run(scripted(session), "m", RunOptions(output=tmp_path / "run")).run(
+        generation(name="first")
+    )
     session.script = crash
     with pytest.raises(EngineRuntimeError, match="suite 'second': RuntimeError: boom"):
         handle.run(generation(name="second"))
@@ -82,7 +85,7 @@ def test_a_run_that_the_caller_broke_off_is_no_success(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     def break_off() -> None:
-        with Run(scripted(scripted_session()), "m", output=tmp_path / "run") as handle:
+        with Run(scripted(scripted_session()), "m", RunOptions(output=tmp_path / "run")) as handle:
             handle.run(generation())
             raise ZeroDivisionError("the caller's")
 

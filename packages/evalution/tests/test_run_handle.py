@@ -11,6 +11,7 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice, Perplexity, Run
+from evalution.runs.options import RunOptions
 from evalution_core import (
     Capability,
     CheckResult,
@@ -109,7 +110,7 @@ def test_a_handle_that_is_dropped_frees_its_model(scripted: Any, scripted_sessio
 
 
 def test_results_grow_with_each_suite(scripted: Any, scripted_session: Any, tmp_path: Path) -> None:
-    with Run(scripted(scripted_session()), "m", output=tmp_path / "run") as handle:
+    with Run(scripted(scripted_session()), "m", RunOptions(output=tmp_path / "run")) as handle:
         handle.run(generation(name="first"))
         between = results_of(tmp_path / "run")
         assert (between["status"], len(between["suites"])) == ("running", 1)

@@ -10,6 +10,7 @@ import pytest
 
 import evalution
 from evalution.results import SCHEMA_VERSION, MetricResult, RunResult
+from evalution.runs.options import RunOptions
 from evalution.runs.reader import read_run
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_enginekit.mock import Mock
@@ -95,7 +96,7 @@ def test_an_unfinished_run_is_read_up_to_where_it_is(
 
     folder = tmp_path / "run"
     engine = scripted(scripted_session())
-    handle = evalution.Run(engine, "m", output=folder)
+    handle = evalution.Run(engine, "m", RunOptions(output=folder))
     handle.run(suites()[1])
     assert read_run(folder).status == "running"
     engine.session.script = dying
@@ -177,6 +178,10 @@ def misspell_status(document: dict[str, Any]) -> None:
     document["status"] = "finished"
 
 
+def drop_status(document: dict[str, Any]) -> None:
+    del document["status"]
+
+
 def empty(document: dict[str, Any]) -> None:
     document.clear()
     document["schema_version"] = 1
@@ -189,7 +194,8 @@ def empty(document: dict[str, Any]) -> None:
         (drop_metric_value, "suites[0].metrics.exact_match.value: the field is missing"),
         (turn_count_to_text, "suites[1].n: input should be a valid integer"),
         (misspell_status, "status: input should be 'running', 'done', 'failed' or 'interrupted'"),
-        (empty, "error: the field is missing; model: the field is missing; and 6 more"),
+        (empty, "model: the field is missing; engine: the field is missing"),
+        (drop_status, "is damaged: status: the field is missing"),
     ],
 )
 def test_a_damaged_result_is_told_by_its_field(

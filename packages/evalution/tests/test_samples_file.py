@@ -7,9 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalution.results import SampleResult, to_json
-from evalution.runs.samples_file import SamplesFile
-from evalution.samples.line import place_of
-from evalution.samples.reader import SamplesReader
+from evalution.runs.folder import SamplesFile
+from evalution.samples import SamplesReader, parse_place
 
 
 def line(suite: str, index: int, target: str) -> str:
@@ -59,7 +58,7 @@ def test_ordering_reads_each_line_and_not_a_buffer_for_each(tmp_path: Path) -> N
     file.close()
     size = file.path.stat().st_size
     lines = file.path.read_bytes().splitlines(keepends=True)
-    assert [place_of(line)[1] for line in lines] == list(range(rows))
+    assert [parse_place(line)[1] for line in lines] == list(range(rows))
     assert read < 20 * size
 
 

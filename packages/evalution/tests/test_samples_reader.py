@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalution.results import SampleResult, SuiteResult
-from evalution.samples.line import line_of, place_of, sample_of
-from evalution.samples.reader import KeptSamples, SamplesReader
+from evalution.samples import KeptSamples, SamplesReader, parse_place, parse_sample, to_line
 from evalution_core import ConfigurationError
 
 SUITES = ["s", "é \u2028", 'a"b\\', "\ud800"]
@@ -32,7 +31,7 @@ def compact(sample: SampleResult) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
-@given(PLACES, st.booleans(), st.sampled_from([line_of, compact]))
+@given(PLACES, st.booleans(), st.sampled_from([to_line, compact]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_gives_what_memory_would(
     tmp_path: Path, places: list[tuple[str, int]], is_ordered: bool, form: Form
@@ -57,10 +56,10 @@ def test_a_file_gives_what_memory_would(
 @given(st.sampled_from(SUITES), st.integers(0, 2**40), st.text())
 def test_the_place_of_a_line_is_that_of_its_sample(suite: str, index: int, text: str) -> None:
     sample = SampleResult(suite, index, prompt=text)
-    for line in (line_of(sample), compact(sample)):
-        assert sample_of(line) == sample
-        assert place_of(line) == (suite, index)
-    assert line_of(sample).count(b"\n") == 1
+    for line in (to_line(sample), compact(sample)):
+        assert parse_sample(line) == sample
+        assert parse_place(line) == (suite, index)
+    assert to_line(sample).count(b"\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_the_place_of_a_line_is_that_of_its_sample(suite: str, index: int, text:
 )
 def test_a_line_that_holds_no_sample_is_told(tmp_path: Path, line: bytes, message: str) -> None:
     file = tmp_path / "samples.jsonl"
-    file.write_bytes(line_of(SampleResult("s", 0)) + line)
+    file.write_bytes(to_line(SampleResult("s", 0)) + line)
     with pytest.raises(ConfigurationError) as caught:
         suite_of(file).samples  # noqa: B018 - the property reads the file
     assert f"{file} is damaged or was not written by a run: {message}" in str(caught.value)
@@ -85,10 +84,10 @@ def test_a_line_that_holds_no_sample_is_told(tmp_path: Path, line: bytes, messag
 
 def test_a_file_that_changes_between_two_looks_is_told(tmp_path: Path) -> None:
     file = tmp_path / "samples.jsonl"
-    file.write_bytes(b"".join(line_of(SampleResult("s", row)) for row in (1, 0, 2)))
+    file.write_bytes(b"".join(to_line(SampleResult("s", row)) for row in (1, 0, 2)))
     found = suite_of(file).stored_samples
     assert [sample.index for sample in found] == [0, 1, 2]
-    file.write_bytes(b"".join(line_of(SampleResult("s", row)) for row in (0, 1, 2)))
+    file.write_bytes(b"".join(to_line(SampleResult("s", row)) for row in (0, 1, 2)))
     message = "changed while it was read; try again once its run has ended"
     with pytest.raises(ConfigurationError, match=message):
         list(found)
@@ -101,7 +100,7 @@ def test_of_a_large_file_only_what_is_asked_for_is_held(tmp_path: Path, step: in
     file, rows, text = tmp_path / "samples.jsonl", 3_000, "word " * 1_000
     with file.open("wb") as lines:
         for row in range(rows)[::step]:
-            lines.write(line_of(SampleResult("s", row, prompt=text)))
+            lines.write(to_line(SampleResult("s", row, prompt=text)))
     tracemalloc.start()
     try:
         found = suite_of(file).stored_samples

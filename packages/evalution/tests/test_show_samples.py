@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
-from evalution.samples.line import line_of
+from evalution.samples import to_line
 
 ROWS = 1_500
 TEXT = "word " * 2_000
@@ -34,7 +34,7 @@ def large(tmp_path: Path) -> Path:
     (folder / "results.json").write_text(to_json(run.to_dict()), encoding="utf-8")
     with (folder / "samples.jsonl").open("wb") as lines:
         for row in range(ROWS):
-            lines.write(line_of(sample(row, TEXT)))
+            lines.write(to_line(sample(row, TEXT)))
     return folder
 
 
@@ -68,7 +68,7 @@ def test_no_more_than_what_is_shown_is_held(
 
 def test_the_whole_list_as_json_is_one_document(large: Path, command_line: Any) -> None:
     samples = [sample(row, 'a\n"b"') for row in range(12)]
-    (large / "samples.jsonl").write_bytes(b"".join(map(line_of, samples)))
+    (large / "samples.jsonl").write_bytes(b"".join(map(to_line, samples)))
     every = command_line("show", "large", "--samples", "sums", "--json").stdout
     assert every == to_json([found.to_dict() for found in samples], indent=2) + "\n"
     (large / "samples.jsonl").write_bytes(b"")

@@ -204,7 +204,7 @@ def test_a_run_goes_on_with_the_same_token_alone(
     with pytest.raises(ConfigurationError, match="think_end_token was '</think>', now it isn't"):
         go_on(thinker())
     found = go_on(thinker(), think_end_token=END)
-    assert (found["sums"].recalled, found.notices) == (2, [ABSENT, UNFINISHED])
+    assert (found["sums"].cached, found.notices) == (2, [ABSENT, UNFINISHED])
     stored = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert stored["notices"] == found.notices
 
@@ -214,9 +214,9 @@ def test_answers_of_a_cache_are_scored_anew_with_another_token(tmp_path: Path) -
         tests = [sums(think_end_token=token, max_new_tokens=40)]
         return evalution.run(engine=Mock(), model="m", tests=tests, cache=tmp_path)["sums"]
 
-    assert cached("e").recalled == 0
+    assert cached("e").cached == 0
     found = cached(" ")
-    assert found.recalled == 3
+    assert found.cached == 3
     assert {sample.extracted["reasoning"] for sample in found.samples} == {"ended"}
     for sample in found.samples:
         answer = str(sample.prediction).partition(" ")[2].lstrip()

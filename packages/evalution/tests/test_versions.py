@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 import evalution
-from evalution.conditions.git_commits import commit_of
-from evalution.conditions.tokenizer_record import tokenizer_record
-from evalution.conditions.versions import software_versions
+from evalution.environment import find_commit, make_tokenizer_record, read_software_versions
 from evalution_core import Model
 from evalution_enginekit import ChatTemplate
 from evalution_enginekit.mock import Mock
@@ -44,13 +42,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 @pytest.fixture(autouse=True)
 def fresh_commits() -> Iterator[None]:
-    commit_of.cache_clear()
+    find_commit.cache_clear()
     yield
-    commit_of.cache_clear()
+    find_commit.cache_clear()
 
 
 def test_the_runner_the_engine_and_what_it_computes_with_are_recorded() -> None:
-    found = software_versions("evalution-reference")
+    found = read_software_versions("evalution-reference")
     assert set(found) >= {
         "python",
         "platform",
@@ -72,14 +70,14 @@ def test_a_package_of_another_s_is_followed_no_further(install: Install) -> None
     install("runtime", "deeper")
     for name in ("fast-part", "slow-part", "deeper"):
         install(name)
-    found = software_versions("Evalution_Made.Up")
+    found = read_software_versions("Evalution_Made.Up")
     assert set(found) >= {"evalution-below", "runtime", "fast-part"}
     assert not set(found) & {"slow-part", "deeper", "absent"}
 
 
 def test_what_had_no_part_is_left_out(install: Install) -> None:
     install("evalution-idle")
-    assert "evalution-idle" not in software_versions("evalution-reference")
+    assert "evalution-idle" not in read_software_versions("evalution-reference")
 
 
 def test_a_package_counts_once_its_suite_was_imported(
@@ -87,9 +85,9 @@ def test_a_package_counts_once_its_suite_was_imported(
 ) -> None:
     (tmp_path / "suite_of_another.py").write_text("X = 1\n")
     install("suites-of-another", entry="[evalution.suites]\nX = suite_of_another:X\n")
-    assert "suites-of-another" not in software_versions(None)
+    assert "suites-of-another" not in read_software_versions(None)
     monkeypatch.setitem(sys.modules, "suite_of_another", sys)
-    assert software_versions(None)["suites-of-another"] == "3.0"
+    assert read_software_versions(None)["suites-of-another"] == "3.0"
 
 
 def git(folder: Path, *words: str) -> str:
@@ -125,9 +123,9 @@ def test_an_editable_package_is_recorded_with_its_commit(
     install("evalution-two", origin=editable(repository / "two"))
     (repository / "two" / "code.py").write_text("X = 2\n")
     monkeypatch.setenv("GIT_DIR", "/nowhere")
-    assert commit_of("evalution-one") == {"commit": head, "dirty": False}
-    assert commit_of("evalution-two") == {"commit": head, "dirty": True}
-    assert software_versions("evalution-two")["git"]["evalution-two"]["dirty"] is True
+    assert find_commit("evalution-one") == {"commit": head, "dirty": False}
+    assert find_commit("evalution-two") == {"commit": head, "dirty": True}
+    assert read_software_versions("evalution-two")["git"]["evalution-two"]["dirty"] is True
 
 
 def test_a_new_file_makes_it_dirty_and_an_ignored_one_doesn_t(
@@ -136,16 +134,16 @@ def test_a_new_file_makes_it_dirty_and_an_ignored_one_doesn_t(
     install("evalution-one", origin=editable(repository / "one"))
     (repository / ".git" / "info" / "exclude").write_text("*.log\n")
     (repository / "one" / "x.log").write_text("")
-    assert (commit_of("evalution-one") or {})["dirty"] is False
-    commit_of.cache_clear()
+    assert (find_commit("evalution-one") or {})["dirty"] is False
+    find_commit.cache_clear()
     (repository / "one" / "new.py").write_text("")
-    assert (commit_of("evalution-one") or {})["dirty"] is True
+    assert (find_commit("evalution-one") or {})["dirty"] is True
 
 
 def test_a_package_from_a_repository_s_address_has_its_commit(install: Install) -> None:
     origin = {"url": "https://example.org/x", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
     install("from-git", origin=origin)
-    assert commit_of("from-git") == {"commit": "c0ffee", "dirty": False}
+    assert find_commit("from-git") == {"commit": "c0ffee", "dirty": False}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +163,7 @@ def test_a_package_from_a_repository_s_address_has_its_commit(install: Install) 
 )
 def test_what_has_no_commit_is_recorded_without(install: Install, origin: Any) -> None:
     install("plain", origin=origin)
-    assert commit_of("plain") is None
+    assert find_commit("plain") is None
 
 
 def test_no_commit_yet_no_repository_and_no_git(
@@ -174,17 +172,17 @@ def test_no_commit_yet_no_repository_and_no_git(
     (tmp_path / "empty").mkdir()
     git(tmp_path / "empty", "init", "-q")
     install("uncommitted", origin=editable(tmp_path / "empty"))
-    assert commit_of("uncommitted") is None
-    assert commit_of("not-installed-at-all") is None
+    assert find_commit("uncommitted") is None
+    assert find_commit("not-installed-at-all") is None
     monkeypatch.setenv("PATH", "")
     install("gitless", origin=editable(tmp_path / "empty"))
-    assert commit_of("gitless") is None
+    assert find_commit("gitless") is None
 
 
 def test_a_folder_s_name_is_no_option(install: Install, repository: Path) -> None:
     odd = repository.rename(repository.with_name("--exec=x;y"))
     install("odd", origin=editable(odd / "one"))
-    assert commit_of("odd") is not None
+    assert find_commit("odd") is not None
 
 
 def test_the_tokenizer_is_recorded_by_what_it_does() -> None:
@@ -197,7 +195,7 @@ def test_the_tokenizer_is_recorded_by_what_it_does() -> None:
     assert found["chat_template"] == result.engine["identity"]["chat_template.jinja"]
     assert len(found["encoding"]) == 64
     with Mock().build(Model("m")) as mock:
-        other = tokenizer_record(mock)
+        other = make_tokenizer_record(mock)
     assert other is not None
     assert other["encoding"] != found["encoding"]
     assert other["chat_template"] != found["chat_template"]
@@ -228,7 +226,7 @@ def test_the_same_ids_give_the_same_hash_and_another_template_another(
         session = scripted_session()
         session.tokenizer = Tokenizer()
         session.tokenizer.chat_template = template
-        records.append(tokenizer_record(session))
+        records.append(make_tokenizer_record(session))
     hashes = [record["chat_template"] for record in records]
     assert len({record["encoding"] for record in records}) == 1
     assert hashes[0] is None
@@ -241,9 +239,9 @@ def test_variables_of_the_template_are_recorded_and_a_servers_own_template_is_no
     session = scripted_session()
     session.tokenizer = Tokenizer()
     session.tokenizer.chat_template = ChatTemplate("{{ tone }}")
-    assert "chat_template_kwargs" not in (tokenizer_record(session) or {})
+    assert "chat_template_kwargs" not in (make_tokenizer_record(session) or {})
     session.tokenizer.chat_template = ChatTemplate("", variables={"tone": "low"})
-    record = tokenizer_record(session)
+    record = make_tokenizer_record(session)
     assert record is not None
     assert (record["chat_template"], record["chat_template_kwargs"]) == (None, {"tone": "low"})
     assert "chat_template_kwargs_hash" not in record
@@ -255,18 +253,18 @@ def test_variables_that_look_secret_are_told_apart(scripted_session: Any) -> Non
     hashes: set[str] = set()
     for value in ("xyz", "LOUD"):
         session.tokenizer.chat_template = ChatTemplate("", variables={"agent_token": value})
-        record = tokenizer_record(session) or {}
+        record = make_tokenizer_record(session) or {}
         assert record["chat_template_kwargs"] == {"agent_token": "***"}
         hashes.add(record["chat_template_kwargs_hash"])
     assert len(hashes) == 2
 
 
 def test_a_session_without_a_tokenizer_has_no_record(scripted_session: Any) -> None:
-    assert tokenizer_record(scripted_session()) is None
+    assert make_tokenizer_record(scripted_session()) is None
 
 
 def test_a_tokenizer_that_fails_costs_its_record_alone(scripted_session: Any) -> None:
     session = scripted_session()
     session.tokenizer = Broken()
-    found = tokenizer_record(session)
+    found = make_tokenizer_record(session)
     assert found == {"error": "the session's tokenizer: RuntimeError: https://***@example.org"}

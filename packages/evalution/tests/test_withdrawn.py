@@ -12,7 +12,7 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice
-from evalution.runs.failure_policy import TooManyFailuresError
+from evalution.runs.options import TooManyFailuresError
 from evalution.suites.tasks.glue import MRPC
 from evalution.suites.tasks.mmlu import MMLU
 from evalution_core import EngineRuntimeError, GenerationOutput

@@ -45,7 +45,7 @@ the other engine computes is checked where that engine is.
 
 
 class StructuralConformance(BuildChecks, DiscoveryChecks, Conformance):
-    """What an engine must keep before its model works: imports, options, build, description."""
+    """The checks that need no working model: imports, options, build, description."""
 
 
 class EngineConformance(

@@ -1,4 +1,4 @@
-"""When two answers count as the same."""
+"""Assertions on answers: texts, log-probabilities and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of any model: short texts that language models of all kinds go on with."""
+"""Texts that checks send to any model, and completions to start a check from."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Observation:
 
 
 def find_plain_completion(subject: Subject) -> Observation:
-    """A completion with a few characters of text and no special token in it."""
+    """Find a completion with a few characters of text and no special token in it."""
     for observation in _rounds(subject, subject.max_new_tokens):
         if len(observation.output.text) >= _PLAIN_LENGTH and _is_plain(subject, observation.output):
             return observation
@@ -61,7 +61,7 @@ def find_plain_completion(subject: Subject) -> Observation:
 
 
 def find_ended_completion(subject: Subject) -> Observation:
-    """A completion that the model ended by itself, with some text before."""
+    """Find a completion that the model ended by itself, with some text before."""
     for observation in _rounds(subject, LONG_ENOUGH):
         if observation.output.finish_reason == "stop" and observation.output.text:
             return observation
@@ -69,7 +69,7 @@ def find_ended_completion(subject: Subject) -> Observation:
 
 
 def find_multi_byte_completion(subject: Subject) -> Observation:
-    """A completion in which a character outside ASCII is complete."""
+    """Find a completion in which a character outside ASCII is complete."""
     for observation in _rounds(subject, LONG_ENOUGH):
         if any(character > "\x7f" for character in observation.output.text):
             return observation
@@ -77,14 +77,14 @@ def find_multi_byte_completion(subject: Subject) -> Observation:
 
 
 def decode_after(subject: Subject, prompt: str, token_ids: list[int]) -> str:
-    """What `token_ids` read after the prompt, by the session's own tokenizer."""
+    """Decode `token_ids` after the prompt, with the session's own tokenizer."""
     before = subject.codec.encode(prompt)[-_PLAIN_LENGTH:]
     with_prompt = subject.codec.decode([*before, *token_ids])
     return with_prompt[len(subject.codec.decode(before)) :]
 
 
 def split_by_token(subject: Subject, observation: Observation) -> list[str]:
-    """The completion's text, token by token; a token within a character adds nothing."""
+    """Split the completion's text by token; a token within a character adds nothing."""
     token_ids = observation.output.token_ids
     if token_ids is None:
         pytest.skip("the session doesn't report the token_ids of its completions")
@@ -100,7 +100,7 @@ def split_by_token(subject: Subject, observation: Observation) -> list[str]:
 
 
 def make_prompts(number: int) -> list[str]:
-    """The probes, each round after another number of words."""
+    """Return the probes, each round after another number of words."""
     words = SENTENCE.split()
     lead = " ".join(words[: number * 2])
     return [f"{lead} {prompt}" if lead else prompt for prompt in PROMPTS]

@@ -1,4 +1,4 @@
-"""Right answers: stored float64 values of `builtin:tiny`, or those of an oracle engine."""
+"""Correct answers: stored float64 values of `builtin:tiny`, or those of an oracle engine."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ReferenceValues:
 
 
 def load_reference_values(subject: Subject) -> ReferenceValues:
-    """The right answers for the subject's model; skips the check where there are none."""
+    """Return the correct answers for the subject's model; skips the check if there are none."""
     if subject.oracle is not None:
         return _ask_oracle(subject)
     if subject.model.path != MODEL:

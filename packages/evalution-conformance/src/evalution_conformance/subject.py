@@ -1,4 +1,4 @@
-"""What is under test: an engine and a model, their sessions, and what can be found out of them."""
+"""The engine and model under test, their sessions, and the facts that checks read from them."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Subject:
     Args:
         engine: the configuration to build sessions from.
         model: what it is built for.
-        oracle: another engine whose answers count as right, for a model without reference values.
-        oracle_model: what that engine runs; None: the same model.
+        oracle: another engine whose answers count as correct, for a model without reference values.
+        oracle_model: the model of that engine; None: the same model.
         untemplated: the model, or one like it, without a chat template.
         tolerance: nats per token; None: by the dtype that the session reports.
-        reference_tolerance: nats per token from answers that count as right; None: `tolerance`.
-        max_new_tokens: how long the completions are that checks ask for.
+        reference_tolerance: nats per token from answers that count as correct; None: `tolerance`.
+        max_new_tokens: length of the completions that checks request.
         timeout: seconds for one check, not counting the building of sessions.
     """
 
@@ -134,13 +134,13 @@ class Subject:
 
     @cached_property
     def capabilities(self) -> frozenset[Capability]:
-        """What the session can do, else what the engine declares."""
+        """The capabilities of the session."""
         narrowed = self.session.capabilities
         return self.engine.capabilities if narrowed is None else narrowed
 
     @cached_property
     def tolerance(self) -> float:
-        """How far two log-probabilities of one token may be apart, in nats."""
+        """Largest allowed difference of two log-probabilities of one token, in nats."""
         if self._tolerance is not None:
             return self._tolerance
         described = self.session.describe_execution() or {}
@@ -148,7 +148,7 @@ class Subject:
 
     @property
     def reference_tolerance(self) -> float:
-        """How far a token's log-probability may be from the one that counts as right, in nats.
+        """Largest allowed difference from a log-probability that counts as correct, in nats.
 
         Kernels that round differ from exact arithmetic by more than from themselves.
         """
@@ -156,7 +156,7 @@ class Subject:
 
     @property
     def call_timeout(self) -> float:
-        """How long a single call may take that must not be blocked by another."""
+        """Seconds for a single call that must not be blocked by another."""
         return min(_LONGEST_WAIT_S, self.timeout / 4)
 
     @property
@@ -168,7 +168,7 @@ class Subject:
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """The tokenizer's special ids; skips the check where they aren't told."""
+        """The tokenizer's special ids; skips the check if they are unknown."""
         codec = self.codec
         if not isinstance(codec, SpecialTokens):
             pytest.skip("the session's tokenizer has no leading_ids, bos_id and eos_id")
@@ -184,7 +184,7 @@ class Subject:
 
     @property
     def window(self) -> int:
-        """`max_model_len`; skips the check where the session doesn't tell."""
+        """`max_model_len`; skips the check if it is unknown."""
         if not isinstance(self.session, HasMaxModelLen):
             pytest.skip("the session has no max_model_len (evalution_core.HasMaxModelLen)")
         return self.session.max_model_len

@@ -1,4 +1,4 @@
-"""What a vendor declares of an engine, and how its checks are chosen and run."""
+"""Declares an engine's conformance, chooses its checks and runs them."""
 
 from __future__ import annotations
 

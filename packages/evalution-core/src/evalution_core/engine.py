@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
@@ -21,7 +22,7 @@ from evalution_core.options import (
     validate_options,
 )
 from evalution_core.plugins import installed
-from evalution_core.redaction import redact_fields
+from evalution_core.redaction import redact_fields, redact_repr
 from evalution_core.session import BaseInferenceSession
 
 CONTRACT_VERSION = 1
@@ -61,6 +62,14 @@ class BaseEngine(ABC):
         check_option_names(cls, options)
         return super().__new__(cls)
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):  # or `@dataclass` would write one that shows credentials
+            cls.__repr__ = BaseEngine.__repr__
+
+    def __repr__(self) -> str:
+        return redact_repr(self) if is_dataclass(self) else object.__repr__(self)
+
     def __post_init__(self) -> None:
         validate_options(self)
 
@@ -77,7 +86,7 @@ class BaseEngine(ABC):
     def attach(
         self, handles: Mapping[str, Any], model: Model | None = None
     ) -> BaseInferenceSession:
-        """A session on a model in memory, which stays the caller's: nothing of it is freed.
+        """Return a session on a model in memory, which stays the caller's: nothing of it is freed.
 
         Raises:
             UnsupportedRequestError: the engine doesn't declare `attach`.
@@ -89,9 +98,9 @@ class BaseEngine(ABC):
         return None
 
     def describe_runtime(self) -> dict[str, Any] | None:
-        """What it would run on, found without a model by importing the runtime; JSON-safe.
+        """Describe the runtime, found without a model by importing it; JSON-safe.
 
-        Common keys: version (of the runtime), device. None where nothing can be told.
+        Common keys: version (of the runtime), device. None where nothing is known.
 
         Raises:
             EngineUnavailableError: the runtime is missing, too old, or lacks the device that was
@@ -101,12 +110,12 @@ class BaseEngine(ABC):
 
     @property
     def processes_limit(self) -> int | None:
-        """How many processes may build this engine at once; None: any number."""
+        """Number of processes that may build this engine at once; None: any number."""
         return None
 
     @property
     def requests_limit(self) -> int | None:
-        """How many requests may be in flight over all processes; None: any number."""
+        """Number of requests that may be in flight over all processes; None: any number."""
         return None
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Every error that Evalution raises, one class per reaction of the caller.
+"""Errors that Evalution raises, one class per reaction of the caller.
 
     EvalutionError
     ├── ConfigurationError (ValueError)           edit the engine, model or spec
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 
 
 class RemoteCause(Exception):
@@ -35,7 +35,7 @@ class EvalutionError(Exception):
             carried = cause
         else:
             name = f"{type(cause).__module__}.{type(cause).__qualname__}"
-            carried = RemoteCause(f"{name}: {scrub(str(cause))}")
+            carried = RemoteCause(f"{name}: {redact_text(str(cause))}")
         return _restore, (type(self), self.args, dict(self.__dict__), carried)
 
 

@@ -1,4 +1,4 @@
-"""Which model an engine is to build a session for."""
+"""The model that an engine builds a session for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from evalution_core.errors import ConfigurationError
-from evalution_core.redaction import hide, redact, redact_fields
+from evalution_core.redaction import hide, redact, redact_fields, redact_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Model:
     `path` is `builtin:<name>`, a local path, a Hub id or the name of a remote model, looked up in
     that order; None only for an engine whose `default_model()` can answer.
     `tokenizer` and `tokenizer_path` replace the tokenizer that lies beside the weights.
-    `chat_template_kwargs` are variables that the chat template is rendered with besides those that
-    it always gets, such as `enable_thinking`: text, numbers, true, false, null, and lists and
+    `chat_template_kwargs` are further variables of the chat template, beside those that it always
+    gets, such as `enable_thinking`: text, numbers, true, false, null, and lists and
     mappings of them.
     """
 
@@ -71,6 +71,9 @@ class Model:
             raise ConfigurationError(
                 f"model.trust_remote_code must be true or false, got {self.trust_remote_code!r}"
             )
+
+    def __repr__(self) -> str:
+        return redact_repr(self)
 
     @property
     def name(self) -> str:

@@ -1,10 +1,10 @@
-"""Keeps credentials out of results, logs, errors and representations."""
+"""Masking of credentials in results, logs, errors and representations: pure functions."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
@@ -29,73 +29,92 @@ _BEARER = re.compile(
 _LEAST_HIDDEN = 8
 """Characters; a shorter secret stands in other words, and is no secret."""
 
-_hidden: set[str] = set()
 _VOCABULARY = re.compile(r"(?i)^(bos|eos|pad|unk|sep|cls|mask|eot|image|audio|think_end)_token$")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a mapping's key (`hf_token`, `X-Api-Key`) names a credential."""
+    """Report whether a mapping's key (`hf_token`, `X-Api-Key`) names a credential."""
     return bool(_SECRET_NAME.search(name)) and not _VOCABULARY.match(name)
 
 
-def hide(value: Any, *, is_secret: bool = False) -> None:
-    """Have `scrub` take every credential in `value` out of any text, for as long as Python runs.
+def find_secrets(value: object, *, is_secret: bool = False) -> frozenset[str]:
+    """Return every credential in `value`: an engine, a model, a mapping of options, a URL.
 
-    An engine's options and a model's fields are hidden when they are made: a runtime may put a key
-    into the message of an error, where nothing tells it from another word.
+    Those of `secret()` fields, under secret names, and in URLs; at least 8 characters long. A
+    runtime may put a key into the message of an error, where nothing tells it from another word:
+    whoever writes messages gives these values to `redact_text`.
     """
+    found: set[str] = set()
     if isinstance(value, str):
-        found = [value, value.rpartition(" ")[2]] if is_secret else []  # also KEY of "Bearer KEY"
+        if is_secret:
+            found |= {value, value.rpartition(" ")[2]}  # also KEY of "Bearer KEY"
         for pair in _URL_CREDENTIALS.findall(value):
-            found += [pair, pair.partition(":")[2]]
-        found += [match[0].partition("=")[2] for match in _URL_QUERY.finditer(value)]
-        _hidden.update(text for text in found if len(text) >= _LEAST_HIDDEN)
+            found |= {pair, pair.partition(":")[2]}
+        found |= {match[0].partition("=")[2] for match in _URL_QUERY.finditer(value)}
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             named = field.metadata.get(SECRET_FIELD, False) or is_secret_name(field.name)
-            hide(getattr(value, field.name), is_secret=named)
+            found |= find_secrets(getattr(value, field.name), is_secret=named)
     elif isinstance(value, Mapping):
         for key, member in cast("Mapping[Any, Any]", value).items():
-            hide(member, is_secret=is_secret or is_secret_name(str(key)))
+            found |= find_secrets(member, is_secret=is_secret or is_secret_name(str(key)))
     elif isinstance(value, list | tuple):
         for member in cast("list[Any]", value):
-            hide(member, is_secret=is_secret)
+            found |= find_secrets(member, is_secret=is_secret)
+    return frozenset(text for text in found if len(text) >= _LEAST_HIDDEN)
 
 
-def scrub(text: str) -> str:
-    """`text` without hidden values, the credentials of URLs and of authorization headers."""
-    for value in tuple(_hidden):  # another thread may make an engine meanwhile
+def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return `text` without `secrets`, the credentials of URLs and of authorization headers."""
+    for value in secrets:
         text = text.replace(value, REDACTED)
     text = _URL_CREDENTIALS.sub(REDACTED, text)
     text = _URL_QUERY.sub(rf"\1{REDACTED}", text)
     return _BEARER.sub(lambda found: f"{found[1] or found[2]} {REDACTED}", text)
 
 
-def redact(value: Any) -> Any:
-    """A JSON-safe copy of `value` without credentials; a foreign object becomes its class name."""
+_hidden: set[str] = set()
+
+
+def hide(value: Any) -> None:
+    """Going: `find_secrets` returns the values that a caller then gives to `redact_text`."""
+    _hidden.update(find_secrets(value))
+
+
+def scrub(text: str) -> str:
+    """Going: `redact_text` with the secrets that the caller knows."""
+    return redact_text(text, tuple(_hidden))
+
+
+def redact(value: Any, secrets: Iterable[str] = ()) -> Any:
+    """Return a JSON-safe copy of `value` without credentials and `secrets`.
+
+    A foreign object becomes the name of its class.
+    """
+    known = (*secrets, *_hidden)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, bool | int | float):
         return value
-    if isinstance(value, str):
-        return scrub(value)
     if isinstance(value, Enum):
-        return redact(value.value)
-    if isinstance(value, PurePath):
-        return scrub(str(value))
+        return redact(value.value, known)
+    if isinstance(value, str | PurePath):
+        return redact_text(str(value), known)
     if is_dataclass(value) and not isinstance(value, type):
-        return redact_fields(value)
+        return redact_fields(value, known)
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value)
         return {
-            scrub(str(key)): REDACTED if _is_secret(str(key), item) else redact(item)
+            redact_text(str(key), known): REDACTED
+            if _is_secret(str(key), item)
+            else redact(item, known)
             for key, item in items.items()
         }
     if isinstance(value, set | frozenset):
         unordered = cast("frozenset[Any]", value)
-        return sorted((redact(member) for member in unordered), key=repr)
+        return sorted((redact(member, known) for member in unordered), key=repr)
     if isinstance(value, list | tuple):
-        return [redact(member) for member in cast("list[Any]", value)]
+        return [redact(member, known) for member in cast("list[Any]", value)]
     return f"<{type(value).__module__}.{type(value).__qualname__}>"
 
 
@@ -103,12 +122,23 @@ def _is_secret(name: str, value: Any) -> bool:
     return is_secret_name(name) and bool(value) and not isinstance(value, bool)
 
 
-def redact_fields(instance: Any) -> dict[str, Any]:
-    """The fields of a dataclass instance as JSON-safe values, secret ones replaced."""
+def redact_fields(instance: Any, secrets: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the fields of a dataclass instance as JSON-safe values, secret ones replaced."""
     shown: dict[str, Any] = {}
     for field in fields(instance):
         value = getattr(instance, field.name)
         marked = field.metadata.get(SECRET_FIELD, False) and value not in (None, "", {}, [], ())
         hidden = marked or _is_secret(field.name, value)
-        shown[field.name] = REDACTED if hidden else redact(value)
+        shown[field.name] = REDACTED if hidden else redact(value, secrets)
     return shown
+
+
+def redact_repr(instance: Any) -> str:
+    """Return the `repr` of a dataclass instance, with credentials masked as in `redact_fields`."""
+    masked = redact_fields(instance)
+    shown: list[str] = []
+    for field in fields(instance):
+        if field.repr:
+            plain, safe = repr(getattr(instance, field.name)), repr(masked[field.name])
+            shown.append(f"{field.name}={safe if REDACTED in safe else plain}")
+    return f"{type(instance).__qualname__}({', '.join(shown)})"

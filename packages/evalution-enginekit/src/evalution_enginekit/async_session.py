@@ -1,230 +1,242 @@
-"""Generation for an event loop: requests that come one by one share a stream of the session."""
+"""A session for event loops: the requests of all tasks share streams of it, in fair turns."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections import OrderedDict
 from collections.abc import (
     AsyncGenerator,
-    Generator,
+    Callable,
     Iterable,
-    Iterator,
-    MutableMapping,
+    Sequence,
 )
-from contextlib import aclosing, closing, suppress
-from itertools import count
-from typing import cast
+from contextlib import aclosing
+from typing import Any, TypeVar, overload
 
 from evalution_core import (
     BaseInferenceSession,
-    CancellableStream,
     Capability,
-    EngineRuntimeError,
     GenerationOutput,
     GenerationRequest,
+    InvalidRequestError,
+    LoglikelihoodOutput,
+    LoglikelihoodRequest,
     RequestFailure,
+    RequestStream,
+    RollingLoglikelihoodOutput,
+    RollingLoglikelihoodRequest,
     SessionClosedError,
-    StreamEvent,
     TextDelta,
 )
+from evalution_core.kinds import GENERATION, RequestKind, find_kind
+from evalution_core.requests import Request
+from evalution_core.streams import open_stream
+from evalution_enginekit.channels import Call, Channel, Event, Outbox
 
+T = TypeVar("T")
 _GATHERING_S = 0.02
 """Seconds that a round of a session without continuous batching stays open after a request."""
-_ROUND_S = 0.2
-"""How long it stays open at most, or requests that come steadily would keep it from starting."""
-_CLOSE_WAIT_S = 10.0
-"""How long `close` waits for the session to let go; it normally takes one step."""
-
-_Events = Generator[tuple[int, StreamEvent]]
+_WINDOW = 64
+"""Requests to score in one round."""
+_SCORING_READERS = 2
+"""Rounds of requests to score at once: one is prepared while the other is computed."""
+_LONG_TEXT, _LONG_IDS = 32_768, 8_192
+"""Characters, or ids, of a prompt that takes a while to prepare. It goes into a stream of its own:
+in a shared one, the requests of others would wait for that."""
 
 
 class AsyncSession:
-    """A session as tasks see it: each awaits its own request, and the session runs them together.
+    """A session as tasks see it: each awaits its own requests, and the session runs them together.
 
-    All requests go into one long stream of the session, where a new one joins those that run. A
-    session that doesn't declare `continuous_batching` gets rounds of the requests that wait. Tasks
-    of several event loops may use it at once. The session stays the caller's, who closes it after
-    this.
+    Requests to generate go into one long stream of the session, where a new one joins those that
+    run; a session that doesn't declare `continuous_batching` gets rounds of the requests that wait.
+    Requests to score go in rounds of those that wait. A stream takes the callers in turns, one
+    request of each, so that a caller with many holds up none with few.
 
-    A task that is cancelled gives up its request: it is aborted where the session's stream can do
-    that, else its answer is dropped.
+    A runtime that fails costs the callers that had requests in it: they get the error, and all
+    others go on in a stream that follows. A task that is cancelled, or closes its iterator, gives
+    up its requests: they are aborted where the session's stream can do that, else their answers are
+    dropped. Tasks of several event loops may use the session at once.
+
+    The session stays the caller's, who closes it after this.
 
     Args:
-        session: where requests go, from a thread of this object.
-        capabilities: what the session can do: its own word, else that of its engine.
-        deltas: whether `stream` is to give text as it grows, which costs the session a little.
-        batch_size: how many requests run at once; None leaves it to the session.
+        session: where requests go, from threads of this object.
+        batch_size: how many requests of one stream run at once; None leaves it to the session.
+        on_start: called for each request that the session takes, with its kind and the seconds that
+            it waited; on a thread of this object or of the session.
     """
 
     def __init__(
         self,
         session: BaseInferenceSession,
-        capabilities: frozenset[Capability],
         *,
-        deltas: bool = False,
         batch_size: int | None = None,
+        on_start: Callable[[RequestKind, float], None] | None = None,
     ):
         self._session = session
         self._batch_size = batch_size
-        self._patience = None if Capability.CONTINUOUS_BATCHING in capabilities else _GATHERING_S
-        self._tells = deltas and Capability.STREAM in capabilities
-        self._changed = threading.Condition()
-        self._waiting: OrderedDict[int, _Call] = OrderedDict()
-        self._running: dict[int, _Call] = {}
-        self._stream: _Events | None = None
-        self._numbers = count()
-        self._round = 0
-        self._was_asked = False
-        self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="session stream", daemon=True)
-        self._thread.start()
+        self._on_start = on_start
+        self._streams_text = Capability.STREAM in session.capabilities
+        self._is_continuous = Capability.CONTINUOUS_BATCHING in session.capabilities
+        self._lock = threading.RLock()
+        self._channels: dict[tuple[RequestKind, bool, bool], Channel] = {}
+        self._outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
+        self._is_closed = False
 
     @property
-    def tells_deltas(self) -> bool:
-        """Whether `stream` gives text as it grows."""
-        return self._tells
+    def streams_text(self) -> bool:
+        """Whether `stream` yields text as it grows; if not, it yields it once, at the end."""
+        return self._streams_text
 
     async def generate(self, request: GenerationRequest) -> GenerationOutput:
-        """The output of one request.
+        """Return the output of one request.
 
         Raises:
             EvalutionError: the session refused the request, failed, or was closed meanwhile.
         """
-        async with aclosing(self.stream(request)) as events:
-            async for event in events:
-                if isinstance(event, GenerationOutput):
-                    return event
-        raise AssertionError("a stream ends with its output")
+        return _check_output((await self.answer([request]))[0])
+
+    async def score(self, request: LoglikelihoodRequest) -> LoglikelihoodOutput:
+        """Return the score of one continuation; raises as `generate`."""
+        return _check_output((await self.answer([request]))[0])
+
+    async def score_rolling(
+        self, request: RollingLoglikelihoodRequest
+    ) -> RollingLoglikelihoodOutput:
+        """Return the score of one text; raises as `generate`."""
+        return _check_output((await self.answer([request]))[0])
 
     async def stream(
         self, request: GenerationRequest
     ) -> AsyncGenerator[TextDelta | GenerationOutput]:
-        """The text of one request, in one piece where it isn't told as it grows; then its output.
+        """Yield the text of one request as it grows, or in one piece; then its output.
 
         Raises as `generate`. Closing the iterator gives up the request.
         """
-        key, call = next(self._numbers), _Call(request)
-        with self._changed:
-            if self._closed:
-                raise SessionClosedError("the asynchronous session is closed; make a new one")
-            self._waiting[key] = call
-            self._changed.notify_all()
+        async with aclosing(self.events([request], deltas=True)) as events:
+            async for _, event in events:
+                if isinstance(event, TextDelta):
+                    yield event
+                    continue
+                output = _check_output(event)
+                assert isinstance(output, GenerationOutput), output
+                if not self._streams_text:
+                    yield TextDelta(output.text, tuple(output.token_ids or ()))
+                yield output
+
+    @overload
+    async def answer(
+        self, requests: Sequence[GenerationRequest]
+    ) -> list[GenerationOutput | RequestFailure]: ...
+    @overload
+    async def answer(
+        self, requests: Sequence[LoglikelihoodRequest]
+    ) -> list[LoglikelihoodOutput | RequestFailure]: ...
+    @overload
+    async def answer(
+        self, requests: Sequence[RollingLoglikelihoodRequest]
+    ) -> list[RollingLoglikelihoodOutput | RequestFailure]: ...
+    async def answer(self, requests: Sequence[Any]) -> list[Any]:
+        """Return the results of one caller's requests, all of one kind, in their order.
+
+        Raises:
+            EvalutionError: the session failed, or was closed meanwhile.
+        """
+        async with aclosing(self.events(requests)) as events:
+            results: dict[int, Any] = {index: event async for index, event in events}
+        return [results[index] for index in range(len(requests))]
+
+    async def events(
+        self, requests: Sequence[Request], *, deltas: bool = False
+    ) -> AsyncGenerator[tuple[int, Event]]:
+        """Yield what becomes of one caller's requests, all of one kind, by their indices.
+
+        A request that is refused, or with which alone the runtime fails, is a `RequestFailure`.
+        With `deltas`, and where the session can stream, texts come as they grow. Closing the
+        iterator gives up what is not finished.
+
+        Raises:
+            EvalutionError: the session failed, or was closed meanwhile.
+        """
+        if not requests:
+            return
+        call, channel = self._submit(requests, deltas=deltas and self._streams_text)
+        left = len(requests)
         try:
-            while not isinstance(event := await call.events.get(), GenerationOutput):
-                if isinstance(event, BaseException):
-                    raise event
-                yield event
-            if not self._tells:
-                yield TextDelta(event.text, tuple(event.token_ids or ()))
-            yield event
+            while left:
+                index, event = await call.read()
+                left -= not isinstance(event, TextDelta)
+                yield index, event
         finally:
-            self._give_up(key)
+            channel.leave(call)
 
     def close(self) -> None:
         """Give up all requests: their tasks, and later ones, get `SessionClosedError`."""
-        error = SessionClosedError("the asynchronous session was closed meanwhile")
-        with self._changed:
-            self._closed = True
-            keys = list(self._running)
-            _answer(self._running, error)
-            _answer(self._waiting, error)
-            self._changed.notify_all()
-        self._cancel(keys)
-        if (
-            threading.current_thread() is not self._thread
-        ):  # a garbage collection may close it there
-            self._thread.join(_CLOSE_WAIT_S)
+        with self._lock:
+            self._is_closed = True
+            channels = list(self._channels.values())
+        for channel in channels:
+            channel.close()
 
-    def _give_up(self, key: int) -> None:
-        with self._changed:
-            self._waiting.pop(key, None)
-            call = self._running.pop(key, None)
-            if call is not None:
-                call.is_given_up = True
-        if call is not None:
-            self._cancel([key])
+    def _submit(self, requests: Sequence[Request], *, deltas: bool) -> tuple[Call, Channel]:
+        kind = find_kind(requests[0])
+        if kind is None:
+            raise InvalidRequestError(f"expected a request, got {requests[0]!r}")
+        is_long = any(_is_long(request) for request in requests)
+        with self._lock:
+            if self._is_closed:
+                raise SessionClosedError("the asynchronous session is closed; make a new one")
+            key = kind, deltas, is_long
+            if key not in self._channels:
+                self._channels[key] = self._make_channel(kind, deltas)
+            channel, call = self._channels[key], Call(requests, self._find_outbox())
+        channel.join(call)
+        return call, channel
 
-    def _cancel(self, keys: Iterable[int]) -> None:
-        stream = self._stream
-        if isinstance(stream, CancellableStream):
-            for key in keys:
-                stream.cancel(key)
+    def _find_outbox(self) -> Outbox:
+        loop = asyncio.get_running_loop()
+        if loop not in self._outboxes:
+            for other in [known for known in self._outboxes if known.is_closed()]:
+                del self._outboxes[other]
+            self._outboxes[loop] = Outbox(loop)
+        return self._outboxes[loop]
 
-    # on the thread
+    def _make_channel(self, kind: RequestKind, deltas: bool) -> Channel:
+        def open_kind(requests: Iterable[tuple[int, Any]]) -> RequestStream[int, Any]:
+            return kind.open_stream(self._session, requests, batch_size=self._batch_size)
 
-    def _serve(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
-                if self._closed:
-                    return
-            self._was_asked = False
-            try:
-                self._run_stream()
-                error: BaseException = EngineRuntimeError("the session's stream ended too early")
-                refused = not self._was_asked
-            except BaseException as failure:  # noqa: BLE001 - the tasks that wait raise it
-                error, refused = failure, not self._running
-            with self._changed:
-                _answer(self._waiting if refused else self._running, error)
-                self._round += 1
-                self._changed.notify_all()
+        def open_text(requests: Iterable[tuple[int, Any]]) -> RequestStream[int, Any]:
+            return open_stream(
+                lambda source: self._session.stream(source, batch_size=self._batch_size), requests
+            )
 
-    def _run_stream(self) -> None:
-        opening = self._session.stream if self._tells else self._session.generate_continuous
-        requests = self._requests(self._round)
-        stream = cast(_Events, opening(requests, batch_size=self._batch_size))
-        self._stream = stream
-        with closing(stream):
-            for key, event in stream:
-                if self._closed:
-                    return
-                with self._changed:
-                    over = not isinstance(event, TextDelta)
-                    call = self._running.pop(key, None) if over else self._running.get(key)
-                if call is not None:
-                    call.tell(event.error if isinstance(event, RequestFailure) else event)
+        def on_start(waited: float) -> None:
+            if self._on_start is not None:
+                self._on_start(kind, waited)
 
-    def _requests(self, number: int) -> Iterator[tuple[int, GenerationRequest]]:
-        """What waits, for as long as stream `number` is the one that is read."""
-        self._was_asked = True
-        closes = time.monotonic() + _ROUND_S
-        while True:
-            patience = self._patience
-            if patience is not None and time.monotonic() > closes:
-                patience = 0.0  # what waits may still come along
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._waiting or self._closed or self._round != number,
-                    timeout=patience,
-                )
-                if not self._waiting or self._closed or self._round != number:
-                    return
-                key, call = self._waiting.popitem(last=False)
-                self._running[key] = call
-            yield key, call.request
-            # Given up in the moment before the stream had it, it was not under way to be cancelled.
-            if call.is_given_up:
-                self._cancel([key])
+        if kind is not GENERATION:
+            return Channel(
+                open_kind, on_start, patience=0.0, window=_WINDOW, readers=_SCORING_READERS
+            )
+        patience = None if self._is_continuous else _GATHERING_S
+        return Channel(open_text if deltas else open_kind, on_start, patience=patience)
 
 
-class _Call:
-    """A request whose task waits for what becomes of it."""
-
-    def __init__(self, request: GenerationRequest):
-        self.request = request
-        self.is_given_up = False
-        self.events: asyncio.Queue[TextDelta | GenerationOutput | BaseException] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-
-    def tell(self, event: TextDelta | GenerationOutput | BaseException) -> None:
-        # Nobody waits any more where the event loop has ended.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+def _check_output(result: T | RequestFailure) -> T:
+    if isinstance(result, RequestFailure):
+        raise result.error
+    return result
 
 
-def _answer(calls: MutableMapping[int, _Call], error: BaseException) -> None:
-    while calls:
-        calls.popitem()[1].tell(error)
+def _is_long(request: Request) -> bool:
+    if not isinstance(request, GenerationRequest):
+        return False
+    if request.input_ids is not None:
+        return len(request.input_ids) > _LONG_IDS
+    length = len(request.rendered_prompt or request.prompt or "")
+    for message in request.messages or ():
+        content = message.get("content") or ""
+        parts = [content] if isinstance(content, str) else [one.get("text") for one in content]
+        length += sum(len(part or "") for part in parts)
+    return length > _LONG_TEXT

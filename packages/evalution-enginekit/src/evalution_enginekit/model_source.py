@@ -154,7 +154,7 @@ def _write_cache(entries: dict[str, str]) -> None:
         return
 
 
-def refuse_model_fields(engine: BaseEngine, model: Model, remedies: Mapping[str, str]) -> None:
+def refuse_model_fields(engine: object, model: Model, remedies: Mapping[str, str]) -> None:
     """Refuse what would be ignored.
 
     Args:

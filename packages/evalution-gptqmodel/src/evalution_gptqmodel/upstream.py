@@ -1,161 +1,52 @@
-"""GPTQModel itself, kept from what its import and its loader do to the process around them."""
+"""The parts of GPTQModel that are used here, as Protocols."""
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-import threading
-import warnings
-from collections.abc import Generator
-from contextlib import contextmanager, redirect_stdout
-from importlib import import_module
-from io import StringIO
-from typing import Any, Protocol, TextIO, cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
-from evalution_enginekit import import_runtime
+if TYPE_CHECKING:
+    import torch
 
-TORCH = ">=2.8"
-TRANSFORMERS = ">=5.14,<6"
-GPTQMODEL = ">=7.6,<8"
-INSTALL = "pip install evalution-gptqmodel"
 
-_log = logging.getLogger(__name__)
+class QuantizationSettings(Protocol):
+    """Enumerations of the subpackage `gptqmodel.quantization`."""
 
-_SET_BY_IMPORT = (
-    # tokenicer 0.0.14 moves the Hub's cache to /tmp for everything that asks for it later.
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HF_MODULES_CACHE",
-    "TRANSFORMERS_CACHE",
-    # gptqmodel 7.6 and 7.7: the numbers of the devices, and how torch allocates on them.
-    "CUDA_DEVICE_ORDER",
-    "PYTORCH_ALLOC_CONF",
-    "ROCR_VISIBLE_DEVICES",
-)
-_LOUD = (
-    # GPTQModel's own, which prints, and from a thread of its own.
-    "logbar",
-    # torchao 0.18 with a torch that it wasn't built for: extensions that GPTQModel doesn't use.
-    "torchao",
-    # torch 2.13 about how torchao 0.18 registers its enums.
-    "torch.utils._pytree",
-)
+    METHOD: Any
 
 
 class Wrapper(Protocol):
-    """What this package reads off GPTQModel's `BaseQModel`."""
+    """`BaseQModel`, which the loader returns around a model of Transformers."""
 
     model: Any
     quantize_config: Any
+    load_quantized_model: bool
 
 
 class Loader(Protocol):
-    """GPTQModel's class of that name."""
+    """The class `GPTQModel`."""
 
     def load(self, model_id_or_path: str, **arguments: Any) -> Wrapper: ...
 
 
 class Runtime(Protocol):
-    """The part of the package `gptqmodel` that is used here."""
+    """The package `gptqmodel`."""
 
     GPTQModel: Loader
-    BACKEND: Any
-    quantization: Any
+    BACKEND: Iterable[Any]
+    quantization: QuantizationSettings
     __version__: str
 
 
-def import_gptqmodel() -> Runtime:
-    """The package `gptqmodel`, with the process's environment and logging as they were.
+class PackedLayer(Protocol):
+    """A layer of `PackableQuantLinear`, the format GPTQ."""
 
-    Raises:
-        EngineUnavailableError: it is missing, of another version, or can't be imported; so for
-            torch and Transformers.
-    """
-    # Both first: what they read from the environment is read before GPTQModel changes it.
-    import_runtime("torch", TORCH, install=INSTALL)
-    import_runtime("transformers", TRANSFORMERS, install=INSTALL)
-    if "gptqmodel" in sys.modules:
-        return _imported()
-    with _environment_kept(), _root_logging_kept(), warnings.catch_warnings(), quiet():
-        # About the source of torchao 0.18, where it isn't compiled yet.
-        warnings.simplefilter("ignore")
-        # Made by the import, its logger would begin at INFO, and with a line on standard output.
-        with redirect_stdout(StringIO()):
-            import_module("logbar").LogBar.shared()
-        _silence()
-        return _imported()
+    in_features: int
+    out_features: int
+    bias: torch.Tensor | None
+    online_full_had: bool
+    online_partial_had: bool
 
-
-def packable_layer() -> type:
-    """GPTQModel's class of the layers that can tell their weights; it must be imported already."""
-    found: type = import_module("gptqmodel.nn_modules.qlinear").PackableQuantLinear
-    return found
-
-
-@contextmanager
-def quiet() -> Generator[None]:
-    """What this thread prints goes to this module's log, for debugging: a banner, progress.
-
-    A run's standard output is its own. Failures are exceptions, which say what they have to say.
-    """
-    levels = {name: logging.getLogger(name).level for name in _LOUD}
-    _silence()
-    try:
-        with redirect_stdout(cast(TextIO, _Diverted(sys.stdout))):
-            yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-
-
-def _silence() -> None:
-    for name in _LOUD:
-        logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def _imported() -> Runtime:
-    return cast(Runtime, import_runtime("gptqmodel", GPTQMODEL, install=INSTALL))
-
-
-class _Diverted:
-    """Standard output in which one thread's lines go to the log, and all others where they went."""
-
-    def __init__(self, stream: TextIO):
-        self._stream = stream
-        self._thread = threading.get_ident()
-
-    def write(self, text: str) -> int:
-        if threading.get_ident() != self._thread:
-            return self._stream.write(text)
-        for line in filter(str.strip, text.splitlines()):
-            _log.debug("%s", line.rstrip())
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def _environment_kept() -> Generator[None]:
-    before = {name: os.environ.get(name) for name in _SET_BY_IMPORT}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _root_logging_kept() -> Generator[None]:
-    """`logging.basicConfig`, which tokenicer 0.0.14 calls, leaves a root that has a handler."""
-    root = logging.getLogger()
-    handler = logging.NullHandler()
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
+    def dequantize_weight(self) -> torch.Tensor:
+        """Return the weight, [in, out], in the dtype of its scales."""
+        ...

@@ -1,7 +1,8 @@
-"""What stands after `--backend kind=evalution,…`."""
+"""A session's request from the body that GuideLLM would send to a server."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -9,8 +10,55 @@ from guidellm.schemas import GenerationRequestArguments  # noqa: TC002 - pydanti
 from guidellm.schemas.backends import BackendArgs
 from pydantic import Field, PositiveInt, field_serializer, model_validator
 
-from evalution_core import BaseEngine, ConfigurationError, Model, did_you_mean, load_engine, redact
-from evalution_guidellm.prompts import BODY_FIELDS
+from evalution_core import (
+    BaseEngine,
+    Capability,
+    ConfigurationError,
+    GenerationRequest,
+    Model,
+    UnsupportedRequestError,
+    did_you_mean,
+    load_engine,
+    redact,
+)
+
+BODY_FIELDS = ("temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "max_tokens")
+"""Fields that `extras.body` may add to every request."""
+_DEFAULT_TOKENS = 256
+
+
+def session_request(
+    body: Mapping[str, Any], capabilities: frozenset[Capability]
+) -> GenerationRequest:
+    """The request of a body for completions (`prompt`) or chat (`messages`).
+
+    It is what Evalution's server makes of the same body, so that a run in process and one through
+    the server do the same work: greedy unless `temperature` is above 0, and a prompt that is too
+    long is refused rather than cut, if the engine declares truncation.
+
+    Raises:
+        UnsupportedRequestError: the body has tools.
+    """
+    if body.get("tools"):
+        raise UnsupportedRequestError("the data has tools, which kind=evalution doesn't pass on")
+    stop: Any = body.get("stop") or ()
+    sampled = bool(body.get("temperature"))
+    return GenerationRequest(
+        prompt=body.get("prompt"),
+        messages=body.get("messages"),
+        stop=[stop] if isinstance(stop, str) else stop,
+        max_new_tokens=body.get("max_completion_tokens")
+        or body.get("max_tokens")
+        or _DEFAULT_TOKENS,
+        do_sample=sampled,
+        temperature=float(body.get("temperature") or 0),
+        top_p=float(body.get("top_p") or 1),
+        top_k=max(0, body.get("top_k") or 0),
+        seed=body.get("seed") if sampled else None,
+        ignore_eos=bool(body.get("ignore_eos")),
+        truncation="error" if Capability.TRUNCATION in capabilities else "left",
+    )
+
 
 RequestFormat = Literal["/v1/chat/completions", "/v1/completions"]
 
@@ -47,9 +95,7 @@ class EvalutionBackendArgs(BackendArgs):
         default="/v1/chat/completions",
         description="Chat through the model's template, or plain text.",
     )
-    stream: bool = Field(
-        default=True, description="Time every token, where the engine tells text as it grows."
-    )
+    stream: bool = Field(default=True, description="Time every token, if the engine streams text.")
     max_tokens: PositiveInt | None = Field(
         default=None, description="The limit where the data sets none; left out: 256."
     )
@@ -66,7 +112,7 @@ class EvalutionBackendArgs(BackendArgs):
     check_first: bool = Field(
         default=True,
         description=(
-            "Load the model once before the workers do, so that what is wrong is told at once; "
+            "Load the model once before the workers do, so that errors appear at once; "
             "false where loading takes long."
         ),
     )

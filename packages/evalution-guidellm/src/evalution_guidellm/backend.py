@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from guidellm.backends import Backend
 
 from evalution_core import ConfigurationError, Model, builtin_path
-from evalution_guidellm.answer import Answer
 from evalution_guidellm.arguments import EvalutionBackendArgs
-from evalution_guidellm.live_session import History, LiveSession
+from evalution_guidellm.session import Answer, History, LiveSession
 
 if TYPE_CHECKING:
     from guidellm.schemas import GenerationRequest, GenerationResponse, RequestInfo
@@ -49,7 +48,7 @@ class EvalutionBackend(Backend):
         return self._arguments.made_engine().requests_limit
 
     async def default_model(self) -> str:
-        """What GuideLLM loads a tokenizer by, unless one is named: a folder or a Hub name."""
+        """Return the folder or Hub name by which GuideLLM loads a tokenizer by default."""
         model = self._named_model()
         name = model.tokenizer_path or model.path or ""
         return str(builtin_path(name, "safetensors")) if name.startswith("builtin:") else name
@@ -93,7 +92,7 @@ class EvalutionBackend(Backend):
         """
         live = self._started()
         arguments = live.body_of(request, history)
-        answer = Answer(request, arguments, request_info.timings, live.tells_tokens)
+        answer = Answer(request, arguments, request_info.timings, live.streams_tokens)
         request_info.timings.request_start = time.time()
         try:
             async with aclosing(live.stream(arguments)) as events:

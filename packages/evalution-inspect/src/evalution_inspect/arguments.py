@@ -1,4 +1,4 @@
-"""What `-M name=value` means: an engine with its options, a model, and how it is spoken to."""
+"""Arguments given as `-M name=value`: an engine with its options, a model, and its prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evalution_core import (
     did_you_mean,
     load_engine,
 )
-from evalution_inspect.tool_calls import ToolFormat
+from evalution_inspect.messages import ToolFormat
 
 _MODEL_FIELDS = (
     "chat_template_kwargs",
@@ -34,8 +34,8 @@ class Arguments:
     """The arguments of one model.
 
     `use_chat_template`: messages are rendered with the model's chat template; else a single user
-    message is completed as plain text. `tool_format`: how the model writes a tool call; None: as
-    its chat template tells.
+    message is completed as plain text. `tool_format`: how the model writes a tool call; None: by
+    its chat template.
     """
 
     engine: BaseEngine
@@ -113,6 +113,6 @@ def _check_names(engine: str, left: Mapping[str, Any], known: set[str]) -> None:
         if name not in known:
             raise ConfigurationError(
                 f"-M {name} is not known{did_you_mean(name, own | known)} (options of engine "
-                f"{engine}: {', '.join(sorted(known)) or 'none'}; besides: "
+                f"{engine}: {', '.join(sorted(known)) or 'none'}; of the provider: "
                 f"{', '.join(sorted(own))})"
             )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
+from uuid import uuid4
 
 from inspect_ai.model import (
     ChatMessage,
@@ -12,6 +15,7 @@ from inspect_ai.model import (
     ContentReasoning,
     ContentText,
 )
+from inspect_ai.tool import ToolCall, ToolInfo
 
 from evalution_core import InvalidRequestError, Message, UnsupportedRequestError
 
@@ -93,3 +97,102 @@ def _reasoning(message: ChatMessageAssistant) -> str | None:
         return None
     parts = [part for part in message.content if isinstance(part, ContentReasoning)]
     return "\n".join(part.reasoning for part in parts if not part.redacted) or None
+
+
+ToolFormat = Literal["hermes", "llama3", "mistral"]
+"""hermes: `<tool_call>{"name", "arguments"}</tool_call>`, as Qwen 2.5 and 3 write it too; llama3:
+the text is `{"name", "parameters"}`; mistral: it is a list of `{"name", "arguments"}`."""
+
+_SIGNS: tuple[tuple[ToolFormat, str, str], ...] = (
+    ("hermes", "<tool_call>", "<function="),
+    ("mistral", "[TOOL_CALLS]", "[ARGS]"),
+    ("llama3", "<|python_tag|>", "<function="),
+)
+"""Text that a template of each form holds, and text of newer forms with the same sign."""
+_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_UNNAMED = "unknown"
+"""Inspect's own name for a call that can't be read."""
+
+
+def declared(tools: Sequence[ToolInfo]) -> list[dict[str, Any]]:
+    """The tools as chat templates take them."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters.model_dump(exclude_none=True),
+            },
+        }
+        for tool in tools
+    ]
+
+
+def format_of(template: str) -> ToolFormat:
+    """The form of tool calls that a chat template teaches.
+
+    Raises:
+        UnsupportedRequestError: the template knows no tools, or another form.
+    """
+    if "tools" not in template:
+        raise UnsupportedRequestError(
+            "tools are given and this model's chat template doesn't know any: the model would "
+            "never see them"
+        )
+    for name, sign, newer in _SIGNS:
+        if sign in template and newer not in template:
+            return name
+    raise UnsupportedRequestError(
+        "tools are given and the form in which this model calls them isn't known from its chat "
+        f"template; if it is one of {', '.join(name for name, _, _ in _SIGNS)}, say so: "
+        "-M tool_format=NAME"
+    )
+
+
+def split_tool_calls(text: str, form: ToolFormat) -> tuple[str, list[ToolCall]]:
+    """A completion's text without its tool calls, and the calls.
+
+    A call that can't be parsed has a `parse_error`, which Inspect passes to the model.
+    """
+    if form == "hermes":
+        calls = [_call(found[1]) for found in _HERMES.finditer(text)]
+        return (_HERMES.sub("", text).strip() if calls else text), calls
+    bare = text.strip().removeprefix("[TOOL_CALLS]").removeprefix("<|python_tag|>").strip()
+    if form == "mistral":
+        return _calls_alone(text, bare, opening="[")
+    return _calls_alone(text, bare, opening="{")
+
+
+def _calls_alone(text: str, bare: str, *, opening: str) -> tuple[str, list[ToolCall]]:
+    """Of a form in which a completion is either an answer or calls."""
+    if not bare.startswith(opening) or '"name"' not in bare:
+        return text, []
+    try:
+        found: Any = json.loads(bare)
+    except ValueError:
+        return "", [_call(bare)]
+    listed = cast("list[Any]", found) if isinstance(found, list) else [found]
+    return "", [_call(json.dumps(one)) for one in listed]
+
+
+def _call(content: str) -> ToolCall:
+    try:
+        found: Any = json.loads(content)
+    except ValueError as error:
+        return _unreadable(content, str(error))
+    if not isinstance(found, dict):
+        return _unreadable(content, "it is no JSON object")
+    entries = cast("dict[str, Any]", found)
+    name: Any = entries.get("name")
+    arguments: Any = entries.get("arguments", entries.get("parameters", {}))
+    if not isinstance(name, str) or not name:
+        return _unreadable(content, "it has no name")
+    if not isinstance(arguments, dict):
+        return _unreadable(content, "its arguments are no JSON object")
+    return ToolCall(f"{name}_{uuid4().hex[:12]}", name, cast("dict[str, Any]", arguments))
+
+
+def _unreadable(content: str, why: str) -> ToolCall:
+    error = f"The tool call can't be read, {why}: {content.strip()}"
+    return ToolCall(f"{_UNNAMED}_{uuid4().hex[:12]}", _UNNAMED, {}, parse_error=error)

@@ -1,4 +1,4 @@
-"""What a session answers, as Inspect's output."""
+"""Turns a session's answers into Inspect's output, with reasoning in `<think>` apart."""
 
 from __future__ import annotations
 
@@ -20,13 +20,31 @@ from inspect_ai.model import (
 )
 
 from evalution_core import GenerationOutput
-from evalution_inspect.loaded import LoadedModel
-from evalution_inspect.reasoning import split_reasoning
+from evalution_inspect.messages import split_tool_calls
+from evalution_inspect.models import LoadedModel
 from evalution_inspect.requests import PromptRequests
-from evalution_inspect.tool_calls import split_tool_calls
 
 if TYPE_CHECKING:
     from inspect_ai.tool import ToolCall
+
+
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+def split_reasoning(prompt: str, text: str) -> tuple[str | None, str]:
+    """Reasoning and answer of a completion; None where there is no reasoning.
+
+    It begins at a leading `<think>`, which a chat template may have put at the end of the prompt.
+    Where nothing closes it, because the length ran out, all of the text is reasoning.
+    """
+    begun = text.lstrip()
+    if begun.startswith(_OPEN):
+        begun = begun.removeprefix(_OPEN)
+    elif not prompt.rstrip().endswith(_OPEN):
+        return None, text
+    reasoning, _, answer = begun.partition(_CLOSE)
+    return reasoning.strip() or None, answer.lstrip()
+
 
 _PART_OF_A_CHARACTER = "\ufffd"
 
@@ -128,7 +146,7 @@ def _usage(outputs: Sequence[GenerationOutput]) -> ModelUsage | None:
 
 
 def _facts(outputs: Sequence[GenerationOutput]) -> dict[str, Any] | None:
-    """What the contract tells and Inspect has no field for, of the first output."""
+    """Return facts about the first output that Inspect has no field for."""
     found: dict[str, Any] = dict(outputs[0].runtime or {})
     found.pop("reasoning", None)
     if outputs[0].truncated_tokens:

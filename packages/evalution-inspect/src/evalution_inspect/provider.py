@@ -1,14 +1,17 @@
-"""The model provider `evalution/…` of Inspect."""
+"""The model provider `evalution/…` of Inspect, and its errors."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import httpx
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.model import (
     ChatMessage,
     GenerateConfig,
@@ -17,30 +20,52 @@ from inspect_ai.model import (
     ModelOutput,
     RetryDecision,
 )
+from rich.text import Text
 
 from evalution_core import (
     Capability,
     ConfigurationError,
     ContextLengthError,
     EngineRuntimeError,
+    EvalutionError,
     GenerationOutput,
     GenerationRequest,
     redact,
 )
 from evalution_inspect.arguments import Arguments, parse_arguments
-from evalution_inspect.decoding import check_supported
-from evalution_inspect.errors import told_by_inspect
-from evalution_inspect.loaded import SHELF, LoadedModel
+from evalution_inspect.models import MODEL_CACHE, LoadedModel
 from evalution_inspect.outputs import OutputWriter
-from evalution_inspect.requests import PromptRequests, RequestWriter
+from evalution_inspect.requests import PromptRequests, RequestWriter, check_supported
 
 if TYPE_CHECKING:
     from inspect_ai.tool import ToolChoice, ToolInfo
 
+
+# Inspect exports it nowhere else; its own command prints it without a traceback.
+
+
+class ModelSetupError(PrerequisiteError, EvalutionError):
+    """The engine or its model is unavailable; nothing ran. The cause is Evalution's own error."""
+
+    def __init__(self, message: str) -> None:
+        # As it is: brackets in a plain string would be markup.
+        super().__init__(Text(message))
+        self.args = (message,)
+
+
+@contextmanager
+def setup_errors() -> Generator[None]:
+    """Raise errors of ours as one that Inspect prints as a paragraph, without a traceback."""
+    try:
+        yield
+    except EvalutionError as error:
+        raise ModelSetupError(f"evalution: {error}") from error
+
+
 _log = logging.getLogger(__name__)
 
 _ADAPTIVE_MOST = 100
-"""Where Inspect 0.3.285 ends adaptive connections unless it is told otherwise."""
+"""The default upper limit of adaptive connections in Inspect 0.3.285."""
 _LOST_CONNECTION = (ConnectionError, TimeoutError, httpx.TransportError)
 
 
@@ -60,11 +85,11 @@ class EvalutionAPI(ModelAPI):
         **model_args: Any,
     ):
         super().__init__(model_name, base_url, api_key, config=config or GenerateConfig())
-        with told_by_inspect():
+        with setup_errors():
             check_supported(config or GenerateConfig())
             arguments = parse_arguments(model_name, model_args, base_url=base_url, api_key=api_key)
-            self._loaded = SHELF.take(arguments.engine, arguments.model)
-            self._give_back = weakref.finalize(self, SHELF.give_back, self._loaded)
+            self._loaded = MODEL_CACHE.take(arguments.engine, arguments.model)
+            self._give_back = weakref.finalize(self, MODEL_CACHE.give_back, self._loaded)
             try:
                 _check_use(self._loaded, arguments)
             except ConfigurationError:
@@ -102,7 +127,7 @@ class EvalutionAPI(ModelAPI):
         return self._outputs.output(asked, answers, scores), call
 
     async def tokenize(self, text: str) -> list[int]:
-        """Ids of the text alone; raises `NotImplementedError` where the engine tells none."""
+        """Return ids of the text alone; raises `NotImplementedError` if the engine has none."""
         tokenizer = self._loaded.tokenizer
         return await super().tokenize(text) if tokenizer is None else tokenizer.encode(text)
 
@@ -171,7 +196,7 @@ def _check_use(loaded: LoadedModel, arguments: Arguments) -> None:
     plain = "-M use_chat_template=false completes a single user message as plain text"
     if not loaded.can(Capability.CHAT):
         raise ConfigurationError(f"engine {engine} takes no chat messages with {name}; {plain}")
-    if loaded.tells_template and loaded.chat_template is None:
+    if loaded.shows_template and loaded.chat_template is None:
         raise ConfigurationError(f"the model {name} has no chat template; {plain}")
 
 

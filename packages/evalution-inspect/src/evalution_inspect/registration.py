@@ -1,7 +1,7 @@
-"""What Inspect imports to know the provider `evalution/…`; no engine and no runtime.
+"""Registers the provider `evalution/…` with Inspect; imports no engine and no runtime.
 
 The entry point of the group `inspect_ai`. Inspect loads those of all packages whenever it looks for
-a task, a tool or a model, so this module imports next to nothing.
+a task, a tool or a model, so this is its own module, which imports next to nothing.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
-"""llama.cpp's context: rows of a batch in, logits of the wanted rows out, and its KV cache."""
+"""llama.cpp's context: batches in, logits out, and the budget of its KV cache."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evalution_core import ConfigurationError, EngineRuntimeError
-from evalution_llama_cpp.library import LOG, Handle, Library, Structure
-from evalution_llama_cpp.weights import Weights, unsuitable
+from evalution_llama_cpp.load import Weights, unsuitable_model
+from evalution_llama_cpp.runtime import LOG
+from evalution_llama_cpp.upstream import Handle, Library, Structure
 
 _NO_ROOM, _ABORTED = 1, 2
 _EMPTY = -1
@@ -21,7 +23,7 @@ Logits = NDArray[np.float32]
 
 
 class Batch:
-    """Rows for one `llama_decode`: a token each, at a position of a sequence."""
+    """Rows for one `llama_decode`: each a token at a position of a sequence."""
 
     def __init__(self, library: Library, capacity: int):
         self.capacity = capacity
@@ -60,9 +62,9 @@ class Batch:
     def add(
         self, token_ids: Sequence[int], position: int, sequence: int, wanted: Sequence[int] = ()
     ) -> int:
-        """Add a run of a sequence; `wanted` are the offsets in it whose logits are to come.
+        """Add a run of a sequence; `wanted` are the offsets in it whose logits are needed.
 
-        Returns the index of its first row among those of `Context.decode`.
+        Returns the index of its first row in the logits of `Context.decode`.
         """
         begin, end = self.length, self.length + len(token_ids)
         self._tokens[begin:end] = token_ids
@@ -91,21 +93,23 @@ class Context:
         if not self._handle:
             raise ConfigurationError(
                 f"llama.cpp can't make a context of {params.n_ctx} tokens{LOG.tail()}; a smaller "
-                "n_ctx needs less memory, and cache types besides f32, f16 and bf16 need flash_attn"
+                "n_ctx needs less memory, and types other than f32, f16 and bf16 need flash_attn"
             )
         self._memory: Handle = self._library.llama_get_memory(self._handle)
         if not self._memory:
             self.free()
-            raise unsuitable(weights.name, "an encoder, without a cache")
+            raise unsuitable_model(weights.name, "an encoder, without a cache")
         self._window = self._library.llama_model_n_swa(weights.handle)
         self.batch = Batch(self._library, params.n_batch)
         self.sequences = int(params.n_seq_max)
 
     def decode(self) -> Logits:
-        """Run the batch and clear it: the logits [outputs, vocabulary], good until the next call.
+        """Run the batch, clear it and return its logits [outputs, vocabulary].
+
+        They are overwritten by the next call.
 
         Raises:
-            EngineRuntimeError: llama.cpp failed; what of the batch is in the cache is unknown.
+            EngineRuntimeError: llama.cpp failed; the cache may hold any part of the batch.
         """
         batch = self.batch
         outputs, length = batch.outputs, batch.length
@@ -124,14 +128,14 @@ class Context:
         return np.ctypeslib.as_array(found, (outputs, self.vocabulary_size))
 
     def copy(self, source: int, target: int, end: int) -> None:
-        """Let `target` have the first `end` positions of `source` too; no cell is copied."""
+        """Share the first `end` positions of `source` with `target`; no cell is copied."""
         self._library.llama_memory_seq_cp(self._memory, source, target, 0, end)
 
     def can_fork(self, sequence: int, end: int) -> bool:
-        """Whether a copy of the first `end` positions has all that the position behind them sees.
+        """Return whether a copy of the first `end` positions can be continued.
 
-        Layers with a sliding window give up cells that lie outside it, as the sequence itself sees
-        it; for a copy that ends earlier they may be inside. The runtime drops from the beginning.
+        Layers with a sliding window free the cells outside it, counted from the sequence's end; for
+        a copy that ends earlier they may be inside. The runtime drops from the beginning.
         """
         first = self._library.llama_memory_seq_pos_min(self._memory, sequence)
         return first <= max(0, end - self._window + 1)
@@ -140,7 +144,7 @@ class Context:
         self._library.llama_memory_seq_rm(self._memory, sequence, 0, _TO_THE_END)
 
     def is_empty(self, sequence: int) -> bool:
-        """Whether the runtime itself says that the sequence has no position in its cache."""
+        """Return whether the runtime itself says that the sequence has no position in its cache."""
         return self._library.llama_memory_seq_pos_max(self._memory, sequence) == _EMPTY
 
     def free(self) -> None:
@@ -152,3 +156,59 @@ class Context:
 def _pointer(array: NDArray[Any], kind: Any) -> Any:
     pointers: Any = ctypes
     return pointers.cast(pointers.c_void_p(array.ctypes.data), pointers.POINTER(kind))
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The most cells and sequence numbers that its holder may use at the same time."""
+
+    cells: int
+    sequences: int = 1
+
+    def __add__(self, other: Reservation) -> Reservation:
+        return Reservation(self.cells + other.cells, self.sequences + other.sequences)
+
+    def __sub__(self, other: Reservation) -> Reservation:
+        return Reservation(self.cells - other.cells, self.sequences - other.sequences)
+
+
+class KVCacheBudget:
+    """The cache's cells and sequence numbers, reserved before llama.cpp is asked for them.
+
+    A reservation is an upper bound: sequences that share cells reserve them each.
+    """
+
+    def __init__(self, context: Context, cells: int):
+        self._context = context
+        self._whole = Reservation(cells, context.sequences)
+        self._reserved = Reservation(0, 0)
+        self._free = list(range(context.sequences - 1, -1, -1))
+
+    def has_room(self, wanted: Reservation) -> bool:
+        needed = self._reserved + wanted
+        return needed.cells <= self._whole.cells and needed.sequences <= self._whole.sequences
+
+    def reserve(self, wanted: Reservation) -> bool:
+        """Take the reservation if there is room; return whether there was."""
+        if not self.has_room(wanted):
+            return False
+        self._reserved += wanted
+        return True
+
+    def release(self, reservation: Reservation) -> None:
+        self._reserved -= reservation
+
+    def take_sequence(self) -> int:
+        """Return the number of an empty sequence, within a reservation."""
+        return self._free.pop()
+
+    def free_sequence(self, sequence: int) -> None:
+        """Empty a sequence and make its number free."""
+        self._context.drop(sequence)
+        self._free.append(sequence)
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing is reserved and the runtime says that every sequence is empty."""
+        every = range(self._whole.sequences)
+        return self._reserved == Reservation(0, 0) and all(map(self._context.is_empty, every))

@@ -1,98 +1,120 @@
-"""A GGUF model in llama.cpp: one context for scoring and for generation."""
+"""A session of the llama.cpp engine: one context for scoring and generation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from evalution_core import Capability
-from evalution_enginekit import (
-    TokenEvent,
-    TokenFeed,
-    Tokenizer,
-    TokenScore,
-    TokenSession,
-    TokenSpan,
-)
-from evalution_llama_cpp.cache_ledger import CacheLedger
-from evalution_llama_cpp.context import Context
-from evalution_llama_cpp.generating import Generator
-from evalution_llama_cpp.scoring import TrieScorer
-from evalution_llama_cpp.weights import Weights
+from evalution_core import Capability, Model
+from evalution_enginekit import TokenEvent, TokenFeed, TokenScore, TokenSession, TokenSpan
+from evalution_enginekit.model_source import window_of
+from evalution_llama_cpp.arguments import choose_cache_types, find_dtype, make_context_params
+from evalution_llama_cpp.context import Context, KVCacheBudget, Reservation
+from evalution_llama_cpp.generate import Generator
+from evalution_llama_cpp.load import LoadedModel, load_model
+from evalution_llama_cpp.options import LlamaCppOptions
+from evalution_llama_cpp.score import PrefixScorer
+from evalution_llama_cpp.upstream import Library
 
+_SCORING_SEQUENCES = 48
+"""Sequences for scoring, in addition to those that generate."""
 _SCORING_WINDOW = 256
-"""Spans planned together: a prefix that two windows share below its head is decoded twice."""
+"""Spans planned together; a prefix that two windows share may be decoded twice."""
+
+
+def open_session(
+    options: LlamaCppOptions,
+    capabilities: frozenset[Capability],
+    model: Model,
+    library: Library,
+) -> LlamaCppSession:
+    """Load the model and make its context; an attempt that fails frees what it took.
+
+    Raises:
+        ConfigurationError: as `load_model`; or `max_model_len` doesn't fit the cache, or llama.cpp
+            can't make the context.
+        EngineUnavailableError: as `load_model`.
+    """
+    loaded = load_model(options, model, library)
+    try:
+        return LlamaCppSession(options, capabilities, loaded)
+    except BaseException:
+        loaded.weights.free()
+        raise
 
 
 class LlamaCppSession(TokenSession):
-    """A session on a loaded model.
+    """A session on a loaded model, which it frees.
 
     Args:
-        capabilities: all of the engine's, or without refill for fixed batches.
-        weights: the model; the session frees it.
-        context: its context; the session frees it.
-        cells: tokens that the context's cache may hold.
-        tokenizer: text to ids and back.
-        max_model_len: tokens that the model is fed at most.
-        batch_size: prompts that are completed side by side.
-        dtype: arithmetic and cache, for the self check's tolerance.
-        described: what `describe_execution` tells besides.
-        identified: what `identity` tells.
+        options: the engine's.
+        capabilities: those of the engine with these options.
+        loaded: the model.
+
+    Raises:
+        ConfigurationError: `max_model_len` doesn't fit the cache, or llama.cpp can't make the
+            context.
     """
 
     def __init__(
         self,
-        *,
+        options: LlamaCppOptions,
         capabilities: frozenset[Capability],
-        weights: Weights,
-        context: Context,
-        cells: int,
-        tokenizer: Tokenizer,
-        max_model_len: int,
-        batch_size: int,
-        dtype: str,
-        described: Mapping[str, Any],
-        identified: Mapping[str, Any] | None,
+        loaded: LoadedModel,
     ):
+        trained = loaded.weights.trained_length
+        cells = options.n_ctx or trained
+        cache = choose_cache_types(options, loaded.device)
         super().__init__(
             engine="LlamaCpp",
             capabilities=capabilities,
-            tokenizer=tokenizer,
-            max_model_len=max_model_len,
-            batch_size=batch_size,
+            tokenizer=loaded.tokenizer,
+            max_model_len=window_of(
+                options.max_model_len or min(cells, trained), cells, limit="the n_ctx of"
+            ),
+            batch_size=options.rows,
             scoring_window=_SCORING_WINDOW,
-            dtype=dtype,
+            dtype=find_dtype(loaded.file.weight_type, options, cache),
         )
-        self._weights = weights
-        self._context = context
-        self._described = dict(described)
-        self._identified = identified
-        self._ledger = CacheLedger(context, cells)
-        self._scorer = TrieScorer(context, self._ledger, self._give_way)
+        self._loaded = loaded
+        library = loaded.weights.library
+        sequences = min(options.rows + _SCORING_SEQUENCES, library.llama_max_parallel_sequences())
+        self._context = Context(
+            loaded.weights,
+            make_context_params(library, options, loaded.device, n_ctx=cells, sequences=sequences),
+        )
+        self._description = _describe_options(options, loaded) | {
+            "kv_cache": {"k": cache.k, "v": cache.v, "cells": cells},
+            "sequences": self._context.sequences,
+            "n_batch": self._context.batch.capacity,
+        }
+        self._budget = KVCacheBudget(self._context, cells)
+        self._scorer = PrefixScorer(self._context, self._budget, self._make_room)
         self._generator = Generator(
-            context,
-            self._ledger,
-            slots=batch_size,
-            refill=Capability.CONTINUOUS_BATCHING in capabilities,
-            head=lambda: self._scorer.head,
-            forget_head=self._scorer.forget_head,
+            self._context,
+            self._budget,
+            slots=options.rows,
+            continuous=Capability.CONTINUOUS_BATCHING in capabilities,
+            prefix=lambda: self._scorer.prefix,
+            forget_prefix=self._scorer.forget_prefix,
         )
 
     def identity(self) -> dict[str, Any] | None:
-        """SHA-256 of the GGUF file, or of all its parts, and of a tokenizer that lies elsewhere.
+        """Return the SHA-256 of the GGUF file, or of its parts, and of a tokenizer elsewhere.
 
         None with a tokenizer that has no files here: an object of the caller's, or the Hub's.
         """
-        return None if self._identified is None else dict(self._identified)
+        found = self._loaded.identity
+        return None if found is None else dict(found)
 
     @property
-    def ledger(self) -> CacheLedger:
-        """The books of the KV cache, to be looked at between two steps or when nothing runs."""
-        return self._ledger
+    def budget(self) -> KVCacheBudget:
+        """The budget of the KV cache, to be read between two steps or when nothing runs."""
+        return self._budget
 
     @property
     def decoded_tokens(self) -> int:
-        """Tokens that llama.cpp was given to decode so far."""
+        """Tokens that llama.cpp has decoded so far."""
         return self._scorer.decoded_tokens + self._generator.decoded_tokens
 
     def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
@@ -101,15 +123,32 @@ class LlamaCppSession(TokenSession):
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         return self._scorer.score(spans)
 
-    def _give_way(self, wanted: Any) -> None:
-        self._generator.give_way(wanted)
+    def _make_room(self, wanted: Reservation) -> None:
+        self._generator.make_room(wanted)
 
     def _describe(self) -> dict[str, Any]:
-        return self._described
+        return self._description
 
     def _release_caches(self) -> None:
-        self._scorer.forget_head()
+        self._scorer.forget_prefix()
 
     def _release(self) -> None:
         self._context.free()
-        self._weights.free()
+        self._loaded.weights.free()
+
+
+def _describe_options(options: LlamaCppOptions, loaded: LoadedModel) -> dict[str, Any]:
+    device = loaded.device
+    layers = options.n_gpu_layers if device.offloads else 0
+    return {
+        "device": device.name,
+        "fallback": device.fallback,
+        "device_fallback": device.fallback,
+        "requested_device": options.device,
+        "n_gpu_layers": "all" if layers is None else layers,
+        "weights": loaded.file.weight_type,
+        "attention": {None: "llama.cpp's choice", True: "flash", False: "eager"}[
+            options.flash_attn
+        ],
+        "prefix_sharing": True,
+    }

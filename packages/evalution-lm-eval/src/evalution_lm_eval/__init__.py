@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from evalution_lm_eval.console import register
+from evalution_lm_eval.__main__ import register
 
 if TYPE_CHECKING:
     from evalution_lm_eval.model import EvalutionLM

@@ -31,7 +31,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answering(Generic[V]):
-    """How answers become what lm-eval wants; `worst` stands for one that failed, if one may."""
+    """A call and the conversion of its answers; `worst` replaces a failed one, if allowed."""
 
     stream: Stream
     value: Callable[[Any], V]
@@ -40,7 +40,7 @@ class Answering(Generic[V]):
 
 @dataclass(slots=True)
 class Collection:
-    """What one of lm-eval's calls asks for.
+    """The requests of one of lm-eval's calls.
 
     `arguments` are what lm-eval caches an answer by. `failed` counts the requests that counted as
     the worst answer, `truncated` those whose prompt or context was cut to fit the model.
@@ -58,7 +58,7 @@ class Collection:
     _first_truncated: str = ""
 
     def collect(self, answering: Answering[V], requests: Iterable[Any]) -> list[V]:
-        """The values, each told to lm-eval's cache as soon as it is there; cuts are one warning.
+        """Return the values, each added to lm-eval's cache as it comes; cuts are one warning.
 
         Raises:
             FailedRequestError: a request failed or was left unanswered, unless it may count as the
@@ -74,7 +74,7 @@ class Collection:
                 else:
                     found[number] = self._valued(answering, number, answer)
                 bar.update()
-        self._tell_truncated()
+        self._warn_of_truncation()
         missing = [number for number in range(len(self.arguments)) if number not in found]
         if missing:
             raise FailedRequestError(f"{self._named(missing[0])}: the session left it unanswered")
@@ -96,7 +96,7 @@ class Collection:
             )
             self.truncated += 1
 
-    def _tell_truncated(self) -> None:
+    def _warn_of_truncation(self) -> None:
         if self.truncated:
             _log.warning(
                 "%d of %d %s requests were longer than the model takes and were cut from the left; "
@@ -108,10 +108,10 @@ class Collection:
             )
 
     def _worst(self, answering: Answering[V], number: int, error: EvalutionError) -> V:
-        told = f"{self._named(number)}: {type(error).__name__}: {error}"
+        failure = f"{self._named(number)}: {type(error).__name__}: {error}"
         if self.on_failure == "raise" or answering.worst is None or self.cache.dbdict is not None:
-            raise FailedRequestError(told) from error
-        _log.warning("%s; it counts as the worst answer", told)
+            raise FailedRequestError(failure) from error
+        _log.warning("%s; it counts as the worst answer", failure)
         self.failed += 1
         return answering.worst
 

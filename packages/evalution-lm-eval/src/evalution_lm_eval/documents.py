@@ -19,10 +19,9 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_lm_eval.asking import completion_request, scoring_request
-from evalution_lm_eval.chat import ChatPrompt
 from evalution_lm_eval.loading import KINDS, LoadedTask, LoadedTasks, settings_of
 from evalution_lm_eval.options import LmEvalOptions
+from evalution_lm_eval.requests import ChatPrompt, completion_request, scoring_request
 from evalution_lm_eval.upstream import Instance
 
 ItemKey = tuple[str, str]
@@ -38,10 +37,10 @@ class Document(Sample):
     instances: Sequence[Instance]
 
     def scored(self, answers: Sequence[Answer]) -> Items:
-        """What the task's own filters and metrics make of the answers.
+        """Score the answers with the task's own filters and metrics.
 
         Raises:
-            UnsupportedRequestError: a metric needs what is greedy, which the engine can't tell.
+            UnsupportedRequestError: a metric needs `is_greedy`, which the engine doesn't report.
         """
         left = iter(answers)
         needs_greedy = self._needs_greedy
@@ -61,7 +60,7 @@ class Document(Sample):
 
     @property
     def _needs_greedy(self) -> bool:
-        """Whether a score depends on it: of lm-eval's own tasks, choices that match need it."""
+        """True if a score depends on `is_greedy`: of choices, only those with exact match."""
         task = self.loaded.task
         return task.OUTPUT_TYPE != "multiple_choice" or "exact_match" in task.aggregation()
 
@@ -80,7 +79,7 @@ class Document(Sample):
 
 @dataclass(slots=True)
 class Items(Score):
-    """What a document adds to each metric of its task, as lm-eval's aggregations take it."""
+    """The values of a document for each metric of its task, as lm-eval's aggregations take them."""
 
     task: str = ""
     values: Mapping[ItemKey, Any] = field(default_factory=dict[ItemKey, Any])
@@ -94,7 +93,7 @@ class Documents:
         self._options = options
 
     def asked(self) -> Iterator[Document]:
-        """A sample for each document within the limit, its solved rows drawn anew.
+        """Yield a sample for each document within the limit, each time with its own shots.
 
         Raises:
             ConfigurationError: while iterating, for a document that asks for another kind of
@@ -204,8 +203,8 @@ def _response(answer: Answer, needs_greedy: bool) -> Any:
         case LoglikelihoodOutput():
             if answer.is_greedy is None and needs_greedy:
                 raise UnsupportedRequestError(
-                    "a metric of the task needs to know whether the continuation is what the model "
-                    "would write itself, and the engine can't tell"
+                    "a metric of the task needs is_greedy (the continuation is what greedy "
+                    "generation gives), which the engine doesn't report"
                 )
             return answer.logprob, bool(answer.is_greedy)
 

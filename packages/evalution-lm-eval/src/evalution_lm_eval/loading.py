@@ -12,12 +12,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import wrap_errors
 from evalution.suites.suite import RequestKind
 from evalution.yaml_spec.yaml_file import read_yaml
 from evalution_core import Capability, ConfigurationError, UnsupportedRequestError, did_you_mean
-from evalution_lm_eval.asking import generation_fields
 from evalution_lm_eval.options import LmEvalOptions
+from evalution_lm_eval.requests import generation_fields
 from evalution_lm_eval.upstream import Group, Sampler, Task, TaskManager
 
 KINDS = {
@@ -74,7 +74,7 @@ def settings_of(loaded: LoadedTask) -> dict[str, Any]:
         ConfigurationError: a setting that no engine can be asked.
     """
     try:
-        with foreign_errors("generation_kwargs", ConfigurationError):
+        with wrap_errors("generation_kwargs", ConfigurationError):
             return generation_fields(loaded.task.get_config("generation_kwargs") or {})
     except ConfigurationError as error:
         error.args = (f"lm-eval's task {loaded.name!r}: {error}",)
@@ -96,7 +96,7 @@ def load_tasks(options: LmEvalOptions) -> list[LoadedTasks]:
     )
     found: list[LoadedTasks] = []
     for name in _names(manager, options.task_names):
-        with foreign_errors(f"lm-eval can't load task {name!r}", ConfigurationError), _seeded():
+        with wrap_errors(f"lm-eval can't load task {name!r}", ConfigurationError), _seeded():
             loaded = manager.load(name)
         groups: Mapping[str, Group] = loaded["groups"]
         members = [groups[name]] if name in groups else list(loaded["tasks"].values())
@@ -179,7 +179,7 @@ def _checked(task: Task, options: LmEvalOptions) -> LoadedTask:
             f"lm-eval's task {name!r} runs code that the model wrote, on this machine; say "
             "confirm_run_unsafe_code: true to allow it"
         )
-    with foreign_errors(f"lm-eval's task {name!r}", ConfigurationError):
+    with wrap_errors(f"lm-eval's task {name!r}", ConfigurationError):
         _set_up(task, options)
         _check_solved_rows(task)
         return LoadedTask(name, task, len(task.eval_docs))

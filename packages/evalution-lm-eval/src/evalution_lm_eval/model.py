@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from evalution.execution.rolling import rolling_continuous
 from evalution.runs.preflight import check_model
+from evalution.runs.rolling import rolling_continuous
 from evalution_core import (
     BaseInferenceSession,
     Capability,
@@ -20,16 +20,16 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_lm_eval.asking import (
+from evalution_lm_eval.arguments import read_arguments
+from evalution_lm_eval.collection import Answering, Collection, OnFailure
+from evalution_lm_eval.prompting import PromptingLM
+from evalution_lm_eval.requests import (
     DEFAULT_MAX_GEN_TOKS,
+    ChatPrompt,
     completion_request,
     generation_fields,
     scoring_request,
 )
-from evalution_lm_eval.chat import ChatPrompt
-from evalution_lm_eval.collection import Answering, Collection, OnFailure
-from evalution_lm_eval.model_args import read_arguments
-from evalution_lm_eval.prompting import PromptingLM
 from evalution_lm_eval.upstream import Instance
 
 _WORST = (float("-inf"), False)
@@ -156,7 +156,7 @@ class EvalutionLM(PromptingLM):
         return self._max_gen_toks
 
     def get_model_info(self) -> dict[str, Any]:
-        """What answered, for lm-eval's results: engine with its options, identity, execution.
+        """Return facts for lm-eval's results: engine with its options, identity, execution.
 
         `failed_requests` counted as the worst answer; `truncated_requests` had a prompt or context
         that was cut to fit the model.
@@ -253,8 +253,8 @@ def _by_ids(
 def _score(output: LoglikelihoodOutput) -> tuple[float, bool]:
     if output.is_greedy is None:
         raise UnsupportedRequestError(
-            "the engine can't tell whether the continuation is what it would write itself, which "
-            "lm-eval wants to know of each"
+            "lm-eval needs is_greedy of each continuation (it is what greedy generation gives), "
+            "which the engine doesn't report"
         )
     return output.logprob, output.is_greedy
 

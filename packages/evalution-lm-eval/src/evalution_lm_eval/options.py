@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from evalution.counts import count_problem
 from evalution.suites.suite import PATH, SuiteDeclaration
+from evalution.user_input import find_count_problem
 
 _YAML = (".yaml", ".yml")
 
@@ -52,7 +52,7 @@ class LmEvalOptions(SuiteDeclaration):
             raise self.wrong("tasks", "must name at least one task, group or tag")
         for option, least in (("num_fewshot", 0), ("bootstrap_iters", 0)):
             value = getattr(self, option)
-            if value is not None and (problem := count_problem(value, least=least)):
+            if value is not None and (problem := find_count_problem(value, least=least)):
                 raise self.wrong(option, problem)
         if self.limit is not None and not (0 < self.limit < 1 or _is_count(self.limit)):
             raise self.wrong(

@@ -1,4 +1,4 @@
-"""What is used of lm-eval, which comes without types."""
+"""lm-eval's API as Protocols, since it comes without types."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Instance(Protocol):
 
 
 class CacheHook(Protocol):
-    """Where answers go as they come; `dbdict` is None unless lm-eval was told to cache."""
+    """The cache of answers; `dbdict` is None unless lm-eval caches."""
 
     dbdict: Any
 
@@ -46,7 +46,7 @@ class TaskConfig(Protocol):
 
 
 class Sampler(Protocol):
-    """What draws solved rows from `df`."""
+    """Draws shots from `df`."""
 
     df: Sequence[Any]
 

@@ -132,7 +132,7 @@ def test_a_neutral_field_that_a_server_refuses_can_be_left_out(
     server.fails("/completions", faulty(400, "min_p, top_k: extra fields not permitted"))
     with pytest.raises(
         InvalidRequestError,
-        match=r"not permitted; sent so that the server's own setting doesn't hold: extra_body="
+        match=r"not permitted; sent in place of the server's own setting: extra_body="
         r"\{'min_p': None, 'top_k': None\} leaves that to the server",
     ):
         connect().generate([GenerationRequest("a")])

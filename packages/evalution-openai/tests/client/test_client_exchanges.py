@@ -220,7 +220,7 @@ def test_a_broken_answer_is_asked_for_again(session: Any, server: Any) -> None:
     (output,) = session.generate([REQUEST])
     assert output.finish_reason == "length"
     server.fails(PATH, *[lambda _: httpx.Response(200, text="<html>")] * 9)
-    with pytest.raises(EngineRuntimeError, match="no valid JSON: '<html>'; given up after 6 tries"):
+    with pytest.raises(EngineRuntimeError, match="invalid JSON: '<html>'; given up after 6 tries"):
         session.generate([REQUEST])
 
 
@@ -250,9 +250,9 @@ def test_a_word_that_serves_as_a_key_is_left_in_answers(
 def test_an_answer_without_end_is_not_read_on(
     session: Any, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evalution_openai.client import connection as endpoint
+    from evalution_openai.client import connection as connection
 
-    monkeypatch.setattr(endpoint, "_LONGEST_ANSWER", 1000)
+    monkeypatch.setattr(connection, "_LONGEST_ANSWER", 1000)
     bomb = httpx.Response(
         200, headers={"content-encoding": "gzip"}, content=gzip.compress(b" " * 1_000_000)
     )

@@ -111,7 +111,7 @@ def test_finish_reasons_are_the_contracts(textual: Any, server: Any, sent: str, 
 
 def test_a_completion_that_was_given_up_is_a_failure(textual: Any, server: Any) -> None:
     server.fails("/completions", answering(text="half", finish_reason="abort"))
-    with pytest.raises(EngineRuntimeError, match=r"gave the completion up: .*'abort'"):
+    with pytest.raises(EngineRuntimeError, match=r"aborted the completion: .*'abort'"):
         textual.generate([GenerationRequest("a")])
 
 
@@ -124,7 +124,7 @@ def test_null_content_is_no_text_and_reasoning_is_kept_apart(textual: Any, serve
     assert output.runtime["reasoning"] == "hm"
     assert output.runtime["tool_calls"] == call
     server.fails("/completions", answering(text=["no", "text"]))
-    with pytest.raises(EngineRuntimeError, match="the answer's text is no text"):
+    with pytest.raises(EngineRuntimeError, match="the answer's text is not a string"):
         textual.generate([GenerationRequest("a")])
     server.fails("/completions", lambda _: httpx.Response(200, json={"choices": []}))
     with pytest.raises(EngineRuntimeError, match="has no choice"):

@@ -33,7 +33,7 @@ def test_the_guides_defaults_hold() -> None:
     ],
 )
 def test_a_number_out_of_range_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigurationError, match=f"'{name}' of engine OpenAICompatible must be"):
+    with pytest.raises(ConfigurationError, match=f"option '{name}' of engine OpenAICompatible: "):
         OpenAICompatible(**{name: value})  # pyright: ignore[reportArgumentType]
 
 
@@ -59,7 +59,7 @@ def test_stepwise_scoring_has_to_be_allowed() -> None:
     ],
 )
 def test_routes_are_found_with_and_without_v1(url: str, api: str, root: str) -> None:
-    assert Address.of(url) == Address(api, root)
+    assert Address.parse(url) == Address(api, root)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_routes_are_found_with_and_without_v1(url: str, api: str, root: str) -> 
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="base_url must be an http or https URL"):
-        Address.of(url)
+        Address.parse(url)
 
 
 def test_secrets_are_not_shown() -> None:

@@ -8,42 +8,42 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evalution_openai.client.retry import Pressure, RateLimit
+from evalution_openai.client.retry import AdaptiveConcurrency, RateLimit
 
 
 def test_refusals_of_one_moment_count_once(clock: Any) -> None:
     depths: list[int] = []
-    pressure = Pressure(clock, depths.append, 16, 16)
+    concurrency = AdaptiveConcurrency(clock, depths.append, 16, 16)
     clock.time = 5.0
     for _ in range(16):
-        pressure.refused(sent_at=4.0)
+        concurrency.note_refusal(sent_at=4.0)
     assert depths == [8], "they were sent before the first refusal came"
-    pressure.refused(sent_at=5.0)
+    concurrency.note_refusal(sent_at=5.0)
     assert depths == [8, 4]
 
 
 def test_depth_rises_by_one_a_round(clock: Any) -> None:
     depths: list[int] = []
-    pressure = Pressure(clock, depths.append, 2, 4)
+    concurrency = AdaptiveConcurrency(clock, depths.append, 2, 4)
     for _ in range(2 + 3):
-        pressure.served()
+        concurrency.note_answer()
     assert depths == [3, 4]
     for _ in range(50):
-        pressure.served()
+        concurrency.note_answer()
     assert depths == [3, 4]
 
 
 @given(st.lists(st.booleans(), max_size=200), st.integers(1, 64))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_depth_keeps_within_its_bounds(clock: Any, answers: list[bool], most: int) -> None:
-    pressure = Pressure(clock, lambda _: None, most, most)
+    concurrency = AdaptiveConcurrency(clock, lambda _: None, most, most)
     for served in answers:
         clock.time += 1.0
         if served:
-            pressure.served()
+            concurrency.note_answer()
         else:
-            pressure.refused(clock.time)
-        assert 1 <= pressure.depth <= most
+            concurrency.note_refusal(clock.time)
+        assert 1 <= concurrency.depth <= most
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=40), st.integers(1, 600))

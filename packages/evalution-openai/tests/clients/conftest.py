@@ -24,11 +24,9 @@ def tiny() -> Iterator[BaseInferenceSession]:
 @pytest.fixture(scope="session")
 def url(tiny: BaseInferenceSession) -> Iterator[str]:
     from evalution_openai.server import build_openai_compatible_server
-    from evalution_openai.server.listening import listening
 
-    app = build_openai_compatible_server(session=tiny, model_name="tiny")
-    with listening(app) as base:
-        yield base
+    with build_openai_compatible_server(session=tiny, model_name="tiny") as server:
+        yield server.base_url
 
 
 @pytest.fixture(scope="session")

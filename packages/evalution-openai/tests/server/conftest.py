@@ -52,7 +52,7 @@ def until() -> Callable[[Callable[[], object]], None]:
     def wait(condition: Callable[[], object]) -> None:
         end = time.monotonic() + 20
         while not condition():
-            assert time.monotonic() < end, "it never came"
+            assert time.monotonic() < end, "it never became true"
             time.sleep(0.002)
 
     return wait
@@ -65,14 +65,12 @@ Serving = Callable[..., httpx.Client]
 def serving() -> Generator[Serving]:
     """Start a server of what it is called with, on a free port; gives a client of it."""
     from evalution_openai.server import build_openai_compatible_server
-    from evalution_openai.server.listening import listening
 
     with ExitStack() as stack:
 
         def start(**options: Any) -> httpx.Client:
-            app = build_openai_compatible_server(**options)
-            url = stack.enter_context(listening(app))
-            return stack.enter_context(httpx.Client(base_url=url, timeout=30))
+            server = stack.enter_context(build_openai_compatible_server(**options))
+            return stack.enter_context(httpx.Client(base_url=server.base_url, timeout=30))
 
         yield start
 

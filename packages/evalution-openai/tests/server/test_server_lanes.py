@@ -22,15 +22,17 @@ WAIT_S = 20
 
 def test_a_lane_that_is_closed_ends_its_calls(slow: Any, until: Any) -> None:
     from evalution_core import SessionClosedError
-    from evalution_openai.server.generation_lane import GenerationLane
+    from evalution_openai.server.generation_scheduler import GenerationScheduler
 
     async def run() -> None:
-        lane = GenerationLane(slow, limit=2, refills=True, streams=True, waited=lambda _: None)
+        scheduler = GenerationScheduler(
+            slow, limit=2, refills=True, streams=True, waited=lambda _: None
+        )
         request = GenerationRequest("abc", max_new_tokens=4000, ignore_eos=True)
-        calls = [asyncio.ensure_future(lane.outputs([request, request])) for _ in range(2)]
+        calls = [asyncio.ensure_future(scheduler.outputs([request, request])) for _ in range(2)]
         while not slow.requests_in_flight:
             await asyncio.sleep(0.001)
-        lane.close()
+        scheduler.close()
         for call in calls:
             with pytest.raises(SessionClosedError, match="the server ends"):
                 await call
@@ -40,12 +42,14 @@ def test_a_lane_that_is_closed_ends_its_calls(slow: Any, until: Any) -> None:
 
 
 def test_an_event_loop_that_is_gone_leaves_nothing_running(slow: Any, until: Any) -> None:
-    from evalution_openai.server.generation_lane import GenerationLane
+    from evalution_openai.server.generation_scheduler import GenerationScheduler
 
     async def run() -> None:
-        lane = GenerationLane(slow, limit=2, refills=True, streams=True, waited=lambda _: None)
+        scheduler = GenerationScheduler(
+            slow, limit=2, refills=True, streams=True, waited=lambda _: None
+        )
         request = GenerationRequest("abc", max_new_tokens=4000, ignore_eos=True)
-        call = asyncio.ensure_future(lane.outputs([request]))
+        call = asyncio.ensure_future(scheduler.outputs([request]))
         while not slow.requests_in_flight:
             await asyncio.sleep(0.001)
         assert not call.done()
@@ -83,13 +87,15 @@ def test_every_call_is_answered_once_or_told_why_not(until: Any, chance: Random)
     leaving = {number: chance.randrange(60) for number in chance.sample(range(40), 15)}
     limit = chance.choice([3, 40])
 
-    from evalution_openai.server.generation_lane import GenerationLane
+    from evalution_openai.server.generation_scheduler import GenerationScheduler
 
     async def work(session: Crashing) -> list[Any]:
-        lane = GenerationLane(
+        scheduler = GenerationScheduler(
             session, limit=limit, refills=True, streams=True, waited=lambda _: None
         )
-        tasks = [asyncio.ensure_future(texts(lane, call, chance.random() < 0.5)) for call in calls]
+        tasks = [
+            asyncio.ensure_future(texts(scheduler, call, chance.random() < 0.5)) for call in calls
+        ]
         for turn in range(60):
             await asyncio.sleep(0)
             for number in (number for number, when in leaving.items() if when == turn):
@@ -97,8 +103,8 @@ def test_every_call_is_answered_once_or_told_why_not(until: Any, chance: Random)
         found = await asyncio.gather(*tasks, return_exceptions=True)
         session.crashes = set()
         # Every turn came back: so many calls run at once, and one more has its turn after them.
-        await asyncio.gather(*(lane.outputs(calls[0]) for _ in range(limit + 1)))
-        lane.close()
+        await asyncio.gather(*(scheduler.outputs(calls[0]) for _ in range(limit + 1)))
+        scheduler.close()
         return found
 
     with Crashing(set(chance.sample(range(1, 60), 3))) as session:
@@ -113,13 +119,13 @@ def test_every_call_is_answered_once_or_told_why_not(until: Any, chance: Random)
         until(lambda: session.requests_in_flight == 0)
 
 
-async def texts(lane: Any, call: list[GenerationRequest], deltas: bool) -> list[str]:
+async def texts(scheduler: Any, call: list[GenerationRequest], deltas: bool) -> list[str]:
     """The text of each request; of a stream, out of its pieces, and its output ends each."""
     if not deltas:
-        return [output.text for output in await lane.outputs(call)]
+        return [output.text for output in await scheduler.outputs(call)]
     pieces: dict[int, str] = dict.fromkeys(range(len(call)), "")
     ended: list[int] = []
-    async with aclosing(lane.stream_of(call)) as events:
+    async with aclosing(scheduler.stream_of(call)) as events:
         async for index, event in events:
             assert index not in ended
             if isinstance(event, TextDelta):
@@ -132,20 +138,22 @@ async def texts(lane: Any, call: list[GenerationRequest], deltas: bool) -> list[
 
 
 def test_a_call_without_requests_ends_and_takes_no_turn(mock: Any) -> None:
-    from evalution_openai.server.generation_lane import GenerationLane
+    from evalution_openai.server.generation_scheduler import GenerationScheduler
 
     async def run() -> None:
-        lane = GenerationLane(mock, limit=1, refills=True, streams=True, waited=lambda _: None)
+        scheduler = GenerationScheduler(
+            mock, limit=1, refills=True, streams=True, waited=lambda _: None
+        )
         for _ in range(2):
-            assert await lane.outputs([]) == []
-            assert await texts(lane, [], True) == []
-        lane.close()
+            assert await scheduler.outputs([]) == []
+            assert await texts(scheduler, [], True) == []
+        scheduler.close()
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
 
 
 def test_a_caller_with_one_request_to_score_waits_for_no_batch() -> None:
-    from evalution_openai.server.scoring_lane import ScoringLane
+    from evalution_openai.server.scoring_batcher import ScoringBatcher
 
     windows: list[list[str]] = []
     begun, go_on = threading.Semaphore(0), threading.Event()
@@ -157,18 +165,18 @@ def test_a_caller_with_one_request_to_score_waits_for_no_batch() -> None:
         yield from enumerate(requests)
 
     async def run() -> None:
-        lane: ScoringLane[str, str] = ScoringLane(score, lambda _: None)
-        many = asyncio.ensure_future(lane.results([f"many {n}" for n in range(1000)]))
+        scheduler: ScoringBatcher[str, str] = ScoringBatcher(score, lambda _: None)
+        many = asyncio.ensure_future(scheduler.results([f"many {n}" for n in range(1000)]))
         await asyncio.sleep(0)
-        one = asyncio.ensure_future(lane.results(["one"]))
+        one = asyncio.ensure_future(scheduler.results(["one"]))
         await asyncio.sleep(0)
         for _ in range(2):
             assert begun.acquire(timeout=WAIT_S)
         go_on.set()
         assert await one == ["one"]
         assert await many == [f"many {n}" for n in range(1000)]
-        assert await lane.results([]) == []
-        lane.close()
+        assert await scheduler.results([]) == []
+        scheduler.close()
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
     # Two windows run at once, and either may be noted first.
@@ -185,12 +193,12 @@ class Forgetful:
 
 
 def test_a_request_that_the_session_forgets_does_not_hang() -> None:
-    from evalution_openai.server.scoring_lane import ScoringLane
+    from evalution_openai.server.scoring_batcher import ScoringBatcher
 
     async def score() -> None:
-        lane: ScoringLane[str, str] = ScoringLane(Forgetful(), lambda _: None)
+        scheduler: ScoringBatcher[str, str] = ScoringBatcher(Forgetful(), lambda _: None)
         with pytest.raises(KeyError):
-            await lane.results(["a", "b"])
-        lane.close()
+            await scheduler.results(["a", "b"])
+        scheduler.close()
 
     asyncio.run(asyncio.wait_for(score(), WAIT_S))

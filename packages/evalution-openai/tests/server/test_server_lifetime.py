@@ -17,7 +17,6 @@ from evalution_enginekit.mock import Mock
 
 def test_an_engine_is_built_when_the_server_starts_and_closed_when_it_ends() -> None:
     from evalution_openai.server import build_openai_compatible_server
-    from evalution_openai.server.listening import listening
 
     built: list[BaseInferenceSession] = []
 
@@ -27,10 +26,10 @@ def test_an_engine_is_built_when_the_server_starts_and_closed_when_it_ends() -> 
             built.append(session)
             return session
 
-    app = build_openai_compatible_server(engine=Watched(), model="some")
+    server = build_openai_compatible_server(engine=Watched(), model="some")
     assert not built
-    with listening(app) as url:
-        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "some"
+    with server:
+        assert httpx.get(f"{server.base_url}/v1/models").json()["data"][0]["id"] == "some"
         (session,) = built
         session.check()
     with pytest.raises(RuntimeError, match="closed"):
@@ -39,13 +38,55 @@ def test_an_engine_is_built_when_the_server_starts_and_closed_when_it_ends() -> 
 
 def test_a_session_stays_its_owners(serving: Any, mock: BaseInferenceSession) -> None:
     from evalution_openai.server import build_openai_compatible_server
-    from evalution_openai.server.listening import listening
 
     for _ in range(2):
-        with listening(build_openai_compatible_server(session=mock)) as url:
-            asked = {"prompt": "a", "max_tokens": 2}
-            assert httpx.post(f"{url}/v1/completions", json=asked).status_code == 200
+        with build_openai_compatible_server(session=mock) as server:
+            assert complete(server) == 200
     mock.check()
+
+
+def complete(server: Any) -> int:
+    """The status of a completion."""
+    body = {"prompt": "a", "max_tokens": 2}
+    return httpx.post(f"{server.base_url}/v1/completions", json=body).status_code
+
+
+def test_server_starts_listens_and_closes_as_the_guide_says(mock: BaseInferenceSession) -> None:
+    from evalution_openai.server import build_openai_compatible_server
+
+    server = build_openai_compatible_server(session=mock, host="localhost", port=0)
+    assert (server.host, server.port) == ("localhost", 0)
+    assert server.start() is server
+    try:
+        port = server.port
+        assert port > 0
+        assert server.base_url == f"http://localhost:{port}"
+        assert complete(server) == 200
+        assert server.start().port == port, "a second start does nothing"
+    finally:
+        server.close()
+        server.close()
+    with pytest.raises(httpx.ConnectError):
+        complete(server)
+    with server:
+        assert server.port == port, "it starts again where it listened"
+        assert complete(server) == 200
+    with pytest.raises(ConfigurationError, match="lets everybody who reaches this machine"):
+        build_openai_compatible_server(session=mock, host="0.0.0.0")
+
+
+def test_server_whose_session_cannot_be_built_does_not_start() -> None:
+    from evalution_core import EngineRuntimeError
+    from evalution_openai.server import build_openai_compatible_server
+
+    class Broken(Mock):
+        def build(self, model: Model) -> Any:
+            raise EngineRuntimeError("no weights")
+
+    server = build_openai_compatible_server(engine=Broken(), model="some")
+    with pytest.raises(EngineRuntimeError, match="didn't start"):
+        server.start()
+    server.close()
 
 
 def test_a_server_needs_a_session_or_an_engine(mock: BaseInferenceSession) -> None:
@@ -54,9 +95,9 @@ def test_a_server_needs_a_session_or_an_engine(mock: BaseInferenceSession) -> No
     for given in ({}, {"session": mock, "engine": Mock(), "model": "a"}):
         with pytest.raises(ConfigurationError, match="a session, or an engine and a model"):
             build_openai_compatible_server(**given)
-    with pytest.raises(ConfigurationError, match="which model to serve"):
+    with pytest.raises(ConfigurationError, match="name the model to serve"):
         build_openai_compatible_server(engine=Mock())
-    with pytest.raises(ConfigurationError, match="max_queue must be an int >= 0"):
+    with pytest.raises(ConfigurationError, match="option 'max_queue' of server ServerSettings"):
         build_openai_compatible_server(session=mock, max_queue=-1)
     with pytest.raises(ConfigurationError, match="at least 8 characters"):
         build_openai_compatible_server(session=mock, api_key="short")
@@ -133,4 +174,4 @@ def test_a_session_that_the_server_built_is_let_go_at_its_end() -> None:
     app = asyncio.run(serve())
     gc.collect()
     assert built[0]() is None
-    assert b"evalution_requests_inside 0.0" in app.metrics.page()
+    assert b"evalution_requests_inside 0.0" in app.metrics.render()

@@ -27,15 +27,15 @@ def test_prompts_are_encoded_where_they_hold_up_nobody(
     asked: Any,
     stream: bool,
 ) -> None:
-    from evalution_openai.server.serving import Served
+    from evalution_openai.server.serving import ServedModel
 
-    encode, threads = Served.prompt_ids, set[str]()
+    encode, threads = ServedModel.encode_prompt, set[str]()
 
     def watched(self: Any, text: str) -> Any:
         threads.add(threading.current_thread().name)
         return encode(self, text)
 
-    monkeypatch.setattr(Served, "prompt_ids", watched)
+    monkeypatch.setattr(ServedModel, "encode_prompt", watched)
     body = {**asked, "return_token_ids": True, "max_tokens": 2, "stream": stream}
     answer = serving(session=mock).post(path, json=body)
     assert '"prompt_token_ids":[' in answer.text
@@ -48,15 +48,15 @@ def test_long_prompts_are_checked_where_they_hold_up_nobody(
     serving: Any, mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch, prompt: Any
 ) -> None:
     from evalution_openai.server import completions
-    from evalution_openai.server.serving import Served
+    from evalution_openai.server.serving import ServedModel
 
-    admit, threads = Served.admit, list[str]()
+    admit, threads = ServedModel.validate, list[str]()
 
     def watched(self: Any, requests: Any) -> None:
         threads.append(threading.current_thread().name)
         admit(self, requests)
 
-    monkeypatch.setattr(Served, "admit", watched)
+    monkeypatch.setattr(ServedModel, "validate", watched)
     monkeypatch.setattr(completions, "_LONG", 20)
     client = serving(session=mock)
     for asked, is_aside in ((prompt, True), ("a", False)):

@@ -53,19 +53,19 @@ def test_a_public_address_needs_a_key_or_a_second_word(
 
 
 def test_a_port_that_is_taken_is_told() -> None:
-    from evalution_openai.server.listening import bound_socket
+    from evalution_openai.server.listening import bind_socket
 
     with (
-        bound_socket("127.0.0.1", 0) as first,
+        bind_socket("127.0.0.1", 0) as first,
         pytest.raises(ConfigurationError, match=r"can't listen on 127.0.0.1, port \d+: "),
     ):
-        bound_socket("127.0.0.1", first.getsockname()[1])
+        bind_socket("127.0.0.1", first.getsockname()[1])
 
 
 def test_an_answer_does_not_wait_for_the_receipt_of_its_header() -> None:
-    from evalution_openai.server.listening import bound_socket
+    from evalution_openai.server.listening import bind_socket
 
-    with bound_socket("127.0.0.1", 0) as bound:
+    with bind_socket("127.0.0.1", 0) as bound:
         with socket.create_connection(bound.getsockname()):
             accepted, _ = bound.accept()
         with accepted:
@@ -235,4 +235,4 @@ def test_sizes_are_given_in_mebibytes(
     app(["builtin:tiny", "--engine", "Reference", *arguments], standalone_mode=False)
     (settings,) = found
     assert settings.max_body_bytes == body * 1024**2
-    assert settings.most_held_bytes == held * 1024**2
+    assert settings.body_budget == held * 1024**2

@@ -15,7 +15,7 @@ from evalution_core import BaseInferenceSession, Model
 from evalution_enginekit.mock import Mock
 
 
-class Peer:
+class Client:
     """A connection's word on its client."""
 
     has_sent_all = True
@@ -36,24 +36,24 @@ class Peer:
 class Exchange:
     """One request to an application, without a server: what is sent, and a client that can go."""
 
-    def __init__(self, app: Any, body: Any, peer: Peer | None = None):
+    def __init__(self, app: Any, body: Any, client: Client | None = None):
         self.sent: list[Any] = []
         self._app = app
-        self._peer = peer
+        self._client = client
         self._body: list[bytes] = [json.dumps(body).encode()]
         self._is_gone = asyncio.Event()
 
     async def run(self) -> None:
         headers = [(b"host", b"localhost")]
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
-        if self._peer is not None:
-            scope["extensions"] = {"evalution.peer": self._peer}
+        if self._client is not None:
+            scope["extensions"] = {"evalution.client": self._client}
         await self._app(scope, self._receive, self._send)
 
     def go(self) -> None:
         self._is_gone.set()
-        if self._peer is not None and self._peer.told is not None:
-            self._peer.told()
+        if self._client is not None and self._client.told is not None:
+            self._client.told()
 
     async def _receive(self) -> Any:
         if self._body:
@@ -72,28 +72,28 @@ def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 LONG = {"prompt": "a", "max_tokens": 1_000_000, "ignore_eos": True}
 
 
-@pytest.mark.parametrize("peer", [Peer(), None], ids=["a connection tells", "messages tell"])
-def test_who_goes_takes_its_request_along(peer: Peer | None, until: Any) -> None:
+@pytest.mark.parametrize("client", [Client(), None], ids=["a connection tells", "messages tell"])
+def test_who_goes_takes_its_request_along(client: Client | None, until: Any) -> None:
     from evalution_openai.server import build_openai_compatible_server
 
     with Mock(max_model_len=2_000_000).build(Model("mock")) as session:
 
         async def serve() -> bytes:
             app = build_openai_compatible_server(session=session)
-            exchange = Exchange(app, LONG, peer)
+            exchange = Exchange(app, LONG, client)
             asking = asyncio.ensure_future(exchange.run())
             while not session.requests_in_flight:
                 await asyncio.sleep(0)
             exchange.go()
             await asking
             assert not exchange.sent
-            return app.metrics.page()
+            return app.metrics.render()
 
         page = run(serve)
         until(lambda: not session.requests_in_flight)
     assert b"evalution_requests_aborted_total 1.0" in page
     assert b'evalution_requests_total{route="/v1/completions",status="499"} 1.0' in page
-    assert peer is None or peer.told is None
+    assert client is None or client.told is None
 
 
 def test_the_request_of_who_is_gone_already_does_not_begin(mock: BaseInferenceSession) -> None:
@@ -101,10 +101,10 @@ def test_the_request_of_who_is_gone_already_does_not_begin(mock: BaseInferenceSe
 
     async def serve() -> bytes:
         app = build_openai_compatible_server(session=mock)
-        exchange = Exchange(app, {"prompt": "a"}, Peer(is_gone=True))
+        exchange = Exchange(app, {"prompt": "a"}, Client(is_gone=True))
         await exchange.run()
         assert not exchange.sent
-        return app.metrics.page()
+        return app.metrics.render()
 
     page = run(serve)
     assert b"evalution_requests_aborted_total 1.0" in page
@@ -113,12 +113,12 @@ def test_the_request_of_who_is_gone_already_does_not_begin(mock: BaseInferenceSe
     assert b'evalution_queue_seconds_count{kind="generation"} 0.0' in page, "it took no turn"
 
 
-@pytest.mark.parametrize("peer", [Peer(), None], ids=["a connection tells", "messages tell"])
-def test_who_stays_is_answered(mock: BaseInferenceSession, peer: Peer | None) -> None:
+@pytest.mark.parametrize("client", [Client(), None], ids=["a connection tells", "messages tell"])
+def test_who_stays_is_answered(mock: BaseInferenceSession, client: Client | None) -> None:
     from evalution_openai.server import build_openai_compatible_server
 
     async def serve() -> list[Any]:
-        exchange = Exchange(build_openai_compatible_server(session=mock), {"prompt": "a"}, peer)
+        exchange = Exchange(build_openai_compatible_server(session=mock), {"prompt": "a"}, client)
         await exchange.run()
         exchange.go()  # the end of its answer ends the watch
         return exchange.sent
@@ -152,10 +152,10 @@ def test_requests_that_come_together_are_answered_one_after_the_other(
 
 
 def test_a_mailbox_keeps_what_its_reader_does_not_wait_for() -> None:
-    from evalution_openai.server.mailbox import Mailbox
+    from evalution_openai.server.generation_scheduler import EventQueue
 
     async def read() -> list[int]:
-        box: Mailbox[int] = Mailbox()
+        box: EventQueue[int] = EventQueue()
         box.put(1)
         box.put(2)
         found = [await box.get(), await box.get()]

@@ -99,7 +99,7 @@ def on_a_wire(session: Any, work: Callable[[Wire, Any], Coroutine[Any, Any, None
             await work(wire, app)
             await wire.end()
         app.served().close()
-        return app.metrics.page().decode()
+        return app.metrics.render().decode()
 
     return asyncio.run(within())
 
@@ -144,7 +144,7 @@ async def on_a_bare_wire(work: Callable[[Wire, list[Asked]], Coroutine[Any, Any,
     asked: list[Asked] = []
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
-        asked.append(Asked(scope["extensions"]["evalution.peer"]))
+        asked.append(Asked(scope["extensions"]["evalution.client"]))
         await asked[-1].answer(send)
 
     async with asyncio.timeout(WAIT_S):
@@ -159,11 +159,11 @@ async def on_a_bare_wire(work: Callable[[Wire, list[Asked]], Coroutine[Any, Any,
 class Asked:
     """A request that is answered, and then ends, when it is told to."""
 
-    def __init__(self, peer: Any):
+    def __init__(self, client: Any):
         self.let_it_answer = asyncio.Event()
         self.let_it_end = asyncio.Event()
         self.is_gone = False
-        self.stop = peer.call_when_gone(self._leave)
+        self.stop = client.call_when_gone(self._leave)
 
     async def answer(self, send: Any) -> None:
         await self.let_it_answer.wait()

@@ -76,7 +76,7 @@ def test_a_stream_that_nobody_reads_is_given_up(
                 await asyncio.get_running_loop().create_future()
 
         await app(*asgi("/v1/completions", {"prompt": "a", "stream": True}), send)
-        return app.metrics.page()
+        return app.metrics.render()
 
     page = run(serve())
     assert b"evalution_requests_aborted_total 1.0" in page
@@ -103,9 +103,9 @@ def test_a_long_answer_that_nobody_reads_keeps_its_place_until_it_is_given_up(
         body = {"prompt": "a" * 200_000, "echo": True, "max_tokens": 1}
         asking = asyncio.ensure_future(app(*asgi("/v1/completions", body), send))
         await stuck.wait()
-        during = app.metrics.page()
+        during = app.metrics.render()
         await asking
-        return sent, during, app.metrics.page()
+        return sent, during, app.metrics.render()
 
     monkeypatch.setattr(sending, "STALL_S", 0.2)
     with Mock(max_model_len=300_000).build(Model("mock")) as session:

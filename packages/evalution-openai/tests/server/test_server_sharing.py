@@ -148,7 +148,7 @@ def test_a_session_that_was_closed_is_told_of_at_once(serving: Any) -> None:
 def test_what_takes_long_to_prepare_has_a_stream_of_its_own(
     serving: Any, watched: Watched, monkeypatch: pytest.MonkeyPatch, path: str, asked: Any
 ) -> None:
-    from evalution_openai.server import generation_lane
+    from evalution_openai.server import generation_scheduler as generation_lane
 
     monkeypatch.setattr(generation_lane, "_LONG_TEXT", 100)
     monkeypatch.setattr(generation_lane, "_LONG_IDS", 50)

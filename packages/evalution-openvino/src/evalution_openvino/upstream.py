@@ -1,15 +1,9 @@
-"""The parts of OpenVINO that are used here, as types; a check of types doesn't need it then."""
-
-# pyright: reportMissingImports=false, reportMissingTypeStubs=false
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+"""The parts of OpenVINO and openvino-genai that are used here, as Protocols."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
-
-import openvino as _openvino
-from openvino import opset13 as _opset13
+from typing import Any, Protocol
 
 
 class Tensor(Protocol):
@@ -86,6 +80,28 @@ class OpenVINORuntime(Protocol):
     Type: Any
 
 
-openvino = cast(OpenVINORuntime, _openvino)
-opset13: Any = _opset13
-"""The operations of a graph; decorators make them, and leave them without types."""
+class Handle(Protocol):
+    """`openvino_genai.GenerationHandle`."""
+
+    def can_read(self) -> bool: ...
+    def read(self) -> Mapping[int, Any]: ...
+    def get_status(self) -> Any: ...
+    def cancel(self) -> None: ...
+
+
+class Pipeline(Protocol):
+    """`openvino_genai.ContinuousBatchingPipeline`."""
+
+    def add_request(self, request_id: int, input_ids: Any, generation_config: Any) -> Handle: ...
+    def step(self) -> None: ...
+    def has_non_finished_requests(self) -> bool: ...
+
+
+class GenaiRuntime(Protocol):
+    """The package `openvino_genai`."""
+
+    SchedulerConfig: Callable[[], Any]
+    GenerationConfig: Callable[[], Any]
+    GenerationFinishReason: Any
+    GenerationStatus: Any
+    ContinuousBatchingPipeline: Callable[..., Pipeline]

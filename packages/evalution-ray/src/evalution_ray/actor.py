@@ -6,15 +6,14 @@ import threading
 from importlib import import_module
 from typing import NamedTuple, cast
 
-from evalution.workers.construction import constructed
-from evalution.workers.lanes import Service
-from evalution.workers.parcel import pack_error
+from evalution.workers.child import Service, constructed
 from evalution.workers.wire import (
     BuildFailed,
     Close,
     Closed,
     Outbox,
     Ready,
+    pack_error,
     pack_messages,
     unpack_messages,
 )

@@ -10,10 +10,10 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Literal, cast
 
-from evalution.replication import ReplicatedEngine
+from evalution.replicas import ReplicatedEngine
 from evalution.workers import WorkerOptions
-from evalution.workers.parcel import pack_configuration
 from evalution.workers.supervision import Supervision
+from evalution.workers.wire import pack_configuration
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, secret, speed_only
 from evalution_core.plugins import did_you_mean
 from evalution_ray.actor import Plan, SessionActor

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from evalution.workers.parcel import pack_error
 from evalution.workers.wire import (
     BuildFailed,
     Closed,
+    Ending,
+    Listener,
     Message,
     Ready,
+    pack_error,
     pack_messages,
     unpack_messages,
 )
-from evalution.workers.worker import Ending, Listener
 from evalution_core import EngineUnavailableError, EvalutionError
 from evalution_ray.dispatcher import Dispatcher
 from evalution_ray.endings import build_failure, reason_of

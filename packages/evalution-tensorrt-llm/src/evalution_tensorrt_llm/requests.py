@@ -39,7 +39,7 @@ _FINISHED: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 _ROWS = 64
 """Rows of logits that are turned into log-probabilities at a time."""
 _GRACE_S = 10.0
-"""How long an aborted request may take to end; the runtime ends it with its next step."""
+"""Time for an aborted request to end; the runtime ends it with its next step."""
 
 
 class Parameters:

@@ -1,8 +1,8 @@
-"""Where tinygrad runs and how it compiles, set for a while and never for good.
+"""The device that tinygrad runs on and its settings, set for one step at a time.
 
-tinygrad keeps its settings for the whole process: its default device, how its JIT works, and the
-connection to its cache. Each step of a session sets them as they were asked for and puts back what
-was there, so that two sessions, or a program that uses tinygrad itself, don't meet.
+tinygrad keeps its settings for the whole process: its default device, its JIT's mode, and the
+connection to its cache. Each step of a session sets its own and restores the former ones, so that
+two sessions, or a program that uses tinygrad itself, don't disturb each other.
 """
 
 # tinygrad leaves some of its functions without types, and doesn't mark what it exports.
@@ -29,9 +29,9 @@ from evalution_core import ConfigurationError, EngineRuntimeError, EngineUnavail
 from evalution_enginekit import runtime_errors
 
 _TURN = threading.RLock()
-"""tinygrad is one machine for all threads of a process: one of them at a time."""
+"""tinygrad has one state for all threads of a process: one of them at a time."""
 _GRAPHS_FAIL = ("CUDA", "NV")
-"""Devices whose graphs failed on consumer and data-centre GPUs, as the Engine Guide has it."""
+"""Devices whose graphs failed on consumer and data-centre GPUs, by the Engine Guide."""
 _WITHOUT_COMPILER = "X86"
 
 
@@ -49,37 +49,37 @@ class Placement:
 
     @contextmanager
     def entered(self) -> Generator[None]:
-        """A context in which tinygrad works this way, on this thread alone."""
+        """Use these settings while the context is entered; other threads wait."""
         settings = Context(DEV=self.target, JIT=self.jit, BEAM=self.beam)
         with _TURN, _own_cache(), _no_alarms(), settings:
             yield
 
     def free_memory(self) -> None:
-        """Give back to the device what its allocator keeps for later."""
+        """Free the memory that the device's allocator keeps for later."""
         opened: Any = Device[self.device]
         if isinstance(opened.allocator, LRUAllocator):
             opened.allocator.free_cache()
 
 
-def place(device: str | None, jit: int | None, beam: int | None) -> Placement:
-    """The placement that was asked for, opened once to see that it works.
+def open_device(device: str | None, jit: int | None, beam: int | None) -> Placement:
+    """Open a device once, to see that it works, and return it with its settings.
 
     Args:
-        device: as tinygrad's `DEV` (`cpu`, `cuda`, `metal`, `cpu:clangjit`); None or `auto`: what
-            the environment's `DEV` names, else the first accelerator that opens, else the CPU.
-        jit: tinygrad's `JIT`; None: 2 on CUDA, else tinygrad's own.
-        beam: tinygrad's `JITBEAM`; None: 0 on CUDA, else tinygrad's own.
+        device: as tinygrad's `DEV` (`cpu`, `cuda`, `metal`, `cpu:clangjit`); None or `auto` means
+            the environment's `DEV`, else the first accelerator that opens, else the CPU.
+        jit: tinygrad's `JIT`; None means 2 on CUDA, else tinygrad's own.
+        beam: tinygrad's `JITBEAM`; None means 0 on CUDA, else tinygrad's own.
 
     Raises:
         ConfigurationError: no such device, or `beam` contradicts the environment.
         EngineUnavailableError: the device, or a compiler for it, isn't there.
     """
     with _TURN:
-        target = _target(device)
+        target = _choose_target(device)
         name = Target.parse(target).device
         if jit is None:
             jit = 2 if name in _GRAPHS_FAIL else helpers.JIT.value
-        placement = Placement(target, jit, _beam(beam, name))
+        placement = Placement(target, jit, _choose_beam(beam, name))
         _check_compiler(placement)
         with placement.entered(), Context(BEAM=0):
             try:
@@ -95,19 +95,19 @@ def place(device: str | None, jit: int | None, beam: int | None) -> Placement:
     return placement
 
 
-def _target(device: str | None) -> str:
+def _choose_target(device: str | None) -> str:
     if device is None or device == "auto":
         asked = repr(helpers.DEV) if helpers.DEV.device else next(Device.get_available_devices())
         target = Target.parse(asked.split(";")[0])
     else:
-        target = _parsed(device)
+        target = _parse_device(device)
     if target.device == "CPU" and not target.renderer and _is_x86():
         # tinygrad's other renderers call a compiler of the machine's, clang or LLVM.
         target = target.replacedefault(renderer=_WITHOUT_COMPILER)
     return repr(target)
 
 
-def _parsed(device: str) -> Target:
+def _parse_device(device: str) -> Target:
     names = ", ".join(name.lower() for name in ALL_DEVICES)
     try:
         target = Target.parse(device)
@@ -125,7 +125,7 @@ def _parsed(device: str) -> Target:
     return target
 
 
-def _beam(asked: int | None, device: str) -> int:
+def _choose_beam(asked: int | None, device: str) -> int:
     own = os.environ.get("JITBEAM")
     if own is None:
         return asked if asked is not None else 0 if device in _GRAPHS_FAIL else helpers.BEAM.value
@@ -155,7 +155,7 @@ def _is_x86() -> bool:
 
 @contextmanager
 def _own_cache() -> Generator[None]:
-    """The cache of compiled programs, by a connection of this thread's own.
+    """Use the cache of compiled programs through a connection of this thread's own.
 
     tinygrad 0.13 keeps one SQLite connection for the process, and SQLite refuses it to all threads
     but the one that opened it.
@@ -172,10 +172,10 @@ def _own_cache() -> Generator[None]:
 
 @contextmanager
 def _no_alarms() -> Generator[None]:
-    """The search for fast kernels without its time limits, off the main thread.
+    """Search for fast kernels without time limits off the main thread.
 
-    tinygrad 0.13 sets an alarm for each kernel that it tries (not where other processes compile
-    them), and Python refuses alarms to all threads but the main one.
+    tinygrad 0.13 sets an alarm for each kernel that it tries (unless other processes compile
+    them), and Python allows alarms on the main thread alone.
     """
     module: Any = search
     found = module.signal

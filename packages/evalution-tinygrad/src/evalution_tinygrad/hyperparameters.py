@@ -1,8 +1,8 @@
-"""Whether tinygrad computes what a GGUF file says of its model.
+"""Check that tinygrad computes a model as the keys of its GGUF file say.
 
-tinygrad 0.13 reads some of the keys under `<architecture>.` and passes over the rest. The format is
-llama.cpp's, so what a key means, and what its absence means, is what llama.cpp takes it for. A file
-with a key that could change a number and isn't computed that way is refused.
+tinygrad 0.13 reads some of the keys under `<architecture>.` and ignores the rest. The format is
+llama.cpp's, so a key, or its absence, means what it means to llama.cpp. A file with a key that
+could change a number and isn't computed that way is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SIZES = (
     "attention.head_count",
     "attention.layer_norm_rms_epsilon",
 )
-"""What every file must have, as one number for all layers."""
+"""Keys that every file must have, as one number for all layers."""
 _COMPUTED = frozenset(
     {
         *_SIZES,
@@ -73,21 +73,21 @@ _ROUTING: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "qwen3moe": {"expert_weights_norm": (True,), "expert_weights_scale": (0, 1)},
     "olmoe": {"expert_weights_norm": (False,), "expert_weights_scale": (0, 1)},
 }
-"""Values that llama.cpp takes whatever the file says, where tinygrad takes the file's."""
-_PARTLY_TURNED = ("deepseek2", "glm4moe")
-"""Architectures whose rotary embeddings turn only a part of each head."""
+"""Values that llama.cpp uses whatever the file says, while tinygrad uses the file's."""
+_PARTLY_ROTATED = ("deepseek2", "glm4moe")
+"""Architectures whose rotary embeddings cover only a part of each head."""
 _SOFTMAX, _SIGMOID = 1, 2
 _GLM_LITE_LAYERS, _GLM_LITE_VOCABULARY = (47, 48), 154880
 
 
 def check_hyperparameters(file: GGUFFile) -> None:
-    """Refuse a file whose numbers tinygrad would get wrong.
+    """Refuse a file that tinygrad would compute wrongly.
 
     Args:
         file: of an architecture that tinygrad has; with the tensors of all its parts.
 
     Raises:
-        ConfigurationError: it lacks a size, or says something that tinygrad doesn't compute.
+        ConfigurationError: it lacks a size, or has a key that tinygrad doesn't compute.
     """
     _check_sizes(file)
     _check_rotation(file)
@@ -101,96 +101,100 @@ def _check_value(file: GGUFFile, key: str, value: Any) -> None:
     allowed = {**_AS_IF_ABSENT, **_ROUTING.get(file.architecture, {})}
     if value in allowed[key] if key in allowed else key in _KNOWN:
         return
-    found = f"says {file.architecture}.{key} = {_shown(value)}"
-    raise _wrong(file, f"{found}, which tinygrad doesn't compute as llama.cpp does")
+    found = f"says {file.architecture}.{key} = {_shorten(value)}"
+    raise _wrong_result(file, f"{found}, which tinygrad doesn't compute as llama.cpp does")
 
 
 def _check_sizes(file: GGUFFile) -> None:
     for key in sorted(_COMPUTED):
-        value = file.of_architecture(key)
+        value = file.hyperparameter(key)
         if value is None and key in _SIZES:
             raise ConfigurationError(
                 f"{file.path.name} doesn't say {file.architecture}.{key}, without which no model "
-                "can be built of it; convert it anew"
+                "can be built of it; convert it again"
             )
         if isinstance(value, list):
-            raise _wrong(
+            raise _wrong_result(
                 file,
                 f"gives each layer its own {file.architecture}.{key}, where tinygrad has one for "
                 "all",
             )
-    if not file.of_architecture("attention.kv_lora_rank"):
-        keys, values = _head(file), file.of_architecture("attention.value_length")
+    if not file.hyperparameter("attention.kv_lora_rank"):
+        keys, values = _key_size(file), file.hyperparameter("attention.value_length")
         if values not in (None, keys):
-            raise _wrong(
+            raise _wrong_result(
                 file, f"has keys of {keys} numbers and values of {values}, and tinygrad one size"
             )
 
 
 def _check_rotation(file: GGUFFile) -> None:
-    kind = file.of_architecture("rope.scaling.type") or "linear"
-    factors = (file.of_architecture(key) for key in ("rope.scaling.factor", "rope.scale_linear"))
+    kind = file.hyperparameter("rope.scaling.type") or "linear"
+    factors = (file.hyperparameter(key) for key in ("rope.scaling.factor", "rope.scale_linear"))
     factor = next((factor for factor in factors if factor), 1)
     if kind != "none" and (kind != "linear" or factor != 1):
-        raise _wrong(file, f"scales its rotary embeddings ({kind}), which tinygrad leaves out")
-    head = _head(file)
-    turned = file.of_architecture("rope.dimension_count") or head
-    if turned != head and file.architecture not in _PARTLY_TURNED:
-        raise _wrong(
+        raise _wrong_result(
+            file, f"scales its rotary embeddings ({kind}), which tinygrad leaves out"
+        )
+    head = _key_size(file)
+    rotated = file.hyperparameter("rope.dimension_count") or head
+    if rotated != head and file.architecture not in _PARTLY_ROTATED:
+        raise _wrong_result(
             file,
-            f"turns {turned} of the {head} numbers of a head, which tinygrad has for "
-            f"{' and '.join(_PARTLY_TURNED)} alone",
+            f"rotates {rotated} of the {head} numbers of a head, which tinygrad has for "
+            f"{' and '.join(_PARTLY_ROTATED)} alone",
         )
 
 
 def _check_experts(file: GGUFFile) -> None:
-    if not file.of_architecture("expert_count"):
+    if not file.hyperparameter("expert_count"):
         return
     if file.architecture == "llama":
-        raise _wrong(
+        raise _wrong_result(
             file, "is a mixture of experts whose router's weights tinygrad doesn't normalise"
         )
-    if file.of_architecture("expert_weights_scale") == 0 and file.architecture not in _ROUTING:
-        raise _wrong(file, "scales its experts by 0, which means 1, and tinygrad takes it for 0")
-    # tinygrad tells the one from the other by whether there is a bias.
+    if file.hyperparameter("expert_weights_scale") == 0 and file.architecture not in _ROUTING:
+        raise _wrong_result(
+            file, "scales its experts by 0, which means 1, and tinygrad takes it for 0"
+        )
+    # tinygrad chooses between the two by whether there is a bias.
     biased = any(tensor.name.endswith("exp_probs_b.bias") for tensor in file.tensors)
-    gating = _gating(file, biased=biased)
+    gating = _find_gating(file, biased=biased)
     if gating != (_SIGMOID if biased else _SOFTMAX):
-        raise _wrong(
+        raise _wrong_result(
             file,
             f"chooses experts by the function {gating} {'with' if biased else 'without'} a bias, "
             f"where tinygrad has softmax ({_SOFTMAX}) without and sigmoid ({_SIGMOID}) with one",
         )
 
 
-def _gating(file: GGUFFile, *, biased: bool) -> int:
-    """llama.cpp's number of the function that makes probabilities of a router's logits."""
-    said = file.of_architecture("expert_gating_func")
+def _find_gating(file: GGUFFile, *, biased: bool) -> int:
+    """Return llama.cpp's number of the function from a router's logits to probabilities."""
+    said = file.hyperparameter("expert_gating_func")
     if said:
         return said
     tokens = file.metadata.get("tokenizer.ggml.tokens", ())
     is_glm_lite = (
         biased
-        and file.of_architecture("block_count") in _GLM_LITE_LAYERS
+        and file.hyperparameter("block_count") in _GLM_LITE_LAYERS
         and len(tokens) == _GLM_LITE_VOCABULARY
     )
     return _SIGMOID if file.architecture == "glm4moe" or is_glm_lite else _SOFTMAX
 
 
-def _head(file: GGUFFile) -> int:
-    """Numbers of one head's keys, as tinygrad takes them."""
+def _key_size(file: GGUFFile) -> int:
+    """Return the size of a head's keys, as tinygrad reads it."""
     for key in ("attention.key_length_mla", "attention.key_length"):
-        if (length := file.of_architecture(key)) is not None:
+        if (length := file.hyperparameter(key)) is not None:
             return length
-    return file.of_architecture("embedding_length") // file.of_architecture("attention.head_count")
+    return file.hyperparameter("embedding_length") // file.hyperparameter("attention.head_count")
 
 
-def _wrong(file: GGUFFile, what: str) -> ConfigurationError:
+def _wrong_result(file: GGUFFile, what: str) -> ConfigurationError:
     return ConfigurationError(
         f"{file.path.name} {what}: its numbers would be wrong; engine LlamaCpp may run it"
     )
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}…"

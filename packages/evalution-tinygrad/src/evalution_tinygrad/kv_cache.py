@@ -1,7 +1,7 @@
-"""Keys and values of all sequences in one row of slots.
+"""The KV cache: keys and values of all sequences in one row of slots.
 
 A sequence is a path of slots, one for each of its tokens. Sequences that begin alike hold the same
-slots, and whatever no path holds is free.
+slots, and slots that no path holds are free.
 """
 
 # tinygrad leaves most of its functions without types, and doesn't mark what it exports.
@@ -10,7 +10,8 @@ slots, and whatever no path holds is free.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -18,15 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Tensor
 
+from evalution_enginekit.planning import shared_prefix
+
 Slots = NDArray[np.int64]
 
 _LEAST_CAPACITY = 1024
+_PREFIXES_KEPT = 4
+_LEAST_SHARED = 8
+"""Tokens from which a prefix is worth keeping."""
 _SLACK = 512
-"""Slots that may be filled before it is looked whether some have become free."""
+"""Slots that may be filled before the cache looks for free ones."""
 
 
 class Path:
-    """The slots of a sequence's tokens, in the order of the tokens."""
+    """The slots of a sequence's tokens, in order."""
 
     def __init__(self, slots: Slots, siblings: WeakSet[Path]):
         self.slots = slots
@@ -38,7 +44,7 @@ class Path:
         return len(self.slots)
 
     def fork(self, length: int | None = None) -> Path:
-        """Another path that holds the same slots, or the first `length` of them."""
+        """Return another path that holds the same slots, or the first `length` of them."""
         return Path(self.slots[:length].copy(), self._siblings)
 
     def extend(self, begin: int, count: int) -> None:
@@ -46,13 +52,13 @@ class Path:
 
 
 class KVCache:
-    """The tensors of all layers, and which of their slots are held.
+    """The tensors of all layers and the slots that are held.
 
-    It grows by doubling, and moves the held slots together when that makes room. Both happen in
-    `room` alone.
+    It grows by doubling, and moves the held slots together when that makes room; both happen in
+    `find_room` alone.
 
     Args:
-        shape: the shape of each layer's tensor, for a number of slots.
+        shape: a function from the number of slots to the shape of each layer's tensor.
     """
 
     def __init__(self, shape: Callable[[int], list[tuple[int, ...]]]):
@@ -62,17 +68,17 @@ class KVCache:
         self.capacity = 0
         self.tensors: list[Tensor] = []
 
-    def path(self) -> Path:
-        """A new path, which holds nothing yet."""
+    def new_path(self) -> Path:
+        """Return an empty path."""
         return Path(np.empty(0, np.int64), self._paths)
 
     @property
     def held(self) -> int:
-        """How many slots some path holds."""
+        """Number of slots that some path holds."""
         return len(self._held_slots())
 
-    def room(self, count: int) -> int:
-        """The first of `count` free slots in a row; nothing behind them is held."""
+    def find_room(self, count: int) -> int:
+        """Return the first of `count` free slots in a row, behind all held ones."""
         top = max((int(path.slots[-1]) + 1 for path in self._paths if path.length), default=0)
         if top + count <= self._tidy_at:
             return top
@@ -80,7 +86,7 @@ class KVCache:
         if len(held) + count >= self.capacity:
             self._grow(len(held) + count)
         if len(held) < top:
-            self._move_together(held)
+            self._compact(held)
         self._tidy_at = min(self.capacity, max(2 * len(held), len(held) + count) + _SLACK)
         return len(held)
 
@@ -92,7 +98,7 @@ class KVCache:
         held = [path.slots for path in self._paths]
         return np.unique(np.concatenate(held)) if held else np.empty(0, np.int64)
 
-    def _move_together(self, held: Slots) -> None:
+    def _compact(self, held: Slots) -> None:
         order = np.zeros(self.capacity, np.int64)
         order[: len(held)] = held
         index = Tensor(order.astype(np.int32))
@@ -106,11 +112,39 @@ class KVCache:
         while capacity <= needed:
             capacity *= 2
         if not before:
-            # Not left as found in memory: what no path holds is multiplied by a weight of zero.
+            # Zeros, not what was in memory: free slots are multiplied by a weight of zero.
             made: list[Any] = [Tensor.zeros(*shape) for shape in self._shape(capacity)]
         else:
             more = (None, None, (0, capacity - before), None)
             made = [tensor.pad(more) for tensor in self.tensors]
         made = [tensor.contiguous().realize() for tensor in made]
-        # At last: a device without room for them must leave the cache as it was.
+        # Only now: a device without room for them must leave the cache as it was.
         self.tensors, self.capacity = made, capacity
+
+
+class Prefixes:
+    """Prefixes of earlier sequences, kept in the cache for sequences that begin alike."""
+
+    def __init__(self, cache: KVCache):
+        self._cache = cache
+        self._kept: deque[tuple[Sequence[int], Path]] = deque(maxlen=_PREFIXES_KEPT)
+
+    def find_path(self, token_ids: Sequence[int], limit: int) -> Path:
+        """Return a path with the longest kept prefix of `token_ids`, cut to `limit` tokens."""
+        best, shared = None, 0
+        for kept, path in self._kept:
+            found = min(shared_prefix(kept, token_ids), limit)
+            if found > shared:
+                best, shared = path, found
+        return self._cache.new_path() if best is None else best.fork(shared)
+
+    def remember(self, token_ids: Sequence[int], path: Path) -> None:
+        """Keep a sequence that is wholly in the cache, unless a kept one covers it."""
+        if len(token_ids) < _LEAST_SHARED:
+            return
+        known = any(shared_prefix(kept, token_ids) >= len(token_ids) - 1 for kept, _ in self._kept)
+        if not known:
+            self._kept.append((list(token_ids), path.fork(len(token_ids))))
+
+    def clear(self) -> None:
+        self._kept.clear()

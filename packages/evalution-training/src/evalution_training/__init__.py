@@ -1,15 +1,14 @@
 """Training backends: what puts a model into memory, for engines to attach to while it trains."""
 
 from evalution_training.evaluation import PeriodicEvaluation
-from evalution_training.preparing import make_backend, prepared
-from evalution_training.protocol import TrainingBackend
 from evalution_training.registry import (
     BackendEntry,
+    TrainingBackend,
     available_backends,
     load_backend,
     register_backend,
 )
-from evalution_training.runs import TrainingModel
+from evalution_training.runs import TrainingModel, make_backend, prepared
 
 __all__ = [
     "BackendEntry",

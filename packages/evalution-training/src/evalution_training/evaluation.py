@@ -21,7 +21,7 @@ class PeriodicEvaluation(Generic[T]):
         handles: what a backend prepared.
         every: steps from one evaluation to the next; step 0 is evaluated too.
         evaluate: gets the session and the step.
-        model: for an engine that asks for more than the handles tell, such as a tokenizer.
+        model: for an engine that needs more than the handles hold, such as a tokenizer.
 
     Raises:
         ConfigurationError: `every` is no int, or below 1.

@@ -13,7 +13,7 @@ NAME = "name"
 CHECKPOINTS = ("load_checkpoint_path", "init_from_checkpoint")
 """Weights to take in place of those that `name` names; the first that is given counts."""
 KEYS = (NAME, *CHECKPOINTS, "renderer_name")
-"""What a backend may find in its model besides fields of `Model`."""
+"""Keys of a backend's model that are not fields of `Model`."""
 
 _FIELDS = tuple(field.name for field in fields(Model) if field.name != "path")
 _BUILTIN = "builtin:"
@@ -57,7 +57,7 @@ def training_model(declared: object, folder: Path | None = None) -> dict[str, An
 
 
 def evaluated_model(declared: Mapping[str, Any]) -> Model:
-    """What results call the model: its checkpoint where one is loaded, else its name.
+    """Return the model as results name it: its checkpoint where one is loaded, else its name.
 
     A checkpoint is given the tokenizer and the label of the model that it was made from, unless
     there are others.

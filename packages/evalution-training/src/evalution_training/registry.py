@@ -1,33 +1,69 @@
-"""Finds backends by name. Listing reads package metadata only; loading imports one backend.
+"""Training backends: their protocol, their params, and how they are found by name.
 
-A name is an entry point of the group `evalution.training_backends`, one registered in this process,
-`distribution/name` where two packages clash, or `package.module:Class`. Packages that were written
-for EvSys are asked for by their group: `evsys_sdk.backends/name`.
+Listing reads package metadata only; loading imports one backend. A name is an entry point of the
+group `evalution.training_backends`, one registered in this process, `distribution/name` where two
+packages clash, or `package.module:Class`. Packages that were written for EvSys are named with their
+group: `evsys_sdk.backends/name`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from evalution_core import (
     ConfigurationError,
     EngineUnavailableError,
     EvalutionError,
     did_you_mean,
+    hide,
     normalized,
+    redact,
     scrub,
 )
 from evalution_core.plugins import installed
-from evalution_training.protocol import TrainingBackend
+from evalution_core.redaction import is_secret_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+
+class TrainingBackend(Protocol):
+    """Puts a model into memory, or makes a client of a training server, and hands it on.
+
+    A class that has these members needs no base class.
+
+    What stands under `backend.params` of a spec is validated by `Config` before the class is
+    constructed with it, as keyword arguments. A constructor does nothing but keep them.
+    """
+
+    name: ClassVar[str]
+    """The name for `backend.kind`."""
+    Config: ClassVar[type[BaseModel]]
+    """Its params; with `extra="forbid"`."""
+
+    def prepare(self, *, model: dict[str, Any], run_dir: str) -> dict[str, Any]:
+        """The handles that a training loop, and an engine's `attach`, take the model from.
+
+        It is called once. If it fails it frees what it took: without handles, nobody else can.
+
+        Args:
+            model: `name` (a Hub id, a path, `builtin:tiny`, a server's name), and where the spec
+                says so `load_checkpoint_path`, `init_from_checkpoint`, `renderer_name` and fields
+                of `evalution_core.Model`.
+            run_dir: a folder that it may fill.
+        """
+        ...
+
+    def teardown(self, handles: dict[str, Any]) -> None:
+        """Free what `prepare` took. Called once with what it returned, also after a failure."""
+        ...
+
 
 GROUP = "evalution.training_backends"
 EVSYS_GROUP = "evsys_sdk.backends"
@@ -191,3 +227,45 @@ def _check(found: Any, what: str) -> None:
         lacking.append("Config (a pydantic model)")
     if lacking:
         raise ConfigurationError(f"{what} is no training backend; it lacks {', '.join(lacking)}")
+
+
+def validated_params(config: type[BaseModel], params: Mapping[str, Any], what: str) -> BaseModel:
+    """`params` as the backend's `Config`; `what` is the backend's name in messages.
+
+    An unknown name is refused whether `Config` forbids it or not. Credentials among the values are
+    kept out of every text from here on.
+
+    Raises:
+        ConfigurationError: a name is unknown, with the nearest one, or a value doesn't fit.
+    """
+    if not isinstance(params, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            f"params of backend {what!r} must be a mapping of names to values, got a "
+            f"{type(params).__name__}"
+        )
+    hide(dict(params))
+    known = [field.alias or name for name, field in config.model_fields.items()]
+    for name in params:
+        if name not in known and name not in config.model_fields:
+            raise ConfigurationError(
+                f"backend {what!r} has no param {name!r}{did_you_mean(str(name), known)} "
+                f"(params: {', '.join(known) or 'none'})"
+            )
+    try:
+        return config.model_validate(dict(params))
+    except ValidationError as error:
+        complaints = "; ".join(
+            f"param {_place(fault['loc'])} of backend {what!r}: {fault['msg']}{_got(fault)}"
+            for fault in error.errors(include_url=False)
+        )
+        raise ConfigurationError(complaints) from None
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    return repr(".".join(str(part) for part in location))
+
+
+def _got(fault: Any) -> str:
+    if fault["type"] == "missing" or any(is_secret_name(str(part)) for part in fault["loc"]):
+        return ""
+    return f", got {redact(fault['input'])!r}"

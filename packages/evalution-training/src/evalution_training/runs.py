@@ -1,15 +1,128 @@
-"""What the runner gets: a backend with a model, to be prepared when a run begins."""
+"""From a name and params to handles, which are torn down exactly once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from evalution_core import Model, redact
-from evalution_training.models import evaluated_model, training_model
-from evalution_training.preparing import make_backend, prepared
+from evalution_core import (
+    ConfigurationError,
+    EngineRuntimeError,
+    EngineUnavailableError,
+    EvalutionError,
+    Model,
+    redact,
+    scrub,
+)
+from evalution_training.models import NAME, evaluated_model, training_model
+from evalution_training.registry import TrainingBackend, load_backend, validated_params
+
+
+def make_backend(name: str, params: Mapping[str, Any] | None = None) -> TrainingBackend:
+    """The backend of this name with these params; nothing is prepared yet.
+
+    Raises:
+        ConfigurationError: there is none, or a param is wrong; nothing was constructed.
+        EngineUnavailableError: its module can't be imported.
+    """
+    kind: Any = load_backend(name)
+    config = validated_params(kind.Config, {} if params is None else params, name)
+    try:
+        return kind(**config.model_dump())
+    except EvalutionError:
+        raise
+    except Exception as error:  # the border to foreign code
+        raise ConfigurationError(
+            f"backend {name!r} can't be made of valid params: {type(error).__name__}: "
+            f"{scrub(str(error))}"
+        ) from error
+
+
+@contextmanager
+def prepared(
+    backend: TrainingBackend | str,
+    *,
+    model: Model | Mapping[str, Any] | str,
+    run_dir: str | os.PathLike[str],
+    params: Mapping[str, Any] | None = None,
+) -> Generator[dict[str, Any]]:
+    """The handles of a backend; it is torn down once when the context ends, however it ends.
+
+    When the body fails, a failing teardown becomes a note of the body's error.
+
+    Args:
+        backend: a backend, or the name of one, which is made of `params`.
+        model: what to prepare; as a mapping with the keys of a spec's section `model`.
+        run_dir: a folder that the backend may fill; it is made where there is none.
+
+    Raises:
+        ConfigurationError: as `make_backend`, or the model is wrong, or the folder can't be made.
+        EngineUnavailableError: something that it needs isn't installed.
+        EngineRuntimeError: it could not be prepared or torn down; with the failure as cause.
+    """
+    found = make_backend(backend, params) if isinstance(backend, str) else _made(backend, params)
+    what = training_model(model)
+    name = getattr(found, "name", type(found).__name__)
+    _make_folder(run_dir)
+    with _foreign(f"backend {name!r} could not prepare {what[NAME]}"):
+        handles = found.prepare(model=what, run_dir=os.fspath(run_dir))
+    if not isinstance(handles, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise EngineRuntimeError(
+            f"backend {name!r}: prepare must return a dict of handles, got {handles!r}"
+        )
+    try:
+        yield handles
+    except BaseException as error:
+        try:
+            with _foreign("teardown"):
+                found.teardown(handles)
+        except EvalutionError as second:
+            error.add_note(f"then {type(second).__name__}: backend {name!r}: {second}")
+        raise
+    with _foreign(f"backend {name!r}: teardown"):
+        found.teardown(handles)
+
+
+def _made(backend: object, params: Mapping[str, Any] | None) -> TrainingBackend:
+    """A backend that somebody made, as it is."""
+    is_one = all(callable(getattr(backend, name, None)) for name in ("prepare", "teardown"))
+    if isinstance(backend, type) or not is_one:
+        raise ConfigurationError(
+            "backend must be a name, or a backend with prepare and teardown that is made already, "
+            f"got {backend!r}"
+        )
+    if params is not None:
+        raise ConfigurationError(
+            f"params go to a backend that is named; {type(backend).__name__} is made already"
+        )
+    return cast("TrainingBackend", backend)
+
+
+def _make_folder(run_dir: object) -> None:
+    if not isinstance(run_dir, str | os.PathLike):
+        raise ConfigurationError(f"run_dir must be a folder's path, got {run_dir!r}")
+    try:
+        Path(os.fspath(cast("str", run_dir))).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"run_dir {run_dir} can't be made: {error.strerror}; name another folder"
+        ) from error
+
+
+@contextmanager
+def _foreign(doing: str) -> Generator[None]:
+    """Raise what isn't an `EvalutionError` as one, with the original as cause."""
+    try:
+        yield
+    except EvalutionError:
+        raise
+    except ImportError as error:
+        raise EngineUnavailableError(f"{doing}: {scrub(str(error))}") from error
+    except Exception as error:  # the border to foreign code: a backend may raise anything
+        raise EngineRuntimeError(f"{doing}: {type(error).__name__}: {scrub(str(error))}") from error
 
 
 class TrainingModel:
@@ -42,7 +155,7 @@ class TrainingModel:
 
     @property
     def model(self) -> Model:
-        """What is evaluated, as results name it."""
+        """The model under evaluation, as results name it."""
         return self._model
 
     def to_dict(self) -> dict[str, Any]:

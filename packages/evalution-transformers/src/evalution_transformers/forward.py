@@ -1,4 +1,4 @@
-"""A causal model's forward pass with logits at chosen rows alone, and the scores read off them."""
+"""A causal model's forward pass: its cache, the prefix that sequences share, and logits of rows."""
 
 # torch leaves part of its functions without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -7,38 +7,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from evalution_enginekit.planning import shared_prefix
+from evalution_transformers.upstream import CausalModel
 
 _ROWS_AT_ONCE = 256
 """Rows of logits that exist at a time: bounds memory by 256 x vocabulary."""
-
-
-class CausalModel(Protocol):
-    """The part of `PreTrainedModel` that scoring and generation use."""
-
-    config: Any
-    generation_config: Any
-
-    @property
-    def base_model(self) -> torch.nn.Module: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    def __call__(self, *, input_ids: Tensor, **inputs: Any) -> Any: ...
-    def forward(self, *args: Any, **inputs: Any) -> Any: ...
-    def generate(self, **inputs: Any) -> Tensor: ...
-    def get_output_embeddings(self) -> torch.nn.Module | None: ...
+_LEAST_ROOM = 64
+MASKED_ATTENTION = {"sdpa": False, "eager": True}
+"""Attention that takes any mask from its caller; True: as numbers that are added to its scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What one forward pass is given; all tensors are on the model's device.
+    """Inputs of one forward pass; all tensors are on the model's device.
 
     `positions` is None where each row is a sequence from its first token. `mask` is [B, tokens]
     with 0 for padding, a 4D mask that says which token sees which, or None for plain causal
@@ -51,6 +42,7 @@ class Inputs:
     cache: Any = None
 
     def keywords(self) -> dict[str, Any]:
+        """Return the arguments of the model's `forward`, without those that are None."""
         given = {
             "input_ids": self.token_ids,
             "position_ids": self.positions,
@@ -62,11 +54,12 @@ class Inputs:
 
 
 class Forward:
-    """Logits of chosen rows, with as little of the vocabulary projection as the model allows.
+    """Computes logits of chosen rows, with as little of the vocabulary projection as possible.
 
-    `splits`: the model's output layer, applied to the last hidden states, gives its logits; then it
-    is applied to the wanted rows alone, a chunk at a time. Otherwise the model's own forward pass
-    is asked for the rows, which keeps whatever it does to logits (scaling, soft-capping).
+    `splits` says that the model's output layer, applied to the last hidden states, gives its
+    logits; then it is applied to the wanted rows alone, a chunk at a time. Otherwise the model's
+    own forward pass is asked for the rows, which keeps whatever it does to logits (scaling,
+    soft-capping).
     """
 
     def __init__(self, model: CausalModel, *, splits: bool = True):
@@ -79,19 +72,19 @@ class Forward:
         return self.model.device
 
     def run(self, inputs: Inputs) -> None:
-        """Extend the cache of `inputs`; no logits."""
+        """Extend the cache of `inputs` without computing logits."""
         with torch.no_grad():
             self.model.base_model(**inputs.keywords())
 
     def logits(self, inputs: Inputs, rows: Tensor, columns: Tensor) -> Iterator[Tensor]:
-        """Logits [n, vocab] of token `columns[i]` of sequence `rows[i]`, in chunks, in order."""
+        """Yield logits [n, vocab] of token `columns[i]` of sequence `rows[i]`, in chunks."""
         if not self.splits:
             yield from self._whole(inputs, rows, columns).split(_ROWS_AT_ONCE)
             return
         hidden = self.model.base_model(**inputs.keywords()).last_hidden_state
         kept = hidden[rows.to(hidden.device), columns.to(hidden.device)]
         del hidden
-        head = cast(torch.nn.Module, self.model.get_output_embeddings())
+        head = cast("torch.nn.Module", self.model.get_output_embeddings())
         for chunk in kept.split(_ROWS_AT_ONCE):
             yield head(chunk)
 
@@ -106,7 +99,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class RowScores:
-    """For each row, in order: its target's log-probability and whether no logit is larger."""
+    """The log-probability of each row's target, and whether no logit is larger, in order."""
 
     logprobs: list[float]
     greedy: list[bool]
@@ -116,7 +109,7 @@ class RowScores:
 def score_rows(
     forward: Forward, inputs: Inputs, rows: Tensor, columns: Tensor, targets: Tensor
 ) -> RowScores:
-    """Log-probabilities of `targets[i]` at the row of token `columns[i]` of sequence `rows[i]`.
+    """Score `targets[i]` at the row of token `columns[i]` of sequence `rows[i]`.
 
     Several targets may read one row: it is projected once. The arithmetic is float32 at least.
     """
@@ -140,7 +133,7 @@ def score_rows(
 
 
 def _chosen(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability and greediness of each target; `logits` [n, vocab] may be of any dtype."""
+    """Return log-probability and greediness of each target; `logits` [n, vocab] has any dtype."""
     values = logits if logits.dtype == torch.float64 else logits.float()
     rows, targets = rows.to(values.device), targets.to(values.device)
     chosen = values[rows, targets]
@@ -148,3 +141,162 @@ def _chosen(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tens
     # Differences from the top first: logit and log-sum-exp may be large and nearly equal.
     rest = torch.logsumexp(values - top[:, None], dim=-1)
     return (chosen - top[rows]) - rest[rows], chosen >= top[rows]
+
+
+def tree_mask(owners: Sequence[int], ancestors: Sequence[Sequence[bool]], behind: int) -> Tensor:
+    """Return which token sees which, as booleans [1, 1, tokens, behind + tokens].
+
+    Segments of a prefix tree stand side by side in one row, behind `behind` cached tokens that all
+    see. `owners[t]` is the segment of token t; `ancestors[i][j]` says that segment i is or
+    continues segment j.
+    """
+    owner = torch.tensor(owners)
+    seen = torch.tensor(ancestors)[owner][:, owner].tril_()
+    cached = seen.new_ones(len(owners), behind)
+    return torch.cat((cached, seen), dim=1)[None, None]
+
+
+def as_attention_mask(seen: Tensor, dtype: torch.dtype, *, additive: bool) -> Tensor:
+    """Return the mask as the attention takes it: booleans, or numbers added to its scores."""
+    if not additive:
+        return seen
+    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+
+class RoomyLayer(DynamicLayer):
+    """Keeps keys and values [rows, heads, tokens, head size] at the beginning of larger tensors.
+
+    The layer of Transformers copies everything it holds at each step.
+    """
+
+    _key_room: Tensor | None = None
+    _value_room: Tensor | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append tokens and return all, as views that are valid until the next call."""
+        length = self.get_seq_length()
+        end = length + key_states.shape[-2]
+        self._key_room = _with_room(self._key_room, self.keys if length else None, key_states, end)
+        self._value_room = _with_room(
+            self._value_room, self.values if length else None, value_states, end
+        )
+        self._key_room[..., length:end, :] = key_states
+        self._value_room[..., length:end, :] = value_states
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = self._key_room[..., :end, :], self._value_room[..., :end, :]
+        self.is_initialized = True
+        return self.keys, self.values
+
+
+def _with_room(room: Tensor | None, held: Tensor | None, added: Tensor, end: int) -> Tensor:
+    """Return a tensor that begins with `held` and has room for `end` tokens; `room` if it does."""
+    if (
+        room is not None
+        and held is not None
+        and held.data_ptr() == room.data_ptr()
+        and held.shape[0] == room.shape[0]
+        and end <= room.shape[-2]
+    ):
+        return room
+    shape = (*added.shape[:-2], end + max(_LEAST_ROOM, end // 4), added.shape[-1])
+    larger = torch.empty(shape, dtype=added.dtype, device=added.device)
+    if held is not None:
+        larger[..., : held.shape[-2], :] = held
+    return larger
+
+
+def new_cache() -> DynamicCache:
+    """Return an empty cache of such layers, for a model whose layers all attend to everything."""
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = RoomyLayer
+    return cache
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens that one forward pass adds behind `begin` cached ones."""
+
+    begin: int
+    inputs: Inputs
+
+
+class SharedPrefix:
+    """Caches keys and values of the beginning that sequences share; it is rewound and extended."""
+
+    def __init__(self, forward: Forward):
+        self._forward = forward
+        self._token_ids: list[int] = []
+        self._cache = new_cache()
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    def shared_with(self, token_ids: Sequence[int]) -> int:
+        """Return how many tokens at the beginning of `token_ids` are cached."""
+        return shared_prefix(self._token_ids, token_ids)
+
+    def clear(self) -> None:
+        """Drop all tokens, as is due after a forward pass that failed half-way too."""
+        self._token_ids = []
+        self._cache = new_cache()
+
+    def rewind(self, length: int) -> None:
+        """Keep the first `length` tokens alone."""
+        surplus = len(self._token_ids) - length
+        if surplus <= 0:
+            return
+        if length:
+            self._cache.crop(-surplus)
+            del self._token_ids[length:]
+        else:
+            self.clear()
+
+    def runs(self, token_ids: Sequence[int], begin: int, at_once: int) -> Iterator[Run]:
+        """Rewind to `begin` and add the rest of `token_ids`, in passes that the caller runs.
+
+        The passes are of the same size, at most `at_once` tokens each.
+        """
+        self.rewind(begin)
+        count = -(-(len(token_ids) - begin) // at_once)
+        ends = [begin + (len(token_ids) - begin) * at // max(1, count) for at in range(count + 1)]
+        for low, high in pairwise(ends):
+            piece = list(token_ids[low:high])
+            yield Run(low, self._inputs(piece, range(low, high), None))
+            self._token_ids += piece
+
+    def continue_with(
+        self,
+        token_ids: list[int],
+        positions: Sequence[int],
+        mask: Tensor | None,
+        *,
+        keep: bool = False,
+    ) -> Inputs:
+        """Return a pass over tokens behind the prefix; call `prune` when it has run.
+
+        With `keep`, their keys and values can be read off the inputs' cache until then.
+        """
+        if self._token_ids or keep:
+            return self._inputs(token_ids, positions, mask)
+        return Inputs(*self._tensors(token_ids, positions), mask)
+
+    def prune(self, count: int) -> None:
+        """Drop the `count` tokens that such a pass put behind the prefix."""
+        if self._token_ids:
+            self._cache.crop(-count)
+        else:
+            self.clear()
+
+    def _inputs(
+        self, token_ids: list[int], positions: Sequence[int], mask: Tensor | None
+    ) -> Inputs:
+        return Inputs(*self._tensors(token_ids, positions), mask, self._cache)
+
+    def _tensors(self, token_ids: list[int], positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+        device = self._forward.device
+        return (
+            torch.tensor([token_ids], device=device),
+            torch.tensor([list(positions)], device=device),
+        )

@@ -1,4 +1,4 @@
-"""Continuous batching by upstream's own manager, over its paged attention cache."""
+"""Continuous batching by the manager of Transformers, over its paged attention cache."""
 
 # torch leaves part of its functions without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -18,25 +18,59 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_core.redaction import scrub
 from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
-from evalution_enginekit.runtime import in_range
-from evalution_transformers.architecture import text_config
-from evalution_transformers.fixed_batches import FixedBatches
-from evalution_transformers.forward import CausalModel
+from evalution_enginekit.runtime import in_range, set_options
+from evalution_transformers.generate import FixedBatches
+from evalution_transformers.options import MANAGER_OPTIONS, ContinuousOptions, asks_for_manager
+from evalution_transformers.probe import text_config
+from evalution_transformers.runtime import resolve_device
+from evalution_transformers.upstream import BatchingModel, CausalModel, Manager, RequestResult
 
 _POLL_S = 0.05
 _STOP_S = 10.0
 _PAGE = 16
 """Tokens of a page: only whole pages are shared, and upstream's 256 are more than most prompts."""
 _FLASH_PAGE = 256
-"""What the decoding kernels of flash attention take."""
+"""The page that the decoding kernels of flash attention take."""
 _CPU_CACHE_BYTES = 1 << 30
 _SHARE_OF_FREE = 0.5
 _WITHOUT_EFFECT = {"max_cached_graphs": "5.13"}
-"""Fields that upstream still takes, and the version since which it doesn't read them."""
+"""Fields that Transformers still takes, and the version since which it doesn't read them."""
 
 
-def manager_problem(model: CausalModel) -> str | None:
-    """Why upstream's manager can't run this model here; None if it can."""
+def check_manager_options(options: ContinuousOptions) -> None:
+    """Refuse options of the manager that can't be had here, before anything is loaded.
+
+    Raises:
+        ConfigurationError: one is lacking or ignored in the installed version, or needs another
+            device, or `paged=False` keeps the manager off.
+    """
+    given = set_options(options, MANAGER_OPTIONS)
+    names = [*given, *(["cache_tokens"] if options.cache_tokens is not None else [])]
+    if options.paged is False and names:
+        raise ConfigurationError(
+            f"{', '.join(names)}: for upstream's manager alone, and paged=False keeps it off"
+        )
+    if options.paged is False and asks_for_manager(options):
+        raise ConfigurationError(
+            f"attn_implementation={options.attn_implementation!r} asks for upstream's manager, and "
+            f"paged=False keeps it off; set one of them"
+        )
+    _check_fields(given)
+    if options.use_async_batching and resolve_device(options.device).type != "cuda":
+        raise ConfigurationError(
+            f"use_async_batching=True needs CUDA, and the device is "
+            f"{resolve_device(options.device)}; leave it out"
+        )
+
+
+def asks_for_paged(options: ContinuousOptions) -> bool:
+    """Return whether the manager is asked for, by `paged`, by `paged|…` or by its own options."""
+    given = set_options(options, MANAGER_OPTIONS)
+    return bool(options.paged or given or asks_for_manager(options))
+
+
+def find_manager_obstacle(model: CausalModel) -> str | None:
+    """Return why upstream's manager can't run this model here; None if it can."""
     version = transformers.__version__
     if not hasattr(transformers, "ContinuousBatchingConfig"):
         return f"transformers {version} has no continuous batching that can be configured"
@@ -50,14 +84,9 @@ def manager_problem(model: CausalModel) -> str | None:
     return None
 
 
-def check_knobs(knobs: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` for one that is set and does nothing in the installed version.
-
-    `knobs` holds every knob of the engine; None: not set.
-    """
+def _check_fields(given: Mapping[str, Any]) -> None:
     version = transformers.__version__
     known = _fields()
-    given = [name for name, value in knobs.items() if value is not None]
     idle = {
         name: since
         for name, since in _WITHOUT_EFFECT.items()
@@ -70,10 +99,10 @@ def check_knobs(knobs: Mapping[str, Any]) -> None:
         )
     lacking = [name for name in given if name not in known]
     if lacking:
-        possible = ", ".join(name for name in knobs if name in known - idle.keys()) or "none"
+        possible = [name for name in MANAGER_OPTIONS if name in known - idle.keys()]
         raise ConfigurationError(
             f"transformers {version} has no {', '.join(lacking)} for continuous batching; leave it "
-            f"out, or install a version that has it (this one has: {possible})"
+            f"out, or install a version that has it (this one has: {', '.join(possible) or 'none'})"
         )
 
 
@@ -85,23 +114,23 @@ def _fields() -> set[str]:
 @dataclass(slots=True)
 class _Request:
     prompt: TokenPrompt
-    told: int = 0
+    reported: int = 0
+    """Tokens that events have reported already."""
 
 
 class PagedBatching:
-    """Greedy prompts by upstream's manager; all others, which it can't do alike, in fixed batches.
+    """Completes greedy prompts by upstream's manager, and in fixed batches those it can't do alike.
 
-    The manager begins with the first prompt, and is kept until `forget`. Its cache has a size of
-    ours: left to itself it takes most of the memory there is.
+    The manager begins with the first prompt, and is kept until `forget`. Its cache gets a bounded
+    size: left to itself it takes most of the memory there is.
 
     Args:
-        model: a model for which `manager_problem` finds none.
+        model: a model for which `find_manager_obstacle` finds none.
         rows: prompts that run at once.
         max_model_len: tokens of the longest sequence.
-        pass_tokens: tokens of one step, those of prompts included, unless `knobs` say otherwise.
-        knobs: fields of upstream's `ContinuousBatchingConfig`.
-        others: completes what samples, searches with beams, or asks for log-probabilities.
-        cache_tokens: how many tokens the cache holds; None: enough for all rows, within a bound.
+        pass_tokens: tokens of one step, those of prompts included.
+        options: its manager options and `cache_tokens` count; they go before `pass_tokens`.
+        others: completes prompts that sample, search with beams, or ask for log-probabilities.
     """
 
     def __init__(
@@ -111,31 +140,30 @@ class PagedBatching:
         rows: int,
         max_model_len: int,
         pass_tokens: int,
-        knobs: Mapping[str, Any],
+        options: ContinuousOptions,
         others: FixedBatches,
-        cache_tokens: int | None = None,
     ):
         self._model = model
         self._rows = rows
         self._others = others
         flash = str(model.config._attn_implementation).startswith("flash")
         page = _FLASH_PAGE if flash else _PAGE
-        held = cache_tokens or cache_size(model, rows * max_model_len)
-        # One sequence of full length must fit, whatever the bound says.
+        held = options.cache_tokens or cache_size(model, rows * max_model_len)
+        # One sequence of full length must fit, whatever the bound is.
         pages = -(-max(held, max_model_len + page) // page)
         self._settings: dict[str, Any] = {
             "page_size": page,
             "num_blocks": pages,
             "max_batch_tokens": max(rows, min(pass_tokens, pages * page)),
             "auto_switch_to_flash": False,
-            **knobs,
+            **set_options(options, MANAGER_OPTIONS),
         }
-        self._manager: Any = None
+        self._manager: Manager | None = None
         self._running: dict[str, _Request] = {}
         self._forgets = False
 
     def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        """The events of each step, until nothing runs and `feed` has nothing."""
+        """Yield the events of each step, until nothing runs and `feed` has nothing."""
         running = self._running
         try:
             while True:
@@ -163,15 +191,16 @@ class PagedBatching:
             self._manager = None
 
     def describe(self) -> dict[str, Any]:
+        """Return its part of `describe_execution`."""
         return {
             "batching": "continuous",
             "generation": "paged attention",
-            "paged": {name: _plain(value) for name, value in sorted(self._settings.items())},
+            "paged": {name: _to_list(value) for name, value in sorted(self._settings.items())},
         }
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """A context in which the manager leaves the model alone."""
+        """Return a context in which the manager leaves the model alone."""
         manager = self._manager
         if manager is None or not manager.is_running():
             yield
@@ -183,7 +212,7 @@ class PagedBatching:
         for prompt in prompts:
             name = str(prompt.key)
             running[name] = _Request(prompt)
-            self._started().add_request(
+            self._start().add_request(
                 list(prompt.token_ids),
                 request_id=name,
                 max_new_tokens=prompt.max_new_tokens,
@@ -191,11 +220,11 @@ class PagedBatching:
                 eos_token_id=sorted(prompt.stop_ids) or -1,
             )
 
-    def _started(self) -> Any:
+    def _start(self) -> Manager:
+        """Return the manager, which is started for the first prompt."""
         if self._manager is None:
             settings = transformers.GenerationConfig(do_sample=False, eos_token_id=-1)
-            model: Any = self._model
-            manager: Any = model.init_continuous_batching(
+            manager = cast("BatchingModel", self._model).init_continuous_batching(
                 generation_config=settings,
                 continuous_batching_config=transformers.ContinuousBatchingConfig(**self._settings),
             )
@@ -220,19 +249,21 @@ class PagedBatching:
             yield events
 
     def _collect(self, running: dict[str, _Request]) -> list[TokenEvent]:
-        """What came since the last time; waits a moment for the first."""
+        """Return the events since the last call; wait a moment for the first."""
+        manager = self._manager
+        assert manager is not None
         events: list[TokenEvent] = []
-        result = self._manager.get_result(timeout=_POLL_S)
+        result = manager.get_result(timeout=_POLL_S)
         while result is not None:
             request = running.get(result.request_id)
             if request is not None:
-                events.append(_event(request, result))
+                events.append(_to_event(request, result))
                 if result.is_finished():
                     del running[result.request_id]
-            result = self._manager.get_result(timeout=0)
-        if not events and not self._manager.is_running():
-            error = self._manager.background_thread_status.fatal_error
-            self._manager.destroy()
+            result = manager.get_result(timeout=0)
+        if not events and not manager.is_running():
+            error = manager.background_thread_status.fatal_error
+            manager.destroy()
             self._manager = None
             raise EngineRuntimeError(f"continuous batching ended: {scrub(str(error))}") from error
         return events
@@ -244,7 +275,10 @@ class PagedBatching:
 
 
 def cache_size(model: CausalModel, wanted: int) -> int:
-    """How many tokens of keys and values to hold: `wanted`, or what half of the memory has."""
+    """Return how many tokens of keys and values to hold: `wanted`, or as many as fit the bound.
+
+    The bound is half of the free memory on CUDA and 1 GiB elsewhere.
+    """
     config = text_config(model.config)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -260,14 +294,14 @@ def _is_plain(prompt: TokenPrompt) -> bool:
     return not sampled and prompt.num_beams == 1 and prompt.logprobs is None
 
 
-def _event(request: _Request, result: Any) -> TokenEvent:
+def _to_event(request: _Request, result: RequestResult) -> TokenEvent:
     key = request.prompt.key
     if result.error is not None:
         return TokenEvent(key, error=EngineRuntimeError(scrub(str(result.error))))
     tokens = list(result.generated_tokens)
-    fresh, request.told = tokens[request.told :], len(tokens)
+    fresh, request.reported = tokens[request.reported :], len(tokens)
     return TokenEvent(key, fresh, finish="length" if result.is_finished() else None)
 
 
-def _plain(value: Any) -> Any:
+def _to_list(value: Any) -> Any:
     return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value

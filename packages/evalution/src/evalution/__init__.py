@@ -6,8 +6,8 @@ Importing this package loads no engine, and neither the command line nor YAML.
 from evalution import engines, suites
 from evalution.comparison import Comparison, compare
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult
-from evalution.runs.handle import Run
-from evalution.runs.runner import run
+from evalution.runs.options import RunOptions
+from evalution.runs.run import Run, run
 from evalution.suites import Generation, MultipleChoice, Perplexity, Suite
 from evalution_core import Model
 
@@ -19,6 +19,7 @@ __all__ = [
     "MultipleChoice",
     "Perplexity",
     "Run",
+    "RunOptions",
     "RunResult",
     "SampleResult",
     "Suite",

@@ -1,13 +1,171 @@
-"""Several sessions of one engine on this machine, as an engine like any other."""
+"""What engines share that run another engine in several workers: options and their checks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Self, cast
 
-from evalution.replication import ReplicatedEngine
-from evalution.workers import SupervisedSession, build_supervised
-from evalution.workers.building import check_workers
-from evalution_core import ConfigurationError, Model, speed_only, validate_options
+from pydantic.json_schema import SkipJsonSchema
+
+from evalution.hints import INSTALL_HINTS
+from evalution.workers import SupervisedSession, WorkerOptions, build_supervised
+from evalution.workers.session import check_workers
+from evalution_core import (
+    BaseEngine,
+    Capability,
+    ConfigurationError,
+    EngineSpec,
+    Model,
+    load_engine,
+    redact,
+    speed_only,
+    validate_options,
+)
+from evalution_core.options import parse_options
+from evalution_core.redaction import redact_fields
+
+_AT_BEST = frozenset(Capability) - {Capability.ATTACH}
+
+
+class _InnerCapabilities:
+    """What the engine within can do but attach: live objects stay in their process."""
+
+    def __get__(
+        self, replicated: ReplicatedEngine | None, _: type[ReplicatedEngine]
+    ) -> frozenset[Capability]:
+        if replicated is None:
+            return _AT_BEST
+        return replicated.inner.capabilities - {Capability.ATTACH}
+
+
+@dataclass(slots=True)
+class ReplicatedEngine(BaseEngine):
+    """An engine that runs another one in several workers, wherever these are.
+
+    A subclass says in `build` where they are, adds options of its own, and calls `check` in its
+    `__post_init__`. Its own options are positional behind the first two.
+
+    Options:
+        engine: the engine to run; in a spec its name, or `type` with the options beside it.
+        replicas: how many workers.
+        request_timeout, build_timeout: seconds until a worker counts as hung, see
+            `evalution.workers.WorkerOptions`; without one, never.
+        restarts: how often in a row a worker may end without having answered anything.
+    """
+
+    engine: EngineSpec | SkipJsonSchema[BaseEngine | None] = None
+    replicas: int | None = speed_only(default=None)
+    _: KW_ONLY
+    request_timeout: float | None = speed_only(default=None)
+    build_timeout: float | None = speed_only(default=None)
+    restarts: int = speed_only(default=8)
+
+    capabilities: ClassVar[frozenset[Capability]] = cast(
+        "frozenset[Capability]", _InnerCapabilities()
+    )
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` for options that don't fit; the engine within is resolved."""
+        name = type(self).__name__
+        given: Any = self.engine
+        if not isinstance(given, EngineSpec | BaseEngine | None):
+            is_class = isinstance(given, type)
+            what = f"the class {given.__name__}" if is_class else repr(redact(given))
+            raise ConfigurationError(
+                f"option 'engine' of engine {name} must be an engine, as in "
+                f"{name}(engine=VLLM(), replicas=2), got {what}"
+            )
+        validate_options(self)
+        if isinstance(self.engine, EngineSpec):
+            # Kept as an engine, which hides what is secret of its options.
+            kind = load_engine(self.engine.kind, hints=INSTALL_HINTS)
+            self.engine = kind.from_options(self.engine.params)
+        if self.engine is None:
+            raise ConfigurationError(
+                f"engine {name} needs the option 'engine': the engine to run in each worker"
+            )
+        if isinstance(self.engine, ReplicatedEngine):
+            raise ConfigurationError(
+                f"option 'engine' of engine {name} is another {type(self.engine).__name__}; "
+                "replicas of replicas can't be watched: use one kind, and multiply their numbers"
+            )
+        if self.replicas is None:
+            raise ConfigurationError(f"engine {name} needs the option 'replicas': how many workers")
+        check_workers(self.engine, self.replicas)
+        self.worker_options()
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """As any engine's; the engine within is written as a spec writes one, in any of its forms.
+
+        Raises:
+            ConfigurationError: an option of this engine or of the one within.
+        """
+        given = dict(options)
+        if "engine" in given:
+            given["engine"] = _engine_form(given["engine"], cls.__name__)
+        return cls(**parse_options(cls, given))
+
+    @property
+    def inner(self) -> BaseEngine:
+        """The engine that runs in each worker."""
+        assert isinstance(self.engine, BaseEngine)
+        return self.engine
+
+    @property
+    def count(self) -> int:
+        """How many workers there are."""
+        assert self.replicas is not None
+        return self.replicas
+
+    @property
+    def processes_limit(self) -> int | None:
+        limit = self.inner.processes_limit
+        return None if limit is None else max(1, limit // self.count)
+
+    @property
+    def requests_limit(self) -> int | None:
+        return self.inner.requests_limit
+
+    def default_model(self) -> str | None:
+        return self.inner.default_model()
+
+    def to_dict(self) -> dict[str, Any]:
+        kind = type(self.inner)
+        spec = {
+            "kind": f"{kind.__module__}:{kind.__qualname__}",
+            "params": self.inner.to_dict(),
+        }
+        return {**redact_fields(self), "engine": spec}
+
+    def worker_options(self) -> WorkerOptions:
+        """How patiently the workers are supervised."""
+        return WorkerOptions(
+            request_timeout=self.request_timeout,
+            build_timeout=self.build_timeout,
+            restarts=self.restarts,
+        )
+
+
+def _engine_form(written: Any, name: str) -> Mapping[str, Any] | None:
+    match written:
+        case None:
+            return None
+        case str():
+            return {"kind": written}
+        case {"type": kind, **options}:
+            return {"kind": kind, "params": options}
+        case {"kind": _}:
+            return written
+        case _:
+            raise ConfigurationError(
+                f"option 'engine' of engine {name} must be an engine's name, a mapping with "
+                f"'type' and its options, or one with 'kind' and 'params', got {redact(written)!r}"
+            )
 
 
 @dataclass(slots=True)

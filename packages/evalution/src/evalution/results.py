@@ -1,15 +1,17 @@
-"""What a run found, as values: `to_dict` gives what `results.json` and `samples.jsonl` hold."""
+"""The results of a run: the values that are written to `results.json` and read back from it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from evalution.samples.reader import KeptSamples, SamplesReader, SuiteSamples
-from evalution.samples.sample import SampleResult
-from evalution.strict_json import to_json
+from pydantic import AliasPath, BeforeValidator, Field, StrictInt, TypeAdapter
+
+from evalution.samples import KeptSamples, SampleResult, SamplesReader, SuiteSamples, to_json
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -30,9 +32,28 @@ def _empty() -> dict[str, Any]:
     return {}
 
 
+def _drop_moments(timings: Any) -> Any:
+    """Return the durations of a run's timings, without its two moments."""
+    if not isinstance(timings, Mapping):
+        return timings
+    found = cast("Mapping[str, Any]", timings)
+    return {name: value for name, value in found.items() if name not in ("started", "finished")}
+
+
+def _restore_infinity(metric: Any) -> Any:
+    """Return a metric as it was written; JSON has no infinity, so it stands in the note."""
+    if not isinstance(metric, dict):
+        return metric
+    found = cast("dict[str, Any]", metric)
+    note = str(found.get("note", ""))
+    if found.get("value") is None and "inf" in note:
+        return {**found, "value": -math.inf if "-inf" in note else math.inf}
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class MetricResult:
-    """A score over `n` samples; `stderr` and `value` are None where they can't be had.
+    """A score over `n` samples; `stderr` and `value` are None where they are undefined.
 
     `n` leaves out failed samples for a metric without a natural zero (a perplexity).
     """
@@ -40,7 +61,7 @@ class MetricResult:
     value: float | None
     stderr: float | None
     higher_is_better: bool
-    n: int
+    n: StrictInt
 
     def to_dict(self) -> dict[str, Any]:
         shown: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
@@ -54,23 +75,23 @@ class SuiteResult:
     """The scores of one suite.
 
     `n` samples were run, `failed` of them without an answer to score. `truncated` counts those
-    whose prompt was cut from the left, None where the engine doesn't say. `recalled` of the
-    `requests` were answered by a journal or a cache. `first_failure` tells the failed row with the
-    smallest number and why. `provenance` is what decides the scores and is no option, such as the
-    data set of a suite that is known by name. `errors` are faults of the session that belong to no
-    sample, such as an answer nobody had asked for.
+    whose prompt was cut from the left, None where the engine doesn't report it. `cached` of the
+    `requests` were answered by a journal or a cache. `first_failure` has the failed row with the
+    smallest number and its error. `provenance` decides the scores and is no option, such as the
+    data set of a suite that is known by name. `errors` are errors of the session that belong to no
+    sample, such as an answer that was never asked for.
     """
 
     name: str
     type: str
     options: dict[str, Any]
-    metrics: dict[str, MetricResult]
-    n: int
-    failed: int
-    truncated: int | None
-    requests: int
-    seconds: float
-    recalled: int = 0
+    metrics: dict[str, Annotated[MetricResult, BeforeValidator(_restore_infinity)]]
+    n: StrictInt
+    failed: StrictInt
+    truncated: StrictInt | None
+    requests: StrictInt
+    seconds: Annotated[float, Field(validation_alias=AliasPath("timings", "seconds"))]
+    cached: Annotated[StrictInt, Field(validation_alias=AliasPath("timings", "cached"))] = 0
     provenance: dict[str, Any] = field(default_factory=_empty)
     first_failure: str | None = None
     errors: list[str] = field(default_factory=list[str])
@@ -79,7 +100,7 @@ class SuiteResult:
 
     @property
     def samples(self) -> list[SampleResult]:
-        """Every sample in the order of the rows, from memory or from the run folder's file.
+        """All samples in the order of the rows, from memory or from the run folder's file.
 
         Raises:
             ConfigurationError: the file can't be read, is damaged or was written by something else.
@@ -88,7 +109,7 @@ class SuiteResult:
 
     @property
     def stored_samples(self) -> SuiteSamples:
-        """The same samples, of which a file's are read one at a time; errors as `samples`."""
+        """The same samples, those of a file read one at a time; errors as `samples`."""
         if self.samples_file is None:
             return KeptSamples(self.kept_samples or [])
         return SamplesReader(self.samples_file).of(self.name)
@@ -110,10 +131,10 @@ class SuiteResult:
         }
 
     def _timings(self) -> dict[str, Any]:
-        computed = self.requests - self.recalled
+        computed = self.requests - self.cached
         return {
             "seconds": round(self.seconds, 3),
-            "recalled": self.recalled,
+            "cached": self.cached,
             "requests_per_second": round(computed / self.seconds, 2) if self.seconds else None,
         }
 
@@ -122,35 +143,46 @@ class SuiteResult:
 class RunResult:
     """One model on one engine, and the suites that were run so far.
 
-    `limit` bounds the rows of every suite besides the suite's own `max_rows`. `step` is the step of
-    training at which the model was evaluated, where it was one in the making. `notices` are what a
-    person should know besides the scores, such as answers that a damaged journal lost, or how many
+    `limit` bounds the rows of every suite, within the suite's own `max_rows`. `step` is the step of
+    training at which the model was evaluated, where it was one in training. `notices` are what a
+    person should know beside the scores, such as answers that a damaged journal lost, or how many
     samples of a suite have an unfinished thought. All that differs between two runs of the same
-    thing stands under `timings`.
+    thing is under `timings`.
     """
 
     model: dict[str, Any]
     engine: dict[str, Any]
     scoring_policy: dict[str, Any]
     versions: dict[str, Any]
-    limit: int | None = None
-    step: int | None = None
+    limit: StrictInt | None = None
+    step: StrictInt | None = None
     status: Status = "running"
-    started: str = ""
-    finished: str | None = None
+    started: Annotated[str, Field(validation_alias=AliasPath("timings", "started"))] = ""
+    finished: Annotated[str | None, Field(validation_alias=AliasPath("timings", "finished"))] = None
     error: dict[str, Any] | None = None
     notices: list[str] = field(default_factory=list[str])
-    timings: dict[str, float] = field(default_factory=dict[str, float])
+    timings: Annotated[dict[str, float], BeforeValidator(_drop_moments)] = field(
+        default_factory=dict[str, float]
+    )
     suites: list[SuiteResult] = field(default_factory=list[SuiteResult])
     folder: Path | None = None
 
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> RunResult:
+        """Return the result that `to_dict` wrote; what a later version adds to it is ignored.
+
+        Raises:
+            ValidationError: a field is missing, or of another type.
+        """
+        return _reader().validate_python(document)
+
     @property
     def failed(self) -> int:
-        """Samples without an answer, and faults of the session, over all suites."""
+        """Samples without an answer, and errors of the session, over all suites."""
         return sum(suite.failed + len(suite.errors) for suite in self.suites)
 
     def __getitem__(self, suite: str) -> SuiteResult:
-        """The result of the suite of this name."""
+        """Return the result of the suite of this name."""
         for result in self.suites:
             if result.name == suite:
                 return result
@@ -171,3 +203,8 @@ class RunResult:
             "versions": self.versions,
             "timings": {"started": self.started, "finished": self.finished, **self.timings},
         }
+
+
+@cache
+def _reader() -> TypeAdapter[RunResult]:
+    return TypeAdapter(RunResult)

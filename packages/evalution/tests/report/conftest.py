@@ -12,7 +12,7 @@ import pytest
 from evalution import MetricResult, RunResult, SampleResult, SuiteResult
 from evalution.parity import Tolerance, check_parity, write_parity
 from evalution.report import write_report
-from evalution.runs.lane import Lane
+from evalution.runs.preflight import EngineAndModel
 from evalution.yaml_spec.run_spec import load_spec
 
 
@@ -153,7 +153,10 @@ def parity_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A check of float32 against float64, with a tolerance that it misses."""
     reference = pytest.importorskip("evalution_reference", reason="needs evalution-reference")
     spec = load_spec("builtin:tiny/quickstart")
-    sides = [Lane(reference.Reference(dtype=name), spec.model) for name in ("float64", "float32")]
+    sides = [
+        EngineAndModel(reference.Reference(dtype=name), spec.model)
+        for name in ("float64", "float32")
+    ]
     result = check_parity(
         sides[0], sides[1], spec.tests, limit=4, tolerance=Tolerance(logprob=1e-9)
     )

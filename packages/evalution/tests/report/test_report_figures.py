@@ -14,7 +14,7 @@ from evalution.report.page import read_folders
 from evalution.report.parity import parity_figures
 from evalution.report.rendering import label_runs
 from evalution.report.scores import suite_scores
-from evalution.runs.run_samples import RunSamples
+from evalution.runs.reader import RunSamples
 
 plotly = pytest.importorskip("plotly.graph_objects", reason="needs plotly, of evalution[report]")
 

@@ -27,9 +27,8 @@ from evalution.report.samples import (
 )
 from evalution.report.scores import suite_scores
 from evalution.results import RunResult, SampleResult
-from evalution.runs.run_samples import RunSamples
-from evalution.samples.columns import SampleColumns
-from evalution.samples.line import line_of
+from evalution.runs.reader import RunSamples
+from evalution.samples import SampleColumns, to_line
 from evalution_core import ConfigurationError
 
 JSON = st.recursive(
@@ -153,7 +152,7 @@ def test_samples_of_a_file_are_those_of_its_suites(
 ) -> None:
     file = tmp_path / "samples.jsonl"
     lines = [make_sample(index, suite=name) for index in (1, 0) for name in ("one", "other")]
-    file.write_bytes(b"".join(map(line_of, lines)) + b'{"suite": "one", "ind')
+    file.write_bytes(b"".join(map(to_line, lines)) + b'{"suite": "one", "ind')
     suites = [make_suite(name, lines[:1], samples_file=file) for name in ("one", "other", "none")]
     found = payload(make_run(*suites))
 
@@ -188,7 +187,7 @@ def test_the_texts_of_all_rows_are_never_held(
         with file.open("wb") as lines:
             for index in range(rows):
                 sample = make_sample(index, float(index != wrong), prompt=text)
-                lines.write(line_of(sample))
+                lines.write(to_line(sample))
         some = [make_sample(0, 0.0), make_sample(1, 1.0)]
         return make_run(make_suite("sums", some, samples_file=file, n=rows))
 

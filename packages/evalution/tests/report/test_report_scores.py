@@ -21,7 +21,7 @@ from evalution.report.rendering import (
     signed_text,
 )
 from evalution.report.scores import best_text, suite_scores
-from evalution.runs.run_samples import RunSamples
+from evalution.runs.reader import RunSamples
 
 VALUES = st.one_of(st.none(), st.floats(-1e6, 1e6), st.just(math.inf))
 

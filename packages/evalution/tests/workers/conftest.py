@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 
 from evalution.workers import SupervisedSession, WorkerOptions, build_supervised
-from evalution.workers.request_stream import RequestStream, StreamItem
-from evalution.workers.seats import SeatState
+from evalution.workers.jobs import RequestStream, StreamItem
+from evalution.workers.scheduler import SeatState
 from evalution.workers.supervision import Supervision
 from evalution.workers.wire import (
     Abort,
     Call,
     End,
+    Ending,
     Item,
     LaneEnded,
+    Listener,
     Message,
     Open,
     Pulled,
@@ -29,7 +31,6 @@ from evalution.workers.wire import (
     Result,
     Traits,
 )
-from evalution.workers.worker import Ending, Listener
 from evalution_core import (
     GenerationOutput,
     Model,

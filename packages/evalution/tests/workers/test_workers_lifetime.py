@@ -15,7 +15,7 @@ import pytest
 
 from evalution.replicas import Replicas
 from evalution.workers import SupervisedSession
-from evalution.workers.process_tree import kill_tree
+from evalution.workers.process import kill_tree
 from evalution_core import EngineRuntimeError, GenerationRequest
 
 HERE = Path(__file__).parent

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.workers import WorkerOptions, placement
-from evalution.workers.placement import THREAD_COUNTS, VISIBLE_DEVICES, places
-from evalution.workers.stack import innermost
+from evalution.workers import WorkerOptions
+from evalution.workers import process as placement
+from evalution.workers.process import THREAD_COUNTS, VISIBLE_DEVICES, innermost, places
 from evalution_core import ConfigurationError
 
 CORES = 7

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.workers.jobs import CallJob, call_job
-from evalution.workers.parcel import pack_error
-from evalution.workers.request_stream import RequestStream
+from evalution.workers.jobs import CallJob, RequestStream, call_job
 from evalution.workers.wire import (
     Abort,
     BuildFailed,
@@ -20,6 +18,7 @@ from evalution.workers.wire import (
     LaneEnded,
     Open,
     Pulled,
+    pack_error,
 )
 from evalution_core import (
     ConfigurationError,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.workers.suspects import Suspects
+from evalution.workers.poison import Suspects
 
 
 @dataclass(eq=False, slots=True)

@@ -12,15 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.workers.parcel import (
+from evalution.workers.jobs import RequestStream, StreamItem
+from evalution.workers.wire import (
+    Call,
+    Channel,
+    End,
+    Message,
+    Outbox,
+    Progressed,
+    Pulled,
     main_module,
     pack_configuration,
     pack_error,
     pack_request,
     unpack_error,
 )
-from evalution.workers.request_stream import RequestStream, StreamItem
-from evalution.workers.wire import Call, Channel, End, Message, Outbox, Progressed, Pulled
 from evalution_core import (
     ConfigurationError,
     ContextLengthError,

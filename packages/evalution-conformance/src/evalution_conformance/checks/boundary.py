@@ -1,4 +1,4 @@
-"""Where a context ends and its continuation begins, in tokens: lm-evaluation-harness's rules."""
+"""Checks of the boundary between context and continuation, by lm-evaluation-harness's rules."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _ENDLESS = 1_000_000
 
 
 class _InputError(Exception):
-    """What a producer of requests may raise."""
+    """An error that a producer of requests raises."""
 
 
 @group(Capability.GENERATE)
@@ -113,7 +113,7 @@ class ContinuousChecks:
         subject.complete(short)
 
     def test_cancelling_one_request_leaves_the_others(self, subject: Subject) -> None:
-        """Where a stream has `cancel`, nothing comes of that request, and the others go on."""
+        """`cancel(key)` ends that request without a result, and the others go on."""
         limit = max(1, min(2048, subject.window // 2))
         long = GenerationRequest(
             PROMPTS[0], max_new_tokens=limit, ignore_eos=subject.declares(Capability.IGNORE_EOS)

@@ -45,7 +45,7 @@ _LIGHT = {
     "tokenizers",
     "typing-extensions",
 }
-"""What an adapter may import when it is loaded, though its distribution requires it."""
+"""Requirements of a distribution that its adapter may import when it is loaded."""
 _SECRET = "kept-secret-4711"
 _LOAD = """
 import importlib, importlib.metadata, importlib.util, json, sys
@@ -250,7 +250,7 @@ def _refusal(construct: Any, asked: str) -> str:
 
 
 def _runtimes(subject: Subject) -> set[str]:
-    """What the engine's distribution requires beyond the light packages an adapter may import."""
+    """Return the distribution's requirements beyond the light packages an adapter may import."""
     required = (subject.distribution.requires or []) if subject.distribution else []
     names = {_canonical(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) for line in required}
     ours = {name for name in names if name == "evalution" or name.startswith("evalution-")}

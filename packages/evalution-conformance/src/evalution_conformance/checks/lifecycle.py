@@ -39,7 +39,7 @@ _UNREAD = "evalution_conformance_reads_nothing"
 
 
 class BuildChecks:
-    """What holds for any session, whether its model works or not."""
+    """Checks that hold for any session, with or without a working model."""
 
     def test_build_gives_a_session(self, subject: Subject) -> None:
         """`build` returns a session whose capabilities are at most the engine's."""
@@ -124,7 +124,7 @@ class LifecycleChecks:
         session = subject.session
         session.check()
         before = session.describe_execution()
-        assert before is not None, "describe_execution() tells nothing"
+        assert before is not None, "describe_execution() returns nothing"
         missing = sorted(_COMMON_KEYS - before.keys())
         assert not missing, f"describe_execution() lacks {', '.join(missing)}"
         before = json.dumps(before, sort_keys=True)

@@ -107,7 +107,7 @@ class ScoringChecks:
         for at in (0, len(token_ids) - 1):
             before = [*prompt_ids, *token_ids[:at]]
             greedy = subject.score_ids(before, [token_ids[at]])
-            # A token with the same logit is as greedy: only a less likely one must be told.
+            # A token with the same logit is as greedy: only a less likely one is certain.
             others = (
                 i for i in dict.fromkeys([*prompt_ids, *token_ids, 0, 1]) if i != token_ids[at]
             )

@@ -1,4 +1,4 @@
-"""How a completion ends, and that its text is exactly what was generated."""
+"""Checks of how a completion ends, and that its text is exactly what was generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GGUF file says about itself: its header, read without loading a tensor.
+"""Read the header of a GGUF file: its metadata and the places of its tensors.
 
 The layout is that of the GGUF specification (ggml, docs/gguf.md), versions 2 and 3. The `gguf`
 package reads the same, but makes an array view of every string: for a vocabulary of 128,000 tokens
@@ -24,7 +24,7 @@ _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
 _MOST_ELEMENTS = 1 << 24
-"""Of an array: many times any vocabulary, and a bound for what a hostile file takes of memory."""
+"""Elements of an array: many times any vocabulary, and a bound on the memory for a hostile file."""
 
 _SCALARS = {
     0: "B",
@@ -84,10 +84,11 @@ _TENSOR_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """A tensor's place. `shape` is in ggml's order: the dimension that runs fastest comes first.
+    """A tensor's type, shape and place.
 
-    `type` is ggml's name (`F32`, `Q8_0`), or its number where it is newer than this table; then
-    `size`, in bytes, isn't known. `offset` counts from the beginning of the tensors' data.
+    `shape` is in ggml's order, with the fastest dimension first. `type` is ggml's name (`F32`,
+    `Q8_0`), or its number if the table above lacks it; then `size`, in bytes, is None. `offset`
+    counts from the beginning of the tensors' data.
     """
 
     name: str
@@ -113,8 +114,8 @@ class GGUFFile:
 
     @property
     def context_length(self) -> int | None:
-        """How many tokens the model was trained to see; None where the file doesn't say."""
-        found = self.of_architecture("context_length")
+        """Length of the texts that the model was trained on, in tokens; None if unknown."""
+        found = self.hyperparameter("context_length")
         return found if isinstance(found, int) else None
 
     @property
@@ -124,7 +125,7 @@ class GGUFFile:
 
     @cached_property
     def weight_type(self) -> str:
-        """The type that most values of the weights have, such as `F32` or `Q4_K`."""
+        """The type of most values of the weights, such as `F32` or `Q4_K`."""
         values: Counter[str] = Counter()
         for tensor in self.tensors:
             values[tensor.type] += prod(tensor.shape)
@@ -132,20 +133,21 @@ class GGUFFile:
 
     @property
     def parts(self) -> int:
-        """How many files the model is split into; 1 for a whole one."""
+        """Number of files that the model is split into; 1 if it is whole."""
         count = self.metadata.get("split.count")
         return count if isinstance(count, int) and count > 1 else 1
 
-    def of_architecture(self, key: str) -> Any:
-        """The value of `<architecture>.<key>`; None where it isn't there."""
+    def hyperparameter(self, key: str) -> Any:
+        """Return the value of `<architecture>.<key>`; None if there is none."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
 
 def read_gguf(path: Path, *, is_first: bool = True) -> GGUFFile:
-    """The header of the file at `path`, after a check that its tensors are all there.
+    """Read the header of the file at `path` and check that its tensors are all there.
 
     Args:
-        is_first: a whole model, or the first part of one: the others say nothing of the model.
+        path: a whole model or a part of one.
+        is_first: False for the further parts of a split model, which don't describe the model.
 
     Raises:
         ConfigurationError: it is missing, no GGUF, of a version that isn't read, or cut short.
@@ -157,12 +159,12 @@ def read_gguf(path: Path, *, is_first: bool = True) -> GGUFFile:
         start = stream.read(24)
         _check_start(path, start)
         if len(start) < 24:
-            raise _truncated(path, size, None)
+            raise _truncation_error(path, size, None)
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 file, begin = _read_header(path, data)
             except (struct.error, EOFError) as error:
-                raise _truncated(path, size, None) from error
+                raise _truncation_error(path, size, None) from error
             except ValueError as error:
                 raise ConfigurationError(f"{path} is a damaged GGUF file: {error}") from error
     if is_first and "general.architecture" not in file.metadata:
@@ -171,7 +173,7 @@ def read_gguf(path: Path, *, is_first: bool = True) -> GGUFFile:
         )
     needed = max((begin + _end(tensor) for tensor in file.tensors), default=0)
     if size < needed:
-        raise _truncated(path, size, needed)
+        raise _truncation_error(path, size, needed)
     return file
 
 
@@ -184,7 +186,7 @@ def _check_start(path: Path, start: bytes) -> None:
             hint = ", but text: a download of the pointer or page in place of the file"
         raise ConfigurationError(f"{path} is not a GGUF file (it begins with {start[:4]!r}){hint}")
     if len(start) < 8:
-        raise _truncated(path, len(start), None)
+        raise _truncation_error(path, len(start), None)
     (version,) = struct.unpack_from("<I", start, 4)
     if version in _VERSIONS:
         return
@@ -192,11 +194,11 @@ def _check_start(path: Path, start: bytes) -> None:
         raise ConfigurationError(f"{path} is a big-endian GGUF file; convert it to little-endian")
     raise ConfigurationError(
         f"{path} is GGUF version {version}; versions "
-        f"{' and '.join(map(str, _VERSIONS))} are read: convert it anew"
+        f"{' and '.join(map(str, _VERSIONS))} are read: convert it again"
     )
 
 
-def _truncated(path: Path, size: int, needed: int | None) -> ConfigurationError:
+def _truncation_error(path: Path, size: int, needed: int | None) -> ConfigurationError:
     wanted = "its header goes on" if needed is None else f"its tensors need {needed:,} bytes"
     return ConfigurationError(
         f"{path} is truncated: it ends after {size:,} bytes and {wanted}; download it again"
@@ -208,15 +210,15 @@ def _end(tensor: GGUFTensor) -> int:
 
 
 def _read_header(path: Path, data: mmap.mmap) -> tuple[GGUFFile, int]:
-    """The header, and where the tensors' data begins."""
+    """Return the header and the offset of the tensors' data."""
     reader = _Reader(data)
-    tensor_count, entry_count = reader.numbers("<QQ")
+    tensor_count, entry_count = reader.read_numbers("<QQ")
     metadata: dict[str, Any] = {}
     for _ in range(entry_count):
-        key = reader.string()
+        key = reader.read_string()
         if key in metadata:
             raise ValueError(f"the key {key!r} is there twice")
-        metadata[key] = reader.value(*reader.numbers("<I"))
+        metadata[key] = reader.read_value(*reader.read_numbers("<I"))
     tensors = tuple(_read_tensors(reader, tensor_count))
     names = Counter(tensor.name for tensor in tensors)
     if twice := [name for name, count in names.items() if count > 1]:
@@ -230,12 +232,12 @@ def _read_header(path: Path, data: mmap.mmap) -> tuple[GGUFFile, int]:
 
 def _read_tensors(reader: _Reader, count: int) -> Iterator[GGUFTensor]:
     for _ in range(count):
-        name = reader.string()
-        (dimensions,) = reader.numbers("<I")
+        name = reader.read_string()
+        (dimensions,) = reader.read_numbers("<I")
         if dimensions > _MOST_DIMENSIONS:
             raise ValueError(f"tensor {name!r} has {dimensions} dimensions")
-        shape = cast("tuple[int, ...]", reader.numbers(f"<{dimensions}Q"))
-        number, offset = reader.numbers("<IQ")
+        shape = cast("tuple[int, ...]", reader.read_numbers(f"<{dimensions}Q"))
+        number, offset = reader.read_numbers("<IQ")
         known = _TENSOR_TYPES.get(number)
         if known is None:
             yield GGUFTensor(name, shape, str(number), offset, None)
@@ -245,35 +247,35 @@ def _read_tensors(reader: _Reader, count: int) -> Iterator[GGUFTensor]:
 
 
 class _Reader:
-    """A place in the header. `struct.error` and `EOFError` mean that the file ends too early."""
+    """A position in the header. `struct.error` and `EOFError` mean that the file ends too early."""
 
     def __init__(self, data: mmap.mmap):
         self._data = data
         self.at = 8
 
-    def numbers(self, code: str) -> tuple[Any, ...]:
+    def read_numbers(self, code: str) -> tuple[Any, ...]:
         found = struct.unpack_from(code, self._data, self.at)
         self.at += struct.calcsize(code)
         return found
 
-    def string(self) -> str:
+    def read_string(self) -> str:
         (length,) = struct.unpack_from("<Q", self._data, self.at)
         begin, self.at = self.at + 8, self.at + 8 + length
         if self.at > len(self._data):
             raise EOFError
-        # Some vocabularies hold bytes that are no text; the runtime may still know what to do.
+        # Some vocabularies hold bytes that are no text, which a runtime may still use.
         return self._data[begin : self.at].decode("utf-8", errors="surrogateescape")
 
-    def value(self, kind: int) -> Any:
+    def read_value(self, kind: int) -> Any:
         if kind == _STRING:
-            return self.string()
+            return self.read_string()
         if kind == _ARRAY:
-            return self._array(*self.numbers("<IQ"))
+            return self._read_array(*self.read_numbers("<IQ"))
         if kind not in _SCALARS:
             raise ValueError(f"a value has the unknown type {kind}")
-        return self.numbers(f"<{_SCALARS[kind]}")[0]
+        return self.read_numbers(f"<{_SCALARS[kind]}")[0]
 
-    def _array(self, kind: int, length: int) -> list[Any]:
+    def _read_array(self, kind: int, length: int) -> list[Any]:
         if kind == _ARRAY:
             raise ValueError("it has an array of arrays, which llama.cpp doesn't read either")
         if kind != _STRING and kind not in _SCALARS:
@@ -285,5 +287,5 @@ class _Reader:
         if length > _MOST_ELEMENTS:
             raise ValueError(f"an array has {length:,} elements, more than {_MOST_ELEMENTS:,}")
         if kind == _STRING:
-            return [self.string() for _ in range(length)]
-        return list(self.numbers(f"<{length}{_SCALARS[kind]}"))
+            return [self.read_string() for _ in range(length)]
+        return list(self.read_numbers(f"<{length}{_SCALARS[kind]}"))

@@ -1,4 +1,4 @@
-"""Where a GGUF model's file lies: built in, on this machine, or on the Hugging Face Hub."""
+"""Find the file of a GGUF model: built in, on this machine, or on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _HUB_NAME = re.compile(r"^[\w.-]+/[\w.-]+$")
 _SHOWN = 8
 
 
-def gguf_file_of(model: Model, engine: str) -> GGUFFile:
-    """The header of the model's file, checked; of a split model, that of its first part.
+def read_model_file(model: Model, engine: str) -> GGUFFile:
+    """Read the header of the model's file; of a split model, that of its first part.
 
     Its tensors are those of all parts; an `offset` counts within its own part.
 
@@ -30,8 +30,8 @@ def gguf_file_of(model: Model, engine: str) -> GGUFFile:
         ConfigurationError: there is none, more than one could be meant, or it is damaged.
         EngineUnavailableError: it is on the Hub and huggingface_hub is not installed.
     """
-    path = locate_gguf(model, engine)
-    first, *further = parts_of(path)
+    path = find_gguf(model, engine)
+    first, *further = list_parts(path)
     file, others = read_gguf(first), [read_gguf(part, is_first=False) for part in further]
     if file.parts != 1 + len(others):
         raise ConfigurationError(
@@ -41,11 +41,11 @@ def gguf_file_of(model: Model, engine: str) -> GGUFFile:
     return replace(file, tensors=tuple(chain.from_iterable(f.tensors for f in (file, *others))))
 
 
-def locate_gguf(model: Model, engine: str) -> Path:
-    """The local path of the model's file, downloaded if need be; of a split model, the first part.
+def find_gguf(model: Model, engine: str) -> Path:
+    """Return the local path of the model's file, or of its first part, downloaded if need be.
 
     `model.path` is `builtin:<name>`, a file, a folder with one model in it, `owner/repository:file`
-    or `owner/repository` where that holds one model. What exists locally goes before the Hub.
+    or `owner/repository` if that holds one model. Local files are preferred to the Hub.
 
     Raises:
         ConfigurationError: there is no such file, or more than one could be meant.
@@ -61,7 +61,7 @@ def locate_gguf(model: Model, engine: str) -> Path:
         return builtin_path(name, "gguf")
     path = Path(name).expanduser()
     if path.is_dir():
-        return path / _chosen(str(path), [file.name for file in sorted(path.glob("*.gguf"))])
+        return path / _choose_file(str(path), [file.name for file in sorted(path.glob("*.gguf"))])
     if path.is_file():
         return _first_part(path)
     repository, _, file = name.partition(":")
@@ -70,11 +70,11 @@ def locate_gguf(model: Model, engine: str) -> Path:
             f"there is no file or folder {name!r}; engine {engine} loads a local .gguf file, a "
             "folder with one, builtin:tiny, or owner/repository:file.gguf from the Hugging Face Hub"
         )
-    return _first_part(_from_hub(repository, file, model.revision))
+    return _first_part(_download(repository, file, model.revision))
 
 
-def parts_of(path: Path) -> list[Path]:
-    """All files of a model whose first part is `path`; the file alone where it isn't split."""
+def list_parts(path: Path) -> list[Path]:
+    """Return all files of the model whose first part is `path`; the file alone if it is whole."""
     return [path.with_name(name) for name in _part_names(path.name)]
 
 
@@ -88,7 +88,7 @@ def _first_part(path: Path) -> Path:
     if missing:
         raise ConfigurationError(
             f"{path} is a part of a model in {len(names)} files, and beside it "
-            f"{_listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+            f"{_join_names(missing)} {'is' if len(missing) == 1 else 'are'} missing"
         )
     return path.with_name(names[0])
 
@@ -101,33 +101,35 @@ def _part_names(name: str) -> list[str]:
     return [f"{stem}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
 
 
-def _chosen(place: str, names: Sequence[str]) -> str:
-    """The one model among the names of a place; a split one is named by its first part."""
-    # A projector of images lies beside the model that it serves and is none itself.
+def _choose_file(place: str, names: Sequence[str]) -> str:
+    """Return the only model among the names of a place; of a split one, the first part."""
+    # A projector of images is beside the model that it serves and is no model itself.
     models = [name for name in names if not Path(name).name.startswith("mmproj")]
     firsts = sorted({_part_names(name)[0] for name in models})
     if not firsts:
         raise ConfigurationError(f"there is no .gguf file in {place}")
     if len(firsts) > 1:
         raise ConfigurationError(
-            f"{place} holds {len(firsts)} GGUF models ({_listed(firsts)}); name one of them"
+            f"{place} holds {len(firsts)} GGUF models ({_join_names(firsts)}); name one of them"
         )
     return firsts[0]
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _from_hub(repository: str, file: str, revision: str | None) -> Path:
-    """The local copy of a file of the Hub, with all its parts; cached files are not fetched."""
+def _download(repository: str, file: str, revision: str | None) -> Path:
+    """Download a file of the Hub with all its parts, unless cached; return the first one's path."""
     hub: Any = import_runtime(
         "huggingface_hub", HUB, install='pip install "evalution-enginekit[hub]"'
     )
     try:
         if not file:
-            file = _chosen(f"{repository} on the Hub", _hub_names(hub, repository, revision))
+            file = _choose_file(
+                f"{repository} on the Hub", _list_hub_files(hub, repository, revision)
+            )
         parts = [
             Path(hub.hf_hub_download(repository, name, revision=revision))
             for name in _part_names(file)
@@ -136,15 +138,15 @@ def _from_hub(repository: str, file: str, revision: str | None) -> Path:
         raise
     except Exception as error:  # the border: its HTTP library's errors come as they are
         raise ConfigurationError(
-            f"{repository}{':' + file if file else ''} could not be had from the Hugging Face Hub "
-            f"and is not in its local cache: {type(error).__name__}: {_first_line(error)}; check "
-            "the name, the access and the network, or give a local .gguf file"
+            f"{repository}{':' + file if file else ''} could not be downloaded from the Hugging "
+            f"Face Hub and is not in its local cache: {type(error).__name__}: {_first_line(error)}; "
+            "check the name, the access and the network, or give a local .gguf file"
         ) from error
     return parts[0]
 
 
-def _hub_names(hub: Any, repository: str, revision: str | None) -> list[str]:
-    """The .gguf files of a repository; without a network, those of its cached snapshot."""
+def _list_hub_files(hub: Any, repository: str, revision: str | None) -> list[str]:
+    """Return the .gguf files of a repository; without a network, those of its cached snapshot."""
     try:
         found = hub.HfApi().list_repo_files(repository, revision=revision)
     except hub.errors.HfHubHTTPError:

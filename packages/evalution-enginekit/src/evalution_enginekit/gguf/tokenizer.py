@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file carries, for runtimes that bring none of their own."""
+"""The tokenizer of a GGUF file, for runtimes that have none of their own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPACE = "\u2581"
 _INSTEAD = "set tokenizer_path to the matching Hugging Face tokenizer"
 _ENDING_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _SENTENCE_PIECE_IDS = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-"""Those of a SentencePiece vocabulary that doesn't say, as in llama.cpp."""
+"""Ids of a SentencePiece vocabulary that declares none, as in llama.cpp."""
 _TEMPLATE_NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
 _ENDS_OF_TURN = frozenset(
     {
@@ -40,32 +40,32 @@ _ENDS_OF_TURN = frozenset(
         "<EOT>",
     }
 )
-"""Control tokens that end a generation under these names though many files declare one id alone."""
+"""Names of control tokens that end a generation even if the file declares another id alone."""
 
 
-def gguf_tokenizer_of(model: Model, file: GGUFFile) -> Tokenizer:
-    """The tokenizer of `model`: the one that it names, else the one that its GGUF file carries.
+def load_gguf_tokenizer(model: Model, file: GGUFFile) -> Tokenizer:
+    """Load the tokenizer that `model` names, else the one of its GGUF file.
 
-    A named one ends generations at the file's end tokens too. Chat is rendered with its template,
-    as on every engine, not with the file's.
+    With a named one, generations end at the file's end tokens too. Chat is rendered with its
+    template, as on every engine, not with the file's.
 
     Raises:
-        ConfigurationError: no tokenizer is there, it is of a kind that isn't read, it knows more
-            tokens than the model, or it has no chat template for the model's variables.
+        ConfigurationError: there is no tokenizer, it is of a kind that isn't read, it has more
+            tokens than the model, or no chat template for the model's variables.
         EngineUnavailableError: the `tokenizers` library, or Transformers, is not installed.
     """
     if model.tokenizer is None and named_tokenizer(model) is None:
         tokenizer = GGUFTokenizer(file)
         tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
         return tokenizer
-    return beside_gguf(load_tokenizer(model, file.path.parent), file)
+    return add_end_ids(load_tokenizer(model, file.path.parent), file)
 
 
-def beside_gguf(tokenizer: Tokenizer, file: GGUFFile) -> Tokenizer:
-    """A tokenizer from elsewhere, with the end tokens that the file declares beside it.
+def add_end_ids(tokenizer: Tokenizer, file: GGUFFile) -> Tokenizer:
+    """Return the tokenizer with the end tokens of the file added to its own.
 
     Raises:
-        ConfigurationError: it knows more tokens than the model.
+        ConfigurationError: it has more tokens than the model.
     """
     rows = len(_strings(file, "tokens"))
     if rows and tokenizer.vocabulary_size > rows:
@@ -73,17 +73,17 @@ def beside_gguf(tokenizer: Tokenizer, file: GGUFFile) -> Tokenizer:
             f"the tokenizer has {tokenizer.vocabulary_size} tokens and the model in "
             f"{file.path.name} {rows}: it is another model's"
         )
-    return _Completed(tokenizer, file)
+    return _WithEndIds(tokenizer, file)
 
 
-class _Completed:
-    """A tokenizer with the end tokens of a file."""
+class _WithEndIds:
+    """A tokenizer that ends generations at a file's end tokens too."""
 
     def __init__(self, tokenizer: Tokenizer, file: GGUFFile):
         self.leading_ids = tokenizer.leading_ids
         self.bos_id = tokenizer.bos_id
         self.eos_id = tokenizer.eos_id
-        self.eos_ids = tokenizer.eos_ids | end_ids(file)
+        self.eos_ids = tokenizer.eos_ids | find_end_ids(file)
         self.special_ids = tokenizer.special_ids
         self.vocabulary_size = tokenizer.vocabulary_size
         self.chat_template = tokenizer.chat_template
@@ -91,21 +91,21 @@ class _Completed:
         self.decode = tokenizer.decode
 
 
-def chat_template_of(file: GGUFFile) -> ChatTemplate | None:
-    """The file's chat template with the special tokens that it may print."""
+def read_chat_template(file: GGUFFile) -> ChatTemplate | None:
+    """Return the file's chat template with the special tokens that it may print."""
     if file.chat_template is None:
         return None
     tokens = _strings(file, "tokens")
-    found = {name: _id_of(file, key) for name, key in _TEMPLATE_NAMES.items()}
+    found = {name: _find_id(file, key) for name, key in _TEMPLATE_NAMES.items()}
     return ChatTemplate(
         file.chat_template, {name: tokens[at] for name, at in found.items() if at is not None}
     )
 
 
-def end_ids(file: GGUFFile) -> frozenset[int]:
-    """The ids that end a generation: those that the file declares, and ends of turn by name."""
-    declared = {_id_of(file, key) for key in _ENDING_KEYS} - {None}
-    tokens, types = _strings(file, "tokens"), _types(file)
+def find_end_ids(file: GGUFFile) -> frozenset[int]:
+    """Return the ids that end a generation: declared ones, and ends of turn by name."""
+    declared = {_find_id(file, key) for key in _ENDING_KEYS} - {None}
+    tokens, types = _strings(file, "tokens"), _token_types(file)
     named = {
         token_id
         for token_id, kind in enumerate(types)
@@ -126,18 +126,18 @@ class GGUFTokenizer:
 
     def __init__(self, file: GGUFFile):
         self._file = file
-        tokens, types = _strings(file, "tokens"), _types(file)
+        tokens, types = _strings(file, "tokens"), _token_types(file)
         self._tokenizer, adds_bos = _build(file, tokens, types)
-        self.bos_id = _id_of(file, "bos_token_id")
-        self.eos_id = _id_of(file, "eos_token_id")
+        self.bos_id = _find_id(file, "bos_token_id")
+        self.eos_id = _find_id(file, "eos_token_id")
         adds_bos = bool(_value(file, "add_bos_token", adds_bos))
         self.leading_ids = (self.bos_id,) if adds_bos and self.bos_id is not None else ()
-        self.eos_ids = end_ids(file)
+        self.eos_ids = find_end_ids(file)
         self.special_ids = frozenset(
             token_id for token_id, kind in enumerate(types) if kind in (_UNKNOWN, _CONTROL)
         )
         self.vocabulary_size = len(tokens)
-        self.chat_template = chat_template_of(file)
+        self.chat_template = read_chat_template(file)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._file,), {"chat_template": self.chat_template}
@@ -152,7 +152,7 @@ class GGUFTokenizer:
 def _build(
     file: GGUFFile, tokens: list[str], types: list[int]
 ) -> tuple[tokenizers.Tokenizer, bool]:
-    """The tokenizer, and whether BOS leads a text where the file doesn't say."""
+    """Return the tokenizer, and whether BOS leads a text if the file doesn't say."""
     if find_spec("tokenizers") is None:
         raise EngineUnavailableError(
             "reading a GGUF file's tokenizer needs the tokenizers library; "
@@ -160,7 +160,7 @@ def _build(
         )
     kind = _value(file, "model", None)
     if not tokens:
-        raise ConfigurationError(f"{file.path.name} carries no tokenizer; {_INSTEAD}")
+        raise ConfigurationError(f"{file.path.name} holds no tokenizer; {_INSTEAD}")
     vocabulary = {token: at for at, token in enumerate(tokens) if types[at] != _UNUSED}
     try:
         if kind == "gpt2":
@@ -192,7 +192,7 @@ def _byte_level(file: GGUFFile, vocabulary: dict[str, int]) -> tuple[tokenizers.
             f"{file.path.name} splits text by the rules {name!r}, which aren't known here (known: "
             f"{', '.join(sorted(PRE_TOKENIZERS))}); {_INSTEAD}"
         )
-    merges = [_halves(merge) for merge in _strings(file, "merges")]
+    merges = [_split_merge(merge) for merge in _strings(file, "merges")]
     built = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rules.ignore_merges))
     splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in rules.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -212,7 +212,7 @@ def _sentence_piece(
             f"{file.path.name} has {len(tokens)} tokens and {len(scores)} scores for them; "
             f"{_INSTEAD}"
         )
-    unknown = _id_of(file, "unknown_token_id")
+    unknown = _find_id(file, "unknown_token_id")
     built = Tokenizer(
         models.BPE(
             vocabulary,
@@ -224,7 +224,7 @@ def _sentence_piece(
     )
     spaced = bool(_value(file, "add_space_prefix", True))
     escaped = normalizers.Replace(" ", _SPACE)
-    # It runs on what stands between special tokens, so each stretch gets the space, as upstream.
+    # It runs on each stretch between special tokens, which gets the space, as in llama.cpp.
     lead = [normalizers.Prepend(_SPACE)] if spaced else []
     built.normalizer = normalizers.Sequence([*lead, escaped])
     strip = [decoders.Strip(" ", 1, 0)] if spaced else []
@@ -235,7 +235,7 @@ def _sentence_piece(
 
 
 def _merges_by_score(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every pair of tokens whose join is a token, the best score of a join first."""
+    """Return every pair of tokens whose join is a token, best score of the join first."""
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, at in vocabulary.items():
         for cut in range(1, len(token)):
@@ -260,7 +260,7 @@ def _add_tokens(built: tokenizers.Tokenizer, tokens: list[str], types: list[int]
     open_ended.add_tokens(added((_USER_DEFINED,), special=False))
 
 
-def _halves(merge: str) -> tuple[str, str]:
+def _split_merge(merge: str) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
     return left, right
 
@@ -274,14 +274,14 @@ def _strings(file: GGUFFile, key: str) -> list[str]:
     return cast("list[str]", found) if isinstance(found, list) else []
 
 
-def _types(file: GGUFFile) -> list[int]:
-    """The kind of each token; a file that tells none has plain ones."""
+def _token_types(file: GGUFFile) -> list[int]:
+    """Return the kind of each token; all are plain if the file doesn't say."""
     count = len(_strings(file, "tokens"))
     found = _value(file, "token_type", None)
     return cast("list[int]", found) if found and len(found) == count else [_NORMAL] * count
 
 
-def _id_of(file: GGUFFile, key: str) -> int | None:
+def _find_id(file: GGUFFile, key: str) -> int | None:
     usual = _SENTENCE_PIECE_IDS.get(key) if _value(file, "model", None) == "llama" else None
     found = _value(file, key, usual)
     return found if isinstance(found, int) and found < len(_strings(file, "tokens")) else None
@@ -320,10 +320,10 @@ _DEEPSEEK3 = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """`patterns` split one after the other, each what the one before left in one piece.
+    """`patterns` are applied one after the other, each to the pieces that the one before left.
 
-    `ignore_merges`: a piece that is a token as a whole becomes it, whatever the merges would make.
-    `adds_bos`: whether BOS leads a text where the file says nothing of it.
+    `ignore_merges`: a piece that is a token as a whole becomes that token in spite of the merges.
+    `adds_bos`: whether BOS leads a text if the file doesn't say.
     """
 
     patterns: tuple[str, ...]
@@ -331,31 +331,31 @@ class PreTokenizer:
     adds_bos: bool = False
 
 
-_OF_LLAMA3 = PreTokenizer((_LLAMA3,), ignore_merges=True, adds_bos=True)
-_OF_QWEN2 = PreTokenizer((_QWEN2,))
-_OF_GPT2 = PreTokenizer((_GPT2,))
+_LLAMA3_RULES = PreTokenizer((_LLAMA3,), ignore_merges=True, adds_bos=True)
+_QWEN2_RULES = PreTokenizer((_QWEN2,))
+_GPT2_RULES = PreTokenizer((_GPT2,))
 _SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2))
-_OF_GPT4O = PreTokenizer((_GPT4O,))
-_OF_DEEPSEEK3 = PreTokenizer(_DEEPSEEK3)
+_GPT4O_RULES = PreTokenizer((_GPT4O,))
+_DEEPSEEK3_RULES = PreTokenizer(_DEEPSEEK3)
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2"), _OF_LLAMA3
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA3_RULES
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer((_LLAMA3,))),
     **dict.fromkeys(("glm4", "glm5"), PreTokenizer((_LLAMA3,), ignore_merges=True)),
     **dict.fromkeys(
         ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2"),
-        _OF_QWEN2,
+        _QWEN2_RULES,
     ),
     "qwen35": PreTokenizer((_QWEN35,)),
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "exaone4", "trillion"), _OF_GPT2),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "exaone4", "trillion"), _GPT2_RULES),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
         _SINGLE_DIGITS,
     ),
-    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _OF_GPT4O),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O_RULES),
     "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, adds_bos=True),
     "seed-coder": PreTokenizer((_SEED_CODER,)),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _OF_DEEPSEEK3),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3_RULES),
 }

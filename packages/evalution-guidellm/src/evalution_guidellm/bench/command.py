@@ -1,33 +1,123 @@
-"""`evalution bench`."""
+"""Texts of the command line as values, and the subject that they name."""
 
 from __future__ import annotations
 
+import math
+import os
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from evalution.cli.errors import EXIT_INTERRUPTED, EXIT_WITH_FAILURES
 from evalution.table import console
-from evalution_core import ConfigurationError
-from evalution_guidellm.bench.data_file import row_count
+from evalution_core import ConfigurationError, scrub
+from evalution_enginekit import runtime as command_options
 from evalution_guidellm.bench.drive import drive
-from evalution_guidellm.bench.load import Load, Profile
-from evalution_guidellm.bench.options import counts, engine_subject, rates, served_subject
+from evalution_guidellm.bench.load import Load, Profile, row_count
 from evalution_guidellm.bench.page import write_page
 from evalution_guidellm.bench.result import (
     PAGE,
     REPORT,
     SUMMARY,
     BenchResult,
+    bench_table,
+    level_results,
     made_folder,
     write_json,
 )
-from evalution_guidellm.bench.subject import Subject
-from evalution_guidellm.bench.summary import level_results
-from evalution_guidellm.bench.table import bench_table
+from evalution_guidellm.bench.subject import EngineSubject, ServedSubject, Subject
+
+_MOST = 65_536
+"""Requests at once; far more than one machine can ask, and what GuideLLM's queues still hold."""
+
+
+def counts(option: str, text: str | None) -> list[int]:
+    """`1,8` as numbers.
+
+    Raises:
+        ConfigurationError: it holds something else than numbers from 1 to 65536.
+    """
+    found = [part.strip() for part in text.split(",")] if text is not None else []
+    if any(not part.isdecimal() or int(part) < 1 for part in found):
+        raise ConfigurationError(f"{option} {text!r} is no list of counts; as {option} 1,8")
+    if any(int(part) > _MOST for part in found):
+        raise ConfigurationError(f"{option} {text!r}: at most {_MOST}")
+    return [int(part) for part in found]
+
+
+def rates(option: str, text: str | None) -> list[float]:
+    """`0.5,2` as numbers.
+
+    Raises:
+        ConfigurationError: it holds something else than numbers above 0.
+    """
+    try:
+        found = [float(part) for part in text.split(",")] if text is not None else []
+    except ValueError:
+        found = [math.nan]
+    if any(not 0 < rate < math.inf for rate in found):
+        raise ConfigurationError(f"{option} {text!r} is no list of rates; as {option} 0.5,2")
+    return found
+
+
+def engine_subject(
+    engine: str | None,
+    model: str | None,
+    options: Sequence[str] | None,
+    model_fields: Sequence[str] | None,
+    *,
+    check_first: bool,
+) -> EngineSubject:
+    """The engine that the command line names.
+
+    Raises:
+        ConfigurationError: there is none, or an option isn't KEY=VALUE.
+    """
+    if engine is None:
+        raise ConfigurationError(
+            "nothing to measure: --engine NAME and a MODEL, or --target URL of a server"
+        )
+    fields = command_options.model_fields("--model-field", model_fields)
+    return EngineSubject(
+        engine,
+        command_options.option_pairs("--option", options),
+        {**fields, **({"path": model} if model else {})},
+        check_first,
+    )
+
+
+def served_subject(target: str, model: str | None, key_variable: str | None) -> ServedSubject:
+    """The server that the command line names.
+
+    Raises:
+        ConfigurationError: the variable of the key isn't set, or the URL has credentials too.
+    """
+    if key_variable is None:
+        return ServedSubject(target, model)
+    if _has_credentials(target):
+        raise ConfigurationError(
+            f"--target {scrub(target)} holds a name and password, which would be sent in place of "
+            f"the key in {key_variable}: leave them out of the URL, or leave out --api-key-env"
+        )
+    key = os.environ.get(key_variable)
+    if not key:
+        raise ConfigurationError(
+            f"--api-key-env {key_variable}: that environment variable is not set"
+        )
+    return ServedSubject(target, model, key)
+
+
+def _has_credentials(url: str) -> bool:
+    try:
+        return "@" in urlsplit(url).netloc
+    except ValueError:  # not a URL, which is an error once the server is asked
+        return False
+
 
 ModelName = Annotated[
     str | None,
@@ -106,7 +196,7 @@ def bench(
     seed: Seed = 42,
     output: Output = None,
     no_check_first: NoCheckFirst = False,
-    debug: Debug = False,  # the runner reads it, which tells the errors of every command
+    debug: Debug = False,  # read by the runner, which prints the errors of every command
 ) -> None:
     """Measure throughput and latency of an engine, or of a server with --target, by GuideLLM."""
     load = Load(

@@ -1,21 +1,86 @@
-"""The load of a benchmark: who asks when, for how long, with which prompts."""
+"""A file of prompts: which of GuideLLM's kinds it is, and how many rows it has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from evalution_core import ConfigurationError
-from evalution_guidellm.bench.data_file import data_kind
+
+_LOADERS = {
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".text": "text",
+    ".txt": "text",
+}
+"""The loaders of `datasets` by the ending of the file; GuideLLM's kinds are named after them."""
+
+_NO_ROWS = "corresponds to no data"
+"""In what `datasets` says of a file that has a head and no rows."""
+
+
+def data_kind(file: Path) -> str:
+    """GuideLLM's kind of data.
+
+    Raises:
+        ConfigurationError: there is no such file, or its ending says nothing.
+    """
+    loader = _LOADERS.get(file.suffix.lower())
+    if loader is None:
+        raise ConfigurationError(
+            f"--data {file}: a file must end in one of {', '.join(sorted(_LOADERS))}"
+        )
+    if not file.is_file():
+        raise ConfigurationError(f"--data {file}: there is no such file")
+    return f"{loader}_file"
+
+
+def row_count(file: Path) -> int:
+    """Count the prompts of the file, as GuideLLM will read it.
+
+    Raises:
+        ConfigurationError: it can't be read, is empty, or has no column that GuideLLM knows.
+    """
+    loader = data_kind(file).removesuffix("_file")
+    if not file.stat().st_size:
+        raise ConfigurationError(f"--data {file} is empty")
+    datasets: Any = import_module("datasets")
+    datasets.disable_progress_bars()  # they would stand in the way of GuideLLM's own
+    try:
+        found = datasets.load_dataset(loader, data_files=str(file), split="train")
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        cause = error.__cause__ or error
+        reason = str(cause).strip().partition("\n")[0]
+        problem = "has no rows" if _NO_ROWS in reason else f"can't be read as {loader}: {reason}"
+        raise ConfigurationError(f"--data {file} {problem}") from error
+    rows: int = found.num_rows
+    if not rows:
+        raise ConfigurationError(f"--data {file} has no rows")
+    _check_columns(file, found)
+    return rows
+
+
+def _check_columns(file: Path, rows: Any) -> None:
+    """Raise if GuideLLM would find nothing in any row, before the model loads."""
+    mapper: Any = import_module("guidellm.data.preprocessors.mappers").GenerativeColumnMapper
+    if not mapper.datasets_mappings([rows]):
+        raise ConfigurationError(
+            f"--data {file} has no column of prompts (it has: {', '.join(rows.column_names)}); "
+            f"call it one of {', '.join(mapper.defaults['text_column'])}"
+        )
+
 
 _REQUESTS, _CONCURRENCY, _PROMPT_TOKENS = 100, 8, 256
 
 
 class Profile(StrEnum):
-    """When requests are sent."""
+    """The schedule by which requests are sent."""
 
     SYNCHRONOUS = "synchronous"
     CONCURRENT = "concurrent"
@@ -74,12 +139,12 @@ class Load:
 
     def within(self, rows: int) -> Load:
         """The same load on a file of so many rows, each of which is asked once at most."""
-        # GuideLLM 0.8.1 waits for ever where the rows end before the requests that it is to make.
+        # GuideLLM 0.8.1 waits endlessly where the rows end before the requests that it is to make.
         return replace(self, requests=min(self.requests or rows, rows))
 
     @property
     def is_made_up(self) -> bool:
-        """Whether prompts are made up, which needs a tokenizer."""
+        """True if prompts are synthetic, which needs a tokenizer."""
         return self.data is None
 
     def spec(self) -> dict[str, Any]:
@@ -92,7 +157,7 @@ class Load:
         }
 
     def levels(self) -> list[dict[str, Any] | None]:
-        """What changes from level to level in GuideLLM's specification."""
+        """Return the parts of GuideLLM's specification that change from level to level."""
         if self.profile == Profile.CONCURRENT:
             return [{"profile.streams": streams} for streams in self._streams]
         if self.profile == Profile.RATE:

@@ -9,9 +9,7 @@ from typing import Any
 
 from evalution.report.figures import Figure, marker_symbol, plot_text
 from evalution.report.rendering import embedded_json, flatten, load_assets, render
-from evalution_guidellm.bench.result import BenchResult
-from evalution_guidellm.bench.summary import LevelResult
-from evalution_guidellm.bench.table import number_text
+from evalution_guidellm.bench.result import BenchResult, LevelResult, number_text
 
 _TIMES = {
     "first_token_ms": "Time to first token",
@@ -53,7 +51,7 @@ def write_page(result: BenchResult, file: Path) -> None:
 
 
 def _distribution(name: str, title: str, levels: Sequence[LevelResult]) -> Figure:
-    """Which share of the requests took at most so long: a curve for each level."""
+    """Plot the share of requests within a time: a curve for each level."""
     data = [
         {
             "type": "scatter",

@@ -1,4 +1,4 @@
-"""What a benchmark measures: an engine with a model in a worker process, or a served one."""
+"""The subject of a benchmark: an engine with a model in a worker process, or a served one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class EngineSubject:
         engine: the engine's name.
         options: its options.
         model: the fields of `Model`; without `path`, what the engine serves.
-        check_first: whether the model is loaded in this process too, so that what is wrong is told.
+        check_first: load the model in this process too, so that its errors appear at once.
     """
 
     engine: str

@@ -1,4 +1,4 @@
-"""Where a server's routes are."""
+"""Requests to one server: address, credentials, time limits, retries, event streams."""
 
 from __future__ import annotations
 
@@ -10,45 +10,42 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import httpx
 
 from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError, hide
-from evalution_openai.client.error_mapping import quote, refusal, tls_failure
+from evalution_openai.client.error_mapping import find_tls_error, make_error, quote
 from evalution_openai.client.retry import (
     RETRIED_STATUSES,
-    Attempts,
+    AdaptiveConcurrency,
     Clock,
     Failure,
-    Patience,
-    Pressure,
     RateLimit,
+    RetryPolicy,
+    RetryState,
     SystemClock,
     give_up,
-    retry_after,
+    parse_retry_after,
 )
-
-if TYPE_CHECKING:
-    from evalution_openai.engine import OpenAICompatible
-
+from evalution_openai.options import OpenAIOptions
 
 _VERSION = re.compile(r"/v\d+[a-z0-9]*(?=/|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server's routes are: OpenAI's under `api`, others beside it under `root`."""
+    """URLs of a server's routes: OpenAI's under `api`, its own under `root`."""
 
     api: str
     root: str
 
     @classmethod
-    def of(cls, base_url: str) -> Address:
-        """`base_url` with or without `/v1`; a version further in stands, too, and adds none.
+    def parse(cls, base_url: str) -> Address:
+        """Parse `base_url`, with or without `/v1`; another version in the path is kept.
 
         Raises:
-            ConfigurationError: it is no http or https URL, has a query, or names a single route.
+            ConfigurationError: not an http or https URL, or one with a query or a single route.
         """
         base = base_url.rstrip("/")
         if not _is_address(base) or base.endswith("/completions"):
@@ -75,22 +72,22 @@ _CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 _TOO_MANY = 429
 _LEAST_SECRET = 8
 _LONGEST_ANSWER = 1 << 28
-"""Bytes, unpacked: a small compressed answer may be endless."""
+"""Bytes after decompression: a small compressed answer may be endless."""
 
 
-class Endpoint:
-    """A server, asked from one event loop.
+class ServerConnection:
+    """A server, used from one event loop.
 
-    An answer never shows the credentials: where the server repeats them, they are replaced. One of
-    few letters is left, as it stands in other words ("EMPTY" is a usual key of open servers). A
-    redirect is not followed: it would carry the prompt, and perhaps the key, to another host.
+    Credentials are removed from answers that repeat them, except short ones, which may be part of
+    other words ("EMPTY" is a usual key of open servers). Redirects are not followed: they would
+    carry the prompt, and perhaps the key, to another host.
     """
 
     def __init__(
         self,
         address: Address,
         *,
-        patience: Patience | None = None,
+        policy: RetryPolicy | None = None,
         headers: Mapping[str, str] | None = None,
         credentials: Sequence[str] = (),
         requests: RateLimit | None = None,
@@ -101,7 +98,7 @@ class Endpoint:
     ):
         self.address = address
         self.clock = clock or SystemClock()
-        self._patience = patience or Patience()
+        self._patience = policy or RetryPolicy()
         self._headers = dict(headers or {})
         self._credentials = [text.encode() for text in credentials if len(text) >= _LEAST_SECRET]
         self._requests = requests or RateLimit(self.clock, None)
@@ -109,11 +106,11 @@ class Endpoint:
         self._transport = transport
         self._chance = chance or random.Random()
         self._client: httpx.AsyncClient | None = None
-        self.pressure: Pressure | None = None
+        self.concurrency: AdaptiveConcurrency | None = None
 
     async def get(self, url: str, *, max_retries: int | None = None) -> Any:
-        """The JSON that a GET answers; raises as `post`."""
-        return await self._exchanged("GET", url, None, await self._begun(0, max_retries))
+        """Return the JSON answer to a GET; raises like `post`."""
+        return await self._request("GET", url, None, await self._begin(0, max_retries))
 
     async def post(
         self,
@@ -123,88 +120,88 @@ class Endpoint:
         tokens: int = 0,
         max_retries: int | None = None,
     ) -> Any:
-        """The JSON that a POST answers; `tokens` is what it may cost of the tokens a minute.
+        """Return the JSON answer to a POST; `tokens` count against the tokens a minute.
 
         Raises:
-            InvalidRequestError, UnsupportedRequestError: the server finds the request wrong.
-            ConfigurationError: it doesn't accept the credentials.
-            EngineRuntimeError: it couldn't be reached, or failed, in all tries.
+            InvalidRequestError, UnsupportedRequestError: the server refused the request.
+            ConfigurationError: it rejected the credentials.
+            EngineRuntimeError: every try failed, or the server couldn't be reached.
         """
-        attempts = await self._begun(tokens, max_retries)
-        answer = await self._exchanged("POST", url, body, attempts)
+        state = await self._begin(tokens, max_retries)
+        answer = await self._request("POST", url, body, state)
         if tokens:
-            self._tokens.give_back(tokens - _used(answer, tokens))
+            self._tokens.give_back(tokens - _count_tokens(answer, tokens))
         return answer
 
     async def events(
         self, url: str, body: Mapping[str, Any], *, tokens: int = 0
     ) -> AsyncIterator[dict[str, Any]]:
-        """The JSON objects of an event stream; tried again only until the first one has come.
+        """Yield the JSON objects of an event stream; retried only until the first one arrived.
 
-        Raises as `post`; `EngineRuntimeError` also for a stream that breaks off.
+        Raises like `post`; `EngineRuntimeError` also for a stream that breaks off.
         """
-        attempts = await self._begun(tokens)
+        state = await self._begin(tokens)
         used = tokens
         while True:
-            come = False
-            await self._allowed_again(attempts)
+            has_begun = False
+            await self._take_retry(state)
             try:
-                async with asyncio.timeout(attempts.timeout_s):
-                    async with self._opened("POST", url, body, attempts) as response:
-                        async for event in self._parsed(response):
-                            come = True
-                            used = _used(event, used)
+                async with asyncio.timeout(state.timeout_s):
+                    async with self._open("POST", url, body, state) as response:
+                        async for event in self._parse_events(response):
+                            has_begun = True
+                            used = _count_tokens(event, used)
                             yield event
                 self._note_success()
                 self._tokens.give_back(tokens - used)
                 return
-            except (httpx.TransportError, TimeoutError, _TryAgain) as error:
-                failure = self._failed(url, error)
-                if come:
-                    give_up(failure, "the stream broke off, and its beginning was handed on")
-                await attempts.wait_after(failure)
+            except (httpx.TransportError, TimeoutError, _RetryableError) as error:
+                failure = self._to_failure(url, error)
+                if has_begun:
+                    give_up(failure, "the stream broke off after its beginning was handed on")
+                await state.wait_after(failure)
 
     async def close(self) -> None:
         if self._client is not None:
             await self._client.aclose()
             self._client = None
 
-    async def _exchanged(
-        self, method: str, url: str, body: Mapping[str, Any] | None, attempts: Attempts
+    async def _request(
+        self, method: str, url: str, body: Mapping[str, Any] | None, state: RetryState
     ) -> Any:
         while True:
-            await self._allowed_again(attempts)
+            await self._take_retry(state)
             try:
                 async with (
-                    asyncio.timeout(attempts.timeout_s),
-                    self._opened(method, url, body, attempts) as response,
+                    asyncio.timeout(state.timeout_s),
+                    self._open(method, url, body, state) as response,
                 ):
                     content = self._clean(await _read(response))
                 answer = _json(content, url)
-            except (httpx.TransportError, TimeoutError, _TryAgain) as error:
-                await attempts.wait_after(self._failed(url, error))
+            except (httpx.TransportError, TimeoutError, _RetryableError) as error:
+                await state.wait_after(self._to_failure(url, error))
             else:
                 self._note_success()
                 return answer
 
-    async def _begun(self, tokens: int, max_retries: int | None = None) -> Attempts:
+    async def _begin(self, tokens: int, max_retries: int | None = None) -> RetryState:
         await self._requests.take()
         await self._tokens.take(tokens)
-        patience = self._patience
+        policy = self._patience
         if max_retries is not None:
-            patience = replace(patience, max_retries=min(max_retries, patience.max_retries))
-        return Attempts(patience, self.clock, self._chance, self.clock.now())
+            policy = replace(policy, max_retries=min(max_retries, policy.max_retries))
+        return RetryState(policy, self.clock, self._chance, self.clock.now())
 
-    async def _allowed_again(self, attempts: Attempts) -> None:
-        """A try after the first is one more request a minute; its wait isn't part of its time."""
-        if attempts.made:
+    async def _take_retry(self, state: RetryState) -> None:
+        """Take a request a minute for a retry; waiting for it doesn't count against the timeout."""
+        if state.made:
             await self._requests.take()
 
     @asynccontextmanager
-    async def _opened(
-        self, method: str, url: str, body: Mapping[str, Any] | None, attempts: Attempts
+    async def _open(
+        self, method: str, url: str, body: Mapping[str, Any] | None, state: RetryState
     ) -> AsyncGenerator[httpx.Response]:
-        """The response to one try, whose body is still to be read."""
+        """Send one try, and yield its successful response before its body is read."""
         sent_at = self.clock.now()
         async with self._http().stream(method, url, json=body) as response:
             if response.is_success:
@@ -213,15 +210,15 @@ class Endpoint:
             if response.is_redirect:
                 raise EngineRuntimeError(_redirect_message(url, response))
             content = self._clean(await _read(response))
-            error = refusal(response.status_code, content, httpx.URL(url).path, body)
+            error = make_error(response.status_code, content, httpx.URL(url).path, body)
             if response.status_code not in RETRIED_STATUSES:
                 raise error
-            if response.status_code == _TOO_MANY and self.pressure is not None:
-                self.pressure.refused(sent_at)
-            raise _TryAgain(error, retry_after(response.headers, self.clock.today()))
+            if response.status_code == _TOO_MANY and self.concurrency is not None:
+                self.concurrency.note_refusal(sent_at)
+            raise _RetryableError(error, parse_retry_after(response.headers, self.clock.today()))
 
-    async def _parsed(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-        """The events up to `[DONE]`, which some servers leave out once the choice is finished."""
+    async def _parse_events(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+        """Yield the events up to `[DONE]`, which some servers omit after a finished choice."""
         finished = False
         async for line in response.aiter_lines():
             if not line.startswith("data:"):
@@ -231,14 +228,16 @@ class Endpoint:
                 return
             event = _json(data, str(response.request.url))
             if event.get("error"):  # null in every event of some servers
-                status = _status_of(event["error"])
-                error = refusal(status, data, response.request.url.path)
-                raise _TryAgain(error) if status in RETRIED_STATUSES else error
+                status = _read_status(event["error"])
+                error = make_error(status, data, response.request.url.path)
+                raise _RetryableError(error) if status in RETRIED_STATUSES else error
             finished = finished or any(c.get("finish_reason") for c in event.get("choices") or ())
             yield event
         if not finished:
             path = response.request.url.path
-            raise _TryAgain(EngineRuntimeError(f"{path} ended its event stream before [DONE]"))
+            raise _RetryableError(
+                EngineRuntimeError(f"{path} ended its event stream before [DONE]")
+            )
 
     def _http(self) -> httpx.AsyncClient:
         if self._client is None:
@@ -247,15 +246,15 @@ class Endpoint:
                 timeout=None,
                 limits=_CONNECTIONS,
                 transport=self._transport,
-                # What runs on this machine is asked directly, whatever proxy the others need.
+                # A proxy for other machines doesn't apply to this one.
                 mounts=dict.fromkeys(_LOOPBACK),
             )
         return self._client
 
-    def _failed(self, url: str, error: Exception) -> Failure:
-        if isinstance(error, _TryAgain):
+    def _to_failure(self, url: str, error: Exception) -> Failure:
+        if isinstance(error, _RetryableError):
             return Failure(error.error, error.wait_s, error.__cause__)  # pyright: ignore[reportArgumentType]
-        if (unsafe := tls_failure(error, url)) is not None:
+        if (unsafe := find_tls_error(error, url)) is not None:
             raise unsafe from error
         what = quote(str(error)) or "no answer in time"
         path = httpx.URL(url).path
@@ -264,8 +263,8 @@ class Endpoint:
         )
 
     def _note_success(self) -> None:
-        if self.pressure is not None:
-            self.pressure.served()
+        if self.concurrency is not None:
+            self.concurrency.note_answer()
 
     def _clean(self, content: bytes) -> bytes:
         for secret in self._credentials:
@@ -274,12 +273,12 @@ class Endpoint:
 
 
 def is_unreachable(error: EvalutionError) -> bool:
-    """Whether an exchange failed because nothing was there to answer."""
+    """Whether a request failed because nothing accepted the connection."""
     return isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
 
 
-class _TryAgain(Exception):
-    """An answer that another try may mend."""
+class _RetryableError(Exception):
+    """An answer that a retry may fix."""
 
     def __init__(self, error: EvalutionError, wait_s: float | None = None):
         super().__init__(str(error))
@@ -302,14 +301,16 @@ def _json(content: bytes, url: str) -> dict[str, Any]:
         answer = json.loads(content)
     except ValueError as error:
         said = quote(content[:200].decode("utf-8", "replace"))
-        broken = EngineRuntimeError(f"{httpx.URL(url).path} answered no valid JSON: {said!r}")
-        raise _TryAgain(broken) from error
+        broken = EngineRuntimeError(f"{httpx.URL(url).path} answered invalid JSON: {said!r}")
+        raise _RetryableError(broken) from error
     if not isinstance(answer, dict):
-        raise EngineRuntimeError(f"{httpx.URL(url).path} answered no JSON object")
+        raise EngineRuntimeError(
+            f"{httpx.URL(url).path} answered something other than a JSON object"
+        )
     return cast("dict[str, Any]", answer)
 
 
-def _used(answer: Mapping[str, Any], expected: int) -> int:
+def _count_tokens(answer: Mapping[str, Any], expected: int) -> int:
     usage: Any = answer.get("usage")
     if not isinstance(usage, Mapping):
         return expected
@@ -317,8 +318,8 @@ def _used(answer: Mapping[str, Any], expected: int) -> int:
     return total if isinstance(total, int) else expected
 
 
-def _status_of(error: Any) -> int:
-    """The status that an error within a stream stands for; 500 where it tells none."""
+def _read_status(error: Any) -> int:
+    """Read the status that an error within a stream stands for; 500 if it has none."""
     if not isinstance(error, Mapping):
         return 500
     entries = cast("Mapping[str, Any]", error)
@@ -337,30 +338,30 @@ def _redirect_message(url: str, response: httpx.Response) -> str:
 
 
 _CREDENTIAL = re.compile(r"(?i)auth|cookie|cred|key|pass|secret|sig|token")
-"""Names of headers whose values are taken out of answers, should a server repeat them."""
+"""Names of headers whose values are removed from answers that repeat them."""
 
 
-def open_endpoint(
-    options: OpenAICompatible,
+def open_connection(
+    options: OpenAIOptions,
     *,
     transport: httpx.AsyncBaseTransport | None = None,
     clock: Clock | None = None,
     chance: random.Random | None = None,
-) -> Endpoint:
-    """The server of `options`, not asked yet.
+) -> ServerConnection:
+    """Make the connection that `options` describe; nothing is sent.
 
     Raises:
-        ConfigurationError: `base_url` is no URL, or `api_key_env` names a variable that isn't set.
+        ConfigurationError: `base_url` is not a URL, or the variable `api_key_env` isn't set.
     """
     clock = clock or SystemClock()
-    key = _key(options)
+    key = _read_key(options)
     headers = dict(options.extra_headers)
     if key:
         headers.setdefault("Authorization", f"Bearer {key}")
     secrets = [value for name, value in headers.items() if _CREDENTIAL.search(name)]
-    return Endpoint(
-        Address.of(options.base_url),
-        patience=Patience(options.timeout_s, options.deadline_s, options.max_retries),
+    return ServerConnection(
+        Address.parse(options.base_url),
+        policy=RetryPolicy(options.timeout_s, options.deadline_s, options.max_retries),
         headers=headers,
         credentials=[*secrets, key or ""],
         requests=RateLimit(clock, options.requests_per_minute),
@@ -371,7 +372,7 @@ def open_endpoint(
     )
 
 
-def _key(options: OpenAICompatible) -> str | None:
+def _read_key(options: OpenAIOptions) -> str | None:
     if options.api_key is not None or options.api_key_env is None:
         return options.api_key
     key = os.environ.get(options.api_key_env)

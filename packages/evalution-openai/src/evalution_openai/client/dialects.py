@@ -1,33 +1,32 @@
-"""What servers of one kind understand beyond OpenAI's fields."""
+"""Dialects: the fields beyond OpenAI's that each kind of server understands."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from evalution_core import Capability
-
-DialectName = Literal[
-    "auto", "evalution", "vllm", "sglang", "llamacpp", "llama-cpp-python", "openai", "plain"
-]
+from evalution_openai.options import DialectName
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One kind of server.
 
-    `tells_ids`: `return_token_ids` and `return_tokens_as_token_ids`, as vLLM has them. `most_stops`
-    is how many stop strings it takes; None: any number. `limit_field` is what chat calls
-    `max_tokens`. `native` are capabilities that its own extensions give. `neutral` are the fields
-    that switch off what it would apply unasked, such as a penalty of the model's
-    `generation_config.json`; empty: there are no such fields, or it refuses those that it doesn't
-    know. `takes_variables`: where it renders messages, it heeds `chat_template_kwargs`.
+    Attributes:
+        returns_ids: it takes `return_token_ids` and `return_tokens_as_token_ids`, as vLLM does.
+        most_stops: the number of stop strings that it takes; None: any number.
+        limit_field: the name of `max_tokens` in chat requests.
+        native: capabilities that its own extensions give.
+        neutral: fields that switch off defaults of the server, such as a penalty of the model's
+            `generation_config.json`. Empty: there are none, or it refuses unknown fields.
+        takes_variables: it renders messages with the request's `chat_template_kwargs`.
     """
 
     name: str
-    tells_ids: bool = False
+    returns_ids: bool = False
     most_stops: int | None = None
     limit_field: str = "max_tokens"
     native: frozenset[Capability] = frozenset()
@@ -40,7 +39,7 @@ class Dialect:
 
     @property
     def sampling_defaults(self) -> str:
-        """Whose settings hold where a request names none."""
+        """Return the settings that apply where a request names none."""
         return "neutral" if self.neutral or self.is_evalution else "the server's"
 
 
@@ -66,17 +65,17 @@ _NEUTRAL_LLAMA_CPP: Mapping[str, Any] = {
     "mirostat": 0,
     "adaptive_target": -1.0,
 }
-"""What the server's own flags and the model's file can set; an older server ignores the rest."""
+"""Everything that the server's flags and the model's file can set; an older one ignores more."""
 _NEUTRAL_LLAMA_CPP_PYTHON: Mapping[str, Any] = {"repeat_penalty": 1.0, "min_p": 0.0, "top_k": 0}
-"""It penalises repetition by 1.1 unless told otherwise; nothing else is on by default."""
+"""Its repetition penalty is 1.1 by default; everything else is off."""
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        Dialect("evalution", tells_ids=True, takes_variables=True),
+        Dialect("evalution", returns_ids=True, takes_variables=True),
         Dialect(
             "vllm",
-            tells_ids=True,
+            returns_ids=True,
             native=frozenset({Capability.SEED, Capability.IGNORE_EOS}),
             neutral=_NEUTRAL,
             takes_variables=True,
@@ -100,21 +99,21 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 
 _OWNERS = {"me": "llama-cpp-python"}
-"""Whose `owned_by` isn't the name of its dialect."""
+"""Dialects by `owned_by`, where that isn't the name of the dialect."""
 
 
-def dialect_of(name: DialectName, owner: Any, host: str) -> Dialect:
-    """The dialect that was asked for, else the one that the server's `owned_by` or host tells."""
+def find_dialect(name: DialectName, owner: Any, host: str) -> Dialect:
+    """Find the dialect: the option, else by the host or the server's `owned_by`."""
     if name != "auto":
         return DIALECTS[name]
     if host == "api.openai.com":
         return DIALECTS["openai"]
-    told = _OWNERS.get(owner, owner) if isinstance(owner, str) else "plain"
-    return DIALECTS[told] if told in DIALECTS and told != "openai" else DIALECTS["plain"]
+    found = _OWNERS.get(owner, owner) if isinstance(owner, str) else "plain"
+    return DIALECTS[found] if found in DIALECTS and found != "openai" else DIALECTS["plain"]
 
 
-def unasked_fields(body: Mapping[str, Any], text: str) -> list[str]:
-    """Fields of a request's body that `text` names, and that only a dialect put there."""
+def find_unasked_fields(body: Mapping[str, Any], text: str) -> list[str]:
+    """Return the fields of a body that `text` names and that were added by the dialect."""
     return [
         name
         for name, value in body.items()

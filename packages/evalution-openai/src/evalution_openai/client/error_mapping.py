@@ -1,4 +1,4 @@
-"""What a server's error answers mean to the caller."""
+"""Error answers of a server as the contract's errors."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from evalution_core import (
     UnsupportedRequestError,
     scrub,
 )
-from evalution_openai.client.dialects import unasked_fields
+from evalution_openai.client.dialects import find_unasked_fields
 
 _LONGEST_QUOTE = 200
 _WRONG_REQUEST = frozenset({400, 413, 422})
 _TOO_LONG = ("maximum context length", "context_length_exceeded", "exceeds the available context")
 
 
-def refusal(
+def make_error(
     status: int, body: bytes, path: str, sent: Mapping[str, Any] | None = None
 ) -> EvalutionError:
-    """The error for an answer that isn't a success to the request `sent`.
+    """Make the error for an answer that isn't a success to the request `sent`.
 
     A request that the server finds wrong is the request's failure (`InvalidRequestError`,
-    `ContextLengthError`, `UnsupportedRequestError`); a key it doesn't take is a
+    `ContextLengthError`, `UnsupportedRequestError`); a key that it rejects is a
     `ConfigurationError`; anything else is the server's failure.
     """
-    message, code = told(body)
+    message, code = read_error(body)
     said = f"{path} answered {status}: {message}"
     if status in (401, 403):
         return ConfigurationError(
@@ -42,10 +42,10 @@ def refusal(
     if code == "unsupported" or status == 501:
         return UnsupportedRequestError(said)
     if status in _WRONG_REQUEST:
-        if unasked := unasked_fields(sent or {}, message):
+        if unasked := find_unasked_fields(sent or {}, message):
             without = ", ".join(f"{name!r}: None" for name in unasked)
             said += (
-                f"; sent so that the server's own setting doesn't hold: extra_body={{{without}}} "
+                f"; sent in place of the server's own setting: extra_body={{{without}}} "
                 "leaves that to the server"
             )
         lower = message.lower()
@@ -54,8 +54,8 @@ def refusal(
     return EngineRuntimeError(said)
 
 
-def tls_failure(error: Exception, url: str) -> ConfigurationError | None:
-    """The error for a connection that TLS ended, which no second try mends; None for any other."""
+def find_tls_error(error: Exception, url: str) -> ConfigurationError | None:
+    """Find the TLS error that ended a connection, which no retry can fix; None for any other."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
@@ -70,8 +70,8 @@ def tls_failure(error: Exception, url: str) -> ConfigurationError | None:
     return ConfigurationError(f"no TLS connection to {scrub(url)}: {why}; {advice}")
 
 
-def told(body: bytes) -> tuple[str, str | None]:
-    """The message and code of an error body, however it is wrapped; scrubbed and cut short."""
+def read_error(body: bytes) -> tuple[str, str | None]:
+    """Read message and code of an error body in any of its forms; redacted and cut short."""
     text = body.decode("utf-8", "replace")
     try:
         content: Any = json.loads(text)
@@ -89,6 +89,6 @@ def told(body: bytes) -> tuple[str, str | None]:
 
 
 def quote(text: str) -> str:
-    """A server's words for a message: without credentials, on one line, not too long."""
+    """Quote a server's text in a message: redacted, on one line, at most 200 characters."""
     line = " ".join(scrub(text).split())
     return line if len(line) <= _LONGEST_QUOTE else f"{line[:_LONGEST_QUOTE]}…"

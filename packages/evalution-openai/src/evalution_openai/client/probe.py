@@ -1,11 +1,11 @@
-"""What a server says of itself."""
+"""A probe of a server: its models, dialect, tokenizer, window and scoring, found step by step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, cast
 
 import httpx
 
@@ -22,31 +22,29 @@ from evalution_core import (
 )
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
 from evalution_enginekit.tokenizer_files import named_tokenizer
-from evalution_openai.client.connection import Endpoint, is_unreachable, open_endpoint
-from evalution_openai.client.dialects import dialect_of
-from evalution_openai.client.requests import BodyWriter, scoring_cost
-from evalution_openai.client.responses import UseOfIds, mapping
+from evalution_openai.client.connection import ServerConnection, is_unreachable, open_connection
+from evalution_openai.client.dialects import find_dialect
+from evalution_openai.client.requests import BodyWriter, count_scoring_tokens
+from evalution_openai.client.responses import UseOfIds, to_mapping
 from evalution_openai.client.scoring_methods import (
-    Climb,
-    EchoRung,
-    EvalRung,
-    Places,
+    EchoScoring,
+    EvalRouteScoring,
     Post,
-    Probe,
-    PromptLogprobsRung,
-    Rung,
-    SGLangRung,
-    StepwiseRung,
+    PromptLogprobsScoring,
+    ScoringChoice,
+    ScoringMethod,
+    ScoringProbe,
+    ServerRoutes,
+    SGLangScoring,
+    StepwiseScoring,
 )
 from evalution_openai.client.tokenizer import RemoteTokenizer
-
-if TYPE_CHECKING:
-    from evalution_openai.engine import OpenAICompatible
+from evalution_openai.options import CAPABILITIES, ApiName, OpenAIOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What `/v1/models` told, of the model that is asked for where it lists that; all optional."""
+class ModelListing:
+    """The answer of `/v1/models`, and its facts about the wanted model; all of them optional."""
 
     names: tuple[str, ...] = ()
     owner: str | None = None
@@ -55,35 +53,37 @@ class Served:
     capabilities: frozenset[str] = field(default_factory=frozenset[str])
 
 
-async def find_served(endpoint: Endpoint, name: str | None) -> Served:
-    """What the server lists; nothing where it has no list.
+async def fetch_listing(connection: ServerConnection, name: str | None) -> ModelListing:
+    """Fetch the list of models; empty where the server has none.
 
     Raises:
         EngineUnavailableError: no server answers.
-        ConfigurationError: it doesn't accept the credentials.
+        ConfigurationError: it rejected the credentials.
     """
     try:
-        answer = await endpoint.get(f"{endpoint.address.api}/models")
+        answer = await connection.get(f"{connection.address.api}/models")
     except ConfigurationError:
         raise
     except EvalutionError as error:
         if is_unreachable(error):
             raise EngineUnavailableError(
-                f"no server answers at {scrub(endpoint.address.api)}: {error}; start it, or set "
+                f"no server answers at {scrub(connection.address.api)}: {error}; start it, or set "
                 "base_url"
             ) from error
-        return Served()
+        return ModelListing()
     listed: Any = answer.get("data")
-    models = [mapping(entry) for entry in cast("list[Any]", listed or [])]
+    models = [to_mapping(entry) for entry in cast("list[Any]", listed or [])]
     names = tuple(str(model["id"]) for model in models if "id" in model)
     if not models:
-        return Served()
+        return ModelListing()
     chosen = next((model for model in models if model.get("id") == name), None)
     if chosen is None and name is not None and len(models) > 1:
-        return Served(names, _text(models[0].get("owned_by")))  # nothing is known of that model
+        return ModelListing(
+            names, _text(models[0].get("owned_by"))
+        )  # nothing is known about that model
     chosen = chosen or models[0]
     can: Any = chosen.get("capabilities")
-    return Served(
+    return ModelListing(
         names,
         _text(chosen.get("owned_by")),
         _count(chosen.get("max_model_len")),
@@ -92,35 +92,35 @@ async def find_served(endpoint: Endpoint, name: str | None) -> Served:
     )
 
 
-async def tokenizer_facts(endpoint: Endpoint) -> Mapping[str, Any]:
-    """What `/tokenizer_info` tells; nothing where there is no such route."""
+async def fetch_tokenizer_info(connection: ServerConnection) -> Mapping[str, Any]:
+    """Fetch `/tokenizer_info`; empty where there is no such route."""
     try:
-        return await endpoint.get(f"{endpoint.address.root}/tokenizer_info", max_retries=1)
+        return await connection.get(f"{connection.address.root}/tokenizer_info", max_retries=1)
     except EngineRuntimeError:
         return {}
 
 
-async def keeps_template(endpoint: Endpoint) -> bool:
-    """Whether Evalution's server has said that its engine gives no chat template."""
+async def is_template_hidden(connection: ServerConnection) -> bool:
+    """Whether Evalution's server reports that its engine gives no chat template."""
     try:
-        facts = await tokenizer_facts(endpoint)
-    except UnsupportedRequestError:  # it gives no tokenizer at all
+        facts = await fetch_tokenizer_info(connection)
+    except UnsupportedRequestError:  # its engine gives no tokenizer
         return True
     return "chat_template" in facts and facts["chat_template"] is None
 
 
-def served_model(options: OpenAICompatible) -> str | None:
-    """The first model that the server lists; None where it lists none.
+def fetch_default_model(options: OpenAIOptions) -> str | None:
+    """Fetch the first model that the server lists; None where it lists none.
 
     Raises:
         EngineUnavailableError: no server answers.
     """
     loop = RequestLoop("the OpenAICompatible engine")
-    endpoint = open_endpoint(options)
+    connection = open_connection(options)
     try:
-        names = loop.call(lambda: find_served(endpoint, options.model_name)).names
+        names = loop.call(lambda: fetch_listing(connection, options.model_name)).names
     finally:
-        loop.close(endpoint.close)
+        loop.close(connection.close)
     return names[0] if names else None
 
 
@@ -142,26 +142,33 @@ _NOT_CHECKED = CheckResult("not checkable", "the server can't score prompts")
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
-    """What was found out about a server, and how it will be asked.
+class ServerCapabilities:
+    """The result of a probe: the forms in which a session sends its requests.
 
-    `encodes`: it gets ids. `renders`: messages are rendered here. `leaves_open`: where they aren't,
-    it heeds `add_generation_prompt=False`.
+    Attributes:
+        encodes: prompts are sent as token ids.
+        renders: messages are rendered here.
+        leaves_open: the server obeys `add_generation_prompt=False` where it renders them.
+        ids: use of the token ids in its answers.
+        method: the scoring method that passed; None: none did.
+        check: the result of checking it.
+        timings: every completion is streamed, and its times are recorded.
+        described: the session's `describe_execution()`.
     """
 
-    api: Literal["auto", "completions", "chat"]
+    api: ApiName
     encodes: bool
     renders: bool
     leaves_open: bool
     ids: UseOfIds
-    rung: Rung | None
+    method: ScoringMethod | None
     check: CheckResult
     timings: bool
     described: dict[str, Any]
 
 
-class Survey:
-    """What was found out, and how the server will be asked; each step relies on those before it.
+class ServerProbe:
+    """Probes a server for one model; each step uses the results of those before it.
 
     Raises:
         EngineUnavailableError: no server answers.
@@ -170,52 +177,60 @@ class Survey:
     """
 
     def __init__(
-        self, options: OpenAICompatible, model: Model, loop: RequestLoop, endpoint: Endpoint
+        self,
+        options: OpenAIOptions,
+        model: Model,
+        loop: RequestLoop,
+        connection: ServerConnection,
     ):
         self._options = options
         self._loop = loop
-        self._endpoint = endpoint
-        asked_for = options.model_name or model.path
-        self.served: Served = loop.call(lambda: find_served(endpoint, asked_for))
-        self.model = asked_for or _listed(self.served, options)
+        self._connection = connection
+        wanted = options.model_name or model.path
+        self.listing: ModelListing = loop.call(lambda: fetch_listing(connection, wanted))
+        self.model = wanted or _first_listed(self.listing, options)
         host = httpx.URL(options.base_url).host
-        self.dialect = dialect_of(options.dialect, self.served.owner, host)
-        if self.dialect.is_evalution and self.served.names and self.model not in self.served.names:
+        self.dialect = find_dialect(options.dialect, self.listing.owner, host)
+        if (
+            self.dialect.is_evalution
+            and self.listing.names
+            and self.model not in self.listing.names
+        ):
             raise ConfigurationError(
                 f"the server at {scrub(options.base_url)} has no model {self.model!r}; "
-                f"{_remedy(self.model, self.served.names)}"
+                f"{_suggest_name(self.model, self.listing.names)}"
             )
         self._variables = model.chat_template_kwargs
         self.writer = BodyWriter(self.model, self.dialect, options.extra_body, self._variables)
-        self._local = _local_tokenizer(model)
+        self._local = _load_tokenizer(model)
         self.tokenizer: Tokenizer | None = self._local or self._remote_tokenizer()
-        self._climb = self._climbed()
-        self._takes_ids = options.api != "chat" and self._finds_ids_taken()
-        self.encodes = self._takes_ids and not self._leaves_text()
-        self.max_model_len = self._window()
+        self._scoring_choice = self._choose_scoring()
+        self._takes_ids = options.api != "chat" and self._probe_ids()
+        self.encodes = self._takes_ids and not self._sends_text()
+        self.max_model_len = self._find_window()
 
-    def findings(self) -> Findings:
-        rung = self._rung(self._scoring, self._climb.name)
-        reads = self.dialect.tells_ids and not self.dialect.is_evalution
-        return Findings(
+    def to_capabilities(self) -> ServerCapabilities:
+        method = self._method(self._post_scoring, self._scoring_choice.name)
+        reads = self.dialect.returns_ids and not self.dialect.is_evalution
+        return ServerCapabilities(
             api=self._options.api,
             encodes=self.encodes,
             renders=self.renders,
-            leaves_open=self.dialect.tells_ids,
+            leaves_open=self.dialect.returns_ids,
             ids=("read" if self._local else "left") if reads else "kept",
-            rung=rung,
-            check=self._climb.check,
+            method=method,
+            check=self._scoring_choice.check,
             timings=self._options.timings,
-            described=self._described(),
+            described=self._describe(),
         )
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What a session has, at most what the engine declares."""
+        """Return the capabilities of a session, at most those that the engine declares."""
         found = set(_ALWAYS | self.dialect.native)
         if self.dialect.is_evalution:
-            told = self.served.capabilities
-            found |= {can for can in self._options.capabilities if can.value in told}
+            declared = self.listing.capabilities
+            found |= {can for can in CAPABILITIES if can.value in declared}
             found -= _SCORES
         found.add(Capability.CHAT)
         if not self.encodes and self._options.api == "completions":
@@ -224,22 +239,22 @@ class Survey:
             found.add(Capability.TOKEN_IDS)
         if self.encodes and self.max_model_len is not None:
             found.add(Capability.TRUNCATION)
-        if self.encodes and self._local is not None and self.dialect.tells_ids:
+        if self.encodes and self._local is not None and self.dialect.returns_ids:
             found.add(Capability.LOGPROBS)
-        if self._climb.name is not None:
+        if self._scoring_choice.name is not None:
             found |= _SCORES
-        return frozenset(found & self._options.capabilities)
+        return frozenset(found & CAPABILITIES)
 
     @property
     def lacking(self) -> Mapping[Capability, str]:
-        """Why it can't score, by what the server returned."""
-        if self._climb.name is not None:
+        """Return the reason for not scoring, by capability."""
+        if self._scoring_choice.name is not None:
             return {}
-        return dict.fromkeys(_SCORES, self._climb.reason)
+        return dict.fromkeys(_SCORES, self._scoring_choice.reason)
 
     @property
     def renders(self) -> bool:
-        """Whether messages are rendered here: by a local tokenizer, or a template that was told."""
+        """Whether messages are rendered here, by a local tokenizer or the server's template."""
         if self._options.api == "completions":
             return True
         known = self._local is not None or (
@@ -247,12 +262,14 @@ class Survey:
         )
         return self.encodes and known and self._options.api == "auto"
 
-    def takes_no_variables(self) -> bool:
-        """Whether the server, one of Evalution, would refuse every chat that has variables."""
-        return self.dialect.is_evalution and self._loop.call(lambda: keeps_template(self._endpoint))
+    def refuses_variables(self) -> bool:
+        """Whether this is Evalution's server, and refuses every chat with variables."""
+        return self.dialect.is_evalution and self._loop.call(
+            lambda: is_template_hidden(self._connection)
+        )
 
-    def _described(self) -> dict[str, Any]:
-        climb = self._climb
+    def _describe(self) -> dict[str, Any]:
+        choice = self._scoring_choice
         return {
             "base_url": scrub(self._options.base_url),
             "model": self.model,
@@ -261,34 +278,32 @@ class Survey:
             "api": self._options.api,
             "tokenizer": "local" if self._local else "server" if self.tokenizer else None,
             "prompts": "token ids" if self.encodes else "text",
-            "scoring": climb.name,
-            "scoring_check": climb.check.detail,
-            "scoring_refused": climb.refused or None,
+            "scoring": choice.name,
+            "scoring_check": choice.check.detail,
+            "scoring_refused": choice.refused or None,
         }
 
-    # steps
+    def _post(self, url: str, body: Mapping[str, Any]) -> Any:
+        return self._loop.call(lambda: self._post_probe(url, body))
 
-    def _ask(self, url: str, body: Mapping[str, Any]) -> Any:
-        return self._loop.call(lambda: self._probing(url, body))
+    async def _post_probe(self, url: str, body: Mapping[str, Any]) -> Any:
+        return await self._connection.post(url, body, max_retries=_PROBE_RETRIES)
 
-    async def _probing(self, url: str, body: Mapping[str, Any]) -> Any:
-        return await self._endpoint.post(url, body, max_retries=_PROBE_RETRIES)
-
-    async def _scoring(self, url: str, body: Mapping[str, Any]) -> Any:
-        return await self._endpoint.post(url, body, tokens=scoring_cost(body))
+    async def _post_scoring(self, url: str, body: Mapping[str, Any]) -> Any:
+        return await self._connection.post(url, body, tokens=count_scoring_tokens(body))
 
     def _remote_tokenizer(self) -> RemoteTokenizer | None:
-        """The server's tokenizer; None where it has no routes of vLLM's kind."""
-        root = self._endpoint.address.root
+        """Make the server's tokenizer; None if it lacks vLLM's routes."""
+        root = self._connection.address.root
         if self.dialect.name == "openai":
             return None
         body = {"model": self.model, "prompt": "a", "add_special_tokens": False}
         try:
             with runtime_errors("asking for the tokenizer"):
-                if not self._ask(f"{root}/tokenize", body).get("tokens"):
+                if not self._post(f"{root}/tokenize", body).get("tokens"):
                     return None
-                facts = self._loop.call(lambda: tokenizer_facts(self._endpoint))
-                tokenizer = RemoteTokenizer(self._ask, root, self.model, facts, self._variables)
+                facts = self._loop.call(lambda: fetch_tokenizer_info(self._connection))
+                tokenizer = RemoteTokenizer(self._post, root, self.model, facts, self._variables)
                 tokenizer.decode(tokenizer.encode("a"))
         except ConfigurationError:
             raise
@@ -296,62 +311,64 @@ class Survey:
             return None
         return tokenizer
 
-    def _climbed(self) -> Climb:
+    def _choose_scoring(self) -> ScoringChoice:
         wanted = self._options.scoring
         if wanted == "none":
-            return Climb(None, _NOT_CHECKED, {"scoring": "switched off by scoring='none'"})
+            return ScoringChoice(None, _NOT_CHECKED, {"scoring": "switched off by scoring='none'"})
         if self._options.api == "chat":
-            return Climb(None, _NOT_CHECKED, {"chat": "it gives no log-probabilities of a prompt"})
+            return ScoringChoice(
+                None, _NOT_CHECKED, {"chat": "it gives no log-probabilities of a prompt"}
+            )
         if self.tokenizer is None:
             why = "the server has no /tokenize and no /detokenize, and tokenizer_path isn't set"
-            return Climb(None, _NOT_CHECKED, {"token ids": why})
-        rungs = self._rungs(self._probing)
+            return ScoringChoice(None, _NOT_CHECKED, {"token ids": why})
+        methods = self._methods(self._post_probe)
         if wanted != "auto":
-            rungs = [rung for rung in rungs if rung.name == wanted]
-        probe = Probe(
+            methods = [method for method in methods if method.name == wanted]
+        probe = ScoringProbe(
             self._loop.call,
-            self._places(self._probing),
+            self._routes(self._post_probe),
             self.tokenizer,
-            max_model_len=self.served.max_model_len,
-            dtype=self.served.dtype,
-            tells_ids=self.dialect.tells_ids,
+            max_model_len=self.listing.max_model_len,
+            dtype=self.listing.dtype,
+            returns_ids=self.dialect.returns_ids,
         )
-        return probe.climb(rungs)
+        return probe.choose_method(methods)
 
-    def _rungs(self, post: Post) -> Sequence[Rung]:
-        """All ways that may be tried, the best first."""
+    def _methods(self, post: Post) -> Sequence[ScoringMethod]:
+        """Return the methods that may be tried, the best first."""
         assert self.tokenizer is not None
-        places, top = self._places(post), self._options.stepwise_top
-        rungs: list[Rung] = [
-            EvalRung(places),
-            EchoRung(places),
-            PromptLogprobsRung(places),
-            SGLangRung(places),
+        routes, top = self._routes(post), self._options.stepwise_top
+        methods: list[ScoringMethod] = [
+            EvalRouteScoring(routes),
+            EchoScoring(routes),
+            PromptLogprobsScoring(routes),
+            SGLangScoring(routes),
         ]
         if top:
-            tells = self.dialect.tells_ids
-            rungs.append(StepwiseRung(places, self.tokenizer, top, tells_ids=tells))
-        return rungs
+            has_ids = self.dialect.returns_ids
+            methods.append(StepwiseScoring(routes, self.tokenizer, top, returns_ids=has_ids))
+        return methods
 
-    def _rung(self, post: Post, name: str | None) -> Rung | None:
+    def _method(self, post: Post, name: str | None) -> ScoringMethod | None:
         if name is None:
             return None
-        return next(rung for rung in self._rungs(post) if rung.name == name)
+        return next(method for method in self._methods(post) if method.name == name)
 
-    def _places(self, post: Post) -> Places:
-        address = self._endpoint.address
-        return Places(post, address.api, address.root, self.writer.written)
+    def _routes(self, post: Post) -> ServerRoutes:
+        address = self._connection.address
+        return ServerRoutes(post, address.api, address.root, self.writer.complete_body)
 
-    def _finds_ids_taken(self) -> bool:
-        """Whether completions take token ids; found with one short prompt."""
+    def _probe_ids(self) -> bool:
+        """Whether completions take token ids, tried on one short prompt."""
         if self.tokenizer is None or self.dialect.is_evalution:
             return self.dialect.is_evalution
-        if self._climb.name is not None and self._climb.name != "sglang":
+        if self._scoring_choice.name is not None and self._scoring_choice.name != "sglang":
             return True
         prompt = self.tokenizer.encode(_PROBE_TEXT)
-        body = self.writer.written({"prompt": prompt, "max_tokens": 1, "temperature": 0.0})
+        body = self.writer.complete_body({"prompt": prompt, "max_tokens": 1, "temperature": 0.0})
         try:
-            answer = self._ask(f"{self._endpoint.address.api}/completions", body)
+            answer = self._post(f"{self._connection.address.api}/completions", body)
         except ConfigurationError:
             raise
         except EvalutionError:
@@ -359,32 +376,34 @@ class Survey:
         usage: Any = answer.get("usage") or {}
         return usage.get("prompt_tokens", len(prompt)) == len(prompt)
 
-    def _leaves_text(self) -> bool:
-        """Whether text goes as it is: Evalution's server follows the same rules as the kit."""
+    def _sends_text(self) -> bool:
+        """Whether text is sent as it is; Evalution's server encodes it by the kit's own rules."""
         own = self._options.max_model_len
         return self.tokenizer is None or (
             self.dialect.is_evalution
             and self._local is None
             and self._options.api != "completions"
             and not self._variables
-            and self._climb.name in (None, "evalution")
-            and own in (None, self.served.max_model_len)
+            and self._scoring_choice.name in (None, "evalution")
+            and own in (None, self.listing.max_model_len)
         )
 
-    def _window(self) -> int | None:
-        """What is fed at most: the option, else what the server tells, less what scoring needs."""
-        own, told = self._options.max_model_len, self.served.max_model_len
-        if own is not None and told is not None and own > told:
+    def _find_window(self) -> int | None:
+        """Return the most tokens fed: the option, or the server's limit less room for scoring."""
+        own, limit = self._options.max_model_len, self.listing.max_model_len
+        if own is not None and limit is not None and own > limit:
             raise ConfigurationError(
-                f"max_model_len={own} is more than the {told} tokens that the server takes"
+                f"max_model_len={own} is more than the {limit} tokens that the server takes"
             )
-        if told is None or self._climb.name is None:
-            return own if told is None else own or told
-        needs = next(r.needs for r in self._rungs(self._probing) if r.name == self._climb.name)
-        return min(own or told, told - needs)
+        if limit is None or self._scoring_choice.name is None:
+            return own if limit is None else own or limit
+        needs = next(
+            r.needs for r in self._methods(self._post_probe) if r.name == self._scoring_choice.name
+        )
+        return min(own or limit, limit - needs)
 
 
-def _remedy(model: str | None, listed: Sequence[str]) -> str:
+def _suggest_name(model: str | None, listed: Sequence[str]) -> str:
     name = PurePath(model or "").name
     if name in listed and name != model:
         # A spec takes a folder beside it for the model of that name.
@@ -392,7 +411,7 @@ def _remedy(model: str | None, listed: Sequence[str]) -> str:
     return f"set model.path or model_name to {listed[0]!r}, or leave both out"
 
 
-def _listed(served: Served, options: OpenAICompatible) -> str:
+def _first_listed(served: ModelListing, options: OpenAIOptions) -> str:
     if not served.names:
         raise ConfigurationError(
             f"the server at {scrub(options.base_url)} lists no model; set model.path or model_name "
@@ -401,7 +420,7 @@ def _listed(served: Served, options: OpenAICompatible) -> str:
     return served.names[0]
 
 
-def _local_tokenizer(model: Model) -> Tokenizer | None:
+def _load_tokenizer(model: Model) -> Tokenizer | None:
     if model.tokenizer is None and model.tokenizer_path is None:
         return None
     named = named_tokenizer(model)

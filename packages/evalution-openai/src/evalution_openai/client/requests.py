@@ -1,4 +1,4 @@
-"""What is sent: a prompt as the fields of a completion or chat request."""
+"""Bodies of completion and chat requests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from evalution_enginekit.completion import RequestPrompt
 from evalution_openai.client.dialects import Dialect
 
 _CHARACTERS_A_TOKEN = 4
-"""For the rate limit alone: a rough guess where the prompt's tokens aren't known."""
+"""A rough guess for the rate limit where the prompt's tokens aren't known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """A route under `/v1`, and the body that goes there; `tokens` is what it may cost."""
+class HTTPRequest:
+    """A route under `/v1` and its body; `tokens` count against the tokens a minute."""
 
     route: Literal["/completions", "/chat/completions"]
     body: dict[str, Any]
@@ -28,11 +28,14 @@ class Exchange:
 
 
 class BodyWriter:
-    """Writes bodies for one model on one server; `extra` fields win, and a None takes one out.
+    """Writes bodies for one model on one server.
 
-    `variables` are for the chat template, where the server renders the messages.
-    What a server would apply unasked is switched off in each, so that a request means the same as
-    on any engine: greedy is the likeliest token, and `top_k=0` cuts nothing.
+    Defaults of the server are switched off, so that a request means the same as on any engine:
+    greedy is the likeliest token, and `top_k=0` cuts nothing.
+
+    Args:
+        extra: fields that take precedence over all others; None removes one.
+        variables: variables of the chat template, where the server renders the messages.
     """
 
     def __init__(
@@ -47,8 +50,8 @@ class BodyWriter:
         self._extra = dict(extra)
         self._variables = dict(variables or {})
 
-    def exchange(self, prompt: RequestPrompt, *, streams: bool) -> Exchange:
-        """Completions for ids and text, chat for messages that the server is to render."""
+    def to_request(self, prompt: RequestPrompt, *, streams: bool) -> HTTPRequest:
+        """Make a completion request for ids and text, a chat request for messages."""
         request = prompt.request
         if prompt.token_ids is None and prompt.text is None:
             body = {"messages": [dict(message) for message in request.messages or ()]}
@@ -69,10 +72,10 @@ class BodyWriter:
         body |= self._settings(request)
         if streams:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return Exchange(route, self.written(body), _cost(prompt))
+        return HTTPRequest(route, self.complete_body(body), _count_prompt_tokens(prompt))
 
-    def written(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """`body` with the model, the dialect's neutral fields and the extra ones."""
+    def complete_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the model, the dialect's neutral fields and the extra ones to `body`."""
         whole = {"model": self._model, **self._dialect.neutral, **body, **self._extra}
         return {name: value for name, value in whole.items() if value is not None}
 
@@ -89,7 +92,7 @@ class BodyWriter:
             settings["stop"] = stops
         if request.ignore_eos:
             settings["ignore_eos"] = True
-        if self._dialect.tells_ids:
+        if self._dialect.returns_ids:
             settings["return_token_ids"] = True
             if request.logprobs is not None:
                 settings["return_tokens_as_token_ids"] = True
@@ -98,14 +101,14 @@ class BodyWriter:
         return settings
 
 
-def scoring_cost(body: Mapping[str, Any]) -> int:
-    """Tokens that scoring a body may cost: the ids in its fields, or what its texts come to."""
+def count_scoring_tokens(body: Mapping[str, Any]) -> int:
+    """Count the tokens of a scoring body: the ids in its fields, and an estimate of its texts."""
     texts = sum(len(value) for value in body.values() if isinstance(value, str))
     ids = sum(len(cast("list[int]", value)) for value in body.values() if isinstance(value, list))
     return ids + texts // _CHARACTERS_A_TOKEN + 1
 
 
-def _cost(prompt: RequestPrompt) -> int:
+def _count_prompt_tokens(prompt: RequestPrompt) -> int:
     request = prompt.request
     if prompt.token_ids is not None:
         fed = len(prompt.token_ids)

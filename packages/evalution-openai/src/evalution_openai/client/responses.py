@@ -1,4 +1,4 @@
-"""What comes back: choices of completion and chat answers, whole or in parts, as pieces."""
+"""Answers of completions and chat, whole or in parts, as the kit's completion pieces."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ Fields = Mapping[str, Any]
 UseOfIds = Literal["kept", "read", "left"]
 
 
-class Reader:
+class ResponseReader:
     """Reads the one choice of an answer.
 
-    `top` is how many tokens of each step were asked for; None: no log-probabilities. `ids` says
-    what an answer's token ids are: those of the contract ("kept"), all that were generated, for
-    the session's tokenizer to read in place of the text ("read"), or nothing to go by ("left").
+    Args:
+        top: the number of tokens listed at each step; None: no log-probabilities.
+        ids: use of the answer's token ids: they are the output's ("kept"), they are everything
+            that was generated and are decoded in place of the text ("read"), or ignored ("left").
     """
 
     def __init__(self, top: int | None, ids: UseOfIds = "kept"):
@@ -41,32 +42,31 @@ class Reader:
         self._ids = ids
         self._reasoning = ""
 
-    def whole(self, answer: Fields) -> CompletionPiece:
-        """The piece that a whole answer is.
+    def read_answer(self, answer: Fields) -> CompletionPiece:
+        """Read a whole answer.
 
         Raises:
-            EngineRuntimeError: it isn't of the form that was to be expected, or says that the
-                completion was given up.
+            EngineRuntimeError: it isn't a completion, or the server aborted the completion.
         """
         choice = _choice(answer)
         if choice is None:
             raise EngineRuntimeError(f"the answer has no choice: {quote(str(dict(answer)))}")
-        return self._piece(answer, choice, choice.get("message"), is_last=True)
+        return self._read_piece(answer, choice, choice.get("message"), is_last=True)
 
-    def part(self, event: Fields) -> CompletionPiece:
-        """The piece that an event of a stream is; the last one may hold the usage alone."""
+    def read_event(self, event: Fields) -> CompletionPiece:
+        """Read an event of a stream; the last one may hold only the usage."""
         choice = _choice(event)
         if choice is None:
             return CompletionPiece(**_usage(event))
-        return self._piece(event, choice, choice.get("delta"), is_last=False)
+        return self._read_piece(event, choice, choice.get("delta"), is_last=False)
 
-    def _piece(
+    def _read_piece(
         self, answer: Fields, choice: Fields, message: Any, *, is_last: bool
     ) -> CompletionPiece:
-        said: Fields = cast("Fields", message) if isinstance(message, Mapping) else choice
-        text: Any = said.get("content") if said is not choice else choice.get("text")
+        content: Fields = cast("Fields", message) if isinstance(message, Mapping) else choice
+        text: Any = content.get("content") if content is not choice else choice.get("text")
         if not (text is None or isinstance(text, str)):
-            raise EngineRuntimeError(f"the answer's text is no text: {quote(repr(text))}")
+            raise EngineRuntimeError(f"the answer's text is not a string: {quote(repr(text))}")
         ids = None if self._ids == "left" else _ids(choice.get("token_ids"))
         logprobs, top = self._logprobs(choice.get("logprobs"))
         by_ids = self._ids == "read" and ids is not None
@@ -78,12 +78,12 @@ class Reader:
             finish=_finish(choice.get("finish_reason"), is_last=is_last),
             prompt=_text(choice.get("prompt")),
             truncated_tokens=_count(choice.get("truncated_tokens")),
-            runtime=self._runtime(answer, choice, said),
+            runtime=self._read_runtime(answer, choice, content),
             **_usage(answer),
         )
 
     def _logprobs(self, value: Any) -> tuple[list[float] | None, list[dict[int, float]] | None]:
-        """Values of the chosen tokens, and the best of each step by id; None where not by id."""
+        """Read the values of the chosen tokens, and the best of each step where they have ids."""
         if self._top is None or not isinstance(value, Mapping):
             return None, None
         steps = _steps(cast("Fields", value))
@@ -91,36 +91,37 @@ class Reader:
             return None, None
         rows: list[dict[int, float]] = []
         for _, _, listed in steps:
-            named = {_id_of(name): logprob for name, logprob in listed.items()}
+            named = {_parse_id(name): logprob for name, logprob in listed.items()}
             if None in named:
                 return [logprob for _, logprob, _ in steps], None
             best = sorted(named.items(), key=lambda item: -item[1])[: self._top]
             rows.append({i: logprob for i, logprob in best if i is not None})
         return [logprob for _, logprob, _ in steps], rows
 
-    def _runtime(self, answer: Fields, choice: Fields, said: Fields) -> dict[str, Any] | None:
-        """What the server told besides; reasoning is all of it that has come, apart from text."""
-        self._reasoning += _text(said.get("reasoning_content") or said.get("reasoning")) or ""
-        details = mapping(mapping(answer.get("usage")).get("prompt_tokens_details"))
+    def _read_runtime(
+        self, answer: Fields, choice: Fields, content: Fields
+    ) -> dict[str, Any] | None:
+        """Collect what the server reports beside the text; reasoning is all of it so far."""
+        self._reasoning += _text(content.get("reasoning_content") or content.get("reasoning")) or ""
+        details = to_mapping(to_mapping(answer.get("usage")).get("prompt_tokens_details"))
         found = {
             "model": answer.get("model"),
             "finish_reason": choice.get("finish_reason"),
             "stop_reason": choice.get("stop_reason"),
             "reasoning": self._reasoning or None,
-            "refusal": said.get("refusal"),
-            "tool_calls": said.get("tool_calls"),
+            "refusal": content.get("refusal"),
+            "tool_calls": content.get("tool_calls"),
             "cached_tokens": details.get("cached_tokens"),
             "system_fingerprint": answer.get("system_fingerprint"),
         }
-        told = {name: redact(value) for name, value in found.items() if value is not None}
-        return told or None
+        return {n: redact(value) for n, value in found.items() if value is not None} or None
 
 
 Step = tuple[str, float, dict[str, float]]
 
 
-def next_tokens(answer: Fields) -> list[Step]:
-    """Each generated token: how it is spelled, its log-probability, and the listed ones.
+def read_steps(answer: Fields) -> list[Step]:
+    """Read the spelling, log-probability and listed tokens of each generated token.
 
     Raises:
         EngineRuntimeError: the answer has none.
@@ -133,18 +134,18 @@ def next_tokens(answer: Fields) -> list[Step]:
     return steps
 
 
-def spelled_id(token: str) -> int | None:
-    """The id of a token spelled `token_id:123`; None for any other spelling."""
-    return _id_of(token)
+def parse_id(token: str) -> int | None:
+    """Parse the id of a token spelled `token_id:123`; None for any other spelling."""
+    return _parse_id(token)
 
 
-def mapping(value: Any) -> Fields:
-    """A JSON object's fields; none where it is something else."""
+def to_mapping(value: Any) -> Fields:
+    """Return a JSON object's fields; none for anything else."""
     return cast("Fields", value) if isinstance(value, Mapping) else {}
 
 
-def choice_of(answer: Fields) -> Fields:
-    """The first choice; an empty mapping where there is none."""
+def read_choice(answer: Fields) -> Fields:
+    """Return the first choice; an empty mapping without one."""
     return _choice(answer) or {}
 
 
@@ -157,7 +158,7 @@ def _choice(answer: Fields) -> Fields | None:
 
 
 def _steps(logprobs: Fields) -> list[Step] | None:
-    """Both forms: lists beside each other (completions), and a list of entries (chat)."""
+    """Read both forms: parallel lists (completions), and a list of entries (chat)."""
     content: Any = logprobs.get("content")
     if isinstance(content, list):
         return [_entry(cast("Fields", entry)) for entry in cast("list[Any]", content)]
@@ -184,7 +185,7 @@ def _entry(entry: Fields) -> Step:
     return str(entry["token"]), float(entry["logprob"]), listed
 
 
-def _id_of(token: str) -> int | None:
+def _parse_id(token: str) -> int | None:
     number = token.removeprefix(_SPELLED_ID)
     return int(number) if number != token and number.isdecimal() else None
 
@@ -193,15 +194,15 @@ def _finish(reason: Any, *, is_last: bool) -> FinishReason | None:
     if reason is None:
         return "stop" if is_last else None
     if reason in _LOST:
-        raise EngineRuntimeError(f"the server gave the completion up: finish_reason {reason!r}")
+        raise EngineRuntimeError(f"the server aborted the completion: finish_reason {reason!r}")
     return _FINISHES.get(str(reason), "stop")
 
 
 def _usage(answer: Fields) -> dict[str, Any]:
-    told = mapping(answer.get("usage"))
+    usage = to_mapping(answer.get("usage"))
     return {
-        "prompt_tokens": _count(told.get("prompt_tokens")),
-        "completion_tokens": _count(told.get("completion_tokens")),
+        "prompt_tokens": _count(usage.get("prompt_tokens")),
+        "completion_tokens": _count(usage.get("completion_tokens")),
     }
 
 

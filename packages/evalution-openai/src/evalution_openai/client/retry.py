@@ -1,4 +1,4 @@
-"""When a failed exchange is tried again, and how long to wait before."""
+"""Retries, rate limits, and a number of requests in flight that adapts to the server."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from evalution_core import EngineRuntimeError, EvalutionError
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 60.0
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
-"""What a second try may mend: time-outs, conflicts, overload, and a server that is in trouble."""
+"""Statuses that are retried: time-outs, conflicts, overload and failures of the server."""
 
 
 class Clock(Protocol):
-    """Time as an endpoint sees it; a test's clock passes without waiting."""
+    """Time as an connection sees it; a test's clock passes without waiting."""
 
     def now(self) -> float:
-        """Seconds of a clock that never goes back."""
+        """Return the seconds of a monotonic clock."""
         ...
 
     def today(self) -> datetime: ...
@@ -43,7 +43,7 @@ class SystemClock:
 
 
 class Backoff:
-    """Waits that double, each drawn from the upper half of its range, so that clients spread out.
+    """Waits that double, each drawn from the upper half of its range so that clients spread out.
 
     The scheme is "equal jitter" of the AWS architecture blog, "Exponential Backoff And Jitter".
     """
@@ -53,15 +53,15 @@ class Backoff:
         self._tries = 0
 
     def next_wait(self) -> float:
-        """Seconds to wait before the next try."""
+        """Return the seconds to wait before the next try."""
         longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**self._tries)
         self._tries += 1
         return self._chance.uniform(longest / 2, longest)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long and how often: seconds of one try, seconds of all, and tries after the first."""
+class RetryPolicy:
+    """Limits of retrying: seconds for one try, seconds for all of them, tries after the first."""
 
     timeout_s: float = 300.0
     deadline_s: float = 900.0
@@ -70,7 +70,7 @@ class Patience:
 
 @dataclass(slots=True)
 class Failure:
-    """Why a try failed, and how long the server wants to be left alone."""
+    """The error of a try, and the seconds that the server asks to wait."""
 
     error: EvalutionError
     wait_s: float | None = None
@@ -78,10 +78,10 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Attempts:
-    """The tries of one exchange."""
+class RetryState:
+    """The tries of one request."""
 
-    patience: Patience
+    policy: RetryPolicy
     clock: Clock
     chance: random.Random
     begun: float
@@ -93,31 +93,31 @@ class Attempts:
 
     @property
     def timeout_s(self) -> float:
-        return max(0.0, min(self.patience.timeout_s, self._left))
+        return max(0.0, min(self.policy.timeout_s, self._left))
 
     @property
     def _left(self) -> float:
-        return self.begun + self.patience.deadline_s - self.clock.now()
+        return self.begun + self.policy.deadline_s - self.clock.now()
 
     async def wait_after(self, failure: Failure) -> None:
-        """Wait for the next try, or raise where none may follow."""
+        """Wait for the next try, or raise if none is left."""
         self.made += 1
-        if self.made > self.patience.max_retries:
+        if self.made > self.policy.max_retries:
             give_up(failure, f"given up after {self.made} tries (max_retries)")
         wait = max(self.backoff.next_wait(), failure.wait_s or 0.0)
         if wait > self._left:
             give_up(
                 failure,
                 f"given up after {self.made} tries: the next one would be in {wait:.1f} s, and "
-                f"deadline_s={self.patience.deadline_s:g} has {max(0.0, self._left):.1f} s left",
+                f"deadline_s={self.policy.deadline_s:g} has {max(0.0, self._left):.1f} s left",
             )
         await self.clock.sleep(wait)
 
 
-def retry_after(headers: Mapping[str, str], today: datetime) -> float | None:
-    """Seconds that a `Retry-After` header asks to wait, given as a number or as a date (RFC 9110).
+def parse_retry_after(headers: Mapping[str, str], today: datetime) -> float | None:
+    """Parse the seconds of a `Retry-After` header, a number or a date (RFC 9110).
 
-    None where there is no such header, or none that can be read.
+    None without such a header, or if it is malformed.
     """
     value = headers.get("retry-after", "").strip()
     if not value:
@@ -135,19 +135,19 @@ def retry_after(headers: Mapping[str, str], today: datetime) -> float | None:
 
 
 def give_up(failure: Failure, why: str) -> NoReturn:
-    """Raise the failure of the last try as the failure of the exchange."""
+    """Raise the failure of the last try as the failure of the request."""
     raise EngineRuntimeError(f"{failure.error}; {why}") from (failure.cause or failure.error)
 
 
 _BURST_S = 1.0
-"""Requests of this many seconds may go together, before the rate spaces them."""
+"""Seconds' worth of requests that may be sent together before they are spaced."""
 
 
-class Pressure:
-    """Requests in flight: halved when the server says 429, one more after each round of successes.
+class AdaptiveConcurrency:
+    """A number of requests in flight: halved by a 429, one more after each round of answers.
 
-    Additive increase, multiplicative decrease, as in TCP (RFC 5681). Refusals of requests that
-    were sent before the last decrease tell nothing new, and are not counted.
+    Additive increase, multiplicative decrease, as in TCP (RFC 5681). A 429 for a request that was
+    sent before the last decrease isn't counted: it belongs to the same overload.
     """
 
     def __init__(self, clock: Clock, set_depth: Callable[[int], None], start: int, most: int):
@@ -162,16 +162,16 @@ class Pressure:
     def depth(self) -> int:
         return self._depth
 
-    def refused(self, sent_at: float) -> None:
-        """The server has too much to do, it says of a request that was sent then."""
+    def note_refusal(self, sent_at: float) -> None:
+        """Count a 429 for a request that was sent at `sent_at`."""
         if sent_at < self._fell_at:
             return
         self._fell_at = self._clock.now()
         self._credit = 0.0
         self._change(max(1, self._depth // 2))
 
-    def served(self) -> None:
-        """A request was answered."""
+    def note_answer(self) -> None:
+        """Count a request that was answered."""
         if self._depth >= self._most:
             return
         self._credit += 1 / self._depth
@@ -185,7 +185,7 @@ class Pressure:
 
 
 class RateLimit:
-    """Spaces what costs so much a minute: requests, or tokens (the generic cell rate algorithm)."""
+    """Spaces requests, or tokens, to a number a minute (the generic cell rate algorithm)."""
 
     def __init__(self, clock: Clock, per_minute: int | None):
         self._clock = clock
@@ -193,7 +193,7 @@ class RateLimit:
         self._free_at = float("-inf")
 
     async def take(self, amount: int = 1) -> None:
-        """Wait until `amount` more keep within the rate."""
+        """Wait until `amount` more are within the rate."""
         if not self._cost_s:
             return
         now = self._clock.now()
@@ -203,5 +203,5 @@ class RateLimit:
             await self._clock.sleep(wait)
 
     def give_back(self, amount: int) -> None:
-        """`amount` of what was taken wasn't used; negative: more was."""
+        """Return `amount` of what was taken and not used; negative if more was used."""
         self._free_at -= amount * self._cost_s

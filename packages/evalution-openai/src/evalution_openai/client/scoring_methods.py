@@ -1,4 +1,10 @@
-"""Ways to have token ids scored by a server, one class each."""
+"""Methods of scoring token ids on a server, and the probe that chooses one.
+
+Servers have been seen to give prompt log-probabilities that are missing, null, all zero, shifted by
+one or of a prompt that was cut, without an error; scores are then those of chance. So a known text
+is scored as a whole and in parts, and compared with the values that the server reports while it
+generates. A method is used only if it passes.
+"""
 
 from __future__ import annotations
 
@@ -18,61 +24,67 @@ from evalution_core import (
 from evalution_enginekit import Tokenizer, TokenScore, TokenSpan, runtime_errors
 from evalution_enginekit.self_check import self_check
 from evalution_openai.client.error_mapping import quote
-from evalution_openai.client.responses import Fields, choice_of, mapping, next_tokens, spelled_id
+from evalution_openai.client.responses import (
+    Fields,
+    parse_id,
+    read_choice,
+    read_steps,
+    to_mapping,
+)
 
-RungName = Literal["evalution", "echo", "prompt_logprobs", "sglang", "stepwise"]
+MethodName = Literal["evalution", "echo", "prompt_logprobs", "sglang", "stepwise"]
 Post = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 
 _ABOVE_ZERO = 1e-6
-"""Rounding may lift the log-probability of a sure token this far."""
+"""Rounding error above 0 that is accepted for the log-probability of a certain token."""
 _TIE = 1e-9
 
 
-class Rung(Protocol):
-    """One way of scoring.
+class ScoringMethod(Protocol):
+    """One method of scoring.
 
-    `needs` says how many tokens more than a span's fed ones the server must have room for.
+    `needs` is the number of tokens beyond a span's fed ones that the server must have room for.
     """
 
-    name: ClassVar[RungName]
+    name: ClassVar[MethodName]
     needs: ClassVar[int]
 
     async def score(self, span: TokenSpan) -> TokenScore:
-        """Log-probabilities of `span.token_ids[span.start:]`.
+        """Return the log-probabilities of `span.token_ids[span.start:]`.
 
         Raises:
-            EngineRuntimeError: what came isn't that; the message tells what it is.
+            EngineRuntimeError: the answer holds something else; the message says what.
         """
         ...
 
 
-class Places:
-    """Where a model is asked: the routes of a server, and the fields that each body has."""
+class ServerRoutes:
+    """The routes of a server, and the fields that every body for its model has."""
 
-    def __init__(self, post: Post, api: str, root: str, written: Callable[[Fields], Fields]):
+    def __init__(self, post: Post, api: str, root: str, complete_body: Callable[[Fields], Fields]):
         self._post = post
         self._api = api
         self._root = root
-        self._written = written
+        self._complete_body = complete_body
 
-    async def completion(self, body: Fields) -> Fields:
-        return await self._post(f"{self._api}/completions", self._written(body))
+    async def post_completion(self, body: Fields) -> Fields:
+        return await self._post(f"{self._api}/completions", self._complete_body(body))
 
-    async def under_api(self, path: str, body: Fields) -> Fields:
+    async def post_api(self, path: str, body: Fields) -> Fields:
         return await self._post(f"{self._api}{path}", body)
 
-    async def under_root(self, path: str, body: Fields) -> Fields:
+    async def post_root(self, path: str, body: Fields) -> Fields:
         return await self._post(f"{self._root}{path}", body)
 
 
-class EvalRung:
+class EvalRouteScoring:
     """Evalution's own route, on ids."""
 
-    name: ClassVar[RungName] = "evalution"
+    name: ClassVar[MethodName] = "evalution"
     needs: ClassVar[int] = 0
 
-    def __init__(self, places: Places):
-        self._places = places
+    def __init__(self, routes: ServerRoutes):
+        self._routes = routes
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
@@ -81,31 +93,31 @@ class EvalRung:
             "continuation_input_ids": ids[span.start :],
             "truncation": "error",
         }
-        answer = await self._places.under_api("/eval/loglikelihood", body)
+        answer = await self._routes.post_api("/eval/loglikelihood", body)
         values = _numbers(answer.get("token_logprobs"), len(ids) - span.start, "token_logprobs")
         greedy: Any = answer.get("is_greedy")
         return TokenScore(values, greedy if isinstance(greedy, bool) else None)
 
 
-class EchoRung:
-    """Completions with `echo` and `logprobs`: the prompt's own log-probabilities come back.
+class EchoScoring:
+    """Completions with `echo` and `logprobs`, which return the prompt's own log-probabilities.
 
-    One token is generated besides, since servers refuse `max_tokens` 0; it isn't counted, whether
-    it comes or not: how many ids the prompt has is known here.
+    One token is generated, since servers refuse `max_tokens` 0. It is left out by the number of
+    ids in the prompt, whether the server returns it or not.
     """
 
-    name: ClassVar[RungName] = "echo"
+    name: ClassVar[MethodName] = "echo"
     needs: ClassVar[int] = 2
 
-    def __init__(self, places: Places):
-        self._places = places
+    def __init__(self, routes: ServerRoutes):
+        self._routes = routes
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
         body = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0.0}
-        answer = await self._places.completion(body)
+        answer = await self._routes.post_completion(body)
         _check_count(answer, len(ids))
-        logprobs: Any = choice_of(answer).get("logprobs")
+        logprobs: Any = read_choice(answer).get("logprobs")
         if not isinstance(logprobs, Mapping):
             raise EngineRuntimeError(f"echo gave logprobs {quote(repr(logprobs))}")
         fields = cast("Fields", logprobs)
@@ -122,21 +134,21 @@ class EchoRung:
         return TokenScore(values, _is_greedy(values, [_values(row) for row in tops]))
 
 
-class PromptLogprobsRung:
-    """vLLM's `prompt_logprobs`, which are listed by token id."""
+class PromptLogprobsScoring:
+    """vLLM's `prompt_logprobs`, listed by token id."""
 
-    name: ClassVar[RungName] = "prompt_logprobs"
+    name: ClassVar[MethodName] = "prompt_logprobs"
     needs: ClassVar[int] = 2
 
-    def __init__(self, places: Places):
-        self._places = places
+    def __init__(self, routes: ServerRoutes):
+        self._routes = routes
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
         body = {"prompt": ids, "prompt_logprobs": 1, "max_tokens": 1, "temperature": 0.0}
-        answer = await self._places.completion(body)
+        answer = await self._routes.post_completion(body)
         _check_count(answer, len(ids))
-        listed: Any = choice_of(answer).get("prompt_logprobs", answer.get("prompt_logprobs"))
+        listed: Any = read_choice(answer).get("prompt_logprobs", answer.get("prompt_logprobs"))
         if not isinstance(listed, list) or len(cast("Any", listed)) != len(ids):
             found = len(cast("Any", listed)) if isinstance(listed, list) else listed
             raise EngineRuntimeError(f"prompt_logprobs has {found} entries for {len(ids)} tokens")
@@ -146,17 +158,17 @@ class PromptLogprobsRung:
         return TokenScore(values, _is_greedy(values, [list(row.values()) for row in rows]))
 
 
-class SGLangRung:
-    """SGLang's `/generate`, from the token before the first that is scored.
+class SGLangScoring:
+    """SGLang's `/generate`, from the token before the first scored one.
 
-    The entry at `logprob_start_len` is always null there, so it has to be one that isn't scored.
+    Its entry at `logprob_start_len` is always null, so that must be a token that isn't scored.
     """
 
-    name: ClassVar[RungName] = "sglang"
+    name: ClassVar[MethodName] = "sglang"
     needs: ClassVar[int] = 2
 
-    def __init__(self, places: Places):
-        self._places = places
+    def __init__(self, routes: ServerRoutes):
+        self._routes = routes
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
@@ -167,8 +179,8 @@ class SGLangRung:
             "logprob_start_len": span.start - 1,
             "top_logprobs_num": 1,
         }
-        answer = await self._places.under_root("/generate", body)
-        meta = mapping(answer.get("meta_info"))
+        answer = await self._routes.post_root("/generate", body)
+        meta = to_mapping(answer.get("meta_info"))
         entries = _entries(meta.get("input_token_logprobs"))[1:]
         if [entry[1] for entry in entries] != ids[span.start :]:
             raise EngineRuntimeError(
@@ -182,21 +194,21 @@ class SGLangRung:
         return TokenScore(values, _is_greedy(values, listed))
 
 
-class StepwiseRung:
-    """One request for each token: the wanted one has to be among the `top` most likely.
+class StepwiseScoring:
+    """One request for each token, which must be among the `top` most likely of its step.
 
-    Exact, or an error. A token is known by its id where the server spells ids, else by its text,
-    where no other listed token reads alike.
+    The result is exact, or an error. A token is identified by its id where the server returns ids,
+    else by its text if no other listed token has the same.
     """
 
-    name: ClassVar[RungName] = "stepwise"
+    name: ClassVar[MethodName] = "stepwise"
     needs: ClassVar[int] = 1
 
-    def __init__(self, places: Places, tokenizer: Tokenizer, top: int, *, tells_ids: bool):
-        self._places = places
+    def __init__(self, routes: ServerRoutes, tokenizer: Tokenizer, top: int, *, returns_ids: bool):
+        self._routes = routes
         self._tokenizer = tokenizer
         self._top = top
-        self._extra = {"return_tokens_as_token_ids": True} if tells_ids else {}
+        self._extra = {"return_tokens_as_token_ids": True} if returns_ids else {}
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
@@ -207,15 +219,15 @@ class StepwiseRung:
 
     async def _step(self, before: list[int], wanted: int) -> tuple[float, list[float]]:
         body = {"prompt": before, "logprobs": self._top, "max_tokens": 1, "temperature": 0.0}
-        answer = await self._places.completion({**body, **self._extra})
+        answer = await self._routes.post_completion({**body, **self._extra})
         _check_count(answer, len(before))
-        token, value, listed = next_tokens(answer)[0]
+        token, value, listed = read_steps(answer)[0]
         found = {token: value, **listed}
-        spelled = {name: spelled_id(name) for name in found}
+        spelled = {name: parse_id(name) for name in found}
         if None not in spelled.values():
             values = [v for name, v in found.items() if spelled[name] == wanted]
         else:
-            # A server's tokenizer waits for this event loop.
+            # A remote tokenizer waits for this event loop.
             text = await asyncio.to_thread(
                 self._tokenizer.decode, [wanted], skip_special_tokens=False
             )
@@ -230,7 +242,7 @@ class StepwiseRung:
 
 
 def _check_count(answer: Fields, expected: int) -> None:
-    fed: Any = mapping(answer.get("usage")).get("prompt_tokens")
+    fed: Any = to_mapping(answer.get("usage")).get("prompt_tokens")
     if isinstance(fed, int) and fed != expected:
         raise EngineRuntimeError(
             f"{expected} ids were sent and the server fed {fed}: it cuts or adds tokens"
@@ -250,7 +262,7 @@ def _numbers(listed: Any, expected: int, what: str) -> list[float]:
 
 
 def _is_greedy(values: Sequence[float], listed: Sequence[Sequence[float]]) -> bool | None:
-    """Whether no listed token is more likely than the scored one, by value; None if unlisted."""
+    """Whether no listed token is more likely than the scored one; None if none are listed."""
     if len(listed) != len(values) or not all(listed):
         return None
     return all(
@@ -282,95 +294,95 @@ Call = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Climb:
-    """What the ladder came to: the first rung that holds by name, and what the others gave."""
+class ScoringChoice:
+    """The name of the first method that passed, and the answers of those that failed."""
 
-    name: RungName | None
+    name: MethodName | None
     check: CheckResult
     refused: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def reason(self) -> str:
-        """Why there is no scoring, by what the server returned."""
+        """Return the reason for not scoring, with the server's answers."""
         tried = "; ".join(f"{name}: {why}" for name, why in self.refused.items())
         return f"the server can't score prompts ({tried})"
 
 
-class Probe:
-    """Tries rungs on one server; not for any event loop, since it waits for answers."""
+class ScoringProbe:
+    """Tries methods on one server; it blocks, so don't use it on an event loop."""
 
     def __init__(
         self,
         call: Call,
-        places: Places,
+        routes: ServerRoutes,
         tokenizer: Tokenizer,
         *,
         max_model_len: int | None,
         dtype: str | None,
-        tells_ids: bool,
+        returns_ids: bool,
     ):
         self._call = call
-        self._places = places
+        self._routes = routes
         self._tokenizer = tokenizer
         self._window = max_model_len or _UNLIMITED
         self._dtype = dtype or "unknown"
         self._extra = (
-            {"return_token_ids": True, "return_tokens_as_token_ids": True} if tells_ids else {}
+            {"return_token_ids": True, "return_tokens_as_token_ids": True} if returns_ids else {}
         )
 
-    def climb(self, rungs: Sequence[Rung]) -> Climb:
-        """The first of `rungs` whose scores hold."""
+    def choose_method(self, methods: Sequence[ScoringMethod]) -> ScoringChoice:
+        """Return the first of `methods` whose scores are right."""
         refused: dict[str, str] = {}
-        for rung in rungs:
+        for method in methods:
             try:
                 with runtime_errors("reading what it answered"):
-                    result = self._checked(rung)
+                    result = self._check_method(method)
             except EvalutionError as error:
-                refused[rung.name] = scrub(str(error))
+                refused[method.name] = scrub(str(error))
                 continue
             if result.outcome == "passed":
-                return Climb(rung.name, result, refused)
-            refused[rung.name] = result.detail
+                return ScoringChoice(method.name, result, refused)
+            refused[method.name] = result.detail
         nothing = CheckResult("not checkable", "the server can't score prompts")
-        return Climb(None, nothing, refused)
+        return ScoringChoice(None, nothing, refused)
 
-    def _checked(self, rung: Rung) -> CheckResult:
-        """The kit's self check on a rung; without the next tokens where their ids aren't told."""
-        compared = self._check(rung, compares=True)
-        return compared if compared.outcome != "not checkable" else self._check(rung, False)
+    def _check_method(self, method: ScoringMethod) -> CheckResult:
+        """Run the kit's self check; without next tokens if the server returns no ids for them."""
+        compared = self._check(method, compares=True)
+        return compared if compared.outcome != "not checkable" else self._check(method, False)
 
-    def _check(self, rung: Rung, compares: bool) -> CheckResult:
+    def _check(self, method: ScoringMethod, compares: bool) -> CheckResult:
         def score(spans: Sequence[TokenSpan]) -> Sequence[TokenScore]:
             async def together() -> list[TokenScore]:
-                return await asyncio.gather(*(rung.score(span) for span in spans))
+                return await asyncio.gather(*(method.score(span) for span in spans))
 
             return self._call(together)
 
         return self_check(
             self._tokenizer,
-            complete=self._generated if compares else None,
+            complete=self._generate if compares else None,
             score=score,
-            max_model_len=max(self._window - rung.needs, 1),
+            max_model_len=max(self._window - method.needs, 1),
             dtype=self._dtype,
         )
 
-    def _generated(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
-        """Greedy tokens with the log-probabilities that the server gives while generating."""
+    def _generate(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
+        """Generate greedy tokens with the log-probabilities that the server reports for them."""
 
-        async def asked() -> Any:
+        async def post() -> Any:
             body = {
                 "prompt": list(token_ids),
                 "max_tokens": length,
                 "temperature": 0.0,
                 "logprobs": 2,
             }
-            return await self._places.completion({**body, **self._extra})
+            return await self._routes.post_completion({**body, **self._extra})
 
         try:
-            steps = next_tokens(self._call(asked))
+            steps = read_steps(self._call(post))
         except EngineRuntimeError:
             return GenerationOutput("", "")
-        found = [self._id_of(token) for token, _, _ in steps]
+        found = [self._find_id(token) for token, _, _ in steps]
         known = found.index(None) if None in found else len(found)
         tops = [dict(enumerate(listed.values())) for _, _, listed in steps[:known]]
         return GenerationOutput(
@@ -381,10 +393,10 @@ class Probe:
             top_logprobs=tops,
         )
 
-    def _id_of(self, token: str) -> int | None:
-        """The id of a token by its spelling, where only one id reads so."""
-        if (told := spelled_id(token)) is not None:
-            return told
+    def _find_id(self, token: str) -> int | None:
+        """Find the id of a token by its spelling; None if several ids have the same text."""
+        if (spelled := parse_id(token)) is not None:
+            return spelled
         ids = self._tokenizer.encode(token)
         if len(ids) != 1 or self._tokenizer.decode(ids, skip_special_tokens=False) != token:
             return None

@@ -1,4 +1,4 @@
-"""A model on a server."""
+"""A session on one model of one server."""
 
 from __future__ import annotations
 
@@ -31,44 +31,46 @@ from evalution_enginekit import (
 from evalution_enginekit.chat import bound_template, check_variables
 from evalution_enginekit.model_source import refuse_model_fields
 from evalution_enginekit.tokenizer_files import named_tokenizer
-from evalution_openai.client.connection import Endpoint, open_endpoint
+from evalution_openai.client.connection import ServerConnection, open_connection
 from evalution_openai.client.dialects import DIALECTS
-from evalution_openai.client.probe import Findings, Survey
-from evalution_openai.client.requests import BodyWriter, Exchange, scoring_cost
-from evalution_openai.client.responses import Fields, Reader
-from evalution_openai.client.retry import Clock, Pressure
-from evalution_openai.client.tokenizer import ServedTemplate
+from evalution_openai.client.probe import ServerCapabilities, ServerProbe
+from evalution_openai.client.requests import BodyWriter, HTTPRequest, count_scoring_tokens
+from evalution_openai.client.responses import Fields, ResponseReader
+from evalution_openai.client.retry import AdaptiveConcurrency, Clock
+from evalution_openai.client.tokenizer import RemoteTemplate
+from evalution_openai.options import OpenAIOptions
 
 if TYPE_CHECKING:
     import httpx
 
-    from evalution_openai.engine import OpenAICompatible
-
 
 class OpenAISession(RequestSession):
-    """Requests of one model to one server, as `findings` say."""
+    """Requests for one model of one server, in the forms that `server` takes."""
 
     def __init__(
-        self, endpoint: Endpoint, writer: BodyWriter, findings: Findings, **base: Any
+        self,
+        connection: ServerConnection,
+        writer: BodyWriter,
+        server: ServerCapabilities,
+        **base: Any,
     ) -> None:
-        super().__init__(engine="OpenAICompatible", encodes=findings.encodes, **base)
-        self._endpoint = endpoint
+        super().__init__(engine="OpenAICompatible", encodes=server.encodes, **base)
+        self._connection = connection
         self._writer = writer
-        self._findings = findings
+        self._server = server
 
     async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionPiece]:
-        streams = prompt.is_live or self._findings.timings
-        exchange = self._writer.exchange(prompt, streams=streams)
-        reader = Reader(prompt.request.logprobs, self._findings.ids)
+        streams = prompt.is_live or self._server.timings
+        sent = self._writer.to_request(prompt, streams=streams)
+        reader = ResponseReader(prompt.request.logprobs, self._server.ids)
         if not streams:
-            answer = await self._post(exchange)
-            yield reader.whole(answer)
+            yield reader.read_answer(await self._post(sent))
             return
-        clock = self._endpoint.clock
+        clock = self._connection.clock
         begun, first = clock.now(), None
-        async with aclosing(self._events(exchange)) as events:
+        async with aclosing(self._events(sent)) as events:
             async for event in events:
-                piece = reader.part(event)
+                piece = reader.read_event(event)
                 if first is None and piece.text:
                     first = clock.now() - begun
                 yield piece
@@ -76,8 +78,8 @@ class OpenAISession(RequestSession):
         yield CompletionPiece(runtime=timed)
 
     async def _score(self, span: TokenSpan) -> TokenScore:
-        assert self._findings.rung is not None
-        return await self._findings.rung.score(span)
+        assert self._server.method is not None
+        return await self._server.method.score(span)
 
     async def _score_pair(self, request: LoglikelihoodRequest) -> LoglikelihoodOutput:
         body = {
@@ -113,32 +115,32 @@ class OpenAISession(RequestSession):
         )
 
     async def _release(self) -> None:
-        await self._endpoint.close()
+        await self._connection.close()
 
     def _describe(self) -> dict[str, Any]:
-        return self._findings.described
+        return self._server.described
 
     def _self_check(self) -> CheckResult:
-        """What the probe of the scoring ladder found when the session was built."""
-        return self._findings.check
+        """Return the result of the scoring probe, which ran when the session was built."""
+        return self._server.check
 
     def _prompt(self, request: GenerationRequest) -> RequestPrompt:
-        findings = self._findings
+        server = self._server
         is_chat = (
             isinstance(request, GenerationRequest)  # pyright: ignore[reportUnnecessaryIsInstance]
             and request.messages is not None
             and request.input_ids is None
             and request.rendered_prompt is None
         )
-        if findings.api == "chat" and not is_chat:
+        if server.api == "chat" and not is_chat:
             self._admission.generation(request)
             raise UnsupportedRequestError(
                 "with api='chat' a request needs messages: what a chat model is given for plain "
                 "text would be a guess; apply the chat template, or set api to 'completions'"
             )
-        if is_chat and not findings.renders:
+        if is_chat and not server.renders:
             self._admission.generation(request)
-            if not (request.add_generation_prompt or findings.leaves_open):
+            if not (request.add_generation_prompt or server.leaves_open):
                 raise UnsupportedRequestError(
                     "the server renders the messages, and may ignore add_generation_prompt=False; "
                     "give rendered_prompt, or a tokenizer_path so that they are rendered here"
@@ -146,18 +148,18 @@ class OpenAISession(RequestSession):
             return RequestPrompt(request)
         return super()._prompt(request)
 
-    async def _post(self, exchange: Exchange) -> Any:
-        url = f"{self._endpoint.address.api}{exchange.route}"
-        return await self._endpoint.post(url, exchange.body, tokens=exchange.tokens)
+    async def _post(self, request: HTTPRequest) -> Any:
+        url = f"{self._connection.address.api}{request.route}"
+        return await self._connection.post(url, request.body, tokens=request.tokens)
 
-    def _events(self, exchange: Exchange) -> Any:
-        url = f"{self._endpoint.address.api}{exchange.route}"
-        return self._endpoint.events(url, exchange.body, tokens=exchange.tokens)
+    def _events(self, request: HTTPRequest) -> Any:
+        url = f"{self._connection.address.api}{request.route}"
+        return self._connection.events(url, request.body, tokens=request.tokens)
 
     async def _eval(self, path: str, body: Fields) -> Fields:
         given = {name: value for name, value in body.items() if value is not None}
-        url = f"{self._endpoint.address.api}{path}"
-        return await self._endpoint.post(url, given, tokens=scoring_cost(given))
+        url = f"{self._connection.address.api}{path}"
+        return await self._connection.post(url, given, tokens=count_scoring_tokens(given))
 
 
 def _list(ids: Any) -> list[int] | None:
@@ -165,10 +167,10 @@ def _list(ids: Any) -> list[int] | None:
 
 
 def _values(answer: Fields) -> list[float]:
-    """The answer's token values.
+    """Read the answer's token values.
 
     Raises:
-        EngineRuntimeError: there are none, or they aren't as many as it counts.
+        EngineRuntimeError: there are none, or another number than it counts.
     """
     listed: Any = answer.get("token_logprobs")
     values = cast("list[Any]", listed) if isinstance(listed, list) else []
@@ -182,9 +184,9 @@ def _values(answer: Fields) -> list[float]:
 
 
 _AUTO_DEPTH = 8, 64
-"""Requests in flight with "auto": at the beginning, and at most."""
+"""Requests in flight with "auto" or None: at the beginning, and at most."""
 _VARIABLES = "chat_template_kwargs"
-_SERVERS = {
+_SERVER_FIELDS = {
     "model_kwargs": (
         "the server loads the model; fields of its requests go into the engine's extra_body"
     ),
@@ -193,91 +195,91 @@ _SERVERS = {
         "one goes into tokenizer_path as a folder)"
     ),
 }
-_LOADING = {
+_TOKENIZER_FIELDS = {
     "tokenizer_kwargs": (
         "they are for a tokenizer that is loaded here; name one in tokenizer_path, or leave them "
         "out"
     )
 }
-"""Of a model whose tokenizer isn't loaded here."""
+"""Fields that are refused where no tokenizer is loaded here."""
 _NO_TEMPLATE = (
     "the server renders the chat, and its engine gives it no chat template to render with "
     "variables of a request; start the server with these chat_template_kwargs, or with an engine "
     "that gives its chat template, or set tokenizer_path and api='completions' so that chats are "
     "rendered here"
 )
-"""Of Evalution's server."""
+"""The refusal of variables by Evalution's server."""
 
 
 def build_session(
-    options: OpenAICompatible,
+    options: OpenAIOptions,
     model: Model,
     *,
     transport: httpx.AsyncBaseTransport | None = None,
     clock: Clock | None = None,
     chance: random.Random | None = None,
 ) -> OpenAISession:
-    """A session on the server of `options`; raises as `OpenAICompatible.build`.
+    """Build a session on the server of `options`; raises like `OpenAICompatible.build`.
 
-    `transport`, `clock` and `chance` stand in for the network, time and jitter.
+    `transport`, `clock` and `chance` replace the network, time and jitter in tests.
     """
-    refuse_model_fields(options, model, _SERVERS)
+    refuse_model_fields(options, model, _SERVER_FIELDS)
     check_variables(model.chat_template_kwargs)
     if named_tokenizer(model) is None:
-        refuse_model_fields(options, model, _LOADING)
+        refuse_model_fields(options, model, _TOKENIZER_FIELDS)
     size = options.batch_size
-    start, most = _AUTO_DEPTH if size == "auto" else (size or 1, size or 1)
-    endpoint = open_endpoint(options, transport=transport, clock=clock, chance=chance)
+    start, most = _AUTO_DEPTH if size in ("auto", None) else (size or 1, size or 1)
+    connection = open_connection(options, transport=transport, clock=clock, chance=chance)
     loop = RequestLoop("the OpenAICompatible session", start)
     try:
-        survey = Survey(options, model, loop, endpoint)
-        _check_variables(options, model, survey)
-        endpoint.pressure = Pressure(endpoint.clock, loop.set_depth, start, most)
+        probe = ServerProbe(options, model, loop, connection)
+        _check_variables(options, model, probe)
+        connection.concurrency = AdaptiveConcurrency(connection.clock, loop.set_depth, start, most)
         return OpenAISession(
-            endpoint,
-            survey.writer,
-            survey.findings(),
+            connection,
+            probe.writer,
+            probe.to_capabilities(),
             loop=loop,
             most=most,
-            tokenizer=survey.tokenizer,
-            max_model_len=survey.max_model_len,
-            capabilities=survey.capabilities,
-            dtype=survey.served.dtype,
-            lacking=survey.lacking,
+            tokenizer=probe.tokenizer,
+            max_model_len=probe.max_model_len,
+            capabilities=probe.capabilities,
+            dtype=probe.listing.dtype,
+            lacking=probe.lacking,
         )
     except BaseException:
-        loop.close(endpoint.close)
+        loop.close(connection.close)
         raise
 
 
-def _check_variables(options: OpenAICompatible, model: Model, survey: Survey) -> None:
-    """Refuse variables of the chat template that no rendering would heed.
+def _check_variables(options: OpenAIOptions, model: Model, probe: ServerProbe) -> None:
+    """Refuse variables of the chat template that no rendering would use.
 
     Raises:
-        ConfigurationError: the server renders and isn't known to take them, or refuses them as
-            its engine gives it no template, or nobody renders; or they are in `extra_body`, where
-            only a server of no known dialect would find them.
+        ConfigurationError: the server renders and isn't known to take them, or refuses them
+            because its engine gives it no template, or nothing renders; or they are in
+            `extra_body`, which only servers of an unknown dialect would read.
     """
-    if _VARIABLES in options.extra_body and (survey.renders or survey.dialect.takes_variables):
+    if _VARIABLES in options.extra_body and (probe.renders or probe.dialect.takes_variables):
         raise ConfigurationError(
             f"extra_body has {_VARIABLES}, which have no effect on chats that are rendered here; "
             f"set {_VARIABLES} of the model instead, which hold wherever chats are rendered"
         )
     if not model.chat_template_kwargs:
         return
-    template = survey.tokenizer.chat_template if survey.tokenizer is not None else None
-    if survey.renders and template is None:
+    template = probe.tokenizer.chat_template if probe.tokenizer is not None else None
+    if probe.renders and template is None:
         bound_template(model, None)
-    if survey.renders and not isinstance(template, ServedTemplate):
+    if probe.renders and not isinstance(template, RemoteTemplate):
         return
-    if not survey.dialect.takes_variables:
+    if not probe.dialect.takes_variables:
         takers = ", ".join(name for name, each in DIALECTS.items() if each.takes_variables)
         remedy = (
-            f"the server renders the chat, and one of the dialect {survey.dialect.name!r} isn't "
+            f"the server renders the chat, and one of the dialect {probe.dialect.name!r} isn't "
             f"known to take variables for it; set tokenizer_path and api='completions' so that "
             f"chats are rendered here, the option dialect if it is one of {takers}, or, in "
             f"extra_body, what it takes instead"
         )
         refuse_model_fields(options, model, {_VARIABLES: remedy})
-    if survey.takes_no_variables():
+    if probe.refuses_variables():
         refuse_model_fields(options, model, {_VARIABLES: _NO_TEMPLATE})

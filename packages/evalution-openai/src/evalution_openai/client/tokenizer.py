@@ -1,4 +1,4 @@
-"""A server's tokenizer, asked over HTTP."""
+"""A server's tokenizer over HTTP."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ from evalution_enginekit.tokenizer import find_leading_ids
 Post = Callable[[str, Mapping[str, Any]], Any]
 
 _REMEMBERED = 4096
-_UNTOLD_VOCABULARY = 1 << 31
+_UNKNOWN_VOCABULARY = 1 << 31
 
 
 class RemoteTokenizer:
     """The kit's tokenizer on `/tokenize` and `/detokenize`, as vLLM and Evalution serve them.
 
-    `facts` is what `/tokenizer_info` answered; what it doesn't tell is found out by encoding the
-    special tokens that it names. `variables` are for the chat template. Recent texts are
-    remembered. Not for any event loop: each call waits for the server.
+    Recent texts are cached. Calls block until the server answers: don't use it on an event loop.
+
+    Args:
+        post: sends a body to a URL and returns the JSON answer.
+        root: the URL that the routes are under.
+        model: the model's name on the server.
+        facts: the answer of `/tokenizer_info`; ids that it lacks are found by encoding the special
+            tokens that it names.
+        variables: variables of the chat template.
     """
 
     def __init__(
@@ -39,17 +45,17 @@ class RemoteTokenizer:
         self._variables = dict(variables or {})
         self.encode = lru_cache(_REMEMBERED)(self._encode)
         specials = {n: t for n in SPECIAL_TOKENS if isinstance(t := facts.get(n), str)}
-        self.chat_template: ChatTemplate | None = self._told_template(facts, specials)
+        self.chat_template: ChatTemplate | None = self._local_template(facts, specials)
         if self.chat_template is None:
-            self.chat_template = self._served_template()
-        self.bos_id = self._told_id(facts, "bos_id", specials.get("bos_token"))
-        self.eos_id = self._told_id(facts, "eos_id", specials.get("eos_token"))
+            self.chat_template = self._remote_template()
+        self.bos_id = self._find_id(facts, "bos_id", specials.get("bos_token"))
+        self.eos_id = self._find_id(facts, "eos_id", specials.get("eos_token"))
         leading = _ids(facts.get("leading_ids"))
         if leading is None:
             leading = find_leading_ids(self._tokens("a", with_leading=True), self._encode("a"))
         self.leading_ids = tuple(leading)
         if self.bos_id is None and len(self.leading_ids) == 1:
-            # vLLM tells nothing of its special tokens unless it is started to; this one shows.
+            # vLLM doesn't report its special tokens by default; this one is known by encoding.
             (self.bos_id,) = self.leading_ids
         own = () if self.eos_id is None else (self.eos_id,)
         self.eos_ids = frozenset((*own, *(_ids(facts.get("eos_ids")) or ())))
@@ -57,7 +63,7 @@ class RemoteTokenizer:
         special = _ids(facts.get("special_ids"))
         self.special_ids = frozenset(special or (i for i in known if i is not None))
         size: Any = facts.get("vocabulary_size")
-        self.vocabulary_size = size if isinstance(size, int) else _UNTOLD_VOCABULARY
+        self.vocabulary_size = size if isinstance(size, int) else _UNKNOWN_VOCABULARY
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         body = {"tokens": list(token_ids), "skip_special_tokens": skip_special_tokens}
@@ -77,20 +83,20 @@ class RemoteTokenizer:
             raise EngineRuntimeError("/tokenize answered without a list of ids in 'tokens'")
         return list(token_ids)
 
-    def _told_template(
+    def _local_template(
         self, facts: Mapping[str, Any], specials: Mapping[str, str]
     ) -> ChatTemplate | None:
-        """The template that the server tells, with the variables that it has bound itself."""
+        """Make the template that the server publishes, with the variables bound there."""
         source, bound = facts.get("chat_template"), facts.get("chat_template_kwargs")
         if not isinstance(source, str):
             return None
-        known = cast("Mapping[str, Any]", bound) if isinstance(bound, Mapping) else None
-        template = ChatTemplate(source, _printed(facts, specials), known)
+        variables = cast("Mapping[str, Any]", bound) if isinstance(bound, Mapping) else None
+        template = ChatTemplate(source, _read_special_tokens(facts, specials), variables)
         return template.with_variables(self._variables) if self._variables else template
 
-    def _served_template(self) -> ServedTemplate | None:
-        """The template that the server keeps to itself; None where it renders nothing for us."""
-        template = ServedTemplate(self._render, self._variables)
+    def _remote_template(self) -> RemoteTemplate | None:
+        """Make a template that the server renders; None if it refuses to."""
+        template = RemoteTemplate(self._render, self._variables)
         try:
             template.render([{"role": "user", "content": "a"}])
         except EvalutionError:
@@ -109,18 +115,18 @@ class RemoteTokenizer:
             raise EngineRuntimeError("/tokenize answered without a list of ids in 'tokens'")
         return self.decode(token_ids, skip_special_tokens=False)
 
-    def _told_id(self, facts: Mapping[str, Any], name: str, text: str | None) -> int | None:
-        told: Any = facts.get(name)
-        if isinstance(told, int) or text is None:
-            return told if isinstance(told, int) else None
+    def _find_id(self, facts: Mapping[str, Any], name: str, text: str | None) -> int | None:
+        known: Any = facts.get(name)
+        if isinstance(known, int) or text is None:
+            return known if isinstance(known, int) else None
         found = self._encode(text)
         return found[0] if len(found) == 1 else None
 
 
-class ServedTemplate(ChatTemplate):
-    """A chat template that only the server has: it renders to ids, which are read back as text.
+class RemoteTemplate(ChatTemplate):
+    """A chat template that only the server has: it renders to ids, which are decoded to text.
 
-    Its `source` is empty; `variables` are those that `render` sends.
+    Its `source` is empty; `render` sends `variables` along.
     """
 
     def __init__(
@@ -136,10 +142,10 @@ class ServedTemplate(ChatTemplate):
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt text, special tokens spelled out.
+        """Return the prompt text with special tokens spelled out.
 
         Raises:
-            UnsupportedRequestError: tools are to be rendered.
+            UnsupportedRequestError: there are tools.
             EvalutionError: the server refuses the messages, or has no template.
         """
         if tools:
@@ -147,12 +153,14 @@ class ServedTemplate(ChatTemplate):
         return self._served(messages, add_generation_prompt)
 
 
-def _printed(facts: Mapping[str, Any], specials: Mapping[str, str]) -> Mapping[str, str]:
-    """The special tokens that the server's template prints; `specials` where it tells no more."""
-    told: Any = facts.get("special_tokens")
-    if not isinstance(told, Mapping):
+def _read_special_tokens(
+    facts: Mapping[str, Any], specials: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the special tokens that the template prints; `specials` if the server lists none."""
+    listed: Any = facts.get("special_tokens")
+    if not isinstance(listed, Mapping):
         return specials
-    tokens = cast("Mapping[str, Any]", told)
+    tokens = cast("Mapping[str, Any]", listed)
     return {name: text for name, text in tokens.items() if isinstance(text, str)}
 
 

@@ -1,4 +1,4 @@
-"""Any session behind OpenAI's HTTP routes, and scoring routes of its own. Extra: `server`."""
+"""A server for any session: OpenAI's HTTP routes, and routes that score. Extra: `server`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evalution_core import BaseEngine, BaseInferenceSession, EngineUnavailableEr
 from evalution_openai.server.settings import ServerOptions, ServerSettings
 
 if TYPE_CHECKING:
-    from evalution_openai.server.app import Application
+    from evalution_openai.server.app import OpenAICompatibleServer
 
 __all__ = ["ServerSettings", "build_openai_compatible_server"]
 
@@ -20,33 +20,39 @@ def build_openai_compatible_server(
     session: BaseInferenceSession | None = None,
     engine: BaseEngine | None = None,
     model: Model | str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
     **options: Unpack[ServerOptions],
-) -> Application:
-    """An ASGI application that answers with `session`, or with what `engine` builds of `model`.
+) -> OpenAICompatibleServer:
+    """Make a server of `session`, or of the session that `engine` builds of `model`.
 
-    A session that is given stays the caller's. With an engine, the session is built when the
-    application starts and closed when it ends: run it with a server that supports lifespans.
+    It listens from `start()`, or the beginning of a `with`, to `close()`. It is also an ASGI
+    application, for any server that supports lifespans. A given session stays the caller's; one of
+    an engine is built when the server starts and closed when it ends.
 
     Args:
-        session: a live session; its capabilities are its own, or the guide's where it tells none.
-        engine: in place of a session.
-        model: what to build, a `Model` or its path; beside a session, only the name to serve.
+        session: a live session.
+        engine: an engine in place of a session.
+        model: the model to build, a `Model` or its path; with a session, only the name to serve.
+        host: the address on which `start()` listens.
+        port: its port; 0: any free one.
         options: the fields of `ServerSettings`.
 
     Raises:
-        ConfigurationError: neither or both of session and engine, or a setting out of range.
+        ConfigurationError: neither or both of session and engine, a setting out of range, or an
+            address that other machines can reach without a key.
         EngineUnavailableError: the packages of the extra `server` aren't installed.
     """
     settings = ServerSettings(**options)
-    with needing_extra():
-        from evalution_openai.server.app import build_app  # noqa: PLC0415 - the extra's packages
+    with require_extra():
+        from evalution_openai.server.app import build_server  # noqa: PLC0415 - the extra's packages
     wanted = Model(path=model) if isinstance(model, str) else model
-    return build_app(session, engine, wanted, settings)
+    return build_server(session, engine, wanted, settings, (host, port))
 
 
 @contextmanager
-def needing_extra() -> Generator[None]:
-    """Within it, a package of the extra that is missing is an `EngineUnavailableError`."""
+def require_extra() -> Generator[None]:
+    """Raise `EngineUnavailableError` for a missing package of the extra."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The answers of completions and chat, as clients of OpenAI read them."""
+"""Answers of completions and chat in OpenAI's forms, with usage and log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing_extensions import TypedDict
 
 from evalution_core import GenerationOutput
 from evalution_openai.server.bodies import GenerationBody
-from evalution_openai.server.errors import unsupported
-from evalution_openai.server.serving import ID_SPELLING, Served
+from evalution_openai.server.errors import make_unsupported
+from evalution_openai.server.serving import ID_SPELLING, ServedModel
 
 Finish = Literal["stop", "length"] | None
 
 _PROCESS = secrets.token_hex(8)
 _NUMBERS = count()
-"""Together the id of an answer."""
+"""Together they make the id of an answer."""
 
 
 class Usage(TypedDict):
@@ -31,7 +31,7 @@ class Usage(TypedDict):
 
 
 class TokenLists(TypedDict):
-    """Log-probabilities of a completion: one entry a token; null where nothing comes before it."""
+    """Log-probabilities of a completion, an entry for each token; null for a first one."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -54,7 +54,7 @@ class ChatLogprobs(TypedDict):
 
 
 class ChoiceFacts(TypedDict):
-    """What a choice tells beside OpenAI's fields, with `return_token_ids`."""
+    """Fields of a choice beyond OpenAI's, with `return_token_ids`."""
 
     prompt_token_ids: NotRequired[list[int] | None]
     token_ids: NotRequired[list[int] | None]
@@ -99,8 +99,8 @@ class ChatAnswer(TypedDict):
     usage: NotRequired[Usage | None]
 
 
-def head(prefix: str, kind: str, served: Served) -> dict[str, Any]:
-    """The fields that begin an answer, and every chunk of a stream."""
+def make_head(prefix: str, kind: str, served: ServedModel) -> dict[str, Any]:
+    """Make the first fields of an answer and of every chunk of a stream."""
     return {
         "id": f"{prefix}-{_PROCESS}{next(_NUMBERS):08x}",
         "object": kind,
@@ -109,12 +109,12 @@ def head(prefix: str, kind: str, served: Served) -> dict[str, Any]:
     }
 
 
-def counted_usage(
-    outputs: Sequence[GenerationOutput], choices: int, served: Served
+def count_usage(
+    outputs: Sequence[GenerationOutput], choices: int, served: ServedModel
 ) -> Usage | None:
-    """Tokens of the outputs, put down in the metrics as well; None if unknown.
+    """Count the tokens of the outputs, in the metrics as well; None if unknown.
 
-    Each prompt has `choices` outputs in a row, and counts once.
+    Each prompt has `choices` outputs in a row and counts once.
     """
     prompts = _total(output.prompt_tokens for output in outputs[::choices])
     completions = _total(output.completion_tokens for output in outputs)
@@ -134,16 +134,16 @@ def _total(counts: Iterable[int | None]) -> int | None:
     return None if None in known else sum(count for count in known if count is not None)
 
 
-async def encoded_prompt(output: GenerationOutput, served: Served) -> list[int] | None:
-    """Ids of an output's prompt as the session encoded it; None where that can't be known."""
-    # On a thread: a long prompt must not hold up the others.
-    return await asyncio.to_thread(served.prompt_ids, output.prompt)
+async def encode_prompt(output: GenerationOutput, served: ServedModel) -> list[int] | None:
+    """Encode an output's prompt as the session did; None where that is unknown."""
+    # On a thread: a long prompt must not hold up other requests.
+    return await asyncio.to_thread(served.encode_prompt, output.prompt)
 
 
-def add_facts(
+def add_token_facts(
     choice: ChoiceFacts, output: GenerationOutput, prompt_ids: Sequence[int] | None
 ) -> None:
-    """Tell the token ids of a choice and of its prompt, and what was cut from it."""
+    """Add the token ids of a choice and of its prompt, and the tokens cut from it."""
     cut = output.truncated_tokens or 0
     choice["prompt_token_ids"] = list(prompt_ids[cut:]) if prompt_ids is not None else None
     choice["token_ids"] = output.token_ids
@@ -156,9 +156,9 @@ Spelling = Callable[[int], str]
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """One token with its log-probability and the likeliest ones at its place.
+    """One token with its log-probability and the likeliest tokens at its position.
 
-    None: there is nothing before it.
+    Both are None for a first token.
     """
 
     token_id: int
@@ -166,20 +166,20 @@ class TokenEntry:
     top: Mapping[int, float] | None
 
 
-def spelling_of(body: GenerationBody, served: Served) -> Spelling:
+def make_spelling(body: GenerationBody, served: ServedModel) -> Spelling:
     if body.return_tokens_as_token_ids:
         return lambda token_id: f"{ID_SPELLING}{token_id}"
-    return served.spelling
+    return served.spell
 
 
-def entries_of(output: GenerationOutput) -> list[TokenEntry]:
-    """The generated tokens; the chosen one is among the listed, as with vLLM.
+def read_entries(output: GenerationOutput) -> list[TokenEntry]:
+    """Read the generated tokens; the chosen one is always among the listed, as with vLLM.
 
     Raises:
-        Problem: the session gave no log-probabilities.
+        ApiError: the session returned no log-probabilities.
     """
     if output.token_ids is None or output.token_logprobs is None:
-        raise unsupported("this engine gave no log-probabilities of what it generated")
+        raise make_unsupported("this engine gave no log-probabilities of what it generated")
     tops = output.top_logprobs or [{} for _ in output.token_ids]
     return [
         TokenEntry(token_id, logprob, {**top, token_id: logprob})
@@ -189,8 +189,10 @@ def entries_of(output: GenerationOutput) -> list[TokenEntry]:
     ]
 
 
-def token_lists(entries: Sequence[TokenEntry], spelling: Spelling, offset: int = 0) -> TokenLists:
-    """The four lists of a completion; `offset` is where its text begins."""
+def make_token_lists(
+    entries: Sequence[TokenEntry], spelling: Spelling, offset: int = 0
+) -> TokenLists:
+    """Make the four lists of a completion whose text begins at `offset`."""
     tokens = [spelling(entry.token_id) for entry in entries]
     offsets: list[int] = []
     for token in tokens:
@@ -199,13 +201,13 @@ def token_lists(entries: Sequence[TokenEntry], spelling: Spelling, offset: int =
     return {
         "tokens": tokens,
         "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [_listed(entry.top, spelling) for entry in entries],
+        "top_logprobs": [_list_by_text(entry.top, spelling) for entry in entries],
         "text_offset": offsets,
     }
 
 
-def _listed(top: Mapping[int, float] | None, spelling: Spelling) -> dict[str, float] | None:
-    """By text. Of two tokens with the same text the likelier one stays."""
+def _list_by_text(top: Mapping[int, float] | None, spelling: Spelling) -> dict[str, float] | None:
+    """List by text; of two tokens with the same text the likelier one."""
     if top is None:
         return None
     listed: dict[str, float] = {}
@@ -214,10 +216,10 @@ def _listed(top: Mapping[int, float] | None, spelling: Spelling) -> dict[str, fl
     return listed
 
 
-def chat_logprobs(output: GenerationOutput, spelling: Spelling, count: int) -> ChatLogprobs:
-    """The tokens of a message, each with `count` alternatives."""
+def make_chat_logprobs(output: GenerationOutput, spelling: Spelling, count: int) -> ChatLogprobs:
+    """Make the entries of a message's tokens, each with `count` alternatives."""
     content: list[ChatToken] = []
-    for entry in entries_of(output):
+    for entry in read_entries(output):
         best = sorted((entry.top or {}).items(), key=lambda pair: -pair[1])[:count]
         content.append(
             {

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, lifespan, keys, log, and errors as answers."""
+"""The server and its ASGI application: lifespan, keys, log, and errors as answers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import hmac
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Router
 
 from evalution_core import (
@@ -21,49 +23,58 @@ from evalution_core import (
     Model,
     scrub,
 )
-from evalution_openai.server.connections import peer_of
+from evalution_openai.server.connections import get_client
 from evalution_openai.server.errors import (
-    ClientGoneError,
-    Problem,
-    problem_of,
-    unavailable,
-    unexpected,
+    ApiError,
+    make_internal_error,
+    make_unavailable,
+    to_api_error,
 )
-from evalution_openai.server.routes import routes
-from evalution_openai.server.serving import Metrics, Served
-from evalution_openai.server.settings import ServerSettings, host_of, is_loopback
-from evalution_openai.server.streaming import Outgoing, send_json
+from evalution_openai.server.listening import check_bind, format_url, listening
+from evalution_openai.server.routes import make_routes
+from evalution_openai.server.serving import Metrics, ServedModel
+from evalution_openai.server.settings import ServerSettings, is_loopback, read_host
+from evalution_openai.server.streaming import ResponseSender, send_json
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 _log = logging.getLogger("evalution_openai.server")
-_OPEN = {"/health"}
-_GONE = 499
-"""Status in log and metrics of a request whose client went away, as nginx has it."""
+_OPEN_PATHS = {"/health"}
+_CLIENT_CLOSED = 499
+"""Status in log and metrics of a request whose client disconnected, as in nginx."""
 
 
-def build_app(
+def build_server(
     session: BaseInferenceSession | None,
     engine: BaseEngine | None,
     model: Model | None,
     settings: ServerSettings,
-) -> Application:
-    """Raises `ConfigurationError` unless there is either a session or an engine."""
+    address: tuple[str, int],
+) -> OpenAICompatibleServer:
+    """Build a server; raise `ConfigurationError` without a session or an engine, or with both."""
     if (session is None) == (engine is None):
         raise ConfigurationError("a server needs a session, or an engine and a model; not both")
+    check_bind(
+        address[0], has_key=settings.api_key is not None, public_without_key=settings.any_host
+    )
     if engine is not None and model is None:
         path = engine.default_model()
         if path is None:
             raise ConfigurationError(
-                f"engine {type(engine).__name__} needs to be told which model to serve"
+                f"engine {type(engine).__name__} has no default model; name the model to serve"
             )
         model = Model(path=path)
-    return Application(session, engine, model, settings)
+    return OpenAICompatibleServer(session, engine, model, settings, *address)
 
 
-class Application:
-    """An ASGI application; `served` is there while a session is."""
+class OpenAICompatibleServer:
+    """A server of one model, and the ASGI application that it runs.
+
+    Attributes:
+        host: the address on which it listens.
+        port: its port; 0 until it listens on any free one.
+    """
 
     def __init__(
         self,
@@ -71,26 +82,67 @@ class Application:
         engine: BaseEngine | None,
         model: Model | None,
         settings: ServerSettings,
+        host: str = "127.0.0.1",
+        port: int = 0,
     ):
+        self.host = host
+        self.port = port
+        self._listening: ExitStack | None = None
+        self._session = session
         self._engine = engine
         self._model = model
         self._settings = settings
         self.metrics = Metrics()
-        self._served: Served | None = None
+        self._served: ServedModel | None = None
         self.metrics.watch(
             inside=lambda: self._served.inside if self._served else 0,
             body_bytes=lambda: self._served.bodies.total if self._served else 0,
         )
         if session is not None:
-            self._served = self._serving(session)
-        table: list[BaseRoute] = routes(self.served, self.metrics)
+            self._served = self._make_served(session)
+        table: list[BaseRoute] = make_routes(self.served, self.metrics)
         self._router = Router(table, redirect_slashes=False, lifespan=self._lifespan)
         self._paths = {getattr(route, "path", "") for route in table}
 
-    def served(self) -> Served:
-        """Raises a `Problem` (503) before the session is there and after it is gone."""
+    @property
+    def base_url(self) -> str:
+        """The URL under which clients reach the server; OpenAI's routes are under `/v1`."""
+        return format_url(self.host, self.port)
+
+    def start(self) -> Self:
+        """Listen from a thread until `close`; a second call does nothing.
+
+        Raises:
+            ConfigurationError: the port is taken, or the address isn't one of this machine's.
+            EngineRuntimeError: the session couldn't be built; the log says why.
+        """
+        if self._listening is None:
+            with ExitStack() as stack:
+                self.port = stack.enter_context(listening(self, self.host, self.port))
+                self._listening = stack.pop_all()
+        return self
+
+    def close(self) -> None:
+        """Let running requests finish, and stop listening. Idempotent."""
+        running, self._listening = self._listening, None
+        if running is not None:
+            running.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def served(self) -> ServedModel:
+        """Return the model; raise an `ApiError` (503) before it is built and after it is closed."""
         if self._served is None:
-            raise unavailable("the server has no model yet, or none any more")
+            raise make_unavailable("the server has no model yet, or none any more")
         return self._served
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,67 +154,69 @@ class Application:
     @asynccontextmanager
     async def _lifespan(self, app: Any) -> AsyncGenerator[None]:
         built: BaseInferenceSession | None = None
-        if self._served is None and self._engine is not None and self._model is not None:
-            built = await asyncio.to_thread(self._engine.build, self._model)
-            self._served = self._serving(built)
+        if self._served is None:
+            session = self._session
+            if session is None and self._engine is not None and self._model is not None:
+                session = built = await asyncio.to_thread(self._engine.build, self._model)
+            assert session is not None
+            self._served = self._make_served(session)
         try:
             yield
         finally:
-            if self._served is not None:
-                self._served.close()
+            self._served.close()
+            self._served = None
             if built is not None:
-                self._served = None
                 await asyncio.to_thread(built.close)
 
-    def _serving(self, session: BaseInferenceSession) -> Served:
+    def _make_served(self, session: BaseInferenceSession) -> ServedModel:
         name = self._settings.model_name
         if name is None:
             name = self._model.name if self._model else type(session).__name__
         declared = self._engine.capabilities if self._engine else None
-        return Served(session, name, declared, self._settings, self.metrics)
+        return ServedModel(session, name, declared, self._settings, self.metrics)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
-        outgoing = Outgoing(send, peer_of(scope))
-        scope["app"] = self  # has the router raise what it finds nothing for
+        response = ResponseSender(send, get_client(scope))
+        scope["app"] = self  # makes the router raise for an unknown path
         try:
-            await self._routed(scope, receive, outgoing)
-        except ClientGoneError:
+            await self._route(scope, receive, response)
+        except ClientDisconnect:
             self.metrics.aborted.inc()
-            outgoing.status = _GONE
+            response.status = _CLIENT_CLOSED
         except asyncio.CancelledError:
-            # The server ends, and the time for what still runs is over.
-            if not outgoing.status:
-                await _send_problem(outgoing, unavailable("the server ends"))
+            # The server stops, and the time for running requests is over.
+            if not response.status:
+                await _send_error(response, make_unavailable("the server ends"))
             raise
-        except Problem as problem:
-            if not outgoing.status:
-                await _send_problem(outgoing, problem)
+        except ApiError as error:
+            if not response.status:
+                await _send_error(response, error)
         finally:
-            self._note(scope, outgoing.status, time.perf_counter() - began)
+            self._log_request(scope, response.status, time.perf_counter() - began)
 
-    async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises whatever goes wrong as a `Problem`, but for a client that is gone."""
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Route a request; raise every failure but a disconnect as an `ApiError`."""
         try:
             self._check_host(scope)
             self._check_key(scope)
             await self._router(scope, receive, send)
-        except (Problem, ClientGoneError):
+        except (ApiError, ClientDisconnect):
             raise
         except HTTPException as error:
-            raise _unknown(error, scope) from None
+            raise _to_routing_error(error, scope) from None
         except EvalutionError as error:
-            problem = problem_of(error)
-            if problem.status >= 500:
+            answer = to_api_error(error)
+            if answer.status >= 500:
                 _log.error("%s: %s", type(error).__name__, scrub(str(error)))
-            raise problem from error
+            raise answer from error
         except Exception as error:
             _log.exception("%s failed", scope["path"])
-            raise unexpected() from error
+            raise make_internal_error() from error
 
     def _check_key(self, scope: Scope) -> None:
         key = self._settings.api_key
-        if key is None or scope["path"] in _OPEN:
+        if key is None or scope["path"] in _OPEN_PATHS:
             return
         given = b""
         for name, value in scope["headers"]:
@@ -172,7 +226,7 @@ class Application:
             elif name == b"x-api-key":
                 given = value
         if not hmac.compare_digest(given, key.encode()):
-            raise Problem(
+            raise ApiError(
                 401,
                 "this server wants its API key: Authorization: Bearer KEY",
                 kind="authentication_error",
@@ -181,39 +235,39 @@ class Application:
             )
 
     def _check_host(self, scope: Scope) -> None:
-        """A web page may have its own name lead to this machine, and so read the answers."""
+        """Refuse foreign host names, by which a web page could read the answers (DNS rebinding)."""
         settings, server = self._settings, scope.get("server")
         if settings.api_key or settings.any_host or not server or not is_loopback(server[0]):
             return
         asked = next((value for name, value in scope["headers"] if name == b"host"), b"localhost")
-        if not is_loopback(host_of(asked.decode("latin-1"))):
-            raise Problem(
+        if not is_loopback(read_host(asked.decode("latin-1"))):
+            raise ApiError(
                 403,
                 "without a key, this server answers to localhost alone: ask for that name, or "
                 "start it with --api-key-env NAME",
                 code="host_not_allowed",
             )
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _log_request(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
-        self.metrics.answered(path if path in self._paths else "other", status, seconds)
+        self.metrics.note_answer(path if path in self._paths else "other", status, seconds)
         if self._settings.log_requests:
-            shown, note = ascii(path)[1:-1], _body_note(scope)
+            shown, note = ascii(path)[1:-1], _format_body(scope)
             _log.info("%s %s %d %.1f ms%s", scope["method"], shown, status, seconds * 1000, note)
 
 
-async def _send_problem(send: Send, problem: Problem) -> None:
-    await send_json(send, problem.status, problem.answer, problem.headers)
+async def _send_error(send: Send, error: ApiError) -> None:
+    await send_json(send, error.status, error.answer, error.headers)
 
 
-def _body_note(scope: Scope) -> str:
+def _format_body(scope: Scope) -> str:
     body = scope.get("evalution.body")
     return "" if body is None else f" {scrub(ascii(body)[2:-1])}"
 
 
-def _unknown(error: HTTPException, scope: Scope) -> Problem:
+def _to_routing_error(error: HTTPException, scope: Scope) -> ApiError:
     if error.status_code == 405:
         message, code = f"{scope['path']} doesn't take {scope['method']}", "method_not_allowed"
     else:
         message, code = f"no route {scope['path']}; /openapi.json lists them", "not_found"
-    return Problem(error.status_code, message, code=code, headers=error.headers)
+    return ApiError(error.status_code, message, code=code, headers=error.headers)

@@ -1,4 +1,4 @@
-"""The bodies of requests: strict types, `null` as absent, unknown fields ignored."""
+"""Types of request bodies: strict, `null` as absent, unknown fields ignored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Prompt = (
 )
 Stop = Annotated[str, Field(max_length=1000)]
 Stops = Stop | Annotated[list[Stop], Field(max_length=64, fail_fast=True)]
-"""Each of them is looked for after every token."""
+"""Bounded, as each of them is searched for after every token."""
 
 
 class Body(BaseModel):
@@ -54,7 +54,7 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     truncation: Literal["left", "error"] | None = Field(
-        None, description="What becomes of a prompt that is too long; absent: an error."
+        None, description="Cut a prompt that is too long, or refuse it; absent: refuse."
     )
     return_token_ids: bool | None = Field(
         None, description="Add `token_ids`, `prompt_token_ids`, `prompt` and `truncated_tokens`."
@@ -76,7 +76,7 @@ class CompletionBody(GenerationBody):
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
         None, description="Absent: 16. 0 only with `echo`."
     )
-    echo: bool | None = Field(None, description="Give the prompt back, too.")
+    echo: bool | None = Field(None, description="Return the prompt too.")
     logprobs: Annotated[int, Field(ge=0, le=1000)] | bool | None = Field(
         None, description="List that many of the likeliest tokens at each position."
     )
@@ -105,13 +105,15 @@ class ChatBody(GenerationBody):
     messages: Messages
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
-        None, description="Wins over `max_tokens`. Neither: 256, or half of what the model holds."
+        None,
+        description="Takes precedence over `max_tokens`. Neither: 256, or half the model's length.",
     )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="Variables that the chat template is rendered with, besides its own."
+        None,
+        description="Variables that the chat template is rendered with, in addition to its own.",
     )
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None

@@ -12,30 +12,30 @@ from evalution_core import GenerationOutput, GenerationRequest, TextDelta
 from evalution_openai.server.answers import (
     ChatChoice,
     ChoiceFacts,
-    add_facts,
-    chat_logprobs,
-    counted_usage,
-    encoded_prompt,
-    head,
-    spelling_of,
+    add_token_facts,
+    count_usage,
+    encode_prompt,
+    make_chat_logprobs,
+    make_head,
+    make_spelling,
 )
 from evalution_openai.server.bodies import ChatBody
 from evalution_openai.server.prompts import (
-    chat_requests,
     check_listed,
-    rendered_requests,
+    make_chat_requests,
+    render_requests,
 )
-from evalution_openai.server.serving import Served
+from evalution_openai.server.serving import ServedModel
 from evalution_openai.server.streaming import EventStream
 
 
-async def chat(served: Served, body: ChatBody) -> dict[str, Any] | EventStream:
+async def chat(served: ServedModel, body: ChatBody) -> dict[str, Any] | EventStream:
     """Answer a conversation at once, or as a stream."""
-    requests = chat_requests(body, served)
-    served.admit(requests)
+    requests = make_chat_requests(body, served)
+    served.validate(requests)
     check_listed(requests, served)
     if variables := body.chat_template_kwargs:
-        requests = await asyncio.to_thread(rendered_requests, requests, variables, served)
+        requests = await asyncio.to_thread(render_requests, requests, variables, served)
     call = _Call(served, body, requests)
     if body.stream:
         return EventStream(call.chunks())
@@ -44,27 +44,27 @@ async def chat(served: Served, body: ChatBody) -> dict[str, Any] | EventStream:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    served: Served
+    served: ServedModel
     body: ChatBody
     requests: Sequence[GenerationRequest]
 
     async def answer(self) -> dict[str, Any]:
         outputs = await self.served.generation.outputs(self.requests)
         return {
-            **head("chatcmpl", "chat.completion", self.served),
+            **make_head("chatcmpl", "chat.completion", self.served),
             "choices": [await self._choice(index, output) for index, output in enumerate(outputs)],
-            "usage": counted_usage(outputs, len(outputs), self.served),
+            "usage": count_usage(outputs, len(outputs), self.served),
         }
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
-        """Text as it grows; with log-probabilities, which only a finished output has, at once."""
-        start = head("chatcmpl", "chat.completion.chunk", self.served)
+        """Yield text as it grows; with log-probabilities, which only outputs have, all at once."""
+        start = make_head("chatcmpl", "chat.completion.chunk", self.served)
         outputs: dict[int, GenerationOutput] = {}
         begun = False
         async with aclosing(self._events()) as events:
             async for index, event in events:
                 if not begun:
-                    # Not before: a conversation that the session refuses is no stream at all.
+                    # Not earlier: a conversation that the session refuses must fail the request.
                     for choice in range(len(self.requests)):
                         role = _part(choice, {"role": "assistant", "content": ""})
                         yield {**start, "choices": [role]}
@@ -73,7 +73,7 @@ class _Call:
                     outputs[index] = event
                 yield {**start, "choices": [await self._event_part(index, event)]}
         ordered = [outputs[index] for index in range(len(self.requests))]
-        usage = counted_usage(ordered, len(ordered), self.served)
+        usage = count_usage(ordered, len(ordered), self.served)
         if self.body.stream_options and self.body.stream_options.include_usage:
             yield {**start, "choices": [], "usage": usage}
 
@@ -94,7 +94,7 @@ class _Call:
             "finish_reason": output.finish_reason,
         }
         if self.body.return_token_ids:
-            add_facts(choice, output, await encoded_prompt(output, self.served))
+            add_token_facts(choice, output, await encode_prompt(output, self.served))
         return choice
 
     async def _event_part(self, index: int, event: TextDelta | GenerationOutput) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class _Call:
         logprobs = self._logprobs(event)
         delta = {} if logprobs is None else {"content": event.text}
         if self.body.return_token_ids:
-            add_facts(facts, event, await encoded_prompt(event, self.served))
+            add_token_facts(facts, event, await encode_prompt(event, self.served))
             if logprobs is None:
                 facts["token_ids"] = []
         return {**_part(index, delta, event.finish_reason), "logprobs": logprobs, **facts}
@@ -114,8 +114,8 @@ class _Call:
     def _logprobs(self, output: GenerationOutput) -> Any:
         if not self.body.logprobs:
             return None
-        spelling = spelling_of(self.body, self.served)
-        return chat_logprobs(output, spelling, self.body.top_logprobs or 0)
+        spelling = make_spelling(self.body, self.served)
+        return make_chat_logprobs(output, spelling, self.body.top_logprobs or 0)
 
 
 def _part(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

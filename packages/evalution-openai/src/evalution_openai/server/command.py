@@ -11,7 +11,7 @@ import typer
 
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
 from evalution_enginekit.runtime import model_fields, option_pairs
-from evalution_openai.server import ServerSettings, needing_extra
+from evalution_openai.server import ServerSettings, require_extra
 
 _MIB = 1024 * 1024
 
@@ -43,7 +43,8 @@ Key = Annotated[
     typer.Option(help="The API key itself; other users of the machine may see it."),
 ]
 PublicWithoutKey = Annotated[
-    bool, typer.Option("--public-without-key", help="Let anybody in on a public address.")
+    bool,
+    typer.Option("--public-without-key", help="Accept clients without a key on a public address."),
 ]
 MaxConcurrent = Annotated[
     int | None, typer.Option(min=1, help="Generation requests in the engine [default: 2 batches].")
@@ -76,11 +77,11 @@ def serve(
     max_held_mib: MaxHeld = None,
     no_request_log: NoRequestLog = False,
     log_prompts: LogPrompts = False,
-    debug: Debug = False,  # the runner reads it, which tells the errors of every command
+    debug: Debug = False,  # read by the runner, which prints the errors of every command
 ) -> None:
     """Serve a model to clients of OpenAI, lm-eval and others, until Ctrl-C."""
-    key = _key(api_key, api_key_env)
-    with needing_extra():
+    key = _read_key(api_key, api_key_env)
+    with require_extra():
         from evalution_openai.server.listening import check_bind  # noqa: PLC0415
     check_bind(host, has_key=key is not None, public_without_key=public_without_key)
     settings = ServerSettings(
@@ -89,7 +90,7 @@ def serve(
         max_concurrent=max_concurrent,
         max_queue=max_queue,
         max_body_bytes=max_body_mib * _MIB,
-        max_held_bytes=_held_bytes(max_held_mib, max_body_mib),
+        max_held_bytes=_to_held_bytes(max_held_mib, max_body_mib),
         any_host=public_without_key,
         log_requests=not no_request_log,
         log_prompts=log_prompts,
@@ -104,24 +105,27 @@ def serve(
 def _serve(
     engine: BaseEngine, model: Model, settings: ServerSettings, host: str, port: int
 ) -> None:
-    from evalution_openai.server.app import Application  # noqa: PLC0415 - the extra's packages
-    from evalution_openai.server.listening import bound_socket, listen  # noqa: PLC0415
+    from evalution_openai.server.app import OpenAICompatibleServer  # noqa: PLC0415 - the extra's packages
+    from evalution_openai.server.listening import (  # noqa: PLC0415
+        bind_socket,
+        format_url,
+        listen,
+    )
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     # Before the weights are loaded: the port may be taken.
-    with bound_socket(host, port) as bound, engine.build(model) as session:
-        app = Application(session, engine, model, settings)
-        shown = f"[{host}]" if ":" in host else host
-        url = f"http://{shown}:{bound.getsockname()[1]}"
+    with bind_socket(host, port) as bound, engine.build(model) as session:
+        app = OpenAICompatibleServer(session, engine, model, settings)
+        url = format_url(host, bound.getsockname()[1])
         print(f"serving {app.served().name} on {url}/v1 ({type(engine).__name__})", flush=True)
-        # Modules and model stay for good: the collector need not go through them again and again.
+        # Modules and model stay: the garbage collector needn't visit them again and again.
         gc.collect()
         gc.freeze()
         listen(app, bound)
 
 
-def _held_bytes(held_mib: int | None, body_mib: int) -> int | None:
+def _to_held_bytes(held_mib: int | None, body_mib: int) -> int | None:
     if held_mib is None:
         return None
     if held_mib < body_mib:
@@ -132,7 +136,7 @@ def _held_bytes(held_mib: int | None, body_mib: int) -> int | None:
     return held_mib * _MIB
 
 
-def _key(key: str | None, variable: str | None) -> str | None:
+def _read_key(key: str | None, variable: str | None) -> str | None:
     if variable is None:
         return key
     if key is not None:

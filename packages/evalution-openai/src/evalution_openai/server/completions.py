@@ -1,8 +1,8 @@
-"""Log-probabilities of a prompt, for completions with `echo`.
+"""`/v1/completions`, with the log-probabilities of prompts that `echo` asks for.
 
-The session's scoring path gives those of the prompt's own tokens. What else was likely at each
-place it tells of nobody, so each place is asked for one token by the next-token path; a session
-that keeps prefixes computes the prompt once.
+The session's scoring path gives the log-probabilities of the prompt's own tokens, but not those of
+other tokens. For these, one token is generated at each position; a session that caches prefixes
+computes the prompt once.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from evalution_openai.server.answers import (
     CompletionChoice,
     TokenEntry,
     TokenLists,
-    add_facts,
-    counted_usage,
-    encoded_prompt,
-    entries_of,
-    head,
-    spelling_of,
-    token_lists,
+    add_token_facts,
+    count_usage,
+    encode_prompt,
+    make_head,
+    make_spelling,
+    make_token_lists,
+    read_entries,
 )
 from evalution_openai.server.bodies import CompletionBody
-from evalution_openai.server.errors import Problem, unsupported
+from evalution_openai.server.errors import ApiError, make_unsupported
 from evalution_openai.server.prompts import (
     PromptInput,
     check_listed,
-    completion_requests,
-    listed_logprobs,
-    prompts_of,
+    count_listed,
+    make_completion_requests,
+    read_prompts,
 )
-from evalution_openai.server.serving import Served
+from evalution_openai.server.serving import ServedModel
 from evalution_openai.server.streaming import EventStream
 
 _NEEDED = (
@@ -53,21 +53,21 @@ _NEEDED = (
 )
 
 
-def check_can_echo(served: Served) -> None:
-    """Raise a `Problem` where the engine can't score prompts token by token."""
+def check_can_echo(served: ServedModel) -> None:
+    """Raise an `ApiError` if the engine can't score prompts token by token."""
     missing = [capability.value for capability in _NEEDED if not served.can(capability)]
     if missing:
-        raise unsupported(
+        raise make_unsupported(
             f"echo with logprobs needs an engine that has {', '.join(missing)}; "
             "/v1/eval/loglikelihood needs less",
             param="echo",
         )
 
 
-def echo_request(request: GenerationRequest, token_ids: Sequence[int]) -> GenerationRequest:
-    """The request that generates after the echo, on the ids that are echoed.
+def make_echo_request(request: GenerationRequest, token_ids: Sequence[int]) -> GenerationRequest:
+    """Make the request that generates after the echo, on the echoed ids.
 
-    Of one token, an end of text counts too: clients that score take the last entry for generated.
+    A single token may be an end of text: clients that score take the last entry as generated.
     """
     return replace(
         request,
@@ -77,13 +77,15 @@ def echo_request(request: GenerationRequest, token_ids: Sequence[int]) -> Genera
     )
 
 
-async def prompt_entries(served: Served, token_ids: Sequence[int], listed: int) -> list[TokenEntry]:
-    """The tokens of a prompt, the first without a log-probability.
+async def score_prompt(
+    served: ServedModel, token_ids: Sequence[int], listed: int
+) -> list[TokenEntry]:
+    """Score the tokens of a prompt, the first without a log-probability.
 
     Args:
-        served: whose session scores.
+        served: the model.
         token_ids: the prompt; at least one.
-        listed: how many of the likeliest tokens to list at each place.
+        listed: the number of likeliest tokens to list at each position.
 
     Raises:
         EvalutionError: the session refused the prompt, or failed.
@@ -98,13 +100,13 @@ async def prompt_entries(served: Served, token_ids: Sequence[int], listed: int) 
     if isinstance(score, RequestFailure):
         raise score.error
     if score.token_logprobs is None or len(score.token_logprobs) != len(token_ids) - 1:
-        raise unsupported("this engine gave no log-probability of each token of the prompt")
+        raise make_unsupported("this engine gave no log-probability of each token of the prompt")
     own = list(zip(token_ids[1:], score.token_logprobs, strict=True))
     if not listed or (listed == 1 and score.is_greedy):
         tops: list[dict[int, float]] = [{} for _ in own]
     else:
-        tops = await _likeliest(served, token_ids, listed)
-    # One path's value for one token: the two agree up to the arithmetic only.
+        tops = await _find_likeliest(served, token_ids, listed)
+    # The two paths agree only up to rounding, so the scoring path's value is listed.
     return [
         first,
         *(
@@ -114,24 +116,24 @@ async def prompt_entries(served: Served, token_ids: Sequence[int], listed: int) 
     ]
 
 
-async def _likeliest(
-    served: Served, token_ids: Sequence[int], listed: int
+async def _find_likeliest(
+    served: ServedModel, token_ids: Sequence[int], listed: int
 ) -> list[dict[int, float]]:
-    """The likeliest tokens at each place but the first."""
+    """Find the likeliest tokens at each position but the first."""
     tops: list[dict[int, float]] = [{} for _ in token_ids[1:]]
-    asked = NextTokens(token_ids, listed)
-    async with aclosing(served.generation.finished(asked)) as outputs:
+    next_tokens = NextTokens(token_ids, listed)
+    async with aclosing(served.generation.finished(next_tokens)) as outputs:
         async for index, output in outputs:
-            (entry,) = entries_of(output)
+            (entry,) = read_entries(output)
             tops[-1 - index] = dict(entry.top or {})
     return tops
 
 
 class NextTokens(Sequence[GenerationRequest]):
-    """One token after each beginning of a prompt, the longest first.
+    """Requests for one token after each prefix of a prompt, the longest first.
 
-    What that one computes serves the others, where a session keeps prefixes. Each is made when the
-    session takes it: all of them together would need memory as the square of the prompt.
+    A session that caches prefixes computes only the longest. Each request is made when the session
+    takes it: all of them together would need memory as the square of the prompt.
     """
 
     def __init__(self, token_ids: Sequence[int], listed: int):
@@ -159,16 +161,16 @@ class NextTokens(Sequence[GenerationRequest]):
 
 
 _LONG = 32_768
-"""Characters or ids of prompts that it takes a while to check."""
+"""Characters or ids beyond which prompts are checked on a thread."""
 
 
-async def complete(served: Served, body: CompletionBody) -> dict[str, Any] | EventStream:
+async def complete(served: ServedModel, body: CompletionBody) -> dict[str, Any] | EventStream:
     """Answer a body at once, or as a stream."""
-    # Prompts are checked here, and with an echo encoded: a long one must not hold up the others.
+    # Checking, and encoding for an echo, must not hold up other requests.
     if body.echo or _is_long(body.prompt):
-        call = await asyncio.to_thread(_Call.of, served, body)
+        call = await asyncio.to_thread(_Call.prepare, served, body)
     else:
-        call = _Call.of(served, body)
+        call = _Call.prepare(served, body)
     if body.stream:
         return EventStream(call.chunks())
     return await call.answer()
@@ -176,27 +178,29 @@ async def complete(served: Served, body: CompletionBody) -> dict[str, Any] | Eve
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    served: Served
+    served: ServedModel
     body: CompletionBody
     prompts: Sequence[PromptInput]
     requests: Sequence[GenerationRequest]
 
     @classmethod
-    def of(cls, served: Served, body: CompletionBody) -> _Call:
-        """Raises a `Problem` or an `EvalutionError` for what can't be served."""
-        prompts = prompts_of(body, served)
-        listed = listed_logprobs(body)
+    def prepare(cls, served: ServedModel, body: CompletionBody) -> _Call:
+        """Prepare the requests; raise an `ApiError` or `EvalutionError` if they can't be served."""
+        prompts = read_prompts(body, served)
+        listed = count_listed(body)
         if body.max_tokens == 0 and not body.echo:
-            raise Problem(400, "max_tokens=0 needs echo: nothing else is asked", param="max_tokens")
+            raise ApiError(
+                400, "max_tokens=0 needs echo: nothing else is asked", param="max_tokens"
+            )
         if body.echo and listed is not None:
             check_can_echo(served)
-            prompts = [_as_ids(prompt, served) for prompt in prompts]
+            prompts = [_encode_prompt(prompt, served) for prompt in prompts]
         elif body.echo and any(prompt.text is None for prompt in prompts):
-            served.codec("echo of token ids")
-        requests = completion_requests(body, prompts, served)
+            served.require_tokenizer("echo of token ids")
+        requests = make_completion_requests(body, prompts, served)
         if body.echo and listed is not None:
-            requests = [echo_request(one, one.input_ids or ()) for one in requests]
-        served.admit(requests)
+            requests = [make_echo_request(one, one.input_ids or ()) for one in requests]
+        served.validate(requests)
         check_listed(requests, served)
         return cls(served, body, prompts, requests)
 
@@ -206,21 +210,21 @@ class _Call:
 
     async def answer(self) -> dict[str, Any]:
         outputs = await self._outputs()
-        scored = await self._prompt_entries()
+        scored = await self._score_prompts()
         choices = [
             await self._choice(index, output, scored[index // self.choices])
             for index, output in enumerate(outputs)
         ]
         return {
-            **head("cmpl", "text_completion", self.served),
+            **make_head("cmpl", "text_completion", self.served),
             "choices": choices,
-            "usage": counted_usage(outputs, self.choices, self.served),
+            "usage": count_usage(outputs, self.choices, self.served),
         }
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
-        """Text as it grows; with log-probabilities, which only a finished output has, at once."""
-        start = head("cmpl", "text_completion", self.served)
-        if listed_logprobs(self.body) is not None or self.body.max_tokens == 0:
+        """Yield text as it grows; with log-probabilities, which only outputs have, all at once."""
+        start = make_head("cmpl", "text_completion", self.served)
+        if count_listed(self.body) is not None or self.body.max_tokens == 0:
             whole = await self.answer()
             usage = whole["usage"]
             for choice in whole["choices"]:
@@ -231,32 +235,32 @@ class _Call:
             async with aclosing(self.served.generation.stream_of(self.requests)) as events:
                 async for index, event in events:
                     if not echoed:
-                        # Not before: a prompt that the session refuses is no stream at all.
+                        # Not earlier: a prompt that the session refuses must fail the request.
                         for choice in range(len(self.requests)):
-                            echo = await self._part(choice, TextDelta(self._shown(choice)))
+                            echo = await self._part(choice, TextDelta(self._echo_text(choice)))
                             yield {**start, "choices": [echo]}
                         echoed = True
                     if isinstance(event, GenerationOutput):
                         outputs[index] = event
                     yield {**start, "choices": [await self._part(index, event)]}
             ordered = [outputs[index] for index in range(len(self.requests))]
-            usage = counted_usage(ordered, self.choices, self.served)
+            usage = count_usage(ordered, self.choices, self.served)
         if self.body.stream_options and self.body.stream_options.include_usage:
             yield {**start, "choices": [], "usage": usage}
 
     async def _outputs(self) -> list[GenerationOutput]:
         if self.body.max_tokens == 0:
-            return [self._nothing(index) for index in range(len(self.requests))]
+            return [self._make_empty_output(index) for index in range(len(self.requests))]
         return await self.served.generation.outputs(self.requests)
 
-    def _nothing(self, index: int) -> GenerationOutput:
-        """What a prompt of which only the echo is wanted gives."""
+    def _make_empty_output(self, index: int) -> GenerationOutput:
+        """Make the output of a prompt of which only the echo is wanted."""
         prompt = self.prompts[index // self.choices]
         token_ids = prompt.token_ids
         if token_ids is None:
-            token_ids = self.served.prompt_ids(prompt.text or "")
+            token_ids = self.served.encode_prompt(prompt.text or "")
         return GenerationOutput(
-            self._shown(index),
+            self._echo_text(index),
             "",
             token_ids=[],
             finish_reason="length",
@@ -264,14 +268,14 @@ class _Call:
             completion_tokens=0,
         )
 
-    async def _prompt_entries(self) -> list[list[TokenEntry]]:
-        listed = listed_logprobs(self.body)
+    async def _score_prompts(self) -> list[list[TokenEntry]]:
+        listed = count_listed(self.body)
         if not self.body.echo or listed is None:
             return [[] for _ in self.prompts]
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(prompt_entries(self.served, prompt.token_ids or (), listed))
+                    group.create_task(score_prompt(self.served, prompt.token_ids or (), listed))
                     for prompt in self.prompts
                 ]
         except ExceptionGroup as failures:
@@ -281,20 +285,20 @@ class _Call:
     async def _choice(
         self, index: int, output: GenerationOutput, scored: list[TokenEntry]
     ) -> CompletionChoice:
-        shown = self._shown(index) if self.body.echo else ""
+        echo = self._echo_text(index) if self.body.echo else ""
         lists: TokenLists | None = None
-        if listed_logprobs(self.body) is not None:
-            spelling = spelling_of(self.body, self.served)
-            generated = entries_of(output) if output.token_ids != [] else []
-            lists = token_lists([*scored, *generated], spelling, 0 if scored else len(shown))
+        if count_listed(self.body) is not None:
+            spelling = make_spelling(self.body, self.served)
+            generated = read_entries(output) if output.token_ids != [] else []
+            lists = make_token_lists([*scored, *generated], spelling, 0 if scored else len(echo))
         choice: CompletionChoice = {
             "index": index,
-            "text": shown + output.text,
+            "text": echo + output.text,
             "logprobs": lists,
             "finish_reason": output.finish_reason,
         }
         if self.body.return_token_ids:
-            add_facts(choice, output, await self._prompt_ids(index, output))
+            add_token_facts(choice, output, await self._prompt_ids(index, output))
         return choice
 
     async def _part(self, index: int, event: TextDelta | GenerationOutput) -> CompletionChoice:
@@ -307,19 +311,19 @@ class _Call:
         }
         if self.body.return_token_ids:
             if is_last:
-                add_facts(choice, event, await self._prompt_ids(index, event))
+                add_token_facts(choice, event, await self._prompt_ids(index, event))
             choice["token_ids"] = [] if is_last else list(event.token_ids)
         return choice
 
     async def _prompt_ids(self, index: int, output: GenerationOutput) -> Sequence[int] | None:
         known = self.prompts[index // self.choices].token_ids
-        return await encoded_prompt(output, self.served) if known is None else known
+        return await encode_prompt(output, self.served) if known is None else known
 
-    def _shown(self, index: int) -> str:
+    def _echo_text(self, index: int) -> str:
         prompt = self.prompts[index // self.choices]
         if prompt.text is not None:
             return prompt.text
-        codec = self.served.codec("echo of token ids")
+        codec = self.served.require_tokenizer("echo of token ids")
         return codec.decode(list(prompt.token_ids or ()), skip_special_tokens=False)
 
 
@@ -329,17 +333,17 @@ def _is_long(prompt: str | Sequence[str | int | Sequence[int]]) -> bool:
     return sum(1 if isinstance(one, int) else len(one) for one in prompt) > _LONG
 
 
-def _as_ids(prompt: PromptInput, served: Served) -> PromptInput:
-    """The prompt with its ids, which are what is echoed."""
+def _encode_prompt(prompt: PromptInput, served: ServedModel) -> PromptInput:
+    """Return the prompt with its ids, which are echoed."""
     if prompt.token_ids is not None:
         return prompt
-    token_ids = served.prompt_ids(prompt.text or "")
+    token_ids = served.encode_prompt(prompt.text or "")
     if token_ids is None:
-        raise unsupported(
+        raise make_unsupported(
             "echo of a text with logprobs needs the tokenizer of the model, which this engine "
             "doesn't give; send token ids",
             param="prompt",
         )
     if not token_ids:
-        raise Problem(400, "the prompt has no token to echo", param="prompt")
+        raise ApiError(400, "the prompt has no token to echo", param="prompt")
     return PromptInput(prompt.text, token_ids)

@@ -1,4 +1,8 @@
-"""What is known of a request's client without waiting for it."""
+"""Connections: uvicorn's, with limits on the head of a request, and the state of the client.
+
+uvicorn's `HttpToolsProtocol` isn't documented: the extra `server` pins uvicorn's range, and a
+test fails when that class changes (docs/decisions/0016-uvicorn-connections.md).
+"""
 
 from __future__ import annotations
 
@@ -12,60 +16,61 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 
-_EXTENSION = "evalution.peer"
+_EXTENSION = "evalution.client"
 
 
-class Peer(Protocol):
-    """The client of one request, as the connection under it sees it.
+class Client(Protocol):
+    """The client of one request, as its connection knows it.
 
-    ASGI alone has a task and time-outs for this in each request; a short one costs as much as they.
+    With ASGI alone, each request would need a task and time-outs for this, which cost as much as a
+    short request.
     """
 
     @property
     def has_sent_all(self) -> bool:
-        """Whether the whole body is here: `receive` gives it at once."""
+        """Whether the whole body has arrived, so that `receive` returns at once."""
         ...
 
     @property
     def takes_more(self) -> bool:
-        """Whether there is room for what is sent: `send` returns at once."""
+        """Whether there is room in the write buffer, so that `send` returns at once."""
         ...
 
     @property
     def is_gone(self) -> bool: ...
 
     def call_when_gone(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Have it called should the client go away from now on; gives what ends that."""
+        """Call `function` if the client disconnects; return a function that cancels this."""
         ...
 
     def drop(self) -> None:
-        """End the connection at once; what was sent and isn't read yet is lost."""
+        """Abort the connection; data that was sent and not yet read is lost."""
         ...
 
 
-def introduce(peer: Peer, scope: Scope) -> None:
-    """Put it where `peer_of` finds it."""
-    scope.setdefault("extensions", {})[_EXTENSION] = peer
+def set_client(client: Client, scope: Scope) -> None:
+    """Store the client for `get_client`."""
+    scope.setdefault("extensions", {})[_EXTENSION] = client
 
 
-def peer_of(scope: Scope) -> Peer | None:
-    """None under a server other than this package's."""
-    return cast("Peer | None", scope.get("extensions", {}).get(_EXTENSION))
+def get_client(scope: Scope) -> Client | None:
+    """Return the client of a request; None under a server other than this package's."""
+    return cast("Client | None", scope.get("extensions", {}).get(_EXTENSION))
 
 
 HEAD_S = 30.0
-"""How long a request line and its headers may take to come."""
+"""Seconds for the request line and the headers to arrive."""
 _HEAD_BYTES = 64 * 1024
 _MOST_HELD = 16 * 1024
-"""Bytes that are sent at once, whatever may follow."""
+"""Bytes beyond which data is sent without waiting for the end of the event loop's turn."""
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, which waits for ever for a first request, and takes headers of any size."""
+    """uvicorn's connection with a time limit for the head of a request and a bound on its size."""
 
     is_lost = False
     when_lost: Callable[[], None] | None = None
-    """For the one request that is being answered; others of the connection wait for it."""
+    """Called for the request that is being answered; pipelined ones wait for it."""
 
     _head_bytes = 0
     _piece_bytes = 0
@@ -87,9 +92,9 @@ class Connection(HttpToolsProtocol):
         self._piece_bytes = len(data)
         super().data_received(data)
         if self.transport.is_closing():
-            return  # it was no HTTP, and there may be no request at all
-        # A head that comes in one piece needs no timer. What follows an answer needs one, be it the
-        # rest of a body or blank lines: for uvicorn it ends the wait for the next request.
+            return  # it wasn't HTTP, and there may be no request
+        # A head that arrives in one piece needs no timer. Data after an answer, the rest of a body
+        # or blank lines, needs one: uvicorn ends its own wait for the next request with them.
         if self._timer is None and (self._in_head or self.cycle.response_complete):
             self._start_timer()
         if self._in_head:
@@ -107,14 +112,14 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
-        introduce(_Client(self, self.cycle), cast("dict[str, Any]", self.scope))
+        set_client(_ConnectedClient(self, self.cycle), cast("dict[str, Any]", self.scope))
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(HEAD_S, self._end_wait)
 
     def _end_wait(self) -> None:
         if self.cycle and not self.cycle.response_complete:
-            self._start_timer()  # the beginning of another request ends none that is answered
+            self._start_timer()  # a pipelined request doesn't end the one being answered
         else:
             self.timeout_keep_alive_handler()
 
@@ -124,8 +129,8 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
 
-class _Client:
-    """The client of one request (`Peer`)."""
+class _ConnectedClient:
+    """The client of one request (`Client`)."""
 
     __slots__ = ("_connection", "_cycle")
 
@@ -148,29 +153,28 @@ class _Client:
     def call_when_gone(self, function: Callable[[], None]) -> Callable[[], None]:
         connection = self._connection
 
-        def leave() -> None:
-            self._cycle.disconnected = True  # uvicorn tells a connection's latest request alone
+        def note_disconnect() -> None:
+            self._cycle.disconnected = True  # uvicorn marks only a connection's latest request
             function()
 
         def forget() -> None:
-            if connection.when_lost is leave:  # else the next request has begun
+            if connection.when_lost is note_disconnect:  # else the next request has begun
                 connection.when_lost = None
 
-        connection.when_lost = leave
-        # A body whose last piece is large stops it, and only who reads learns that a client goes.
+        connection.when_lost = note_disconnect
+        # A large last piece of a body pauses reading, and only a reader notices a disconnect.
         connection.flow.resume_reading()
         return forget
 
     def drop(self) -> None:
-        self._cycle.disconnected = True  # else uvicorn logs an answer that wasn't finished
+        self._cycle.disconnected = True  # else uvicorn logs an unfinished answer
         self._connection.transport.abort()
 
 
 class _GatheringTransport(asyncio.Transport):
-    """Sends what is written in one turn of the event loop in one piece.
+    """Joins everything that is written in one turn of the event loop into one packet.
 
-    uvicorn writes a head and its body one after the other: two packets, of which each wakes the
-    client.
+    uvicorn writes head and body separately: two packets, each of which wakes the client.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):

@@ -1,4 +1,4 @@
-"""Errors as a client reads them: OpenAI's shape, a status, and never a traceback."""
+"""Error answers in OpenAI's form, with a status and without a traceback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evalution_core import (
 )
 
 _LONGEST = 2000
-"""Characters of a message: it may quote what the client sent."""
+"""Characters of a message, which may quote the request."""
 
 
 class ErrorDetail(TypedDict):
@@ -27,13 +27,13 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorAnswer(TypedDict):
-    """The body of every answer that isn't a success."""
+    """The body of every error answer."""
 
     error: ErrorDetail
 
 
-class Problem(Exception):
-    """What ends a request, with the status that it is answered with."""
+class ApiError(Exception):
+    """An error answer and its status; raised, it ends the request."""
 
     def __init__(
         self,
@@ -54,13 +54,14 @@ class Problem(Exception):
         }
 
 
-def unsupported(message: str, *, param: str | None = None) -> Problem:
-    """A right request that this server or its engine can't serve."""
-    return Problem(400, message, code="unsupported", param=param)
+def make_unsupported(message: str, *, param: str | None = None) -> ApiError:
+    """Make the 400 for a valid request that this server or its engine can't serve."""
+    return ApiError(400, message, code="unsupported", param=param)
 
 
-def queue_full(limit: int) -> Problem:
-    return Problem(
+def make_queue_full(limit: int) -> ApiError:
+    """Make the 429 for a request beyond those that may run or wait."""
+    return ApiError(
         429,
         f"{limit} requests are running or waiting, and no more are taken; try again",
         kind="rate_limit_error",
@@ -69,34 +70,31 @@ def queue_full(limit: int) -> Problem:
     )
 
 
-def unavailable(message: str) -> Problem:
-    return Problem(
+def make_unavailable(message: str) -> ApiError:
+    """Make the 503 of a server that is starting or stopping."""
+    return ApiError(
         503, message, kind="server_error", code="unavailable", headers={"Retry-After": "5"}
     )
 
 
-def unexpected() -> Problem:
-    """For an error that nobody foresaw: its text may tell what is no client's business."""
-    return Problem(
+def make_internal_error() -> ApiError:
+    """Make the 500 for an unexpected exception, without exposing its message."""
+    return ApiError(
         500, "the server failed; its log says how", kind="server_error", code="engine_failed"
     )
 
 
-def problem_of(error: EvalutionError) -> Problem:
-    """What a client is told of an error of the session."""
+def to_api_error(error: EvalutionError) -> ApiError:
+    """Convert an error of the session to an answer."""
     message = scrub(str(error))
     match error:
         case ContextLengthError():
-            return Problem(400, message, code="context_length_exceeded")
+            return ApiError(400, message, code="context_length_exceeded")
         case UnsupportedRequestError():
-            return unsupported(message)
+            return make_unsupported(message)
         case InvalidRequestError():
-            return Problem(400, message)
+            return ApiError(400, message)
         case SessionClosedError():
-            return unavailable(message)
+            return make_unavailable(message)
         case _:
-            return Problem(500, message, kind="server_error", code="engine_failed")
-
-
-class ClientGoneError(Exception):
-    """The client went away, or stopped reading, before its answer was complete."""
+            return ApiError(500, message, kind="server_error", code="engine_failed")

@@ -1,4 +1,4 @@
-"""A route that takes JSON: the body within its limits, the answer while the client is there."""
+"""A route that takes JSON: reads the body within its limits, and answers while the client waits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 
 from evalution_openai.server.bodies import Body
-from evalution_openai.server.connections import Peer, peer_of
-from evalution_openai.server.errors import ClientGoneError, Problem
-from evalution_openai.server.serving import HeldBody, Served
+from evalution_openai.server.connections import Client, get_client
+from evalution_openai.server.errors import ApiError
+from evalution_openai.server.serving import BodyReservation, ServedModel
 from evalution_openai.server.streaming import EventStream, send_json
 
 if TYPE_CHECKING:
@@ -21,47 +22,47 @@ if TYPE_CHECKING:
 B = TypeVar("B", bound=Body)
 
 _CLOSE = {"Connection": "close"}
-"""After a body that wasn't read to its end, the connection holds the rest of it."""
+"""For a body that wasn't read to its end: the rest of it is still to come on the connection."""
 
 
-class JsonEndpoint(Generic[B]):
+class JsonRoute(Generic[B]):
     """An ASGI application for one route.
 
     Args:
-        served: gives the model, or raises a `Problem` while there is none.
+        served: returns the model, or raises an `ApiError` while there is none.
         body: the type of the body.
-        answer: what is done with it.
+        answer: makes the answer to a body.
     """
 
     def __init__(
         self,
-        served: Callable[[], Served],
+        served: Callable[[], ServedModel],
         body: type[B],
-        answer: Callable[[Served, B], Awaitable[Mapping[str, Any] | EventStream]],
+        answer: Callable[[ServedModel, B], Awaitable[Mapping[str, Any] | EventStream]],
     ):
         self._served = served
         self._body = body
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        served, peer = self._served(), peer_of(scope)
-        held = HeldBody(served.bodies)
+        served, client = self._served(), get_client(scope)
+        held = BodyReservation(served.bodies)
         try:
-            text = await _read(scope, receive, served, held)
+            text = await _read_body(scope, receive, served, held)
             if served.settings.log_prompts:
                 scope["evalution.body"] = text
-            body = _parsed(self._body, text)
-            del text  # it may wait long, and what was parsed is enough
+            body = _parse_body(self._body, text)
+            del text  # the request may wait long, and only needs the parsed body
             served.check_name(body.model)
             served.enter()
             try:
-                await _while_connected(self._reply(served, body, send), receive, peer)
+                await _run_while_connected(self._reply(served, body, send), receive, client)
             finally:
                 served.leave()
         finally:
-            held.let_go()
+            held.release()
 
-    async def _reply(self, served: Served, body: B, send: Send) -> None:
+    async def _reply(self, served: ServedModel, body: B, send: Send) -> None:
         answer = await self._answer(served, body)
         if isinstance(answer, EventStream):
             await answer.send(send)
@@ -69,49 +70,51 @@ class JsonEndpoint(Generic[B]):
             await send_json(send, 200, answer)
 
 
-async def _read(scope: Scope, receive: Receive, served: Served, held: HeldBody) -> bytes:
-    """The body; `held` is told how much of it is there.
+async def _read_body(
+    scope: Scope, receive: Receive, served: ServedModel, held: BodyReservation
+) -> bytes:
+    """Read the body, and count its bytes in `held`.
 
     Raises:
-        Problem: it is too long, too slow in coming, or there is no room for it.
-        ClientGoneError: it won't come.
+        ApiError: it is too long or too slow, or there is no room for it.
+        ClientDisconnect: the client went away before sending all of it.
     """
-    limit, patience = served.settings.max_body_bytes, served.settings.body_timeout_s
+    limit, timeout_s = served.settings.max_body_bytes, served.settings.body_timeout_s
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             if int(value) > limit:
-                raise _too_large(limit)
+                raise _make_too_large(limit)
             served.bodies.check_room(int(value))
     parts: list[bytes] = []
     size = 0
-    peer = peer_of(scope)
-    is_here = peer is not None and peer.has_sent_all
+    client = get_client(scope)
+    is_here = client is not None and client.has_sent_all
     try:
-        async with asyncio.timeout(None if is_here else patience):
+        async with asyncio.timeout(None if is_here else timeout_s):
             more = True
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientGoneError
+                    raise ClientDisconnect
                 part: bytes = message.get("body", b"")
                 size += len(part)
                 if size > limit:
-                    raise _too_large(limit)
+                    raise _make_too_large(limit)
                 held.add(len(part))
                 parts.append(part)
                 more = message.get("more_body", False)
     except TimeoutError:
-        raise Problem(
+        raise ApiError(
             408,
-            f"the request's body took longer than {patience:g} s to come",
+            f"the request's body took longer than {timeout_s:g} s to arrive",
             code="request_timeout",
             headers=_CLOSE,
         ) from None
     return b"".join(parts)
 
 
-def _too_large(limit: int) -> Problem:
-    return Problem(
+def _make_too_large(limit: int) -> ApiError:
+    return ApiError(
         413,
         f"the request's body is longer than the {limit} bytes that this server takes",
         code="body_too_large",
@@ -119,8 +122,8 @@ def _too_large(limit: int) -> Problem:
     )
 
 
-def _parsed(kind: type[B], text: bytes) -> B:
-    """Raises a `Problem` that names the first field that is wrong, and all that it may be."""
+def _parse_body(kind: type[B], text: bytes) -> B:
+    """Parse a body; the `ApiError` names the first invalid field and everything it may be."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
@@ -129,56 +132,56 @@ def _parsed(kind: type[B], text: bytes) -> B:
         # A field of several types has an error for each of them.
         wrong = [one["msg"] for one in found if one["loc"][:1] == found[0]["loc"][:1]]
         message = "; or ".join(dict.fromkeys(wrong))
-        raise Problem(400, f"{field}: {message}" if field else message, param=field) from None
+        raise ApiError(400, f"{field}: {message}" if field else message, param=field) from None
 
 
-async def _while_connected(
-    work: Coroutine[Any, Any, None], receive: Receive, peer: Peer | None
+async def _run_while_connected(
+    work: Coroutine[Any, Any, None], receive: Receive, client: Client | None
 ) -> None:
-    """Do `work`, or cancel it when the client goes away.
+    """Run `work`, and cancel it if the client disconnects.
 
     Raises:
-        ClientGoneError: the client went away first.
+        ClientDisconnect: the client disconnected first.
     """
     task = asyncio.current_task()
     assert task is not None
-    is_gone = peer is not None and peer.is_gone
+    is_gone = client is not None and client.is_gone
     if is_gone:
         work.close()
-        raise ClientGoneError
+        raise ClientDisconnect
 
-    def leave() -> None:
+    def cancel() -> None:
         nonlocal is_gone
         is_gone = True
         task.cancel()
 
-    stop = _watch(receive, leave) if peer is None else peer.call_when_gone(leave)
+    stop = _watch_messages(receive, cancel) if client is None else client.call_when_gone(cancel)
     try:
         await work
     except asyncio.CancelledError:
         if is_gone and task.uncancel() == 0:
-            raise ClientGoneError from None
+            raise ClientDisconnect from None
         raise
     finally:
         stop()
 
 
-def _watch(receive: Receive, leave: Callable[[], None]) -> Callable[[], None]:
-    """`Peer.call_when_gone` where ASGI's messages are all that tells."""
+def _watch_messages(receive: Receive, cancel: Callable[[], None]) -> Callable[[], None]:
+    """Do what `Client.call_when_gone` does, with ASGI's messages alone."""
 
     def ended(_: asyncio.Future[None]) -> None:
         if not watcher.cancelled():
-            leave()
+            cancel()
 
     def stop() -> None:
         watcher.remove_done_callback(ended)
         watcher.cancel()
 
-    watcher = asyncio.ensure_future(_disconnected(receive))
+    watcher = asyncio.ensure_future(_wait_for_disconnect(receive))
     watcher.add_done_callback(ended)
     return stop
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

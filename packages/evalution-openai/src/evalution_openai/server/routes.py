@@ -1,4 +1,4 @@
-"""The OpenAPI document, from the types of the bodies and answers."""
+"""The routes of the server, and the OpenAPI document of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evalution_openai.server.bodies import (
 from evalution_openai.server.chat import chat
 from evalution_openai.server.completions import complete
 from evalution_openai.server.errors import ErrorAnswer
-from evalution_openai.server.json_route import JsonEndpoint
+from evalution_openai.server.json_route import JsonRoute
 from evalution_openai.server.scoring import (
     LoglikelihoodAnswer,
     LoglikelihoodBatch,
@@ -32,7 +32,7 @@ from evalution_openai.server.scoring import (
     loglikelihood,
     rolling,
 )
-from evalution_openai.server.serving import Metrics, Served
+from evalution_openai.server.serving import Metrics, ServedModel
 from evalution_openai.server.streaming import send_bytes, send_json
 from evalution_openai.server.tokens import (
     DetokenizeAnswer,
@@ -53,7 +53,7 @@ _REFUSALS = {
     "401": "No API key, or another one than this server's.",
     "403": "Without a key, another host name than this machine's own.",
     "404": "Another model than the served one.",
-    "408": "The body came too slowly.",
+    "408": "The body arrived too slowly.",
     "413": "The body is too long.",
     "429": "Too many requests wait; `Retry-After` says when to come back.",
     "500": "The engine failed.",
@@ -63,7 +63,7 @@ _REFUSALS = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A route as the document tells it; `answer` is a type, or the media type of a text."""
+    """A route in the document; `answer` is a type, or the media type of a text."""
 
     path: str
     summary: str
@@ -74,8 +74,8 @@ class Operation:
     """Whether it needs no key."""
 
 
-def document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """The whole document, version 3.1."""
+def make_document(operations: Sequence[Operation]) -> dict[str, Any]:
+    """Make the OpenAPI 3.1 document."""
     kinds = [operation.body for operation in operations if operation.body is not None]
     answers = [operation.answer for operation in operations if not _is_text(operation)]
     adapters: list[tuple[Any, Any, TypeAdapter[Any]]] = [
@@ -114,7 +114,7 @@ def _operation(operation: Operation, schemas: Any) -> dict[str, Any]:
         content = {"application/json": {"schema": schema}}
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         "summary": operation.summary,
         "responses": {"200": {"description": "The answer.", "content": content}},
         "security": [] if operation.is_open else [{}, {"key": []}],
@@ -122,14 +122,14 @@ def _operation(operation: Operation, schemas: Any) -> dict[str, Any]:
     error = {"application/json": {"schema": schemas[ErrorAnswer, "serialization"]}}
     for status, reason in _REFUSALS.items():
         if operation.body is not None or status in ("400", "401", "403", "503"):
-            told["responses"][status] = {"description": reason, "content": error}
+            described["responses"][status] = {"description": reason, "content": error}
     if operation.body is not None:
         schema = schemas[operation.body, "validation"]
-        told["requestBody"] = {
+        described["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": schema}},
         }
-    return told
+    return described
 
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -139,7 +139,7 @@ class Health(TypedDict):
     status: Literal["ok"]
 
 
-class ServedModel(TypedDict):
+class ModelEntry(TypedDict):
     id: str
     object: Literal["model"]
     created: int
@@ -151,7 +151,7 @@ class ServedModel(TypedDict):
 
 class ModelList(TypedDict):
     object: Literal["list"]
-    data: list[ServedModel]
+    data: list[ModelEntry]
 
 
 _POSTS: list[tuple[Operation, Any]] = [
@@ -195,47 +195,47 @@ _POSTS: list[tuple[Operation, Any]] = [
 _ALIASES = {"/v1/eval/rolling": "/v1/eval/loglikelihood/rolling"}
 
 
-def routes(served: Callable[[], Served], metrics: Metrics) -> list[BaseRoute]:
-    """All routes; `served` gives the model, or raises a `Problem` while there is none."""
+def make_routes(served: Callable[[], ServedModel], metrics: Metrics) -> list[BaseRoute]:
+    """Make all routes; `served` returns the model, or raises an `ApiError` while there is none."""
 
     async def health() -> Health:
         served()
         return {"status": "ok"}
 
     async def models() -> ModelList:
-        return {"object": "list", "data": [_model(served())]}
+        return {"object": "list", "data": [_describe_model(served())]}
 
     async def info() -> TokenizerInfo:
         return await tokenizer_info(served())
 
     gets: list[tuple[Operation, Callable[[], Awaitable[Any]]]] = [
-        (Operation("/health", "Whether it answers.", Health, is_open=True), health),
+        (Operation("/health", "Report that the server is up.", Health, is_open=True), health),
         (Operation("/v1/models", "The served model.", ModelList), models),
         (Operation("/tokenizer_info", "The tokenizer as data.", TokenizerInfo), info),
     ]
     page = Operation("/metrics", "Figures for Prometheus.", "text/plain")
-    told = document([*(pair[0] for pair in (*_POSTS, *gets)), page])
+    schema = make_document([*(pair[0] for pair in (*_POSTS, *gets)), page])
 
     async def openapi() -> dict[str, Any]:
-        return told
+        return schema
 
     async def show_metrics(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_bytes(send, 200, metrics.page(), _PROMETHEUS)
+        await send_bytes(send, 200, metrics.render(), _PROMETHEUS)
 
     endpoints = {
-        operation.path: JsonEndpoint(served, operation.body, answer) for operation, answer in _POSTS
+        operation.path: JsonRoute(served, operation.body, answer) for operation, answer in _POSTS
     }
     endpoints |= {alias: endpoints[path] for alias, path in _ALIASES.items()}
     return [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
-        *(Route(operation.path, _Get(answer), methods=["GET"]) for operation, answer in gets),
-        Route("/openapi.json", _Get(openapi), methods=["GET"]),
-        Route("/metrics", _Raw(show_metrics), methods=["GET"]),
+        *(Route(operation.path, _GetRoute(answer), methods=["GET"]) for operation, answer in gets),
+        Route("/openapi.json", _GetRoute(openapi), methods=["GET"]),
+        Route("/metrics", _RawRoute(show_metrics), methods=["GET"]),
     ]
 
 
-class _Get:
-    """A route without a body. A class, since Starlette takes a function for another interface."""
+class _GetRoute:
+    """A route without a body; a class, as Starlette calls functions with another interface."""
 
     def __init__(self, answer: Callable[[], Awaitable[Any]]):
         self._answer = answer
@@ -244,7 +244,7 @@ class _Get:
         await send_json(send, 200, await self._answer())
 
 
-class _Raw:
+class _RawRoute:
     def __init__(self, answer: Callable[[Scope, Receive, Send], Awaitable[None]]):
         self._answer = answer
 
@@ -252,7 +252,7 @@ class _Raw:
         await self._answer(scope, receive, send)
 
 
-def _model(served: Served) -> ServedModel:
+def _describe_model(served: ServedModel) -> ModelEntry:
     execution = served.session.describe_execution() or {}
     dtype = execution.get("dtype")
     return {

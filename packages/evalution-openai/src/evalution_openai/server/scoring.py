@@ -22,9 +22,9 @@ from evalution_openai.server.bodies import (
     RollingBody,
     RollingItem,
 )
-from evalution_openai.server.errors import ErrorDetail, Problem, problem_of, unsupported
-from evalution_openai.server.prompts import check_count, dumped
-from evalution_openai.server.serving import Served
+from evalution_openai.server.errors import ApiError, ErrorDetail, make_unsupported, to_api_error
+from evalution_openai.server.prompts import check_count, dump_messages
+from evalution_openai.server.serving import ServedModel
 
 _OWN_VARIABLES = (
     "a context is rendered with the variables that the server was started with; leave "
@@ -33,7 +33,7 @@ _OWN_VARIABLES = (
 
 
 class RollingAnswer(TypedDict):
-    """A score; in a batch, `error` may stand in place of all the others."""
+    """A score; in a batch, `error` may replace all other fields."""
 
     logprob: NotRequired[float]
     token_count: NotRequired[int]
@@ -56,30 +56,36 @@ class RollingBatch(TypedDict):
     results: list[RollingAnswer]
 
 
-async def loglikelihood(served: Served, body: LoglikelihoodBody) -> dict[str, Any]:
-    """Score continuations given their contexts: one, or `requests`."""
+async def loglikelihood(served: ServedModel, body: LoglikelihoodBody) -> dict[str, Any]:
+    """Score one continuation given its context, or those of `requests`."""
     if body.chat_template_kwargs:
-        raise unsupported(_OWN_VARIABLES, param="chat_template_kwargs")
+        raise make_unsupported(_OWN_VARIABLES, param="chat_template_kwargs")
     items = _items(body.requests, body, served)
-    admitted = [_admitted(served.admission.loglikelihood, _pair, item) for item in items]
-    return await _answered(served.loglikelihood.results, admitted, body.requests is None, _shown)
+    validated = [
+        _validate(served.validation.loglikelihood, _to_pair_request, item) for item in items
+    ]
+    return await _score_requests(
+        served.loglikelihood.results, validated, body.requests is None, _format_score
+    )
 
 
-async def rolling(served: Served, body: RollingBody) -> dict[str, Any]:
-    """Score texts as a whole: one, or `requests`."""
+async def rolling(served: ServedModel, body: RollingBody) -> dict[str, Any]:
+    """Score each token of one text, or of those of `requests`."""
     items = _items(body.requests, body, served)
-    admitted = [_admitted(served.admission.rolling, _text, item) for item in items]
-    return await _answered(served.rolling.results, admitted, body.requests is None, _shown_whole)
+    validated = [_validate(served.validation.rolling, _to_text_request, item) for item in items]
+    return await _score_requests(
+        served.rolling.results, validated, body.requests is None, _format_text_score
+    )
 
 
-def _items(requests: Sequence[Any] | None, body: Any, served: Served) -> Sequence[Any]:
+def _items(requests: Sequence[Any] | None, body: Any, served: ServedModel) -> Sequence[Any]:
     if requests is None:
         return [body]
     check_count(len(requests), served)
     return requests
 
 
-def _pair(item: LoglikelihoodItem) -> LoglikelihoodRequest:
+def _to_pair_request(item: LoglikelihoodItem) -> LoglikelihoodRequest:
     if item.chat_template_kwargs:
         raise UnsupportedRequestError(_OWN_VARIABLES)
     return LoglikelihoodRequest(
@@ -87,40 +93,42 @@ def _pair(item: LoglikelihoodItem) -> LoglikelihoodRequest:
         continuation=item.continuation or "",
         context_input_ids=item.context_input_ids,
         continuation_input_ids=item.continuation_input_ids,
-        messages=None if item.messages is None else dumped(item.messages),
+        messages=None if item.messages is None else dump_messages(item.messages),
         truncation=item.truncation or "left",
     )
 
 
-def _text(item: RollingItem) -> RollingLoglikelihoodRequest:
+def _to_text_request(item: RollingItem) -> RollingLoglikelihoodRequest:
     return RollingLoglikelihoodRequest(item.text or "", item.input_ids)
 
 
-def _admitted(check: Any, made: Any, item: Any) -> Any:
-    """The request, or the failure that it is for every session like this one."""
+def _validate(check: Any, make: Any, item: Any) -> Any:
+    """Make and check a request; return its failure if it is invalid."""
     try:
-        request = made(item)
+        request = make(item)
         check(request)
     except EvalutionError as error:
         return RequestFailure(error)
     return request
 
 
-async def _answered(results: Any, admitted: list[Any], single: bool, shown: Any) -> dict[str, Any]:
-    """Answers in order; of a single request, its failure is the answer's."""
-    good = [request for request in admitted if not isinstance(request, RequestFailure)]
+async def _score_requests(
+    results: Any, validated: list[Any], single: bool, format_one: Any
+) -> dict[str, Any]:
+    """Score the valid requests; answer in order. The failure of a single request is raised."""
+    good = [request for request in validated if not isinstance(request, RequestFailure)]
     found = iter(await results(good))
-    every = [one if isinstance(one, RequestFailure) else next(found) for one in admitted]
+    every = [one if isinstance(one, RequestFailure) else next(found) for one in validated]
     if not single:
-        return {"results": [shown(one) for one in every]}
+        return {"results": [format_one(one) for one in every]}
     if isinstance(every[0], RequestFailure):
         raise every[0].error
-    return dict(shown(every[0]))
+    return dict(format_one(every[0]))
 
 
-def _shown(result: LoglikelihoodOutput | RequestFailure) -> LoglikelihoodAnswer:
+def _format_score(result: LoglikelihoodOutput | RequestFailure) -> LoglikelihoodAnswer:
     if isinstance(result, RequestFailure):
-        return {"error": _detail(result)}
+        return {"error": _format_error(result)}
     return {
         "logprob": result.logprob,
         "is_greedy": result.is_greedy,
@@ -132,9 +140,9 @@ def _shown(result: LoglikelihoodOutput | RequestFailure) -> LoglikelihoodAnswer:
     }
 
 
-def _shown_whole(result: RollingLoglikelihoodOutput | RequestFailure) -> RollingAnswer:
+def _format_text_score(result: RollingLoglikelihoodOutput | RequestFailure) -> RollingAnswer:
     if isinstance(result, RequestFailure):
-        return {"error": _detail(result)}
+        return {"error": _format_error(result)}
     return {
         "logprob": result.logprob,
         "token_count": result.token_count,
@@ -143,6 +151,6 @@ def _shown_whole(result: RollingLoglikelihoodOutput | RequestFailure) -> Rolling
     }
 
 
-def _detail(failure: RequestFailure) -> ErrorDetail:
-    problem: Problem = problem_of(failure.error)
+def _format_error(failure: RequestFailure) -> ErrorDetail:
+    problem: ApiError = to_api_error(failure.error)
     return problem.answer["error"]

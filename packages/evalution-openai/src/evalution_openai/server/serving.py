@@ -1,4 +1,4 @@
-"""The model that a server answers for: its session, what is known of it, and the lanes into it."""
+"""The served model: its session, its limits, and the server's metrics."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ from evalution_core import (
     TextCodec,
 )
 from evalution_enginekit.validation import Admission
-from evalution_openai.server.errors import Problem, queue_full, unsupported
-from evalution_openai.server.generation_lane import GenerationLane
-from evalution_openai.server.scoring_lane import ScoringLane, loglikelihoods, rolling
+from evalution_openai.server.errors import ApiError, make_queue_full, make_unsupported
+from evalution_openai.server.generation_scheduler import GenerationScheduler
+from evalution_openai.server.scoring_batcher import (
+    ScoringBatcher,
+    make_pair_scorer,
+    make_text_scorer,
+)
 from evalution_openai.server.settings import ServerSettings
 
 ID_SPELLING = "token_id:"
 _BATCH_SIZE = 8
-"""Of a session that prefers none."""
+"""The batch size of a session that prefers none."""
 
 
 @runtime_checkable
 class WholeTokenizer(SpecialTokens, Protocol):
-    """What the engine kit's tokenizers know beyond the contract's."""
+    """The engine kit's tokenizers, which know more than the contract asks."""
 
     @property
     def eos_ids(self) -> frozenset[int]: ...
@@ -48,11 +52,11 @@ class WholeTokenizer(SpecialTokens, Protocol):
     def chat_template(self) -> Any: ...
 
 
-class HeldBytes:
-    """Bytes of bodies, each from when it came to the end of its answer.
+class BodyBudget:
+    """Bytes of all bodies, each counted from its arrival to the end of its answer.
 
     Args:
-        limit: how many there may be.
+        limit: the most bytes.
     """
 
     def __init__(self, limit: int):
@@ -60,9 +64,9 @@ class HeldBytes:
         self._limit = limit
 
     def check_room(self, size: int) -> None:
-        """Raise a `Problem` (429) unless that many more may come."""
+        """Raise an `ApiError` (429) if there is no room for `size` more bytes."""
         if self.total + size > self._limit:
-            raise Problem(
+            raise ApiError(
                 429,
                 f"the bodies of the requests that run or wait have {self.total} bytes; with this "
                 f"one there would be more than the {self._limit} that are held; try again",
@@ -72,33 +76,33 @@ class HeldBytes:
             )
 
 
-class HeldBody:
-    """The share of one body."""
+class BodyReservation:
+    """The bytes of one body."""
 
-    def __init__(self, held: HeldBytes):
+    def __init__(self, held: BodyBudget):
         self._held = held
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Count bytes that came; raises as `HeldBytes.check_room`."""
+        """Count bytes that arrived; raises like `BodyBudget.check_room`."""
         self._held.check_room(size)
         self._held.total += size
         self._size += size
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._held.total -= self._size
         self._size = 0
 
 
-class Served:
+class ServedModel:
     """A session under a name.
 
     Args:
-        session: stays with whoever gave it; `close` ends the lanes alone.
-        name: what `/v1/models` says.
-        capabilities: what the engine declares, for a session that tells nothing of its own.
+        session: where requests go; it stays the caller's.
+        name: the name in `/v1/models`.
+        capabilities: those of the engine, for a session that declares none.
         settings: the limits.
-        metrics: counts what happens.
+        metrics: counts requests and tokens.
     """
 
     def __init__(
@@ -115,7 +119,7 @@ class Served:
         self.settings = settings
         self.metrics = metrics
         self.capabilities = session.capabilities or capabilities or GUIDE_CAPABILITIES
-        self.admission = Admission(name, self.capabilities)
+        self.validation = Admission(name, self.capabilities)
         self.tokenizer: TextCodec | None = (
             session.tokenizer if isinstance(session, HasTokenizer) else None
         )
@@ -128,19 +132,19 @@ class Served:
         concurrent = settings.max_concurrent or 2 * preferred
         self.limit = concurrent + settings.max_queue
         self.inside = 0
-        self.bodies = HeldBytes(settings.most_held_bytes)
-        self.generation = GenerationLane(
+        self.bodies = BodyBudget(settings.body_budget)
+        self.generation = GenerationScheduler(
             session,
             limit=concurrent,
             refills=Capability.CONTINUOUS_BATCHING in self.capabilities,
             streams=Capability.STREAM in self.capabilities,
-            waited=metrics.waited("generation"),
+            waited=metrics.make_wait_observer("generation"),
         )
-        self.loglikelihood: ScoringLane[LoglikelihoodRequest, LoglikelihoodOutput] = ScoringLane(
-            loglikelihoods(session), metrics.waited("loglikelihood")
+        self.loglikelihood: ScoringBatcher[LoglikelihoodRequest, LoglikelihoodOutput] = (
+            ScoringBatcher(make_pair_scorer(session), metrics.make_wait_observer("loglikelihood"))
         )
-        self.rolling: ScoringLane[RollingLoglikelihoodRequest, RollingLoglikelihoodOutput] = (
-            ScoringLane(rolling(session), metrics.waited("rolling"))
+        self.rolling: ScoringBatcher[RollingLoglikelihoodRequest, RollingLoglikelihoodOutput] = (
+            ScoringBatcher(make_text_scorer(session), metrics.make_wait_observer("rolling"))
         )
         self._spelled: dict[int, str] = {}
 
@@ -148,49 +152,49 @@ class Served:
         return capability in self.capabilities
 
     def enter(self) -> None:
-        """Take a place among the requests that run or wait; `leave` gives it back.
+        """Count a request that runs or waits, until `leave`.
 
         Raises:
-            Problem: 429, none is free.
+            ApiError: 429, there are as many as allowed.
         """
         if self.inside >= self.limit:
-            raise queue_full(self.limit)
+            raise make_queue_full(self.limit)
         self.inside += 1
 
     def leave(self) -> None:
         self.inside -= 1
 
     def check_name(self, name: str | None) -> None:
-        """Raise a `Problem` (404) for another model than the served one."""
+        """Raise an `ApiError` (404) for another model than the served one."""
         if name is not None and name != self.name:
-            raise Problem(
+            raise ApiError(
                 404,
                 f"model {name!r} is not served here; this server has {self.name!r}",
                 code="model_not_found",
                 param="model",
             )
 
-    def codec(self, wanted: str) -> TextCodec:
-        """The tokenizer; a `Problem` says that `wanted` needs one."""
+    def require_tokenizer(self, wanted: str) -> TextCodec:
+        """Return the tokenizer; an `ApiError` says that `wanted` needs one."""
         if self.tokenizer is None:
-            raise unsupported(
+            raise make_unsupported(
                 f"{wanted} needs the model's tokenizer, which this engine doesn't give"
             )
         return self.tokenizer
 
-    def prompt_ids(self, text: str) -> list[int] | None:
-        """Ids of a prompt as the session encodes it; None where that can't be known."""
+    def encode_prompt(self, text: str) -> list[int] | None:
+        """Encode a prompt as the session does; None where that is unknown."""
         if not isinstance(self.tokenizer, SpecialTokens):
             return None
         token_ids = self.tokenizer.encode(text)
         leading = list(self.tokenizer.leading_ids)
         return token_ids if token_ids[: len(leading)] == leading else leading + token_ids
 
-    def spelling(self, token_id: int) -> str:
-        """The text of one token, special ones included.
+    def spell(self, token_id: int) -> str:
+        """Return the text of one token, also of a special one.
 
-        `token_id:N` without a tokenizer, and for a token that is a part of a character: many of
-        those would read alike.
+        `token_id:N` without a tokenizer, and for a token that is a part of a character, since many
+        of those would have the same text.
         """
         found = self._spelled.get(token_id)
         if found is None:
@@ -202,22 +206,22 @@ class Served:
             self._spelled[token_id] = found
         return found
 
-    def admit(self, requests: Sequence[GenerationRequest]) -> None:
+    def validate(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise an `EvalutionError` for a request that the session would refuse."""
         for request in requests:
-            self.admission.generation(request)
+            self.validation.generation(request)
 
     def close(self) -> None:
-        """End the lanes; the session is left as it is."""
-        for lane in (self.generation, self.loglikelihood, self.rolling):
-            lane.close()
+        """End all calls; the session stays open."""
+        for scheduler in (self.generation, self.loglikelihood, self.rolling):
+            scheduler.close()
 
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class Metrics:
-    """The figures of one server; two in one process don't mix."""
+    """The metrics of one server; two servers in one process have their own."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -262,14 +266,14 @@ class Metrics:
         self.completion_tokens = tokens.labels("completion")
 
     def watch(self, *, inside: Callable[[], float], body_bytes: Callable[[], float]) -> None:
-        """Have the two gauges asked for when the page is, instead of told with each request."""
+        """Read the two gauges when the page is made, instead of setting them for each request."""
         self._inside.set_function(inside)
         self._body_bytes.set_function(body_bytes)
 
-    def waited(self, kind: str) -> Callable[[float], None]:
+    def make_wait_observer(self, kind: str) -> Callable[[float], None]:
         return self._waits.labels(kind).observe
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
+    def note_answer(self, route: str, status: int, seconds: float) -> None:
         if (found := self._answers.get((route, status))) is None:
             found = self._requests.labels(route, str(status)), self._seconds.labels(route)
             self._answers[route, status] = found
@@ -277,5 +281,5 @@ class Metrics:
         answers.inc()
         durations.observe(seconds)
 
-    def page(self) -> bytes:
+    def render(self) -> bytes:
         return generate_latest(self._registry)

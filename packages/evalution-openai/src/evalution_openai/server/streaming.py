@@ -1,4 +1,4 @@
-"""JSON as it goes out."""
+"""Sending of answers, whole or as server-sent events, at the pace at which they are read."""
 
 from __future__ import annotations
 
@@ -9,70 +9,75 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
 
 from evalution_core import EvalutionError
-from evalution_openai.server.connections import Peer
-from evalution_openai.server.errors import ClientGoneError, Problem, problem_of, unexpected
+from evalution_openai.server.connections import Client
+from evalution_openai.server.errors import (
+    ApiError,
+    make_internal_error,
+    to_api_error,
+)
 
 if TYPE_CHECKING:
     from starlette.types import Message, Send
 
 
-def json_bytes(value: Any) -> bytes:
-    """Compact JSON; a number that JSON can't spell becomes null."""
+def encode_json(value: Any) -> bytes:
+    """Encode as compact JSON; NaN and infinities become null."""
     return to_json(value, inf_nan_mode="null")
 
 
 STALL_S = 60.0
-"""How long a client may take to read what is sent, before its request is given up."""
+"""Seconds for a client to read what is sent before its request is dropped."""
 _PART = 64 * 1024
-"""Bytes of an answer that are on their way at once."""
+"""Bytes of an answer that are sent at once."""
 
 
-class Outgoing:
-    """ASGI's `send` of one request, which gives up a client that doesn't read.
+class ResponseSender:
+    """ASGI's `send` of one request, which drops a client that doesn't read.
 
     Attributes:
-        status: of the answer; 0 until it has begun.
+        status: the answer's status; 0 until it has begun.
     """
 
-    def __init__(self, send: Send, peer: Peer | None):
+    def __init__(self, send: Send, client: Client | None):
         self.status = 0
         self._send = send
-        self._peer = peer
+        self._client = client
 
     async def __call__(self, message: Message) -> None:
-        """Send a message, once the client has taken most of what came before.
+        """Send a message as soon as the client has read most of the data before it.
 
         Raises:
-            ClientGoneError: the client doesn't read on.
+            ClientDisconnect: the client doesn't read any further.
         """
         if message["type"] == "http.response.start":
             self.status = message["status"]
-        if self._peer is not None and self._peer.takes_more:
+        if self._client is not None and self._client.takes_more:
             await self._send(message)
             return
         try:
             async with asyncio.timeout(STALL_S):
                 await self._send(message)
         except TimeoutError:
-            if self._peer is not None:
-                # Else the connection waits for the client to read the rest, and a drain with it.
-                self._peer.drop()
-            raise ClientGoneError from None
+            if self._client is not None:
+                # Otherwise the connection, and a shutdown, would wait for the client to read on.
+                self._client.drop()
+            raise ClientDisconnect from None
 
 
 async def send_json(
     send: Send, status: int, answer: Any, headers: Mapping[str, str] | None = None
 ) -> None:
     """Send a whole JSON answer."""
-    await send_bytes(send, status, json_bytes(answer), "application/json", headers)
+    await send_bytes(send, status, encode_json(answer), "application/json", headers)
 
 
 async def send_bytes(
     send: Send, status: int, body: bytes, kind: str, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Send a whole answer; it returns when the client has taken all but the last of it."""
+    """Send a whole answer; return when the client has read all but the last part."""
     fields = {"content-type": kind, "content-length": str(len(body)), **(headers or {})}
     encoded = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
@@ -98,20 +103,20 @@ _HEADERS = [
 
 
 class EventStream:
-    """Chunks as they come, then `[DONE]`.
+    """An event for each chunk, then `[DONE]`.
 
-    What fails before the first chunk fails the request; later, the error is the last event.
+    A failure before the first chunk fails the request; a later one is sent as the last event.
     """
 
     def __init__(self, chunks: AsyncGenerator[dict[str, Any]]):
         self._chunks = chunks
 
     async def send(self, send: Send) -> None:
-        """Send it all.
+        """Send all events.
 
         Raises:
-            Problem, EvalutionError: it failed before anything was sent.
-            ClientGoneError: the client doesn't read on.
+            ApiError, EvalutionError: it failed before anything was sent.
+            ClientDisconnect: the client doesn't read any further.
         """
         async with aclosing(self._chunks) as chunks:
             first = await anext(chunks, None)
@@ -119,19 +124,19 @@ class EventStream:
             end = b"data: [DONE]\n\n"
             try:
                 if first is not None:
-                    await _event(send, first)
+                    await _send_event(send, first)
                 async for chunk in chunks:
-                    await _event(send, chunk)
-            except ClientGoneError:
+                    await _send_event(send, chunk)
+            except ClientDisconnect:
                 raise
-            except (Problem, EvalutionError) as error:
-                problem = problem_of(error) if isinstance(error, EvalutionError) else error
-                end = b"data: " + json_bytes(problem.answer) + b"\n\n"
-            except Exception:  # noqa: BLE001 - whatever it is, the client learns of it
+            except (ApiError, EvalutionError) as error:
+                problem = to_api_error(error) if isinstance(error, EvalutionError) else error
+                end = b"data: " + encode_json(problem.answer) + b"\n\n"
+            except Exception:  # noqa: BLE001 - the client gets an error event
                 _log.exception("a stream failed")
-                end = b"data: " + json_bytes(unexpected().answer) + b"\n\n"
+                end = b"data: " + encode_json(make_internal_error().answer) + b"\n\n"
             await send_part(send, end, more=False)
 
 
-async def _event(send: Send, chunk: dict[str, Any]) -> None:
-    await send_part(send, b"data: " + json_bytes(chunk) + b"\n\n")
+async def _send_event(send: Send, chunk: dict[str, Any]) -> None:
+    await send_part(send, b"data: " + encode_json(chunk) + b"\n\n")

@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and `/tokenizer_info`: the session's tokenizer for its clients."""
+"""The routes `/tokenize`, `/detokenize` and `/tokenizer_info`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing_extensions import TypedDict
 from evalution_core import SpecialTokens
 from evalution_enginekit import ChatTemplate
 from evalution_openai.server.bodies import DetokenizeBody, TokenizeBody
-from evalution_openai.server.errors import Problem
-from evalution_openai.server.serving import Served, WholeTokenizer
+from evalution_openai.server.errors import ApiError
+from evalution_openai.server.serving import ServedModel, WholeTokenizer
 
 
 class TokenizeAnswer(TypedDict):
@@ -25,7 +25,7 @@ class DetokenizeAnswer(TypedDict):
 
 
 class TokenizerInfo(TypedDict):
-    """The tokenizer as data; null where the session doesn't tell."""
+    """The tokenizer as data; null where the session doesn't report it."""
 
     tokenizer_class: str
     bos_token: str | None
@@ -42,31 +42,31 @@ class TokenizerInfo(TypedDict):
     vocabulary_size: int | None
 
 
-async def tokenize(served: Served, body: TokenizeBody) -> TokenizeAnswer:
-    """Ids of a text as the server itself would encode it for a prompt."""
-    codec = served.codec("/tokenize")
+async def tokenize(served: ServedModel, body: TokenizeBody) -> TokenizeAnswer:
+    """Encode a text as the server encodes a prompt."""
+    codec = served.require_tokenizer("/tokenize")
     token_ids: list[int] | None = None
     if body.add_special_tokens is not False:
-        token_ids = await asyncio.to_thread(served.prompt_ids, body.prompt)
+        token_ids = await asyncio.to_thread(served.encode_prompt, body.prompt)
     if token_ids is None:
         token_ids = await asyncio.to_thread(codec.encode, body.prompt)
     return {"tokens": token_ids, "count": len(token_ids), "max_model_len": served.max_model_len}
 
 
-async def detokenize(served: Served, body: DetokenizeBody) -> DetokenizeAnswer:
-    """The text of ids."""
-    codec = served.codec("/detokenize")
+async def detokenize(served: ServedModel, body: DetokenizeBody) -> DetokenizeAnswer:
+    """Decode ids."""
+    codec = served.require_tokenizer("/detokenize")
     size = codec.vocabulary_size if isinstance(codec, WholeTokenizer) else None
     if size is not None and (largest := max(body.tokens, default=0)) >= size:
-        raise Problem(400, f"token id {largest} is outside the vocabulary of {size} tokens")
+        raise ApiError(400, f"token id {largest} is outside the vocabulary of {size} tokens")
     skip = bool(body.skip_special_tokens)
     text = await asyncio.to_thread(codec.decode, body.tokens, skip_special_tokens=skip)
     return {"prompt": text}
 
 
-async def tokenizer_info(served: Served) -> TokenizerInfo:
-    """What a client needs to encode as the server does."""
-    codec = served.codec("/tokenizer_info")
+async def tokenizer_info(served: ServedModel) -> TokenizerInfo:
+    """Return the facts that a client needs to encode as the server does."""
+    codec = served.require_tokenizer("/tokenizer_info")
     special = codec if isinstance(codec, SpecialTokens) else None
     whole = codec if isinstance(codec, WholeTokenizer) else None
     template = whole.chat_template if whole else None
@@ -88,5 +88,5 @@ async def tokenizer_info(served: Served) -> TokenizerInfo:
     }
 
 
-def _text(served: Served, token_id: int | None) -> str | None:
-    return None if token_id is None else served.spelling(token_id)
+def _text(served: ServedModel, token_id: int | None) -> str | None:
+    return None if token_id is None else served.spell(token_id)

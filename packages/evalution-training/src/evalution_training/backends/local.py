@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from evalution_core import ConfigurationError, EngineUnavailableError, builtin_path
-from evalution_training.backends.libraries import library
+from evalution_training.backends import library
 from evalution_training.models import NAME, evaluated_model
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
@@ -16,7 +16,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
 class LocalConfig(BaseModel):
-    """How the model is loaded.
+    """Settings for loading the model.
 
     `dtype`: of the weights; `auto` is as the checkpoint was saved. `device`: `auto` is an
     accelerator where there is one. `trust_remote_code`: run code that comes with the checkpoint.

@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from evalution_core import ConfigurationError, EngineUnavailableError, hide, scrub
-from evalution_training.backends.libraries import library
+from evalution_training.backends import library
 from evalution_training.models import NAME
 
 HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
-"""Where the client goes when it is told nothing."""
+"""The client's own default."""
 _REFUSED = (401, 403)
 _LONGEST_S = 86_400
 
 
 class TinkerConfig(BaseModel):
-    """Which server, and how to reach it.
+    """The address of the server, and the key and time for reaching it.
 
     `api_key_env`: name of the environment variable that holds the key, read when the model is
     prepared. `base_url`: the server; None is `TINKER_BASE_URL`, else the hosted service. `timeout`:
@@ -101,7 +101,7 @@ class TinkerBackend:
         handles.pop("service_client", None)
 
     def _check_alive(self, url: str, key: str) -> None:
-        """Raise unless a server is there: with none, the client would try again for ever."""
+        """Raise unless a server answers: without one, the client would retry endlessly."""
         if not url.startswith(("http://", "https://")):
             raise ConfigurationError(
                 f"base_url of backend 'tinker' must begin with http:// or https://, got "

@@ -16,11 +16,11 @@ from rich.table import Table
 
 from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption
-from evalution.counts import LARGEST
 from evalution.hints import INSTALL_HINTS
 from evalution.suites.discovery import available_suites, load_suite
 from evalution.suites.suite import Suite, SuiteDeclaration
 from evalution.table import console, engines_table
+from evalution.user_input import LARGEST
 from evalution.yaml_spec.option_schema import (
     engine_options_schema,
     filter_definitions,

@@ -9,9 +9,9 @@ import typer
 
 from evalution.cli.errors import EXIT_OUTSIDE, report_errors
 from evalution.cli.options import DebugOption, JsonOption, SpecArgument
-from evalution.cli.terminal_progress import terminal_progress
+from evalution.progress import terminal_progress
 from evalution.results import to_json
-from evalution.runs.lane import Lane
+from evalution.runs.preflight import EngineAndModel
 from evalution.table import console
 from evalution.yaml_spec.run_spec import Spec, load_spec
 from evalution_core import ConfigurationError
@@ -48,7 +48,7 @@ def parity(
         loaded = load_spec(spec)
         folder = None if output is None else file.parity_folder(output)
         result = check.check_parity(
-            Lane(loaded.engine, loaded.model),
+            EngineAndModel(loaded.engine, loaded.model),
             _against(loaded, spec),
             loaded.tests,
             tolerance=check.Tolerance(tolerance, decisions),
@@ -63,7 +63,7 @@ def parity(
             raise typer.Exit(EXIT_OUTSIDE)
 
 
-def _against(loaded: Spec, spec: str) -> Lane:
+def _against(loaded: Spec, spec: str) -> EngineAndModel:
     if loaded.against is None:
         name = type(loaded.engine).__name__
         raise ConfigurationError(

@@ -28,15 +28,15 @@ from evalution.cli.options import (
 from evalution.cli.parity import parity
 from evalution.cli.run import run
 from evalution.cli.show import show
+from evalution.redaction import mask_text
 from evalution.results import to_json
-from evalution.runs.declared import free_name
-from evalution.runs.lane import Lane
-from evalution.runs.preflight import check_capabilities, check_model, check_suites
+from evalution.runs.preflight import EngineAndModel, check_capabilities, check_model, parse_tests
+from evalution.runs.run_identity import find_free_name
 from evalution.suites.suite import AnySuite
 from evalution.table import console
 from evalution.yaml_spec.run_spec import load_spec
 from evalution.yaml_spec.schema import spec_schema
-from evalution_core import ConfigurationError, scrub
+from evalution_core import ConfigurationError
 
 
 def schema(output: OutputFileOption = None, debug: DebugOption = False) -> None:
@@ -48,7 +48,7 @@ def schema(output: OutputFileOption = None, debug: DebugOption = False) -> None:
     with report_errors(debug=debug):
         found = spec_schema()
         for complaint in found.complaints:
-            typer.echo(f"left out: {scrub(complaint)}", err=True)
+            typer.echo(f"left out: {mask_text(complaint)}", err=True)
         write_text(json.dumps(found.schema, indent=2, ensure_ascii=False) + "\n", output)
 
 
@@ -59,18 +59,18 @@ def validate(spec: SpecArgument, debug: DebugOption = False) -> None:
     """
     with report_errors(debug=debug):
         loaded = load_spec(spec)
-        suites = check_suites(loaded.tests)
-        _check_lane("engine", Lane(loaded.engine, loaded.model), suites)
+        suites = parse_tests(loaded.tests)
+        _check_lane("engine", EngineAndModel(loaded.engine, loaded.model), suites)
         if loaded.against is not None:
             _check_lane("against", loaded.against, suites)
         names: list[str] = []
         for suite in suites:
-            names.append(free_name(suite.title, names))
+            names.append(find_free_name(suite.title, names))
             print(f"test {names[-1]}: {type(suite).__name__}, {suite.check_samples()} rows")
         print(f"{spec} is valid")
 
 
-def _check_lane(section: str, lane: Lane, suites: Sequence[AnySuite]) -> None:
+def _check_lane(section: str, lane: EngineAndModel, suites: Sequence[AnySuite]) -> None:
     engine = type(lane.engine)
     check_model(lane.model, lane.engine)
     check_capabilities(suites, engine.capabilities, f"of engine {engine.__name__}")

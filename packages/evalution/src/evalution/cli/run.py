@@ -16,11 +16,12 @@ import typer
 
 from evalution.cli.errors import EXIT_WITH_FAILURES, hint_isolation, report_errors
 from evalution.cli.options import DebugOption, SpecArgument
-from evalution.cli.terminal_progress import terminal_progress
+from evalution.progress import terminal_progress
 from evalution.results import RunResult
 from evalution.runs.folder import DefaultFolder
-from evalution.runs.handle import Run
-from evalution.runs.preflight import check_suites
+from evalution.runs.options import RunOptions
+from evalution.runs.preflight import parse_tests
+from evalution.runs.run import Run
 from evalution.table import complaints, console, result_table
 from evalution.yaml_spec.run_spec import Spec, load_spec
 from evalution_core import ConfigurationError, EvalutionError, UnsupportedRequestError
@@ -81,16 +82,19 @@ def run(
         handle = Run(
             loaded.engine,
             loaded.model,
-            output=DefaultFolder(loaded.model.name, datetime.now()) if output is None else output,
-            fresh=fresh,
-            retry_failed=retry_failed,
-            cache=cache,
-            limit=limit,
-            isolate=loaded.isolate,
-            on_error=loaded.failures.on_error,
-            max_failures=loaded.failures.max_failures,
-            backend=loaded.backend,
-            progress=terminal_progress(),
+            RunOptions(
+                output=DefaultFolder(loaded.model.name, datetime.now())
+                if output is None
+                else output,
+                fresh=fresh,
+                retry_failed=retry_failed,
+                cache=cache,
+                limit=limit,
+                isolate=loaded.isolate,
+                failures=loaded.failures,
+                backend=loaded.backend,
+                progress=terminal_progress(),
+            ),
         )
         try:
             _run_all(handle, loaded)
@@ -99,6 +103,10 @@ def run(
                 _show(handle.result, _again(handle.result, spec, limit, cache))
         if handle.result.failed:
             raise typer.Exit(EXIT_WITH_FAILURES)
+
+
+def _choose_folder(output: str | None, model: str) -> str | DefaultFolder:
+    return DefaultFolder(model, datetime.now()) if output is None else output
 
 
 def _check_choice(output: str | None, *, fresh: bool, retry_failed: bool) -> None:
@@ -123,7 +131,7 @@ def _run_all(handle: Run, spec: Spec) -> None:
     can_isolate = not spec.isolate and spec.backend is None
     try:
         with hint_isolation(is_possible=can_isolate), finish_in_flight(handle), handle:
-            suites = check_suites(spec.tests)
+            suites = parse_tests(spec.tests)
             handle.prepare(suites)
             for suite in suites:
                 handle.run(suite)

@@ -13,9 +13,8 @@ import typer
 from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
-from evalution.runs.reader import read_run
-from evalution.runs.unfinished import unfinished_suites
-from evalution.samples.reader import SuiteSamples
+from evalution.runs.reader import read_partial_suites, read_run
+from evalution.samples import SuiteSamples
 from evalution.table import complaints, console, result_table
 from evalution_core import ConfigurationError, did_you_mean
 
@@ -68,7 +67,7 @@ def _show_run(run: RunResult) -> None:
 
 
 def _begun(run: RunResult) -> Iterator[str]:
-    for suite in unfinished_suites(run):
+    for suite in read_partial_suites(run):
         option = f"--samples {shlex.quote(suite.name)}"
         yield f"{suite.name}: not finished; {option} shows what it has so far"
 
@@ -125,7 +124,7 @@ def _short(value: Any) -> str:
 
 
 def _suite(run: RunResult, name: str) -> SuiteResult:
-    found = {suite.name: suite for suite in (*run.suites, *unfinished_suites(run))}
+    found = {suite.name: suite for suite in (*run.suites, *read_partial_suites(run))}
     if name not in found:
         listed = ", ".join(found) or "none"
         raise ConfigurationError(

@@ -11,9 +11,8 @@ from typing import Any, Literal, cast
 
 from evalution.comparison.significance import PairedTest, mcnemar, paired_t_test, sign_test
 from evalution.results import MetricResult, RunResult, SampleResult
-from evalution.runs.reader import read_run
-from evalution.runs.run_samples import RunSamples
-from evalution.samples.columns import SampleColumns
+from evalution.runs.reader import RunSamples, read_run
+from evalution.samples import SampleColumns
 
 _SECTIONS = ("model", "engine", "scoring_policy", "versions")
 _LEFT_OUT = frozenset({"engine.capabilities", "engine.self_check"})

@@ -16,15 +16,15 @@ from typing import IO, TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion
 
-from evalution.conditions.requirements import requirements_of
+from evalution.environment import read_requirements
 from evalution.hints import INSTALL_HINTS
+from evalution.redaction import mask_text
 from evalution_core import (
     ConfigurationError,
     EngineEntry,
     available,
     did_you_mean,
     normalized,
-    scrub,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Needed:
 
 def find_requirements(name: str) -> list[Needed]:
     """What a distribution needs on this machine, extras left out; empty if it isn't installed."""
-    return [_needed(requirement) for requirement in requirements_of(name)]
+    return [_needed(requirement) for requirement in read_requirements(name)]
 
 
 def _needed(requirement: Requirement) -> Needed:
@@ -232,4 +232,4 @@ def _kill_all_of(child: subprocess.Popen[bytes]) -> None:
 def _last_line(printed: IO[bytes]) -> str:
     printed.seek(0)
     lines = printed.read().decode(errors="replace").strip().splitlines()
-    return scrub(lines[-1].strip())[:200] if lines else ""
+    return mask_text(lines[-1].strip())[:200] if lines else ""

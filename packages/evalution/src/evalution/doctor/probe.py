@@ -11,7 +11,8 @@ import os
 import sys
 from typing import Any
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import wrap_errors
+from evalution.redaction import mask_text, register_secrets
 from evalution_core import (
     BaseEngine,
     ConfigurationError,
@@ -19,8 +20,9 @@ from evalution_core import (
     EngineUnavailableError,
     EvalutionError,
     redact,
-    scrub,
 )
+from evalution_core.discovery import ENGINES
+from evalution_core.plugins import PluginEntry
 
 
 def main() -> None:
@@ -29,7 +31,7 @@ def main() -> None:
     os.dup2(2, 1)
     question = json.load(sys.stdin)
     sys.path[:] = question["path"]
-    answer = probe_engine(EngineEntry(*question["entry"]))
+    answer = probe_engine(PluginEntry(*question["entry"], ENGINES))
     with os.fdopen(answers, "w", encoding="utf-8") as stream:
         json.dump(answer, stream)
     # A runtime's threads must not keep the process alive: all that was asked is answered.
@@ -45,21 +47,21 @@ def probe_engine(entry: EngineEntry) -> dict[str, Any]:
     try:
         kind = entry.load()
         found["imported"] = True
-        with foreign_errors("capabilities"):
+        with wrap_errors("capabilities"):
             found["capabilities"] = sorted(kind.capabilities)
         found["runtime"] = _runtime_of(kind)
     except EvalutionError as error:
-        found["error"] = scrub(str(error))
+        found["error"] = mask_text(str(error))
     return found
 
 
 def _runtime_of(kind: type[BaseEngine]) -> dict[str, Any] | None:
     try:
-        with foreign_errors("making it without options", ConfigurationError):
-            engine = kind.from_options({})
+        with wrap_errors("making it without options", ConfigurationError):
+            register_secrets(engine := kind.from_options({}))
     except ConfigurationError:
         return None  # it needs options, which is no fault: there is nothing to ask yet
-    with foreign_errors("describe_runtime", EngineUnavailableError):
+    with wrap_errors("describe_runtime", EngineUnavailableError):
         return redact(engine.describe_runtime())
 
 

@@ -1,18 +1,24 @@
-"""Answers on disk, by what was asked of whom: the journal of a run, and the cache across runs."""
+"""Answers on disk, by request and by who answers: the journal of a run, the cache across runs."""
 
-from evalution.journal.answer_codec import UnreadableAnswerError, decode_answer, encode_answer
+from evalution.journal.answer_records import (
+    DamagedAnswerError,
+    UnreadableAnswerError,
+    decode_answer,
+    encode_answer,
+)
 from evalution.journal.database import JournalError
-from evalution.journal.keys import AnswerBase, answer_base, cache_key, request_key
+from evalution.journal.keys import AnswerBase, make_answer_base, make_cache_key, make_request_key
 from evalution.journal.store import Journal
 
 __all__ = [
     "AnswerBase",
+    "DamagedAnswerError",
     "Journal",
     "JournalError",
     "UnreadableAnswerError",
-    "answer_base",
-    "cache_key",
     "decode_answer",
     "encode_answer",
-    "request_key",
+    "make_answer_base",
+    "make_cache_key",
+    "make_request_key",
 ]

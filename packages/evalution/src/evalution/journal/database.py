@@ -6,9 +6,9 @@ import os
 import sqlite3
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
-from zlib import crc32
 
 from evalution_core import ConfigurationError, EvalutionError
 
@@ -22,22 +22,15 @@ CREATE TABLE answers (
     suite TEXT NOT NULL,
     row INTEGER NOT NULL,
     position INTEGER NOT NULL,
-    answer BLOB NOT NULL,
-    checksum INTEGER NOT NULL
+    answer BLOB NOT NULL
 );
 CREATE UNIQUE INDEX answers_by_key ON answers (key, attempt);
-CREATE TABLE declared (
-    section TEXT PRIMARY KEY,
-    value TEXT NOT NULL,
-    checksum INTEGER NOT NULL
-);
+CREATE TABLE declared (section TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
+_LAST = "SELECT max(number) FROM answers"
 _SHARED_WAIT_S = 30.0
 _RETRY_S = 0.02
-_LOCKED_FILE = 5
-"""The word of a line in `/proc/locks` that says which file; the process stands before it."""
-
-DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _FORBIDDEN = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
 
@@ -47,7 +40,7 @@ class JournalError(EvalutionError, OSError):
 
 
 class DamagedJournalError(JournalError):
-    """SQLite can't make sense of the file."""
+    """SQLite can't read the file."""
 
 
 class BusyJournalError(JournalError):
@@ -55,7 +48,7 @@ class BusyJournalError(JournalError):
 
 
 def open_alone(path: Path) -> sqlite3.Connection:
-    """A connection that no other process can have while it is open; any death releases it.
+    """Connect so that no other process can while it is open; any death releases the file.
 
     What it commits survives a power cut as well.
 
@@ -66,11 +59,11 @@ def open_alone(path: Path) -> sqlite3.Connection:
     """
     try:
         # In this mode SQLite needs no shared memory beside the file, which network drives lack.
-        return _opened(path, "EXCLUSIVE", "FULL", 0.0)
+        return _connect(path, "EXCLUSIVE", "FULL", 0.0)
     except BusyJournalError as error:
         raise ConfigurationError(
-            f"{_writer(path)} is writing this run: {path}; wait for its end, or name another "
-            "--output"
+            f"another process, or another run of this one, is writing this run: {path}; wait for "
+            "its end, or name another --output"
         ) from error
     except DamagedJournalError:
         raise
@@ -79,7 +72,7 @@ def open_alone(path: Path) -> sqlite3.Connection:
 
 
 def open_shared(path: Path) -> sqlite3.Connection:
-    """A connection beside those of other processes; the file is made where there is none.
+    """Connect beside other processes; the file is made where there is none.
 
     What was committed last may be lost in a power cut, but never to the death of a process.
 
@@ -90,7 +83,7 @@ def open_shared(path: Path) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         # No commit waits for the disk, or each process would wait for those of the others.
-        return _opened(path, "NORMAL", "NORMAL", _SHARED_WAIT_S)
+        return _connect(path, "NORMAL", "NORMAL", _SHARED_WAIT_S)
     except DamagedJournalError as error:
         raise ConfigurationError(
             f"the journal {path} is damaged ({error.__cause__}); move it away, and a new one is "
@@ -102,88 +95,20 @@ def open_shared(path: Path) -> sqlite3.Connection:
         raise not_writable(path, error) from error
 
 
-def not_writable(path: Path, error: OSError | str) -> ConfigurationError:
-    """The error for a journal that the file system refuses to make, change or remove."""
-    reason = error if isinstance(error, str) else error.strerror
-    return ConfigurationError(
-        f"the journal {path} can't be written: {reason}; name a folder that can be"
-    )
-
-
-def checksum_of(key: bytes, value: bytes) -> int:
-    """What stands beside a value, so that a damaged one is never taken for it."""
-    return crc32(value, crc32(key))
-
-
-def is_whole(key: object, value: object, checksum: object) -> bool:
-    """Whether a value is the one that was written under this key."""
-    if not isinstance(key, bytes) or not isinstance(value, bytes):
-        return False
-    return checksum_of(key, value) == checksum
-
-
 @contextmanager
-def journal_errors(path: Path) -> Generator[None]:
-    """Raise SQLite's errors as `JournalError`."""
+def transaction(connection: sqlite3.Connection) -> Generator[None]:
+    """Commit what is done inside, or nothing of it."""
     try:
+        connection.execute("BEGIN IMMEDIATE")
         yield
-    except sqlite3.Error as error:
-        raise journal_error(path, error) from error
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
-def journal_error(path: Path, error: sqlite3.Error) -> JournalError:
-    """What SQLite's error means for the journal at `path`."""
-    code = primary_code(error)
-    if code in DAMAGE:
-        return DamagedJournalError(
-            f"the journal {path} is damaged ({error}); run the same again, which keeps what can be "
-            "read, or move it away"
-        )
-    if code in _BUSY:
-        return BusyJournalError(f"the journal {path} is in use by another process for too long")
-    if code == sqlite3.SQLITE_FULL:
-        return JournalError(
-            f"the journal {path} can't be written: the disk is full; what was committed is kept: "
-            "make room and run the same again"
-        )
-    if code in _FORBIDDEN:
-        return JournalError(
-            f"the journal {path} can't be written: {error}; name a folder that can be"
-        )
-    return JournalError(
-        f"the journal {path} can't be written: {error}; what was committed is kept: run the same "
-        "again when that is mended"
-    )
-
-
-def primary_code(error: sqlite3.Error) -> int:
-    """SQLite's result code without its detail; 0 for an error of Python's own layer."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
-
-
-def _writer(path: Path) -> str:
-    process = _locking_process(path)
-    if process == os.getpid():
-        return "this process"
-    return "another process" if process is None else f"another process (PID {process})"
-
-
-def _locking_process(path: Path) -> int | None:
-    # Of the systems that Evalution runs on, Linux alone tells, and not for every file system.
-    try:
-        status = path.stat()
-        locks = Path("/proc/locks").read_text("ascii")
-    except OSError:
-        return None
-    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    for line in locks.splitlines():
-        words = line.split()
-        if len(words) > _LOCKED_FILE and words[_LOCKED_FILE] == file:
-            return int(words[_LOCKED_FILE - 1]) if words[_LOCKED_FILE - 1].isdecimal() else None
-    return None
-
-
-def _opened(path: Path, locking: str, synchronous: str, wait_s: float) -> sqlite3.Connection:
+def _connect(path: Path, locking: str, synchronous: str, wait_s: float) -> sqlite3.Connection:
     # SQLite would open it all the same, and fail later in ways that depend on the system.
     if not all(os.access(place, os.W_OK) for place in (path, path.parent)):
         raise not_writable(path, "the file or its folder is read-only")
@@ -200,7 +125,7 @@ def _opened(path: Path, locking: str, synchronous: str, wait_s: float) -> sqlite
             _check_kind(connection, path)
             _enter_wal(connection, wait_s)
             connection.execute(f"PRAGMA synchronous = {synchronous}")
-            with transaction(connection):  # tells now that the file can't be written
+            with transaction(connection):  # raises now if the file can't be written
                 _make_tables(connection)
         except BaseException:
             connection.close()
@@ -214,7 +139,7 @@ def _check_kind(connection: sqlite3.Connection, path: Path) -> None:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         is_empty = connection.execute("PRAGMA schema_version").fetchone()[0] == 0
     except sqlite3.DatabaseError as error:
-        if primary_code(error) == sqlite3.SQLITE_NOTADB:
+        if _primary_code(error) == sqlite3.SQLITE_NOTADB:
             raise ConfigurationError(
                 f"{path} is no journal: it isn't a SQLite database; move it away"
             ) from error
@@ -237,7 +162,7 @@ def _enter_wal(connection: sqlite3.Connection, wait_s: float) -> None:
             connection.execute("PRAGMA journal_mode = WAL").fetchone()
         except sqlite3.OperationalError as error:
             # SQLite doesn't wait here while another process does the same.
-            if primary_code(error) not in _BUSY or time.monotonic() >= give_up:
+            if _primary_code(error) not in _BUSY or time.monotonic() >= give_up:
                 raise
             time.sleep(_RETRY_S)
         else:
@@ -253,14 +178,92 @@ def _make_tables(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """Commit what is done inside, or nothing of it."""
+def is_sound(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether SQLite finds no damage in the file; closes the connection on any other error."""
     try:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
-        connection.execute("COMMIT")
+        with journal_errors(path):
+            return connection.execute("PRAGMA integrity_check(1)").fetchall() == [("ok",)]
+    except DamagedJournalError:
+        return False
     except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+        connection.close()
         raise
+
+
+def move_aside(path: Path) -> str:
+    """Rename a damaged journal with all its files; return a sentence about it for the user."""
+    lost = _count_damaged(path)
+    names = (path.with_name(f"{path.stem}.damaged-{n}{path.suffix}") for n in count(1))
+    aside = next(name for name in names if not name.exists())
+    try:
+        for file, kept in zip(sqlite_files(path), sqlite_files(aside), strict=True):
+            if file.exists():
+                os.replace(file, kept)
+    except OSError as error:
+        raise not_writable(path, error) from error
+    return (
+        f"the journal {path} is damaged: {'all' if lost is None else lost} of its answers have to "
+        f"be computed again; the damaged file is now {aside}"
+    )
+
+
+def _count_damaged(path: Path) -> int | None:
+    """Return how many answers a damaged journal was given, None if that can't be read."""
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as damaged:
+            damaged.execute("PRAGMA locking_mode = EXCLUSIVE")  # or it makes files beside this one
+            return damaged.execute(_LAST).fetchone()[0]
+    except sqlite3.Error:
+        return None
+
+
+def sqlite_files(path: Path) -> list[Path]:
+    """Return the database and what SQLite may keep beside it."""
+    return [path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))]
+
+
+@contextmanager
+def journal_errors(path: Path) -> Generator[None]:
+    """Raise SQLite's errors as `JournalError`."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise to_journal_error(path, error) from error
+
+
+def to_journal_error(path: Path, error: sqlite3.Error) -> JournalError:
+    """Return the error that SQLite's stands for, with what to do about it."""
+    code = _primary_code(error)
+    if code in _DAMAGE:
+        return DamagedJournalError(
+            f"the journal {path} is damaged ({error}); run the same again, which moves it aside "
+            "and computes its answers again"
+        )
+    if code in _BUSY:
+        return BusyJournalError(f"the journal {path} is in use by another process for too long")
+    if code == sqlite3.SQLITE_FULL:
+        return JournalError(
+            f"the journal {path} can't be written: the disk is full; what was committed is kept: "
+            "make room and run the same again"
+        )
+    if code in _FORBIDDEN:
+        return JournalError(
+            f"the journal {path} can't be written: {error}; name a folder that can be"
+        )
+    return JournalError(
+        f"the journal {path} can't be written: {error}; what was committed is kept: run the same "
+        "again when that is mended"
+    )
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    """Return SQLite's result code without its detail; 0 for an error of Python's own layer."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def not_writable(path: Path, error: OSError | str) -> ConfigurationError:
+    """Return the error for a journal that the file system refuses to make, change or remove."""
+    reason = error if isinstance(error, str) else error.strerror
+    return ConfigurationError(
+        f"the journal {path} can't be written: {reason}; name a folder that can be"
+    )

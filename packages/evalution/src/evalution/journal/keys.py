@@ -1,9 +1,9 @@
-"""What an answer is filed under: who answered, and every field of the request that reaches it."""
+"""A request as canonical text: every field that reaches the engine, spelled in one way only."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from hashlib import blake2b
@@ -11,15 +11,130 @@ from pathlib import PurePath
 from typing import Any, cast
 
 from evalution.exchange import Request
-from evalution.journal.request_content import is_plain, request_content
 from evalution_core import (
     CONTRACT_VERSION,
     BaseEngine,
     GenerationRequest,
+    LoglikelihoodRequest,
     Model,
+    RollingLoglikelihoodRequest,
     numeric_options,
 )
 from evalution_core.redaction import SECRET_FIELD
+
+
+class _UntoldContentError(ValueError):
+    """A value that says nothing about its content, such as an image object."""
+
+
+def request_content(request: Request) -> str | None:
+    """All fields but `metadata`, as JSON; None where a value isn't told by its content.
+
+    A list and a tuple are the same, and so are 1 and 1.0 for a field that is a float. A field that
+    is None is left out: a field that comes later with None as its default changes no content.
+    """
+    kind = type(request)
+    if kind not in _FIELDS:  # a subclass may hold anything
+        return None
+    label, spellings = _FIELDS[kind]
+    told: dict[str, Any] = {"request": label}
+    try:
+        for name, spelled in spellings:
+            if (value := getattr(request, name)) is not None:
+                told[name] = value if spelled is None else spelled(value)
+        return _ENCODER.encode(told)
+    except _UntoldContentError:
+        return None
+
+
+def is_plain(request: Request) -> bool:
+    """Whether all that a template can show of the request is roles and texts."""
+    if isinstance(request, RollingLoglikelihoodRequest):
+        return True
+    if isinstance(request, GenerationRequest) and request.tools is not None:
+        return False
+    return all(_is_plain_message(message) for message in request.messages or ())
+
+
+def _is_plain_message(message: Mapping[str, Any]) -> bool:
+    if set(message) != {"role", "content"}:
+        return False
+    content: object = message["content"]
+    if isinstance(content, str):
+        return True
+    return isinstance(content, list | tuple) and all(
+        _is_plain_part(part) for part in cast(Sequence[object], content)
+    )
+
+
+def _is_plain_part(part: object) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    held = cast(Mapping[object, object], part)
+    return set(held) == {"type", "text"} and held["type"] == "text"
+
+
+def _flag(value: object) -> bool:
+    return bool(value)
+
+
+def _number(value: Any) -> object:
+    try:
+        return float(value) + 0.0  # -0.0 is 0.0
+    except (TypeError, ValueError):  # the session will refuse it
+        return value
+
+
+def _value(value: object) -> object:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        items = cast(Mapping[object, object], value)
+        if not all(isinstance(key, str) for key in items):
+            raise _UntoldContentError
+        return {key: _value(member) for key, member in items.items()}
+    if isinstance(value, list | tuple):
+        return [_value(member) for member in cast(Sequence[object], value)]
+    raise _UntoldContentError
+
+
+def _foreign(value: object) -> object:
+    """What JSON doesn't know: numbers and arrays of a library, and other sequences of ids."""
+    if callable(as_list := getattr(value, "tolist", None)):
+        return as_list()
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return list(cast(Sequence[object], value))
+    raise _UntoldContentError
+
+
+# With ASCII alone, a character beyond 16 bits and its two surrogates would be spelled the same.
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=_foreign
+)
+
+_Spelling = Callable[[Any], object]
+_SPELLINGS: dict[str, _Spelling] = {
+    "messages": _value,
+    "tools": _value,
+    "add_generation_prompt": _flag,
+    "do_sample": _flag,
+    "ignore_eos": _flag,
+    "temperature": _number,
+    "top_p": _number,
+}
+
+
+def _spellings(kind: type[Request]) -> list[tuple[str, _Spelling | None]]:
+    names = sorted(set(kind.__dataclass_fields__) - {"metadata", "_"})
+    return [(name, _SPELLINGS.get(name)) for name in names]
+
+
+_FIELDS: dict[type[Request], tuple[str, list[tuple[str, _Spelling | None]]]] = {
+    GenerationRequest: ("generation", _spellings(GenerationRequest)),
+    LoglikelihoodRequest: ("loglikelihood", _spellings(LoglikelihoodRequest)),
+    RollingLoglikelihoodRequest: ("rolling", _spellings(RollingLoglikelihoodRequest)),
+}
+
 
 _KEY_VERSION = 1
 """Changes when the same answer gets another key, or a default of a request another meaning."""
@@ -40,7 +155,7 @@ class AnswerBase:
     is_shareable: bool
 
 
-def answer_base(
+def make_answer_base(
     *,
     engine: BaseEngine | None,
     model: Model,
@@ -90,7 +205,7 @@ def answer_base(
     )
 
 
-def request_key(
+def make_request_key(
     base: AnswerBase, *, suite: str, row: int, position: int, request: Request
 ) -> bytes | None:
     """The key of one request of a run; metadata doesn't count.
@@ -104,7 +219,7 @@ def request_key(
     return _digest(base.digest, f"{len(suite)} {suite} {row} {position} {content}")
 
 
-def cache_key(base: AnswerBase, request: Request) -> bytes | None:
+def make_cache_key(base: AnswerBase, request: Request) -> bytes | None:
     """The key under which any run may take the answer; None where it may not be shared.
 
     It may not if who answers isn't known by content, if the answer is sampled without a seed, or if

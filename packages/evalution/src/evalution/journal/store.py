@@ -1,4 +1,8 @@
-"""Answers in one SQLite file: on disk a tenth of a second after they came, by `flush` at once."""
+"""Answers in one SQLite file, committed a tenth of a second after they came, or by `flush`.
+
+SQLite's write-ahead log keeps what was committed, however the process ends. A file that SQLite can
+no longer read is moved aside, and its answers are computed again.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +18,29 @@ from typing import Any, Self
 from evalution.journal.database import (
     DamagedJournalError,
     JournalError,
-    checksum_of,
-    is_whole,
-    journal_error,
+    is_sound,
     journal_errors,
+    move_aside,
     not_writable,
     open_alone,
     open_shared,
+    sqlite_files,
+    to_journal_error,
     transaction,
 )
-from evalution.journal.salvage import is_sound, salvage, sqlite_files
 from evalution_core import ConfigurationError
 
 _COMMIT_S = 0.1
-_RECALL = "SELECT answer, checksum FROM answers WHERE key = ? ORDER BY attempt DESC LIMIT 1"
+_FIND = "SELECT answer FROM answers WHERE key = ? ORDER BY attempt DESC LIMIT 1"
 _NEXT_ATTEMPT = """
-INSERT INTO answers (key, attempt, suite, row, position, answer, checksum)
-VALUES (?1, (SELECT coalesce(max(attempt) + 1, 0) FROM answers WHERE key = ?1), ?2, ?3, ?4, ?5, ?6)
+INSERT INTO answers (key, attempt, suite, row, position, answer)
+VALUES (?1, (SELECT coalesce(max(attempt) + 1, 0) FROM answers WHERE key = ?1), ?2, ?3, ?4, ?5)
 """
 _FIRST_STAYS = """
-INSERT OR IGNORE INTO answers (key, attempt, suite, row, position, answer, checksum)
-VALUES (?1, 0, ?2, ?3, ?4, ?5, ?6)
+INSERT OR IGNORE INTO answers (key, attempt, suite, row, position, answer)
+VALUES (?1, 0, ?2, ?3, ?4, ?5)
 """
-
-_Pending = tuple[bytes, str, int, int, bytes, int]
+_COUNT = "SELECT count(*) FROM answers WHERE attempt = 0 AND suite = coalesce(?, suite)"
 
 
 class Journal:
@@ -51,11 +54,11 @@ class Journal:
     def __init__(self, path: Path, connection: sqlite3.Connection, insert: str):
         self.path = path
         self.notice: str | None = None
-        """A sentence for the user about a damaged file that was replaced."""
+        """A sentence for the user about a damaged file that was moved aside."""
         self._connection = connection
         self._insert = insert
         self._lock = RLock()
-        self._pending: list[_Pending] = []
+        self._pending: list[tuple[bytes, str, int, int, bytes]] = []
         self._last: dict[bytes, bytes] = {}
         self._timer: Timer | None = None
         self._failure: JournalError | None = None
@@ -64,7 +67,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path) -> Journal:
-        """A new journal, held by this process alone until `close` or its death.
+        """Make a journal that this process alone holds until `close` or its death.
 
         Raises:
             ConfigurationError: there is a file already, or its folder can't be written.
@@ -79,30 +82,32 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path) -> Journal:
-        """The journal of an earlier run, held by this process alone until `close` or its death.
+        """Open the journal of an earlier run, held by this process alone until `close`.
 
-        A damaged file is kept beside it under another name, what can be read of it is taken over,
-        and `notice` says so.
+        A damaged file is moved aside, an empty journal takes its place, and `notice` says so.
 
         Raises:
             ConfigurationError: it isn't there, is no journal, was written by a newer version, or is
                 in use by another process; or its folder can't be written.
-            JournalError: the disk is full while a damaged file is replaced.
         """
         if not path.is_file():
             raise ConfigurationError(f"there is no journal {path}")
-        notice = None
-        connection = _sound(path)
-        if connection is None:
-            notice = salvage(path)
+        try:
             connection = open_alone(path)
-        journal = cls(path, connection, _NEXT_ATTEMPT)
+        except DamagedJournalError:
+            connection = None
+        if connection is not None:
+            if is_sound(connection, path):
+                return cls(path, connection, _NEXT_ATTEMPT)
+            connection.close()
+        notice = move_aside(path)
+        journal = cls.create(path)
         journal.notice = notice
         return journal
 
     @classmethod
     def shared(cls, path: Path) -> Journal:
-        """The answers that several processes share, made where there are none yet.
+        """Open the answers that several processes share; the file is made where there is none.
 
         The first answer to a key stays. Record no failures in it.
 
@@ -129,18 +134,19 @@ class Journal:
         except OSError as error:
             raise not_writable(path, error) from error
 
-    def recall(self, key: bytes) -> str | None:
-        """The last answer recorded under `key`, also when it isn't committed yet."""
+    def find(self, key: bytes) -> str | None:
+        """Return the last answer recorded under `key`, also when it isn't committed yet."""
         with self._lock:
             if (pending := self._last.get(key)) is not None:
                 return pending.decode("utf-8", "surrogatepass")
             try:
-                found = self._connection.execute(_RECALL, (key,)).fetchone()
+                found = self._connection.execute(_FIND, (key,)).fetchone()
             except sqlite3.Error as error:
-                raise journal_error(self.path, error) from error
-        if found is None or not is_whole(key, *found):
+                raise to_journal_error(self.path, error) from error
+        try:
+            return None if found is None else found[0].decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:  # damage that SQLite can't see: the answer is computed again
             return None
-        return found[0].decode("utf-8", "surrogatepass")
 
     def record(self, key: bytes, encoded: str, *, suite: str, row: int, position: int) -> None:
         """File an answer; it is committed within 0.1 s, or by `flush`."""
@@ -149,17 +155,17 @@ class Journal:
             self._raise_failure()
             if self._is_closed:
                 raise JournalError(f"the journal {self.path} is closed")
-            self._pending.append((key, suite, row, position, answer, checksum_of(key, answer)))
+            self._pending.append((key, suite, row, position, answer))
             self._last[key] = answer
             if self._suites is not None:
                 self._suites.add(suite)
             if self._timer is None:
-                self._timer = Timer(_COMMIT_S, self._commit_in_time)
+                self._timer = Timer(_COMMIT_S, self._commit_in_background)
                 self._timer.daemon = True
                 self._timer.start()
 
     def flush(self) -> None:
-        """Have all that was recorded committed when this returns: it survives the process.
+        """Commit what was recorded: it then survives the process.
 
         What a journal of one process has committed survives a power cut too.
         """
@@ -167,7 +173,7 @@ class Journal:
             self._commit()
 
     def close(self) -> None:
-        """Commit what was recorded and let the file go. Idempotent."""
+        """Commit what was recorded and release the file. Idempotent."""
         with self._lock:
             if self._is_closed:
                 return
@@ -178,21 +184,14 @@ class Journal:
                 with journal_errors(self.path):
                     self._connection.close()
 
-    def declare(self, section: str, value: Any) -> None:
-        """Keep a JSON value under a name, at once; an earlier one is replaced."""
-        self.declare_all({section: value})
-
-    def declare_all(self, values: Mapping[str, Any]) -> None:
+    def declare(self, values: Mapping[str, Any]) -> None:
         """Keep JSON values by section, all of them or, if the process dies, none."""
-        texts = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
-        rows = [
-            (name, text, checksum_of(name.encode(), text.encode())) for name, text in texts.items()
-        ]
+        rows = [(name, json.dumps(value, sort_keys=True)) for name, value in values.items()]
         with self._lock, journal_errors(self.path), transaction(self._connection):
-            self._connection.executemany("REPLACE INTO declared VALUES (?, ?, ?)", rows)
+            self._connection.executemany("REPLACE INTO declared VALUES (?, ?)", rows)
 
-    def declared(self, *sections: str) -> dict[str, Any]:
-        """NamedDeclaration values by section: those of `sections`, or all if none is named."""
+    def read_declared(self, *sections: str) -> dict[str, Any]:
+        """Return declared values by section: those of `sections`, or all if none is named."""
         places = ", ".join("?" * len(sections))
         chosen = f" WHERE section IN ({places})" if sections else ""
         query = f"SELECT section, value FROM declared{chosen}"
@@ -200,7 +199,7 @@ class Journal:
             found = self._connection.execute(query, sections).fetchall()
         return {section: json.loads(text) for section, text in found}
 
-    def holds(self, suite: str) -> bool:
+    def has_answers(self, suite: str) -> bool:
         """Whether an answer of that suite was recorded, here or before; reads the file once."""
         with self._lock:
             if self._suites is None:
@@ -211,14 +210,11 @@ class Journal:
             return suite in self._suites
 
     def count(self, suite: str | None = None) -> int:
-        """How many requests have an answer, of one suite or of all."""
+        """Return how many requests have an answer, of one suite or of all."""
         with self._lock:
             self._commit()
             with journal_errors(self.path):
-                return self._connection.execute(
-                    "SELECT count(*) FROM answers WHERE attempt = 0 AND suite = coalesce(?, suite)",
-                    (suite,),
-                ).fetchone()[0]
+                return self._connection.execute(_COUNT, (suite,)).fetchone()[0]
 
     def __enter__(self) -> Self:
         return self
@@ -231,7 +227,7 @@ class Journal:
     ) -> None:
         self.close()
 
-    def _commit_in_time(self) -> None:
+    def _commit_in_background(self) -> None:
         with self._lock:
             if self._is_closed:
                 return
@@ -257,21 +253,3 @@ class Journal:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-
-
-def _sound(path: Path) -> sqlite3.Connection | None:
-    """The journal opened, None if it is damaged."""
-    try:
-        connection = open_alone(path)
-    except DamagedJournalError:
-        return None
-    try:
-        with journal_errors(path):
-            found = is_sound(connection)
-    except BaseException:
-        connection.close()
-        raise
-    if found:
-        return connection
-    connection.close()
-    return None

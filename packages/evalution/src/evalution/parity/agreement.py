@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from evalution.exchange import Answer
-from evalution.execution.answers import fault_of
 from evalution.parity.result import (
     NEAR_TIE,
     ChoiceFlip,
@@ -22,8 +21,10 @@ from evalution.parity.result import (
     absolute_difference,
     summarize_differences,
 )
+from evalution.redaction import mask_text
+from evalution.runs.in_flight import find_answer_problem
 from evalution.suites.suite import RequestKind
-from evalution_core import GenerationOutput, RequestFailure, scrub
+from evalution_core import GenerationOutput, RequestFailure
 
 Key = tuple[int, int]
 """The row's index, and which of its requests."""
@@ -65,8 +66,8 @@ Record = Scored | Generated | Failed
 def make_record(answer: Answer | RequestFailure) -> Record:
     """An answer's record; one that could not be scored is a failure."""
     if isinstance(answer, RequestFailure):
-        return Failed(scrub(f"{type(answer.error).__name__}: {answer.error}"))
-    if (fault := fault_of(answer)) is not None:
+        return Failed(mask_text(f"{type(answer.error).__name__}: {answer.error}"))
+    if (fault := find_answer_problem(answer)) is not None:
         return Failed(fault)
     if isinstance(answer, GenerationOutput):
         return Generated(

@@ -11,23 +11,23 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from evalution.conditions.engine_record import engine_record
+from evalution.environment import make_engine_record
+from evalution.error_boundary import clean_up, wrap_errors
 from evalution.exchange import Request
-from evalution.execution.session_answers import session_answers
-from evalution.foreign_code import clean_up, foreign_errors
 from evalution.parity.agreement import Failed, Key, Record, agreement, make_record
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
-from evalution.progress.reports import Progress, Silence
-from evalution.runs.declared import free_name
-from evalution.runs.lane import Lane
-from evalution.runs.lease import SessionLease
+from evalution.progress import Progress, Silence
 from evalution.runs.preflight import (
+    EngineAndModel,
     check_capabilities,
     check_engine,
     check_limit,
     check_model,
-    check_suites,
+    parse_tests,
 )
+from evalution.runs.run_identity import find_free_name
+from evalution.runs.session import SessionHolder
+from evalution.runs.suite_run import open_stream
 from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution_core import (
     BaseEngine,
@@ -118,11 +118,11 @@ def with_ids(request: Request, ids: RequestIds | None) -> Request:
 class ParitySide(AbstractContextManager["ParitySide"]):
     """A lane whose model is loaded; leaving it frees the model. `record` describes the engine."""
 
-    def __init__(self, lane: Lane, progress: Progress, *, isolate: bool):
+    def __init__(self, lane: EngineAndModel, progress: Progress, *, isolate: bool):
         self._lane = lane
         self._progress = progress
-        self.record: dict[str, Any] = engine_record(lane.engine, None)
-        self._lease = SessionLease(lane.engine, lane.model, None, self.record, isolate=isolate)
+        self.record: dict[str, Any] = make_engine_record(lane.engine, None)
+        self._lease = SessionHolder(lane.engine, lane.model, None, self.record, isolate=isolate)
 
     def __enter__(self) -> Self:
         self._lease.open(self._progress)
@@ -135,14 +135,14 @@ class ParitySide(AbstractContextManager["ParitySide"]):
         traceback: TracebackType | None,
     ) -> None:
         if error is None:
-            self._lease.note_execution()
+            self._lease.record_execution()
             self._lease.close()
         else:
             clean_up(error, self._lease.close)
 
     def session(self, suite: AnySuite) -> BaseInferenceSession:
-        """The session, ready for this suite; errors as `SessionLease.for_suite`."""
-        return self._lease.for_suite(suite)
+        """The session, ready for this suite; errors as `SessionHolder.prepare`."""
+        return self._lease.prepare(suite)
 
     def make_encoder(self, session: BaseInferenceSession) -> RequestEncoder | None:
         """Return an encoder with the session's tokenizer; None if it doesn't give it away.
@@ -151,7 +151,7 @@ class ParitySide(AbstractContextManager["ParitySide"]):
             UnsupportedRequestError: the session takes no ids.
         """
         self.require_ids(session)
-        with foreign_errors("tokenizer"):
+        with wrap_errors("tokenizer"):
             codec = session.tokenizer
         return None if codec is None else RequestEncoder(codec)
 
@@ -163,7 +163,7 @@ class ParitySide(AbstractContextManager["ParitySide"]):
 
 def read_info(session: BaseInferenceSession) -> SessionInfo:
     """Return the facts about a session; raises `EngineRuntimeError` if it fails to give them."""
-    with foreign_errors("info"):
+    with wrap_errors("info"):
         return session.info
 
 
@@ -194,8 +194,8 @@ def collect(
             asked.add(key)
             yield key, request
 
-    with foreign_errors(f"suite {suite.title!r}"):
-        for key, answer in session_answers(session, suite, note_asked()):
+    with wrap_errors(f"suite {suite.title!r}"):
+        for key, answer in open_stream(session, suite, note_asked()):
             if key not in asked or key in found:
                 raise EngineRuntimeError(
                     f"the session answered {key!r}, which was not asked or is answered already"
@@ -214,8 +214,8 @@ _TOP = 2
 
 
 def check_parity(
-    left: Lane,
-    right: Lane,
+    left: EngineAndModel,
+    right: EngineAndModel,
     tests: Sequence[SuiteDeclaration],
     *,
     tolerance: Tolerance | None = None,
@@ -323,7 +323,7 @@ class _Check:
         self._windows: dict[str, int | None] = {}
         self.engines: dict[str, dict[str, Any]] = {}
 
-    def run(self, sides: Mapping[str, Lane]) -> None:
+    def run(self, sides: Mapping[str, EngineAndModel]) -> None:
         """Ask the left first, unless the right alone lets callers have its tokenizer."""
         if self._ask_first("left", sides["left"], is_needed=self._by_text):
             self._ask_again("right", sides["right"])
@@ -348,7 +348,7 @@ class _Check:
             )
         return notes
 
-    def _ask_first(self, side: str, lane: Lane, *, is_needed: bool) -> bool:
+    def _ask_first(self, side: str, lane: EngineAndModel, *, is_needed: bool) -> bool:
         """Ask with ids of this lane's tokenizer; by text without one, but only if `is_needed`."""
         with self._open(side, lane) as opened:
             first = opened.session(self._suites[0].suite)
@@ -359,7 +359,7 @@ class _Check:
                 self._ask(side, opened, asked, asked.encode_requests(self._limit, encoder))
         return True
 
-    def _ask_again(self, side: str, lane: Lane) -> None:
+    def _ask_again(self, side: str, lane: EngineAndModel) -> None:
         with self._open(side, lane) as opened:
             first = opened.session(self._suites[0].suite)
             if not self._by_text:
@@ -367,7 +367,7 @@ class _Check:
             for asked in self._suites:
                 self._ask(side, opened, asked, asked.repeat_requests(self._limit))
 
-    def _open(self, side: str, lane: Lane) -> ParitySide:
+    def _open(self, side: str, lane: EngineAndModel) -> ParitySide:
         opened = ParitySide(lane, self._progress, isolate=self._isolate)
         self.engines[side] = opened.record
         return opened
@@ -408,14 +408,14 @@ class _Counter:
 
 
 def _check_suites(
-    sides: Mapping[str, Lane],
+    sides: Mapping[str, EngineAndModel],
     tests: Sequence[SuiteDeclaration],
     limit: int | None,
     *,
     by_text: bool,
 ) -> list[_Asked]:
     """The suites with the names they get; raises what can be known before a model is loaded."""
-    suites = check_suites(tests)
+    suites = parse_tests(tests)
     check_limit(limit)
     for lane in sides.values():
         engine = check_engine(lane.engine)
@@ -426,7 +426,7 @@ def _check_suites(
     found: dict[str, _Asked] = {}
     for suite in suites:
         suite.validate()
-        name = free_name(suite.title, found)
+        name = find_free_name(suite.title, found)
         found[name] = _Asked(suite, name, suite.check_samples(limit))
     return list(found.values())
 

@@ -13,9 +13,9 @@ from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from evalution.paths import path_errors, typed_path
 from evalution.results import to_json
 from evalution.runs.folder import ResultsNotWrittenError
+from evalution.user_input import parse_path, path_errors
 from evalution_core import ConfigurationError
 
 SCHEMA_VERSION = 1
@@ -269,7 +269,7 @@ def parity_folder(output: str | os.PathLike[str]) -> Path:
     Raises:
         ConfigurationError: it can't be made or written, or holds a parity result already.
     """
-    folder = typed_path(os.fspath(output))
+    folder = parse_path(os.fspath(output))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / PARITY).exists():
@@ -309,7 +309,7 @@ def read_parity(path: str | os.PathLike[str]) -> ParityResult:
         ConfigurationError: there is none, or the file is damaged, of a newer version, or was
             written by something else.
     """
-    file = typed_path(os.fspath(path))
+    file = parse_path(os.fspath(path))
     with path_errors(file):
         if file.is_dir():
             file = file / PARITY

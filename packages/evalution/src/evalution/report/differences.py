@@ -9,7 +9,7 @@ from evalution.comparison import MetricComparison, SuiteComparison
 from evalution.comparison.comparison import compare_samples
 from evalution.report.figures import ROWS_SHOWN, Figure, Point, dot_plot, with_one_legend
 from evalution.report.rendering import RunLabel
-from evalution.runs.run_samples import RunSamples
+from evalution.runs.reader import RunSamples
 
 _CHANCE = 0.05
 """Of 5 %: the two-sided p-value from which on a difference is called clear."""

@@ -9,10 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalution.counts import count_problem, shown_value
 from evalution.parity import ParityResult, read_parity
 from evalution.parity.result import PARITY
-from evalution.paths import path_errors, typed_path
 from evalution.report.differences import difference_figures, differences_to_first
 from evalution.report.figures import Figure, curve_figures, score_figures
 from evalution.report.overview import run_conditions, run_overview, suite_conditions
@@ -22,8 +20,8 @@ from evalution.report.samples import sample_payload
 from evalution.report.scores import suite_scores
 from evalution.results import RunResult
 from evalution.runs.folder import RESULTS
-from evalution.runs.reader import read_run
-from evalution.runs.run_samples import RunSamples
+from evalution.runs.reader import RunSamples, read_run
+from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
 from evalution_core import ConfigurationError
 
 
@@ -39,7 +37,7 @@ def read_folders(
     runs: list[RunResult] = []
     checks: list[ParityResult] = []
     for given in paths:
-        path = typed_path(os.fspath(given))
+        path = parse_path(os.fspath(given))
         with path_errors(path):
             has_check = path.name == PARITY or (path / PARITY).is_file()
             has_run = path.name != PARITY and (path / RESULTS).is_file()
@@ -85,12 +83,12 @@ def write_report(
     """
     if not runs and not parity:
         raise ConfigurationError("a report needs at least one run, or one parity check")
-    if problem := count_problem(samples_per_suite, least=0):
+    if problem := find_count_problem(samples_per_suite, least=0):
         raise ConfigurationError(
-            f"samples_per_suite {problem}, got {shown_value(samples_per_suite)}"
+            f"samples_per_suite {problem}, got {format_value(samples_per_suite)}"
         )
     page = _page(runs, parity, samples_per_suite).encode("utf-8", "backslashreplace")
-    file = typed_path(os.fspath(path))
+    file = parse_path(os.fspath(path))
     if not file.name:
         raise ConfigurationError(f"{str(path)!r} names no file for the report; name an --output")
     draft = file.with_name(f"{file.name}.part")

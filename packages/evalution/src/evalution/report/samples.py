@@ -11,13 +11,12 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, cast
 
+from evalution.redaction import mask_text
 from evalution.report.rendering import embedded_json
 from evalution.report.scores import SuiteScores
 from evalution.results import SampleResult, SuiteResult
-from evalution.runs.run_samples import RunSamples
-from evalution.samples.columns import SampleColumns
-from evalution.samples.reader import KeptSamples, SuiteSamples
-from evalution_core import scrub
+from evalution.runs.reader import RunSamples
+from evalution.samples import KeptSamples, SampleColumns, SuiteSamples
 
 
 class Verdict(StrEnum):
@@ -250,7 +249,7 @@ def _cell(sample: SampleResult, first: SampleResult, metrics: Sequence[str]) -> 
         ("p", sample.prediction),
         ("x", sample.extracted or None),
         ("t", sample.tokens or None),
-        ("e", None if sample.error is None else scrub(sample.error)),
+        ("e", None if sample.error is None else mask_text(sample.error)),
         ("q", sample.prompt if sample.prompt != first.prompt else None),
         ("g", sample.target if sample.target != first.target else None),
     )

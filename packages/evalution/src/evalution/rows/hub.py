@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast, overload
 
-from evalution.foreign_code import foreign_errors
-from evalution.paths import path_errors
+from evalution.error_boundary import wrap_errors
 from evalution.rows.local import Row, check_row, file_rows, number_rows
+from evalution.user_input import path_errors
 from evalution_core import ConfigurationError
 
 _HELD = 256
@@ -58,7 +58,7 @@ def read_saved_rows(folder: Path) -> Iterator[Row]:
         ConfigurationError: `datasets` isn't installed, or can't read the folder.
     """
     library = _library(f"{folder} was written by datasets.save_to_disk; reading it")
-    with foreign_errors(f"{folder} can't be read by datasets", ConfigurationError):
+    with wrap_errors(f"{folder} can't be read by datasets", ConfigurationError):
         loaded: Any = library.load_from_disk(str(folder))
     return number_rows(loaded, f"{folder}, row {{}}")
 
@@ -69,7 +69,7 @@ def _load(
 ) -> Any:
     library = _library(f"reading {path} from the Hub")
     try:
-        with foreign_errors("datasets.load_dataset", ConfigurationError):
+        with wrap_errors("datasets.load_dataset", ConfigurationError):
             return library.load_dataset(
                 path, config, split=split, revision=revision, cache_dir=cache_dir
             )

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from evalution.paths import path_errors, typed_path
+from evalution.user_input import parse_path, path_errors
 from evalution_core import (
     ConfigurationError,
     builtin_path,
@@ -185,7 +185,7 @@ def rows_path(data: str) -> Path:
             "file"
         )
     else:
-        path = typed_path(data)
+        path = parse_path(data)
     with path_errors(path):
         if path.is_dir():
             raise ConfigurationError(f"{path} is a folder; name one .jsonl or .parquet file in it")

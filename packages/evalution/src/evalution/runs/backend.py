@@ -1,4 +1,4 @@
-"""A model that isn't loaded by the engine: somebody prepares it, and the engine attaches to it."""
+"""A model that the engine doesn't load: a backend prepares it, and the engine attaches to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from evalution.runs.preflight import as_model
+from evalution.runs.preflight import parse_model
 from evalution_core import (
     BaseEngine,
     Capability,
@@ -19,19 +19,19 @@ from evalution_core import (
 
 @runtime_checkable
 class ModelBackend(Protocol):
-    """What `backend:` in a spec, and `backend=` of a run, stand for."""
+    """A backend, as `backend:` in a spec or `backend=` of a run names one."""
 
     @property
     def model(self) -> Model:
-        """What the results call it."""
+        """The model as results name it."""
         ...
 
     def to_dict(self) -> dict[str, Any]:
-        """How it was declared, JSON-safe and without secrets."""
+        """Return its declaration, JSON-safe and without secrets."""
         ...
 
     def prepared(self, run_dir: Path) -> AbstractContextManager[Mapping[str, Any]]:
-        """The handles for `engine.attach`; they are torn down when the context ends.
+        """Prepare the handles for `engine.attach`; the end of the context tears them down.
 
         Args:
             run_dir: a folder that it may fill.
@@ -44,16 +44,16 @@ BackendReader = Callable[[str, Mapping[str, Any], Any, Path], ModelBackend]
 from which relative paths start. Raises `ConfigurationError` for what is wrong in them."""
 
 
-def run_model(
+def resolve_model(
     model: object, backend: ModelBackend | None, engine: BaseEngine | None, *, isolate: bool
 ) -> Model:
-    """The model of a run: the backend's, else `model`; errors as `check_backend`, `as_model`."""
+    """Return the model of a run, the backend's or `model`; errors as those of the checks."""
     if backend is None:
-        return Model() if model is None else as_model(model)
+        return Model() if model is None else parse_model(model)
     check_backend(backend, engine)
     if isolate:
         raise ConfigurationError("isolate needs a model that the engine loads, and no backend")
-    if model is not None and as_model(model) != backend.model:
+    if model is not None and parse_model(model) != backend.model:
         raise ConfigurationError("a backend brings the model; name none beside it")
     return backend.model
 

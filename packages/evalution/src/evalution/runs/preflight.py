@@ -1,16 +1,17 @@
-"""What can be known to be wrong before any weights are loaded."""
+"""Checks of a run before any weights are loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalution.counts import count_problem, shown_value
-from evalution.foreign_code import foreign_errors
-from evalution.paths import path_errors, typed_path
+from evalution.error_boundary import wrap_errors
 from evalution.suites.suite import AnySuite, expand_suites
+from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
 from evalution_core import (
+    CONTRACT_VERSION,
     BaseEngine,
     BaseInferenceSession,
     Capability,
@@ -22,17 +23,33 @@ from evalution_core import (
 )
 from evalution_core.builtins import PREFIX
 
+
+@dataclass(frozen=True, slots=True)
+class EngineAndModel:
+    """An engine with its model."""
+
+    engine: BaseEngine
+    model: Model
+
+
 # An absolute path may be the name of a model on a server: its engine knows.
 _LOCAL = ("./", "../", "~")
 
 
 def check_engine(engine: object) -> BaseEngine:
-    """Raise `ConfigurationError` unless it is an engine whose options are still of their types."""
+    """Raise `ConfigurationError` unless it is an engine of this contract with valid options."""
     if not isinstance(engine, BaseEngine):
         raise ConfigurationError(
             f"engine must be an engine such as engines.Reference(), got {engine!r}"
         )
     validate_options(engine)
+    name = type(engine).__name__
+    if engine.contract != CONTRACT_VERSION:
+        older = "engine" if engine.contract < CONTRACT_VERSION else "evalution-core"
+        raise ConfigurationError(
+            f"engine {name} was written for contract {engine.contract}, this evalution-core "
+            f"implements {CONTRACT_VERSION}; upgrade the {older}"
+        )
     return engine
 
 
@@ -57,19 +74,19 @@ def check_limit(limit: int | None) -> None:
     if limit is None:
         return
     if type(limit) is not int or limit < 1:
-        raise ConfigurationError(f"limit must be an int of at least 1, got {shown_value(limit)}")
-    if problem := count_problem(limit, least=1):
-        raise ConfigurationError(f"limit {problem}, got {shown_value(limit)}")
+        raise ConfigurationError(f"limit must be an int of at least 1, got {format_value(limit)}")
+    if problem := find_count_problem(limit, least=1):
+        raise ConfigurationError(f"limit {problem}, got {format_value(limit)}")
 
 
 def check_step(step: int | None) -> None:
     """Raise `ConfigurationError` unless it is no step of training, or a count from 0."""
-    if step is not None and (type(step) is not int or count_problem(step, least=0)):
-        raise ConfigurationError(f"step must be an int of at least 0, got {shown_value(step)}")
+    if step is not None and (type(step) is not int or find_count_problem(step, least=0)):
+        raise ConfigurationError(f"step must be an int of at least 0, got {format_value(step)}")
 
 
-def as_model(model: object) -> Model:
-    """A model from a `Model`, its fields as a mapping, or its path.
+def parse_model(model: object) -> Model:
+    """Return a model from a `Model`, its fields as a mapping, or its path.
 
     Raises:
         ConfigurationError: it is none of these, or a field is unknown or of a wrong type.
@@ -79,12 +96,12 @@ def as_model(model: object) -> Model:
     if isinstance(model, str | Path):
         return Model(str(model))
     if isinstance(model, dict):
-        return model_from_fields(model)  # pyright: ignore[reportUnknownArgumentType]
+        return make_model(model)  # pyright: ignore[reportUnknownArgumentType]
     raise ConfigurationError(f"model must be a Model, a mapping or a path, got {model!r}")
 
 
-def model_from_fields(fields: dict[str, Any]) -> Model:
-    """A model from the `model` section of a spec; errors as `as_model`."""
+def make_model(fields: dict[str, Any]) -> Model:
+    """Return a model from the `model` section of a spec; errors as `parse_model`."""
     known = list(Model.__dataclass_fields__)
     for name in fields:
         if name not in known:
@@ -99,10 +116,10 @@ def check_model(model: Model, engine: BaseEngine) -> None:
     """Refuse a model that isn't named, a local one that isn't there, or a revision of one.
 
     Raises:
-        ConfigurationError: as told above.
+        ConfigurationError: the model is one of these.
     """
     if model.path is None:
-        with foreign_errors(f"engine {type(engine).__name__}: default_model"):
+        with wrap_errors(f"engine {type(engine).__name__}: default_model"):
             default = engine.default_model()
         if default is None:
             raise ConfigurationError(
@@ -117,7 +134,7 @@ def check_model(model: Model, engine: BaseEngine) -> None:
         )
     if model.path.startswith(_LOCAL):
         with path_errors(model.path):
-            if not typed_path(model.path).exists():
+            if not parse_path(model.path).exists():
                 raise ConfigurationError(f"there is no model folder or file {model.path}")
 
 
@@ -125,7 +142,7 @@ def check_capabilities(
     suites: Iterable[AnySuite], capabilities: frozenset[Capability], whose: str
 ) -> None:
     """Raise `UnsupportedRequestError` for the first suite that needs what the engine lacks."""
-    with foreign_errors(f"the capabilities {whose}"):
+    with wrap_errors(f"the capabilities {whose}"):
         found = frozenset(capabilities)
         listed = ", ".join(sorted(found)) or "none"
     for suite in suites:
@@ -136,8 +153,8 @@ def check_capabilities(
             )
 
 
-def check_suites(tests: object) -> Sequence[AnySuite]:
-    """The suites of a run's tests, those that a test stands for in its place.
+def parse_tests(tests: object) -> Sequence[AnySuite]:
+    """Return the suites of a run's tests, with a set replaced by its suites.
 
     Raises:
         ConfigurationError: it is no list of suites, an empty one, or a test can't be made suites.

@@ -11,12 +11,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from evalution.paths import path_errors, typed_path
 from evalution.rows.hub import HubRows, SplitFolder
 from evalution.rows.local import BUILTIN, Data, Row, Rows, RowSource, is_same_data
 from evalution.suites.prompted_suite import Template, parse_text
 from evalution.suites.row_suite import Split
 from evalution.suites.suite import PATH
+from evalution.user_input import parse_path, path_errors
 from evalution_core import ConfigurationError, nearest_name, normalized
 
 
@@ -201,7 +201,7 @@ def local_folder(data: Data) -> Path | None:
     """
     if not isinstance(data, str | os.PathLike) or str(data).startswith(BUILTIN):
         return None
-    path = typed_path(os.fspath(data))
+    path = parse_path(os.fspath(data))
     with path_errors(path):
         return path if path.is_dir() else None
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from evalution.counts import LARGEST
 from evalution.rows.local import Row
 from evalution.scoring.filters import (
     Filter,
@@ -26,6 +25,7 @@ from evalution.suites.dataset import LocalQuestions
 from evalution.suites.prompted_suite import PromptedSuite, Template, parse_text
 from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import RequestKind, Sample, yaml_form
+from evalution.user_input import LARGEST
 from evalution_core import GenerationOutput, GenerationRequest, Message
 
 EXACT_MATCH = "exact_match"

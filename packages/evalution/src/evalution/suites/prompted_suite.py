@@ -12,10 +12,10 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from evalution.counts import LARGEST
 from evalution.rows.local import Row
 from evalution.suites.row_suite import FewshotRow, RowSuite, Split
 from evalution.suites.suite import Sample
+from evalution.user_input import LARGEST
 from evalution_core import (
     Capability,
     ConfigurationError,

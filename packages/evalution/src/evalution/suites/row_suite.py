@@ -12,11 +12,11 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from evalution.counts import LARGEST
+from evalution.error_boundary import wrap_errors
 from evalution.exchange import Request
-from evalution.foreign_code import foreign_errors
 from evalution.rows.local import Row, RowSource
 from evalution.suites.suite import Sample, Suite
+from evalution.user_input import LARGEST
 from evalution_core import (
     ConfigurationError,
     GenerationOutput,
@@ -232,7 +232,7 @@ class RowSuite(Suite[S, A]):
             )
 
     def _made(self, fewshot: FewshotRow) -> S:
-        with foreign_errors(fewshot.row.place, ConfigurationError):
+        with wrap_errors(fewshot.row.place, ConfigurationError):
             return self.sample(fewshot)
 
     def _length(self, fewshot: FewshotRow) -> int:

@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
 
 from pydantic import Field
 
-from evalution.counts import LARGEST, shown_value
+from evalution.error_boundary import wrap_errors
 from evalution.exchange import Request
-from evalution.foreign_code import foreign_errors
 from evalution.rows.local import BUILTIN
 from evalution.scoring.accumulators import MeasureAccumulator, MetricAccumulator
 from evalution.scoring.metrics import Measure, Metric, Score
+from evalution.user_input import LARGEST, format_value
 from evalution_core import (
     Capability,
     ConfigurationError,
@@ -105,7 +105,7 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         """The error for an option whose value is out of range, to be raised."""
         return ConfigurationError(
             f"option {option!r} of suite {type(self).__name__} {problem}, "
-            f"got {shown_value(getattr(self, option))}"
+            f"got {format_value(getattr(self, option))}"
         )
 
 
@@ -282,10 +282,10 @@ class Suite(SuiteDeclaration, Generic[S, A]):
         """
         count = 0
         try:
-            with foreign_errors("samples", ConfigurationError):
+            with wrap_errors("samples", ConfigurationError):
                 samples = iter(self.samples(limit))
             while True:
-                with foreign_errors(f"sample {count}", ConfigurationError):
+                with wrap_errors(f"sample {count}", ConfigurationError):
                     if next(samples, None) is None:
                         break
                 count += 1
@@ -330,7 +330,7 @@ def expand_suites(declared: Iterable[SuiteDeclaration]) -> list[AnySuite]:
 
 
 def _of_set(declared: SuiteSet) -> list[AnySuite]:
-    with foreign_errors(f"test {declared.title!r}", ConfigurationError):
+    with wrap_errors(f"test {declared.title!r}", ConfigurationError):
         members = list(declared.suites())
     if not members:
         raise ConfigurationError(f"test {declared.title!r} stands for no suite at all")

@@ -6,8 +6,7 @@ in flight is run again, and a request that ends its worker is found and becomes 
 own. The same scheduler serves one worker or many.
 """
 
-from evalution.workers.building import build_supervised
-from evalution.workers.options import WorkerOptions
-from evalution.workers.session import SupervisedSession
+from evalution.workers.session import SupervisedSession, build_supervised
+from evalution.workers.supervision import WorkerOptions
 
 __all__ = ["SupervisedSession", "WorkerOptions", "build_supervised"]

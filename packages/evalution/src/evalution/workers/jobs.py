@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import count
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from evalution.workers.parcel import pack_request
+from evalution.workers.wire import pack_request
 from evalution_core import (
     EngineRuntimeError,
     EvalutionError,
     InvalidRequestError,
+    RequestFailure,
+    TextDelta,
     UnsupportedRequestError,
     raise_failures,
 )
@@ -152,3 +156,240 @@ def joined_outputs(parts: Sequence[ListPart]) -> list[Any]:
 def call_job(method: str, *arguments: Any, **options: Any) -> CallJob:
     """A call of the session's method, or of its tokenizer's `encode` or `decode`."""
     return CallJob(pickle.dumps((arguments, options)), method=method)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class StreamItem(Job):
+    """A request of a stream. Of the deltas that a second run gives, what was told isn't again."""
+
+    stream: RequestStream
+    key: Hashable
+    metadata: Any = None
+    has_diverged: bool = False
+    _told: str = ""
+    _told_ids: int = 0
+    _seen: str = ""
+    _seen_ids: int = 0
+
+    def restart(self) -> None:
+        self.started = None
+        self._seen, self._seen_ids = "", 0
+
+    def untold(self, delta: TextDelta) -> TextDelta | None:
+        """What is new in a delta; None if nothing is."""
+        self._seen += delta.text
+        if not (self._told.startswith(self._seen) or self._seen.startswith(self._told)):
+            self.has_diverged = True
+            return None
+        ids = delta.token_ids[max(0, self._told_ids - self._seen_ids) :]
+        self._seen_ids += len(delta.token_ids)
+        text = self._seen[len(self._told) :]
+        self._told, self._told_ids = self._told + text, self._told_ids + len(ids)
+        return TextDelta(text, ids) if text or ids else None
+
+    def deliver(self, value: Any, *, is_last: bool) -> None:
+        self.stream.deliver(self, value, is_last=is_last)
+
+    def fail(self, error: EvalutionError) -> None:
+        self.stream.deliver_failure(self, error)
+
+
+@dataclass(slots=True)
+class _Unread:
+    item: StreamItem
+    value: Any
+    is_delta: bool = False
+
+
+class RequestStream:
+    """Items that are open, and answers that are unread; all state is under the scheduler's lock.
+
+    Args:
+        method: which method of the session serves it.
+        batch_size: a cap on what runs at once over all workers; None leaves it to the sessions.
+        unread_bound: no item is placed while so many answers are unread.
+        run: so many items in a row go to the same worker, for the sake of what they share.
+    """
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        method: str,
+        *,
+        batch_size: int | None,
+        unread_bound: int,
+        run: int,
+    ):
+        self._changed = threading.Condition(lock)
+        self.method = method
+        self.batch_size = batch_size
+        self._run = run
+        self._run_left = 0
+        self._run_seat: object = None
+        self.backlog: deque[StreamItem] = deque()
+        self._unread_bound = unread_bound
+        self._results: deque[_Unread] = deque()
+        self._deltas: dict[int, _Unread] = {}
+        self._unread = 0
+        self._open: dict[int, StreamItem] = {}
+        self.input_ended = False
+        self._input_error: BaseException | None = None
+        self._error: EvalutionError | None = None
+        self._is_closed = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self._is_closed or self._error is not None
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether an item may be placed, as far as the reader is concerned."""
+        return not self.has_ended and self._unread < self._unread_bound
+
+    # the scheduler's side
+
+    def stays_on(self, seat: object) -> bool:
+        """Whether the next item should go where the last one went."""
+        return self._run_left > 0 and self._run_seat is seat
+
+    def placed_on(self, seat: object) -> None:
+        if not self.stays_on(seat):
+            self._run_seat, self._run_left = seat, self._run
+        self._run_left -= 1
+
+    def add(self, item: StreamItem) -> None:
+        self._open[item.number] = item
+        self.backlog.append(item)
+
+    def deliver(self, item: StreamItem, value: Any, *, is_last: bool) -> None:
+        if self.has_ended or item.number not in self._open:
+            return
+        if isinstance(value, TextDelta):
+            self._deliver_delta(item, value)
+            return
+        if item.has_diverged:
+            self.deliver_failure(
+                item,
+                EngineRuntimeError(
+                    "the worker ended after part of the text was told, and the text began "
+                    "otherwise the second time"
+                ),
+            )
+            return
+        if is_last:
+            self._settle(item, _with_metadata(value, item.metadata))
+
+    def deliver_failure(self, item: StreamItem, error: EvalutionError) -> None:
+        if not self.has_ended and item.number in self._open:
+            self._settle(item, RequestFailure(error, item.metadata))
+
+    def reject(self, key: Any, failure: RequestFailure) -> None:
+        """Answer a request that can't be sent."""
+        item = StreamItem(b"", stream=self, key=key)
+        self._open[item.number] = item
+        self._settle(item, failure)
+
+    def end_input(self, error: BaseException | None = None) -> None:
+        """No item follows: once all answers are read the stream ends, or raises the `error`."""
+        self.input_ended = True
+        self._input_error = error
+        self._changed.notify_all()
+
+    def fail(self, error: EvalutionError) -> None:
+        """End the stream: answers that are there can still be read, then `error` is raised."""
+        if not self.has_ended:
+            if isinstance(error, EngineRuntimeError):
+                keys = [item.key for item in self._open.values()]
+                self._error = EngineRuntimeError(str(error), in_flight=keys)
+                self._error.__cause__ = error.__cause__
+            else:
+                self._error = error
+            self._drop_open()
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        self._is_closed = True
+        self._results.clear()
+        self._deltas.clear()
+        self._unread = 0
+        self._drop_open()
+
+    def wait_for(self, condition: Any, timeout: float | None = None) -> bool:
+        """Wait, with the lock held by the caller, until it holds."""
+        return self._changed.wait_for(condition, timeout)
+
+    def notify(self) -> None:
+        self._changed.notify_all()
+
+    # the reader's side
+
+    def results(self) -> Iterator[tuple[Any, Any]]:
+        """Answers as they finish; no lock is held while the caller has one."""
+        while (found := self._next()) is not None:
+            yield found
+
+    def _next(self) -> tuple[Any, Any] | None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._results or self.has_ended or (self.input_ended and not self._open)
+            )
+            if self._results:
+                found = self._results.popleft()
+                if not found.is_delta:
+                    self._unread -= 1
+                    self._changed.notify_all()
+                elif self._deltas.get(found.item.number) is found:
+                    del self._deltas[found.item.number]
+                return found.item.key, found.value
+            if error := self._error or self._input_error:
+                raise error
+            return None
+
+    def _deliver_delta(self, item: StreamItem, delta: TextDelta) -> None:
+        if (new := item.untold(delta)) is None:
+            return
+        unread = self._deltas.get(item.number)
+        if unread is None:
+            unread = self._deltas[item.number] = _Unread(item, new, is_delta=True)
+            self._results.append(unread)
+        else:
+            # A reader that pauses finds one delta of each request, however long it stayed away.
+            before = unread.value
+            unread.value = TextDelta(before.text + new.text, before.token_ids + new.token_ids)
+        self._changed.notify_all()
+
+    def _settle(self, item: StreamItem, value: Any) -> None:
+        del self._open[item.number]
+        self._deltas.pop(item.number, None)
+        self._results.append(_Unread(item, value))
+        self._unread += 1
+        self._changed.notify_all()
+
+    def _drop_open(self) -> None:
+        for item in self._open.values():
+            item.is_dropped = True
+        self._open.clear()
+        self.backlog.clear()
+        self._changed.notify_all()
+
+
+def without_metadata(request: Any) -> tuple[Any, Any]:
+    """A request to send, and its metadata, which stays here: the caller's own, of any kind.
+
+    Metadata that is no dict stays with the request: the session refuses it.
+    """
+    metadata: Any = getattr(request, "metadata", None)
+    if not isinstance(metadata, dict) or not is_dataclass(request) or isinstance(request, type):
+        return request, None
+    kept = cast("dict[str, Any]", metadata)
+    return (replace(request, metadata={}) if kept else request), kept
+
+
+def _with_metadata(value: Any, metadata: Any) -> Any:
+    if metadata is None:
+        return value
+    if isinstance(value, RequestFailure):
+        return RequestFailure(value.error, metadata)
+    if hasattr(value, "metadata"):
+        value.metadata = metadata
+    return value

@@ -1,25 +1,227 @@
-"""A worker as a process on this machine."""
+"""Where workers run: a device each, or a share of the cores."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
-from evalution.workers.placement import Place
-from evalution.workers.process_tree import MARK, kill_tree, nested
-from evalution.workers.stack import ask_for_stack, read_stack
-from evalution.workers.wire import Channel, Message, Outbox, Start
-from evalution.workers.worker import Ending, Listener
+from evalution.workers.wire import Channel, Ending, Listener, Message, Outbox, Start
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+THREAD_COUNTS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Variables set in a worker's environment, and the cores that it is bound to (None: all)."""
+
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    cores: tuple[int, ...] | None = None
+
+
+def places(workers: int, devices: Sequence[str] | None) -> list[Place]:
+    """A place for each worker.
+
+    With devices, worker i sees `devices[i]` alone. One worker without devices has all. Several
+    share the cores of this process in equal parts, each bound to its part where the system can do
+    that; with devices they aren't bound. Libraries are told of as many threads as a part has cores,
+    unless this process's environment says a number already.
+    """
+    if workers == 1:
+        return [Place(_device(devices, 0))]
+    cores = _cores()
+    parts = [
+        tuple(cores[i * len(cores) // workers : (i + 1) * len(cores) // workers])
+        for i in range(workers)
+    ]
+    return [
+        Place(
+            {**_threads(len(part)), **_device(devices, index)},
+            part if part and devices is None and hasattr(os, "sched_setaffinity") else None,
+        )
+        for index, part in enumerate(parts)
+    ]
+
+
+def _device(devices: Sequence[str] | None, index: int) -> dict[str, str]:
+    return {} if devices is None else {VISIBLE_DEVICES: devices[index]}
+
+
+def _threads(count: int) -> dict[str, str]:
+    return {name: str(max(1, count)) for name in THREAD_COUNTS if name not in os.environ}
+
+
+def _cores() -> list[int]:
+    if sys.platform == "linux":
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+MARK = "EVALUTION_WORKER"
+_PROCESSES = Path("/proc")
+_ROUNDS = 5
+
+
+def kill_tree(pid: int, mark: str) -> None:
+    """Kill the worker `pid`, its group, and on Linux all other processes with this mark."""
+    if sys.platform == "win32":
+        subprocess.run(["taskkill", "/T", "/F", "/PID", str(pid)], check=False, capture_output=True)
+        return
+    for _ in range(_ROUNDS):  # one that is starting another just now needs a second look
+        found = marked(mark)
+        for other in found:
+            _kill(other)
+        if not found:
+            break
+    _kill_group(pid)  # last, since a worker that is alone in the world ends itself by it
+
+
+def nested(mark: str) -> str:
+    """What a worker of this process gets as its mark: `mark`, and this one's own if it is a worker.
+
+    So the end of a worker is that of its workers too, which lead groups of their own.
+    """
+    return "/".join([*filter(None, [os.environ.get(MARK)]), mark])
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes with this mark, without the asking one; none where there is no /proc."""
+    return [
+        pid
+        for pid in (int(entry.name) for entry in _PROCESSES.glob("[0-9]*"))
+        if pid != os.getpid() and mark.encode() in _marks(pid)
+    ]
+
+
+def _marks(pid: int) -> list[bytes]:
+    try:
+        # Of a zombie this is empty: it waits for its parent and does no harm.
+        environment = (_PROCESSES / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:  # ended meanwhile, or another user's
+        return []
+    first = f"{MARK}=".encode()
+    found = (entry for entry in environment if entry.startswith(first))
+    return next(found, first).removeprefix(first).split(b"/")
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # macOS: a group of zombies
+        return
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+_WAIT_S = 2.0
+_LOOK_S = 0.02
+_LONGEST = 20_000
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+_WAITS = ("threading.py", "queue.py")
+"""Files whose frames on top only say that a thread waits; the next one says for what."""
+_IDLE = ("wire.py", "child.py", "lanes.py", "streams.py", "runtime_thread.py")
+"""Files of a worker and of the engine kit that wait where there is nothing to do."""
+_FATAL, _CURRENT = "Fatal Python error", "Current thread"
+"""What faulthandler writes of a crash, and of the thread that it dumps from."""
+
+_dumps: list[TextIO] = []
+
+
+class StackDumps:
+    """In the worker: dumps on a crash, on a signal, and after a silence.
+
+    The dump is made by native code that needs no lock of Python's.
+    """
+
+    def __init__(self, path: str):
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
+        _dumps.append(self._file)
+        self.listen()
+
+    def listen(self) -> None:
+        """Take the signals; again after a build, which may have taken them for itself."""
+        faulthandler.enable(self._file)
+        if sys.platform != "win32":
+            faulthandler.register(signal.SIGUSR2, self._file)
+
+    def expect_life(self, within: float) -> None:
+        """End the process with a dump unless this is called again within so many seconds."""
+        faulthandler.dump_traceback_later(within, exit=True, file=self._file)
+
+
+def ask_for_stack(pid: int, path: Path) -> None:
+    """Have the worker dump its stack, and wait for it; not on Windows, which has no such signal."""
+    if sys.platform == "win32":
+        return
+    before = _size(path)
+    try:
+        os.kill(pid, signal.SIGUSR2)
+    except ProcessLookupError:
+        return
+    end = time.monotonic() + _WAIT_S
+    size = before
+    while time.monotonic() < end:
+        time.sleep(_LOOK_S)
+        now = _size(path)
+        if now > before and now == size:
+            return
+        size = now
+
+
+def read_stack(path: Path) -> str | None:
+    """What the worker dumped, if anything."""
+    try:
+        return path.read_text("utf-8", errors="replace")[-_LONGEST:].strip() or None
+    except OSError:
+        return None
+
+
+def innermost(stack: str) -> str | None:
+    """Where the first thread that isn't merely waiting stands: `function (file:line)`.
+
+    Of a crash, only the thread that crashed counts: the others stood anywhere.
+    """
+    threads = re.split(r"\n\s*\n", stack)
+    crashed = [thread for thread in threads if thread.startswith(_CURRENT)]
+    for thread in (crashed or threads) if _FATAL in stack else threads:
+        frames = [found for line in thread.splitlines() if (found := _FRAME.match(line))]
+        telling = [found for found in frames if Path(found["file"]).name not in _WAITS]
+        if telling and Path(telling[0]["file"]).name not in _IDLE:
+            top = telling[0]
+            return f"{top['function']} ({top['file']}:{top['line']})"
+    return None
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
 
 # -P and this path keep a stray module of the current folder from being imported first.
 _BOOT = """

@@ -1,33 +1,284 @@
-"""Gives requests to workers, one free for another that is busy, and loses none when one ends."""
+"""The places of workers: what each has been given, and what its session has taken of it."""
 
 from __future__ import annotations
 
 import logging
 import pickle
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from itertools import count
 from typing import Any
 
-from evalution.workers.assignment import Assignment
-from evalution.workers.jobs import CallJob, Job, ListPart
-from evalution.workers.parcel import unpack_error
-from evalution.workers.request_stream import RequestStream, StreamItem
-from evalution.workers.seats import Seat, SeatState
-from evalution.workers.verdicts import build_error, failure_error, hopeless_error, poison_error
+from evalution.workers.jobs import CallJob, Job, ListPart, RequestStream, StreamItem
+from evalution.workers.poison import (
+    Suspects,
+    build_error,
+    failure_error,
+    hopeless_error,
+    poison_error,
+)
 from evalution.workers.wire import (
+    Abort,
     BuildFailed,
+    Call,
     CallFailed,
     Closed,
+    End,
+    Ending,
+    Item,
     LaneEnded,
     Message,
+    Open,
     Progressed,
     Pulled,
     Ready,
     Result,
+    Traits,
+    Worker,
+    unpack_error,
 )
-from evalution.workers.worker import Ending, Worker
 from evalution_core import EngineRuntimeError, EvalutionError, RequestFailure, SessionClosedError
+
+_DEFAULT_CAP = 16
+
+
+class SeatState(Enum):
+    BUILDING = auto()
+    READY = auto()
+    CONDEMNED = auto()
+    """To be killed: it hangs, or its session can't be trusted any more."""
+    DOWN = auto()
+    """Gone; another one is to be started."""
+    RETIRED = auto()
+    """Gone for good."""
+
+
+@dataclass(eq=False, slots=True)
+class Lane:
+    """A stream's part on one worker: one call of a continuous method there."""
+
+    number: int
+    stream: RequestStream
+    cap: int
+    waiting: deque[StreamItem] = field(default_factory=deque[StreamItem])
+    """Sent, and not yet taken by the session."""
+    open: dict[int, StreamItem] = field(default_factory=dict[int, StreamItem])
+    pulled: int = 0
+    is_ended: bool = False
+    is_aborted: bool = False
+
+    def take(self, total: int, now: float) -> None:
+        """The session has taken `total` items so far."""
+        while self.pulled < total:
+            self.pulled += 1
+            self.waiting.popleft().started = now
+
+    @property
+    def has_room(self) -> bool:
+        """As many items wait for the session as it runs: so a round trip is no idle time."""
+        return not self.is_ended and not self.is_aborted and len(self.waiting) < self.cap
+
+
+@dataclass(eq=False, slots=True)
+class Seat:
+    """Where a worker runs, and another after it. `since` is when its state began."""
+
+    index: int
+    state: SeatState = SeatState.DOWN
+    since: float = 0.0
+    heard: float = 0.0
+    restart_at: float = 0.0
+    barren: int = 0
+    """Workers that ended in a row without having answered anything."""
+    worker: Worker | None = None
+    traits: Traits | None = None
+    in_flight: dict[int, Job] = field(default_factory=dict[int, Job])
+    lanes: dict[int, Lane] = field(default_factory=dict[int, Lane])
+    of_stream: dict[RequestStream, Lane] = field(default_factory=dict[RequestStream, Lane])
+    is_probing: bool = False
+    """It runs a group of suspects and nothing else."""
+    verdict: str = ""
+    """Why it is condemned."""
+    error: EvalutionError | None = None
+    """What its last build failed with."""
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    @property
+    def takes_work(self) -> bool:
+        return self.state is SeatState.READY and not self.is_probing
+
+    def change(self, state: SeatState, now: float) -> None:
+        self.state, self.since = state, now
+
+    def empty(self) -> list[Job]:
+        """Forget the worker; returns what it had in flight."""
+        left = list(self.in_flight.values())
+        self.in_flight.clear()
+        self.lanes.clear()
+        self.of_stream.clear()
+        self.is_probing = False
+        self.worker = None
+        return left
+
+    def open_lane(self, stream: RequestStream, share: int | None) -> Lane:
+        preferred = self.traits.preferred_batch_size if self.traits else None
+        lane = Lane(next(self._numbers), stream, share or preferred or _DEFAULT_CAP)
+        self.lanes[lane.number] = lane
+        self._send(Open(lane.number, stream.method, share))
+        return lane
+
+    def place(self, lane: Lane, item: StreamItem) -> None:
+        self.in_flight[item.number] = item
+        lane.waiting.append(item)
+        lane.open[item.number] = item
+        self._send(Item(lane.number, item.number, item.payload))
+
+    def call(self, job: CallJob, now: float) -> None:
+        if isinstance(job, ListPart):
+            job.started = now
+        self.in_flight[job.number] = job
+        self._send(Call(job.number, job.method, job.payload))
+
+    def probe(
+        self, group: Sequence[Job], shares: dict[RequestStream, int | None], now: float
+    ) -> None:
+        """Run a group of suspects; streams' items in lanes of their own, which end with them."""
+        self.is_probing = True
+        lanes: dict[RequestStream, Lane] = {}
+        for job in group:
+            if isinstance(job, StreamItem):
+                if job.stream not in lanes:
+                    lanes[job.stream] = self.open_lane(job.stream, shares[job.stream])
+                self.place(lanes[job.stream], job)
+            elif isinstance(job, CallJob):
+                self.call(job, now)
+        for lane in lanes.values():
+            self.end(lane)
+
+    def end(self, lane: Lane) -> None:
+        if not lane.is_ended:
+            lane.is_ended = True
+            self._send(End(lane.number))
+
+    def abort(self, stream: RequestStream) -> None:
+        for lane in self.lanes.values():
+            if lane.stream is stream and not lane.is_aborted:
+                lane.is_aborted = True
+                self._send(Abort(lane.number))
+
+    def note_progress(self, numbers: Sequence[int], now: float) -> None:
+        for number in numbers:
+            if job := self.in_flight.get(number):
+                job.started = now
+
+    def finish(self, number: int) -> Job | None:
+        """Take a job off that has its last answer."""
+        job = self.in_flight.pop(number, None)
+        if isinstance(job, StreamItem):
+            for lane in self.lanes.values():
+                lane.open.pop(number, None)
+        return job
+
+    def close_lane(self, number: int) -> tuple[Lane, list[StreamItem]]:
+        """The session is rid of the lane; returns it with the items that have no answer."""
+        lane = self.lanes.pop(number)
+        if self.of_stream.get(lane.stream) is lane:
+            del self.of_stream[lane.stream]
+        for left in lane.open:
+            self.in_flight.pop(left, None)
+        return lane, list(lane.open.values())
+
+    def _send(self, message: Message) -> None:
+        assert self.worker is not None
+        self.worker.send(message)
+
+
+class Assignment:
+    """What waits for a worker, and the seats it may go to; all under the scheduler's lock."""
+
+    def __init__(self, workers: int):
+        self.seats = [Seat(index) for index in range(workers)]
+        self.calls: deque[CallJob] = deque()
+        self.streams: dict[RequestStream, None] = {}
+        self.suspects: Suspects[Any] = Suspects()
+
+    def has_room(self, stream: RequestStream) -> bool:
+        """Whether another of the stream's items would go to a worker at once."""
+        return not stream.backlog and self._seat_for(stream) is not None
+
+    def assign(self, now: float) -> None:
+        """Hand out all that there is a free worker for."""
+        for seat in self.seats:
+            if seat.state is SeatState.READY and not seat.in_flight:
+                self._probe(seat, now)
+        while self.calls and (free := [seat for seat in self.seats if seat.takes_work]):
+            min(free, key=lambda seat: len(seat.in_flight)).call(self.calls.popleft(), now)
+        for stream in self.streams:
+            self.place_backlog(stream)
+            stream.notify()
+
+    def place_backlog(self, stream: RequestStream) -> None:
+        """Hand out the stream's waiting items; after the last one, the sessions are told so."""
+        while stream.backlog and (seat := self._seat_for(stream)) is not None:
+            lane = seat.of_stream.get(stream)
+            if lane is None:
+                share = None if stream.batch_size is None else self._share(stream, seat)
+                lane = seat.of_stream[stream] = seat.open_lane(stream, share)
+            seat.place(lane, stream.backlog.popleft())
+            stream.placed_on(seat)
+        if stream.input_ended and not stream.backlog:
+            for seat in self.seats:
+                if lane := seat.of_stream.get(stream):
+                    seat.end(lane)
+
+    def abort(self, stream: RequestStream) -> None:
+        for seat in self.seats:
+            seat.abort(stream)
+
+    def has_lanes(self, stream: RequestStream) -> bool:
+        """Whether a worker is still at it."""
+        return any(lane.stream is stream for seat in self.seats for lane in seat.lanes.values())
+
+    def _probe(self, seat: Seat, now: float) -> None:
+        seat.is_probing = False
+        group = self.suspects.next_group()
+        if group is not None:
+            streams = {job.stream for job in group if isinstance(job, StreamItem)}
+            shares = {
+                stream: None if stream.batch_size is None else max(1, self._share(stream, seat))
+                for stream in streams
+            }
+            seat.probe(group, shares, now)
+
+    def _seat_for(self, stream: RequestStream) -> Seat | None:
+        """The worker with the fewest of the stream's items that takes another."""
+        if not stream.takes_more:
+            return None
+        best: Seat | None = None
+        fewest = 0
+        for seat in self.seats:
+            lane = seat.of_stream.get(stream)
+            if not seat.takes_work or (lane is not None and not lane.has_room):
+                continue
+            if stream.batch_size is not None and not self._share(stream, seat):
+                continue
+            if stream.stays_on(seat):
+                return seat
+            load = len(lane.open) if lane else 0
+            if best is None or load < fewest:
+                best, fewest = seat, load
+        return best
+
+    def _share(self, stream: RequestStream, seat: Seat) -> int:
+        """How many of a capped stream's requests may run on this worker."""
+        assert stream.batch_size is not None
+        alive = [other for other in self.seats if other.state is not SeatState.RETIRED]
+        rank = alive.index(seat)
+        return stream.batch_size // len(alive) + (rank < stream.batch_size % len(alive))
+
 
 _log = logging.getLogger(__name__)
 

@@ -9,11 +9,24 @@ from __future__ import annotations
 
 import pickle
 import struct
+import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from multiprocessing import spawn
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from evalution_core import Capability
+from evalution.error_boundary import wrap_errors
+from evalution_core import (
+    BaseEngine,
+    Capability,
+    ConfigurationError,
+    EngineRuntimeError,
+    EvalutionError,
+    InvalidRequestError,
+    Model,
+    scrub,
+)
 
 PROTOCOL = 5
 _LENGTH = struct.Struct("!Q")
@@ -265,3 +278,149 @@ def _latest(batch: Sequence[Message]) -> Sequence[Message]:
     """The batch with the last `Pulled` of each lane alone, still before what follows it."""
     last = {message.lane: message for message in batch if isinstance(message, Pulled)}
     return [m for m in batch if not isinstance(m, Pulled) or last[m.lane] is m]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker came to its end: a sentence's predicate, and its stack where it left one."""
+
+    reason: str
+    stack: str | None = None
+
+
+class Listener(Protocol):
+    """Hears of one worker, on the worker's own thread."""
+
+    def received(self, messages: Sequence[Message]) -> None:
+        """Any sign of life; often with messages."""
+        ...
+
+    def ended(self, ending: Ending) -> None:
+        """The last that is heard: the worker and all it had started are gone."""
+        ...
+
+
+class Worker(Protocol):
+    """Starts at once and begins to build; then does what it is told by messages.
+
+    The scheduler asks nothing else of a worker, so that one in a local process and one on another
+    machine are supervised alike.
+    """
+
+    def start(self, listener: Listener) -> None: ...
+
+    def send(self, *messages: Message) -> None:
+        """Send without waiting; messages to a worker that has ended are lost."""
+        ...
+
+    def kill(self, reason: str, *, with_stack: bool) -> None:
+        """End the worker and all it has started; `ended` tells the reason."""
+        ...
+
+
+_MAIN = b"__main__"
+
+
+def pack_configuration(value: BaseEngine | Model) -> bytes:
+    """A pickle of an engine or model.
+
+    Raises:
+        ConfigurationError: it can't be pickled; names the option or field.
+    """
+    kind = type(value)
+    name = f"engine {kind.__name__}" if isinstance(value, BaseEngine) else "the model"
+    problem = _problem_of(value)
+    if problem is None:
+        return pickle.dumps(value, PROTOCOL)
+    if is_dataclass(value):
+        for field in fields(value):
+            inner = _problem_of(getattr(value, field.name))
+            if inner is not None:
+                what = "option" if isinstance(value, BaseEngine) else "field"
+                found = type(getattr(value, field.name)).__name__
+                name = f"{what} {field.name!r} of {name}, a {found},"
+                problem = inner
+                break
+    raise ConfigurationError(
+        f"{name} can't be sent to a worker process, since it can't be pickled: {problem}; use "
+        "classes and functions that stand at the top of a module, and plain values, or run without "
+        "worker processes"
+    )
+
+
+def _problem_of(value: object) -> str | None:
+    try:
+        with wrap_errors("pickling"):  # a __reduce__ may raise anything
+            pickle.dumps(value, PROTOCOL)
+    except EvalutionError as error:
+        return str(error.__cause__ or error)
+    return None
+
+
+def main_module(*pickles: bytes) -> dict[str, Any]:
+    """What a child needs to import this program's main module; empty if no pickle refers to it.
+
+    Raises:
+        ConfigurationError: one does, and the main module is no file: a prompt or a notebook.
+    """
+    if not any(_MAIN in data for data in pickles):
+        return {}
+    data = spawn.get_preparation_data("evalution worker")
+    found = {name: value for name, value in data.items() if name.startswith("init_main_from")}
+    if not found:
+        main = getattr(sys.modules["__main__"], "__file__", None)
+        where = f"{main}, which can't be imported" if main else "a prompt or a notebook"
+        raise ConfigurationError(
+            f"the engine or model uses a class that is defined in {where}, so a worker process "
+            "can't get at it; put the class into a module of its own"
+        )
+    return found
+
+
+def pack_request(request: object) -> bytes:
+    """A pickle of what a call sends.
+
+    Raises:
+        InvalidRequestError: it can't be pickled.
+    """
+    try:
+        with wrap_errors("pickling"):
+            return pickle.dumps(request, PROTOCOL)
+    except EvalutionError as error:
+        raise InvalidRequestError(
+            f"the request can't be sent to a worker process: {error.__cause__ or error}"
+        ) from error.__cause__
+
+
+def pack_error(error: BaseException, doing: str) -> bytes:
+    """An error as the contract's class for it; a foreign one becomes an `EngineRuntimeError`."""
+    if isinstance(error, EvalutionError):
+        known = error
+    else:
+        known = EngineRuntimeError(scrub(f"{doing}: {type(error).__name__}: {error}"))
+        known.__cause__ = error
+    text = f"{type(known).__name__}: {scrub(str(known))}"
+    return pickle.dumps((_pickled_error(known), text), PROTOCOL)
+
+
+def unpack_error(data: bytes) -> EvalutionError:
+    """The error of `pack_error`, with class, text and cause.
+
+    Where its class can't be had, class and text become the text of an `EngineRuntimeError`.
+    """
+    pickled, text = pickle.loads(data)
+    if pickled is not None:
+        try:
+            with wrap_errors("unpickling"):
+                error = pickle.loads(pickled)
+        except EvalutionError:
+            error = None
+        if isinstance(error, EvalutionError):
+            return error
+    return EngineRuntimeError(text)
+
+
+def _pickled_error(error: EvalutionError) -> bytes | None:
+    if _problem_of(error) is None:
+        return pickle.dumps(error, PROTOCOL)
+    return None

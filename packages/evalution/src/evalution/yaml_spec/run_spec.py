@@ -12,16 +12,16 @@ from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import wrap_errors
 from evalution.hints import BACKEND_HINT, INSTALL_HINTS, note_working_folder
-from evalution.paths import path_errors, typed_path
+from evalution.redaction import register_secrets
 from evalution.rows.local import BUILTIN
 from evalution.runs.backend import BackendReader, ModelBackend, check_backend
-from evalution.runs.failure_policy import FailurePolicy
-from evalution.runs.lane import Lane
-from evalution.runs.preflight import as_model
+from evalution.runs.options import FailurePolicy
+from evalution.runs.preflight import EngineAndModel, parse_model
 from evalution.suites.discovery import load_suite
 from evalution.suites.suite import SuiteDeclaration
+from evalution.user_input import parse_path, path_errors
 from evalution.yaml_spec.yaml_file import EXAMPLES, as_mapping, declaration, read_yaml
 from evalution_core import (
     BaseEngine,
@@ -57,7 +57,7 @@ def read_backend(
         EngineUnavailableError: the backend's package can't be imported.
     """
     reader = _find_reader()
-    with foreign_errors(f"backend {name!r} can't be made", ConfigurationError):
+    with wrap_errors(f"backend {name!r} can't be made", ConfigurationError):
         return reader(name, options, model, folder)
 
 
@@ -92,7 +92,7 @@ class Spec:
     engine: BaseEngine
     model: Model
     tests: Sequence[SuiteDeclaration]
-    against: Lane | None = None
+    against: EngineAndModel | None = None
     isolate: bool = False
     failures: FailurePolicy = field(default_factory=FailurePolicy)
     backend: ModelBackend | None = None
@@ -125,7 +125,7 @@ def spec_path(source: str) -> Path:
     if source.startswith(BUILTIN):
         name, _, kind = source.removeprefix(BUILTIN).partition("/")
         return builtin_path(BUILTIN + name, kind or "quickstart")
-    path = typed_path(source)
+    path = parse_path(source)
     with path_errors(path):
         if path.is_dir():
             raise ConfigurationError(f"{path} is a folder; name the spec file in it")
@@ -183,8 +183,11 @@ def parse_engine(declared: object) -> BaseEngine:
         engine = load_engine(name, hints=INSTALL_HINTS)
     _check_place(options, engine)
     _check_plain(options, "engine")
-    with foreign_errors(f"engine {engine.__name__} can't be made", ConfigurationError):
-        return engine.from_options(options)
+    register_secrets(options)
+    with wrap_errors(f"engine {engine.__name__} can't be made", ConfigurationError):
+        made = engine.from_options(options)
+    register_secrets(made)
+    return made
 
 
 def parse_test(declared: object, base: Path | None) -> SuiteDeclaration:
@@ -193,7 +196,7 @@ def parse_test(declared: object, base: Path | None) -> SuiteDeclaration:
     suite = load_suite(name)
     _check_place(options, suite)
     _check_plain(options, "test")
-    with foreign_errors(f"suite {suite.__name__} can't be made", ConfigurationError):
+    with wrap_errors(f"suite {suite.__name__} can't be made", ConfigurationError):
         return suite.from_options(options, base=base)
 
 
@@ -217,11 +220,11 @@ def _model(declared: object, base: Path) -> Model:
         return Model()
     if isinstance(declared, str):
         declared = {"path": declared}
-    model = as_model(dict(as_mapping(declared, "the section 'model'")))
+    model = parse_model(dict(as_mapping(declared, "the section 'model'")))
     if model.path is None or model.path.startswith(BUILTIN):
         return model
     # A Hub id looks like a relative path: only a file that is there, or `./`, settles it.
-    beside = (base / typed_path(model.path)).absolute()
+    beside = (base / parse_path(model.path)).absolute()
     with path_errors(beside):
         if beside.exists():
             return replace(model, path=str(beside))
@@ -243,7 +246,7 @@ def _backend(document: Mapping[str, Any], folder: Path) -> ModelBackend | None:
     return read_backend(name, options, document.get("model"), folder)
 
 
-def _against(declared: object, model: Model, base: Path) -> Lane | None:
+def _against(declared: object, model: Model, base: Path) -> EngineAndModel | None:
     if declared is None:
         return None
     fields = dict(as_mapping(declared, "the section 'against'"))
@@ -256,7 +259,7 @@ def _against(declared: object, model: Model, base: Path) -> Lane | None:
     if fields.get("engine") is None:
         raise ConfigurationError(f"the section 'against' names no engine{EXAMPLES['engine']}")
     other = _model(fields["model"], base) if fields.get("model") is not None else model
-    return Lane(parse_engine(fields["engine"]), other)
+    return EngineAndModel(parse_engine(fields["engine"]), other)
 
 
 def _isolate(declared: object) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from evalution.foreign_code import foreign_errors
+from evalution.error_boundary import wrap_errors
 from evalution.suites.discovery import available_suites, load_suite
 from evalution.yaml_spec.option_schema import (
     NamedDeclaration,
@@ -151,7 +151,7 @@ def _engines(complaints: list[str]) -> list[NamedDeclaration]:
 
 def _engine(name: str, entry: EngineEntry) -> NamedDeclaration:
     kind = entry.load()
-    with foreign_errors(f"engine {name!r}: the schema of its options", ConfigurationError):
+    with wrap_errors(f"engine {name!r}: the schema of its options", ConfigurationError):
         options = engine_options_schema(kind)
     return NamedDeclaration(name, "engine", read_docstring(kind), options)
 
@@ -161,7 +161,7 @@ def _suites(complaints: list[str]) -> list[NamedDeclaration]:
     for name in available_suites():
         with _noting(complaints):
             kind = load_suite(name)
-            with foreign_errors(f"suite {name!r}: the schema of its options", ConfigurationError):
+            with wrap_errors(f"suite {name!r}: the schema of its options", ConfigurationError):
                 options = suite_options_schema(kind)
             declared = NamedDeclaration(name, "test", read_docstring(kind), options)
             found.append(declared)

@@ -1,0 +1,152 @@
+"""Turns lm-eval's prompts and settings into requests of the contract."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self, runtime_checkable
+
+from evalution_core import (
+    Capability,
+    ConfigurationError,
+    GenerationRequest,
+    InvalidRequestError,
+    LoglikelihoodRequest,
+    Message,
+    did_you_mean,
+)
+from evalution_enginekit.chat import ChatTemplate
+from evalution_enginekit.validation import Admission
+
+DEFAULT_MAX_GEN_TOKS = 256
+"""lm-eval's own where neither task nor caller names a limit."""
+
+_LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_SETTINGS = ("do_sample", "temperature", "top_p", "top_k", "num_beams", "seed")
+_ANY_ENGINE = Admission("any", frozenset(Capability))
+"""Refuses what every engine refuses, before there is one."""
+
+
+def generation_fields(
+    gen_kwargs: Mapping[str, Any], default_limit: int = DEFAULT_MAX_GEN_TOKS
+) -> dict[str, Any]:
+    """Fields of a `GenerationRequest` for a task's generation settings.
+
+    As in lm-eval, the first limit counts of `max_gen_toks`, `max_new_tokens`, `max_tokens` and
+    `max_completion_tokens`, a temperature alone means sampling, and an empty stop is none.
+
+    Raises:
+        ConfigurationError: a setting that no request has, or a value that no engine takes.
+    """
+    known = ("until", *_LIMITS, *_SETTINGS)
+    for name in gen_kwargs:
+        if name not in known:
+            raise ConfigurationError(
+                f"generation setting {name!r} can't be asked of an engine"
+                f"{did_you_mean(name, known)} (possible: {', '.join(known)})"
+            )
+    given = {name: value for name, value in gen_kwargs.items() if value is not None}
+    limits = [int(given[name]) for name in _LIMITS if name in given]
+    until = given.get("until", [])
+    stops: list[str] = [until] if isinstance(until, str) else list(until)
+    fields: dict[str, Any] = {
+        **{name: given[name] for name in _SETTINGS if name in given},
+        **_sampling(given),
+        "stop": [stop for stop in stops if stop],
+        "max_new_tokens": limits[0] if limits else default_limit,
+    }
+    try:
+        _ANY_ENGINE.generation(GenerationRequest("", **fields))
+    except InvalidRequestError as error:
+        raise ConfigurationError(f"generation settings {dict(gen_kwargs)}: {error}") from error
+    return fields
+
+
+def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Greedy unless a temperature above zero, or `do_sample` without one, says otherwise."""
+    temperature = float(given.get("temperature", 1.0 if given.get("do_sample") else 0.0))
+    if not given.get("do_sample", temperature > 0.0) or temperature == 0.0:
+        return {"do_sample": False, "temperature": 0.0}
+    return {"do_sample": True, "temperature": temperature}
+
+
+def completion_request(context: str, fields: Mapping[str, Any]) -> GenerationRequest:
+    """A request for text after `context`, which may be a conversation."""
+    if isinstance(context, ChatPrompt):
+        return GenerationRequest(messages=context.messages, **fields)
+    return GenerationRequest(context, **fields)
+
+
+def scoring_request(context: str, continuation: str) -> LoglikelihoodRequest:
+    """A request for the score of `continuation`; the session encodes both by lm-eval's rule."""
+    if isinstance(context, ChatPrompt):
+        return LoglikelihoodRequest(continuation=continuation, messages=context.messages)
+    return LoglikelihoodRequest(context, continuation)
+
+
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class HasChatTemplate(Protocol):
+    """A tokenizer that lets callers render conversations as it does."""
+
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
+
+
+class ChatPrompt(str):
+    """A conversation where lm-eval expects a text: its JSON, with the messages beside it."""
+
+    __slots__ = ("messages",)
+    messages: Sequence[Message]
+
+    def __new__(cls, messages: Sequence[Message]) -> Self:
+        made = super().__new__(cls, json.dumps(list(messages), ensure_ascii=False))
+        made.messages = messages
+        return made
+
+    def __getnewargs__(self) -> tuple[Sequence[Message]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (self.messages,)
+
+
+def rendered(
+    template: ChatTemplate, messages: Sequence[Message], *, add_generation_prompt: bool
+) -> str:
+    """The prompt text; without a generation prompt, the last message is left open to go on.
+
+    As lm-eval's `hf` model does it, a template that refuses the messages gets them once more
+    without those of the system.
+
+    Raises:
+        InvalidRequestError: the template refuses these as well, or doesn't print the last message.
+    """
+    try:
+        return _rendered(template, messages, add_generation_prompt=add_generation_prompt)
+    except InvalidRequestError as error:
+        others = [message for message in messages if message.get("role") != "system"]
+        if len(others) == len(messages):
+            raise
+        _log.warning("%s; they are rendered without the system's message", error)
+        return _rendered(template, others, add_generation_prompt=add_generation_prompt)
+
+
+def _rendered(
+    template: ChatTemplate, messages: Sequence[Message], *, add_generation_prompt: bool
+) -> str:
+    text = template.render(messages, add_generation_prompt=add_generation_prompt)
+    return text if add_generation_prompt else _left_open(text, str(messages[-1]["content"]))
+
+
+def _left_open(text: str, last: str) -> str:
+    """`text` up to the end of its last message; what the template strips off stays off."""
+    at = text.rfind(last.strip())
+    if at < 0:
+        raise InvalidRequestError(
+            f"the chat template doesn't print the last message as it is ({last!r}), so an answer "
+            "that begins with it can't be asked for"
+        )
+    whole = last.lstrip()
+    kept = whole if text[at : at + len(whole)] == whole else last.strip()
+    return text[:at] + kept

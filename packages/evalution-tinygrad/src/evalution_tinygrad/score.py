@@ -1,0 +1,70 @@
+"""Scoring over a prefix tree: every shared token runs once, only scored rows get logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from evalution_enginekit import ScoringPlan, TokenScore, TokenSpan, plan_scoring
+from evalution_enginekit.planning import SpanScores
+from evalution_tinygrad.kv_cache import Path, Prefixes
+from evalution_tinygrad.model import Forward, Packing, Run
+
+
+class PlannedRuns:
+    """The runs of a plan, each root behind the prefix of it that is kept.
+
+    `roots` are the tokens and paths of the plan's roots; `total` is the number of tokens to run.
+    """
+
+    def __init__(self, plan: ScoringPlan, prefixes: Prefixes):
+        self._plan = plan
+        self.roots: dict[int, tuple[list[int], Path]] = {}
+        self.total = plan.unique_tokens
+        for index, segment in enumerate(plan.segments):
+            if segment.parent is None:
+                # Only tokens that are run have rows, not those in the cache.
+                first = min((t.position for t in segment.targets), default=len(segment.token_ids))
+                path = prefixes.find_path(segment.token_ids, first)
+                self.roots[index] = segment.token_ids, path
+                self.total -= path.length
+
+    def __iter__(self) -> Iterator[Run]:
+        ancestors: list[tuple[int, Path]] = []
+        for index, segment in enumerate(self._plan.segments):
+            while ancestors and ancestors[-1][0] != segment.parent:
+                ancestors.pop()
+            path = ancestors[-1][1].fork() if ancestors else self.roots[index][1]
+            ancestors.append((index, path))
+            targets = tuple(sorted(segment.targets, key=lambda target: target.position))
+            yield Run(path, segment.token_ids[path.length - segment.depth :], targets)
+
+
+class Scorer:
+    """Scores spans and keeps the last root of their tree for the next call."""
+
+    def __init__(self, forward: Forward, packing: Packing, prefixes: Prefixes):
+        self._forward = forward
+        self._packing = packing
+        self._prefixes = prefixes
+
+    def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        """Yield, after each pass, the complete scores in the order of the spans."""
+        scores = SpanScores(spans)
+        runs = PlannedRuns(plan_scoring(spans), self._prefixes)
+        for found in self._packing.passes(runs, runs.total):
+            targets = [wanted.target for wanted in found.wanted]
+            values = self._forward.scores(
+                found.hidden,
+                [wanted.row for wanted in found.wanted],
+                [target.token_id for target in targets],
+            )
+            for target, (logprob, is_greedy) in zip(targets, values, strict=True):
+                scores.add(target, logprob, is_greedy)
+            # Before the last scores are yielded: the caller may stop after them.
+            self._remember(runs)
+            yield scores.take_complete()
+
+    def _remember(self, runs: PlannedRuns) -> None:
+        token_ids, path = runs.roots[max(runs.roots)]
+        if path.length == len(token_ids):
+            self._prefixes.remember(token_ids, path)

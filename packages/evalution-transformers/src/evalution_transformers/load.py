@@ -1,0 +1,262 @@
+"""A checkpoint in memory: weights, tokenizer and adapter, and the identity of what answers."""
+
+# torch leaves part of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+
+from evalution_core import ConfigurationError, Model
+from evalution_core.redaction import redact
+from evalution_enginekit import Tokenizer, files_identity, load_tokenizer
+from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
+from evalution_enginekit.runtime import in_range
+from evalution_enginekit.tokenizer_files import (
+    HFTokenizer,
+    given_tokenizer,
+    load_hf_tokenizer,
+    named_tokenizer,
+)
+from evalution_transformers.attached_model import declared_eos
+from evalution_transformers.options import (
+    ModelOptions,
+    TransformersCompatOptions,
+    TransformersOptions,
+    asks_for_manager,
+    attention_to_load,
+)
+from evalution_transformers.runtime import loading_errors, resolve_device
+from evalution_transformers.upstream import CausalModel, LoadableModel
+
+_GGUF_TOKENIZERS = ">=5.23"
+"""Versions that read a GGUF's own tokenizer rightly; 5.22 splits text in another way."""
+_OURS = ("revision", "trust_remote_code", "dtype", "torch_dtype", "attn_implementation")
+"""Arguments of the loader that have a place of their own, in the model or among the options."""
+
+CheckpointOptions = TransformersCompatOptions | TransformersOptions
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model and its tokenizer; `folder` is where the files lie, None where they are cached."""
+
+    model: CausalModel
+    tokenizer: Tokenizer
+    folder: Path | None
+
+
+def load_checkpoint(options: CheckpointOptions, model: Model) -> Checkpoint:
+    """Load weights and tokenizer.
+
+    Raises:
+        ConfigurationError: nothing loadable is there, or `model_kwargs` and options contradict.
+        EngineUnavailableError: the device isn't there, or an optional library is missing.
+    """
+    if model.path is None:
+        raise ConfigurationError(
+            f"engine {type(options).__name__} needs model.path: a folder, a Hub id, or builtin:tiny"
+        )
+    taken = [name for name in _OURS if name in model.model_kwargs]
+    if taken:
+        raise ConfigurationError(
+            f"model.model_kwargs may not hold {', '.join(taken)}: set model.revision and "
+            f"model.trust_remote_code, or the engine's dtype and attn_implementation"
+        )
+    _refuse_paged(options)
+    refuse_two_places(options, model)
+    folder = _folder(model.path)
+    device = resolve_device(options.device)
+    # The tokenizer first: if it is missing, no gigabytes are read in vain.
+    tokenizer = _load_tokenizer(model, folder)
+    loaded = _load(str(folder or model.path), model, options, device)
+    if isinstance(tokenizer, HFTokenizer):
+        tokenizer.eos_ids |= declared_eos(loaded)
+    if options.adapter is not None:
+        _add_adapter(loaded, options.adapter)
+    loaded.requires_grad_(requires_grad=False).eval()
+    return Checkpoint(loaded, tokenizer, folder)
+
+
+def _refuse_paged(options: CheckpointOptions) -> None:
+    if asks_for_manager(options) and isinstance(options, TransformersCompatOptions):
+        raise ConfigurationError(
+            f"attn_implementation={options.attn_implementation!r} is for the engine Transformers "
+            f"alone, which has upstream's manager; leave out paged|"
+        )
+
+
+def refuse_two_places(options: ModelOptions, model: Model) -> None:
+    """Raise `ConfigurationError` if option and `model_kwargs` both place the model on a device."""
+    if options.device not in (None, "auto") and "device_map" in model.model_kwargs:
+        raise ConfigurationError(
+            f"device={options.device!r} and model.model_kwargs device_map say where the model "
+            f"goes; set one of them"
+        )
+
+
+def check_complete(path: str, report: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint without all weights: Transformers makes them up, and only warns.
+
+    Args:
+        path: the checkpoint, for the message.
+        report: what `from_pretrained` returns with `output_loading_info`.
+
+    Raises:
+        ConfigurationError: weights are missing; the message names some.
+    """
+    missing = sorted(str(name) for name in report.get("missing_keys", ()))
+    if missing:
+        shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        raise ConfigurationError(
+            f"the checkpoint {path!r} lacks {len(missing)} weights of a causal model ({shown}); "
+            f"its answers would be those of random ones"
+        )
+
+
+def find_identity(
+    model: Model, checkpoint: Checkpoint, adapter: str | None
+) -> dict[str, Any] | None:
+    """Return hashes of the files that answer or the Hub's revision, and the loader's arguments.
+
+    None where neither is known, as with an adapter or a tokenizer from the Hub.
+    """
+    revision = read_commit_hash(checkpoint.model.config)
+    identity = checkpoint_identity(model, checkpoint.folder, _WEIGHTS, revision)
+    if identity is None:
+        return None
+    subfolder = model.model_kwargs.get("subfolder")
+    if checkpoint.folder is not None and subfolder:
+        identity |= _hash_files(str(subfolder), checkpoint.folder / subfolder)
+    if adapter is not None:
+        folder = Path(adapter)
+        if not folder.is_dir():
+            return None
+        identity |= _hash_files("adapter", folder)
+    if model.model_kwargs:
+        identity["model_kwargs"] = redact(to_plain(model.model_kwargs))
+    return identity
+
+
+def to_plain(value: Any) -> Any:
+    """Return arguments with the content of each configuration object in its place."""
+    if isinstance(value, Mapping):
+        members = cast("Mapping[Any, Any]", value)
+        return {key: to_plain(member) for key, member in members.items()}
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value)
+    to_dict: Any = getattr(value, "to_dict", None)
+    return to_plain(to_dict()) if callable(to_dict) else value
+
+
+def _folder(path: str) -> Path | None:
+    file = Path(path).expanduser()
+    if file.is_file():
+        raise ConfigurationError(
+            f"model.path {path!r} is a file; give its folder, and for a GGUF file model_kwargs "
+            f"gguf_file={file.name!r}"
+        )
+    return model_folder(path)
+
+
+def _load_tokenizer(model: Model, folder: Path | None) -> Tokenizer:
+    own_gguf = "gguf_file" in model.tokenizer_kwargs
+    if own_gguf and not in_range(transformers.__version__, _GGUF_TOKENIZERS):
+        raise ConfigurationError(
+            f"transformers {transformers.__version__} splits text otherwise than the tokenizer of "
+            f"a GGUF file says; set tokenizer_path in place of tokenizer_kwargs gguf_file, or "
+            f"install transformers{_GGUF_TOKENIZERS}"
+        )
+    path = str(folder or model.path)
+    with loading_errors("tokenizer", path, missing=f"the tokenizer of {path!r} needs more"):
+        if folder is not None and not own_gguf:
+            return load_tokenizer(model, folder)
+        if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
+            return given_tokenizer(model, model.tokenizer, frozenset)
+        return load_hf_tokenizer(model, named_tokenizer(model) or path)
+
+
+def _load(
+    path: str, model: Model, options: CheckpointOptions, device: torch.device
+) -> LoadableModel:
+    arguments = dict(model.model_kwargs)
+    arguments.setdefault("use_safetensors", "gguf_file" not in arguments or None)
+    if (attention := attention_to_load(options)) is not None:
+        arguments["attn_implementation"] = attention
+    with loading_errors("causal model", path, missing=f"loading {path!r} needs more"):
+        found: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=options.dtype if options.dtype == "auto" else getattr(torch, options.dtype),
+            revision=model.revision or "main",
+            trust_remote_code=model.trust_remote_code,
+            output_loading_info=True,
+            **arguments,
+        )
+        loaded, report = found
+        check_complete(path, report)
+        return _move(loaded, options.dtype, arguments, device)
+
+
+def _move(
+    loaded: LoadableModel, dtype: str, arguments: Mapping[str, Any], device: torch.device
+) -> LoadableModel:
+    """Return the model on its device; one that Transformers has placed itself stays there."""
+    is_quantized = getattr(loaded, "quantization_method", None) is not None
+    if "device_map" in arguments or (is_quantized and loaded.device.type != "cpu"):
+        return loaded
+    if dtype == "auto" and device.type == "cpu" and loaded.dtype == torch.float16:
+        # Half precision has no fast kernels on a CPU, and some operations none at all.
+        loaded = loaded if is_quantized else loaded.float()
+    return loaded if loaded.device == device else loaded.to(device)
+
+
+def _hash_files(prefix: str, folder: Path) -> dict[str, str]:
+    files = files_identity(file for file in folder.iterdir() if file.is_file())
+    return {f"{prefix}/{name}": digest for name, digest in files.items()}
+
+
+def _add_adapter(model: LoadableModel, adapter: str) -> None:
+    """Put the LoRA adapter of a folder or Hub id into the layers of `model`.
+
+    Raises:
+        ConfigurationError: it can't be loaded, or it is one of another model.
+        EngineUnavailableError: peft is missing.
+    """
+    folder = Path(adapter)
+    if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
+        raise ConfigurationError(
+            f"the adapter {adapter!r} has no adapter_model.safetensors; its weights are read from "
+            f"safetensors alone"
+        )
+    missing = f"adapter={adapter!r} needs peft; pip install peft"
+    with loading_errors("adapter", adapter, missing=missing):
+        report = model.load_adapter(adapter)
+        odd = _find_unplaced(model, adapter) if report is None else _read_report(report)
+    if odd:
+        raise ConfigurationError(
+            f"the adapter {adapter!r} is not one of this model: {len(odd)} of its weights have no "
+            f"counterpart, {odd[0]} for one"
+        )
+
+
+def _read_report(report: object) -> list[str]:
+    kinds = ("missing_keys", "unexpected_keys")
+    return sorted(str(name) for kind in kinds for name in getattr(report, kind, None) or ())
+
+
+def _find_unplaced(model: LoadableModel, adapter: str) -> list[str]:
+    """Return weights that found no place, over which Transformers 4 only warns."""
+    import peft  # noqa: PLC0415 - an optional library
+
+    weights: dict[str, Any] = cast("Any", peft).load_peft_weights(adapter, "cpu")
+    placed = {name.replace(".default.", ".") for name in model.state_dict()}
+    names = (name.removeprefix("base_model.model.") for name in weights)
+    return sorted(name for name in names if ".lora_" in name and name not in placed)

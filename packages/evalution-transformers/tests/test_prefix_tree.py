@@ -1,0 +1,71 @@
+"""Passes over a prefix tree: everything once, in order, within the capacity."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalution_enginekit import TokenSpan, plan_scoring
+from evalution_transformers.score import PrefixTree
+
+_IDS = st.lists(st.integers(0, 2), min_size=2, max_size=24)
+
+
+@st.composite
+def _spans(draw: st.DrawFn) -> list[TokenSpan]:
+    sequences = sorted(draw(st.lists(_IDS, min_size=1, max_size=12)))
+    return [TokenSpan(ids, draw(st.integers(1, len(ids) - 1))) for ids in sequences]
+
+
+@given(_spans(), st.integers(1, 300))
+@settings(deadline=None)
+def test_passes_cover_every_node_behind_its_parents(spans: list[TokenSpan], room: int) -> None:
+    plan = plan_scoring(spans)
+    tree = PrefixTree(plan)
+    seen: set[int] = set()
+    while (one := tree.next_pass(lambda _: room)) is not None:
+        there = set(one.cached)
+        for at in (*one.cached, *one.nodes):
+            parent = tree.nodes[at].parent
+            assert parent is None or parent in there
+            there.add(at)
+        assert sum(len(tree.nodes[at].token_ids) for at in one.nodes) <= room
+        seen |= there
+    assert seen == set(range(len(plan.segments)))
+
+
+@given(_spans(), st.integers(1, 300))
+@settings(deadline=None)
+def test_passes_come_in_the_order_of_the_plan(spans: list[TokenSpan], room: int) -> None:
+    tree = PrefixTree(plan_scoring(spans))
+    firsts: list[int] = []
+    while (one := tree.next_pass(lambda _: room)) is not None:
+        for at in (*one.cached, *one.nodes):
+            if at not in firsts:
+                firsts.append(at)
+    assert firsts == sorted(firsts)
+
+
+@given(_spans(), st.integers(2, 40))
+@settings(deadline=None)
+def test_a_pass_is_undone_and_made_smaller(spans: list[TokenSpan], room: int) -> None:
+    plan = plan_scoring(spans)
+    tree = PrefixTree(plan)
+    before = tree.state()
+    assert tree.next_pass(lambda _: room) is not None
+    tree.restore(before)
+    seen: set[int] = set()
+    while (one := tree.next_pass(lambda _: room // 2)) is not None:
+        seen |= {*one.cached, *one.nodes}
+    assert seen == set(range(len(plan.segments)))
+
+
+def test_cached_tokens_are_cut_off_the_first_root() -> None:
+    tree = PrefixTree(plan_scoring([TokenSpan([5, 6, 7, 8, 9], 4)]))
+    assert tree.first_path == [5, 6, 7]
+    tree.begin_behind(2)
+    one = tree.next_pass(lambda _: 100)
+    assert one is not None
+    assert tree.path_ids(one.cached) == [5, 6]
+    assert [tree.nodes[at].token_ids for at in one.nodes] == [[7, 8]]
+    assert tree.next_pass(lambda _: 100) is None

@@ -1,0 +1,84 @@
+"""A call that is advanced step by step, from a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Generator
+
+import pytest
+
+from evalution_transformers.generate import StepwiseCall
+
+
+def counting(upto: int, seen: list[int]) -> Callable[[Callable[[int], None]], None]:
+    def call(report: Callable[[int], None]) -> None:
+        for number in range(upto):
+            seen.append(number)
+            report(number)
+
+    return call
+
+
+def test_it_moves_only_while_it_is_advanced() -> None:
+    seen: list[int] = []
+    steps = StepwiseCall(counting(3, seen), "test").steps()
+    assert not seen
+    assert next(steps) == 0
+    assert seen == [0]
+    assert list(steps) == [1, 2]
+
+
+def test_its_exception_is_raised_where_it_is_read() -> None:
+    def broken(report: Callable[[int], None]) -> None:
+        report(1)
+        raise ValueError("planted")
+
+    steps = StepwiseCall(broken, "test").steps()
+    assert next(steps) == 1
+    with pytest.raises(ValueError, match="planted"):
+        next(steps)
+
+
+def test_closing_ends_the_call_and_its_thread() -> None:
+    seen: list[int] = []
+    ended: list[str] = []
+
+    def call(report: Callable[[int], None]) -> None:
+        try:
+            counting(1000, seen)(report)
+        except Exception:  # noqa: BLE001 - what runtimes do
+            ended.append("caught")
+        finally:
+            ended.append("unwound")
+
+    before = threading.active_count()
+    steps = StepwiseCall(call, "test").steps()
+    next(steps)
+    assert isinstance(steps, Generator)
+    steps.close()
+    assert (seen, ended) == ([0], ["unwound"])
+    assert threading.active_count() == before
+
+
+def test_its_exception_keeps_nothing_alive() -> None:
+    class Held:
+        """Stands for the tensors of a pass for which memory ran out."""
+
+    held: list[weakref.ref[Held]] = []
+
+    def broken(report: Callable[[int], None]) -> None:
+        tensors = Held()
+        held.append(weakref.ref(tensors))
+        report(1)
+        raise MemoryError
+
+    gc.disable()
+    try:
+        with contextlib.suppress(MemoryError):
+            list(StepwiseCall(broken, "test").steps())
+        assert held[0]() is None
+    finally:
+        gc.enable()

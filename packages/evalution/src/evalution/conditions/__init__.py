@@ -1,1 +1,0 @@
-"""Under which conditions a result came about: engine, tokenizer, versions."""

@@ -1,0 +1,93 @@
+"""The progress bar of a terminal."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from evalution.progress import Running, rate_text, shown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+_REFRESH_S = 0.1
+"""A thousand samples a second must not redraw a thousand times."""
+
+
+class ProgressBar:
+    """A bar for each suite, with its rate and its main metric so far; closed with the suite."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._loading: Status | None = None
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._started = 0.0
+        self._drawn_at = 0.0
+        self._before = 0
+        self._state: tuple[int, int, Running] = (0, 0, None)
+
+    def model_loading(self, model: str, engine: str) -> None:
+        self._loading = self._console.status(Text(f"loading {model} on {engine}"))
+        self._loading.start()
+
+    def model_ready(self, seconds: float) -> None:
+        self.model_failed()
+        self._console.print(f"model ready after {seconds:.1f} s", highlight=False)
+
+    def model_failed(self) -> None:
+        if self._loading is not None:
+            self._loading.stop()
+            self._loading = None
+
+    def suite_started(self, name: str, total: int) -> None:
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}", markup=False),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = self._bar.add_task(name, total=total, state="")
+        self._started = self._drawn_at = time.monotonic()
+        self._state = (0, 0, None)
+        self._before = 0
+        self._bar.start()
+
+    def samples_cached(self, done: int) -> None:
+        self._started, self._before = time.monotonic(), done
+        if done:
+            self._console.print(f"{done} samples were finished before", highlight=False)
+
+    def sample_finished(self, done: int, failed: int, running: Running) -> None:
+        self._state = (done, failed, running)
+        if time.monotonic() - self._drawn_at >= _REFRESH_S:
+            self._draw()
+
+    def suite_finished(self) -> None:
+        if self._bar is not None:
+            self._draw()
+            self._bar.stop()
+            self._bar = None
+
+    def _draw(self) -> None:
+        assert self._bar is not None
+        self._drawn_at = time.monotonic()
+        done, failed, running = self._state
+        rate = rate_text(done - self._before, self._drawn_at - self._started)
+        state = f"{rate}{shown(running, failed)}".removeprefix(", ")
+        self._bar.update(self._task, completed=done, state=state)

@@ -1,0 +1,364 @@
+"""The samples of a suite on their way: read one by one, in flight, and answered in full.
+
+No answer is lost, counted twice or taken for that of another request.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from threading import Event, Lock
+from typing import cast
+
+from evalution.error_boundary import wrap_errors
+from evalution.exchange import Answer, Request
+from evalution.runs.answer_cache import CachedAnswers
+from evalution.suites.suite import AnySuite, RequestKind, Sample
+from evalution_core import (
+    ConfigurationError,
+    EngineRuntimeError,
+    EvalutionError,
+    GenerationOutput,
+    LoglikelihoodOutput,
+    RequestFailure,
+    RollingLoglikelihoodOutput,
+)
+
+Key = tuple[int, int]
+"""The row's index, and the position among its requests."""
+
+_OUTPUTS: dict[RequestKind, type[Answer]] = {
+    RequestKind.GENERATION: GenerationOutput,
+    RequestKind.LOGLIKELIHOOD: LoglikelihoodOutput,
+    RequestKind.ROLLING: RollingLoglikelihoodOutput,
+}
+_OPTIONAL_COUNTS = ("prompt_tokens", "completion_tokens", "truncated_tokens")
+_ROUNDING = 1e-6
+"""How far above zero a log-probability may be rounded."""
+
+
+@dataclass(slots=True)
+class OpenSample:
+    """A sample with requests in flight; answers and failures by position of the request."""
+
+    sample: Sample
+    waiting: set[int]
+    answers: dict[int, Answer] = field(default_factory=dict[int, Answer])
+    failures: dict[int, EvalutionError] = field(default_factory=dict[int, EvalutionError])
+
+    @property
+    def ordered_answers(self) -> Sequence[Answer]:
+        """The answers in the order of the requests."""
+        return [self.answers[position] for position in range(len(self.answers))]
+
+    @property
+    def error(self) -> EvalutionError | None:
+        """The error of its first failed request, in whatever order the answers came."""
+        return self.failures[min(self.failures)] if self.failures else None
+
+
+class UnexpectedAnswerError(EngineRuntimeError):
+    """An answer to no open request; `index` is the row that it makes untrusted, if any."""
+
+    def __init__(self, message: str, index: int | None = None):
+        super().__init__(message)
+        self.index = index
+
+
+class InFlightSamples:
+    """Samples between submission and their last answer.
+
+    `open` may be called from another thread than the rest: a session reads its input on its own.
+    """
+
+    def __init__(self, kind: RequestKind):
+        self._output = _OUTPUTS[kind]
+        self._open: dict[int, OpenSample] = {}
+        self._known: set[int] = set()
+
+    def open(self, sample: Sample) -> list[Key]:
+        """Note a sample as submitted; return the keys of its requests.
+
+        Raises:
+            ConfigurationError: the suite gave this index before, or one that is no int from 0; or
+                the sample has no requests.
+        """
+        is_known = sample.index in self._known
+        if is_known or type(sample.index) is not int or sample.index < 0:
+            raise ConfigurationError(
+                f"a suite's samples need an index of their own from 0, got {sample.index!r}"
+                f"{' again' if is_known else ''}"
+            )
+        if not sample.requests:
+            raise ConfigurationError(f"the sample of row {sample.index} has no requests")
+        positions = range(len(sample.requests))
+        self._open[sample.index] = OpenSample(sample, set(positions))
+        self._known.add(sample.index)
+        return [(sample.index, position) for position in positions]
+
+    def accept(self, key: Hashable, answer: object) -> tuple[OpenSample, int]:
+        """Note an answer; return its sample, done once it waits for nothing, and the position.
+
+        Raises:
+            UnexpectedAnswerError: the key is of no open request.
+        """
+        opened, position = self._find(key)
+        if position not in opened.waiting:
+            opened.answers.pop(position, None)
+            opened.failures[position] = EngineRuntimeError(
+                f"the session answered request {position} of row {opened.sample.index} twice"
+            )
+        elif (error := self._find_error(answer)) is not None:
+            opened.failures[position] = error
+        else:
+            opened.answers[position] = to_plain_score(cast(Answer, answer))
+        opened.waiting.discard(position)
+        if not opened.waiting:
+            self._open.pop(opened.sample.index)
+        return opened, position
+
+    def give_up(self, index: int, error: EvalutionError) -> OpenSample:
+        """Remove an open sample that will not be answered; return it with that error."""
+        opened = self._open.pop(index)
+        opened.failures[0] = error
+        return opened
+
+    def give_up_all(self) -> list[OpenSample]:
+        """Remove the samples that were never answered in full; return them with that error."""
+        lost = sorted(self._open.values(), key=lambda opened: opened.sample.index)
+        for opened in lost:
+            missing = ", ".join(str(position) for position in sorted(opened.waiting))
+            opened.failures[min(opened.waiting)] = EngineRuntimeError(
+                f"the session ended without an answer to request {missing}"
+            )
+        self._open.clear()
+        return lost
+
+    def _find(self, key: Hashable) -> tuple[OpenSample, int]:
+        match key:
+            case (int(index), int(position)):
+                pass
+            case _:
+                index = position = -1
+        opened = self._open.get(index)
+        if opened is not None and 0 <= position < len(opened.sample.requests):
+            return opened, position
+        if index in self._known:
+            when = "after that row was done" if opened is None else "which has no such request"
+            raise UnexpectedAnswerError(
+                f"the session answered request {position} of row {index} {when}", index
+            )
+        raise UnexpectedAnswerError(f"the session answered {key!r}, which was never asked")
+
+    def _find_error(self, answer: object) -> EvalutionError | None:
+        if isinstance(answer, RequestFailure):
+            error: object = answer.error
+            if isinstance(error, EvalutionError):
+                return error
+            return EngineRuntimeError(f"the session gave {error!r} as a request's failure")
+        if not isinstance(answer, self._output):
+            return EngineRuntimeError(
+                f"the session answered with {answer!r}, not a {self._output.__name__}"
+            )
+        problem = find_answer_problem(answer)
+        return None if problem is None else EngineRuntimeError(problem)
+
+
+class SampleSource:
+    """A suite's samples as requests; the session may read them on a thread of its own.
+
+    Args:
+        name: the suite's name in this run.
+        limit: at most that many rows, within the suite's own bound.
+        cached: answers that need not be computed again.
+        stop: once set, no further request is given out.
+    """
+
+    def __init__(
+        self,
+        suite: AnySuite,
+        name: str,
+        limit: int | None,
+        in_flight: InFlightSamples,
+        cached: CachedAnswers,
+        stop: Event,
+    ):
+        self._suite = suite
+        self._name = name
+        self._limit = limit
+        self._in_flight = in_flight
+        self._answers = cached
+        self._stop = stop
+        self._samples: Iterator[Sample] | None = None
+        self._count = 0
+        self._lock = Lock()
+        self._is_ended = False
+        self._error: BaseException | None = None
+        self._complete: set[int] = set()
+        self._partial: set[int] = set()
+        self.is_stopped = False
+        self.cached_requests = 0
+
+    def read_cached(self) -> Iterator[OpenSample]:
+        """Yield the samples whose every answer is known; call it before anything else.
+
+        Raises:
+            ConfigurationError: a row can't be read.
+        """
+        if self._answers.is_empty:
+            return
+        while (sample := self._read()) is not None:
+            if self._stop.is_set():
+                self.is_stopped = True
+                return
+            found = self._answers.find(sample)
+            if len(found) < len(sample.requests):
+                if found:
+                    self._partial.add(sample.index)
+                continue
+            self._complete.add(sample.index)
+            yield self._accept(self._in_flight.open(sample), found)
+        self._samples, self._count, self._is_ended = None, 0, False
+
+    def read_requests(self) -> Iterator[tuple[Key, Request]]:
+        """Yield the requests to be computed, each in flight from then on."""
+        while (taken := self._take()) is not None:
+            sample, keys = taken
+            for key in keys:
+                if self._stop.is_set():
+                    self.is_stopped = True
+                    return
+                yield key, sample.requests[key[1]]
+
+    def read_unread(self) -> Iterator[OpenSample]:
+        """Yield the samples the session left unread when it ended, each with that as its error.
+
+        Raises:
+            ConfigurationError: a row couldn't be read, which the session may have hidden.
+        """
+        if self._error is not None:
+            raise self._error
+        while (taken := self._take()) is not None:
+            index = taken[0].index
+            yield self._in_flight.give_up(
+                index, EngineRuntimeError(f"the session ended before it read row {index}")
+            )
+
+    def read_again(self) -> Iterator[Sample]:
+        """Yield all samples once more, after the rest.
+
+        Raises:
+            ConfigurationError: a row can't be read.
+        """
+        self._samples, self._count = None, 0
+        while (sample := self._read()) is not None:
+            yield sample
+
+    def _take(self) -> tuple[Sample, list[Key]] | None:
+        with self._lock:
+            if self._stop.is_set() and not self._is_ended:
+                self.is_stopped = True
+                return None
+            if self._is_ended:
+                return None
+            try:
+                while (sample := self._read()) is not None:
+                    if sample.index not in self._complete:
+                        return sample, self._open(sample)
+            except BaseException as error:
+                self._error, self._is_ended = error, True
+                raise
+            return None
+
+    def _open(self, sample: Sample) -> list[Key]:
+        keys = self._in_flight.open(sample)
+        if sample.index not in self._partial:
+            return keys
+        found = self._answers.find(sample)
+        # One request at least goes to the session: a sample is finished where answers arrive.
+        missing = [key for key in keys if key[1] not in found] or keys[-1:]
+        if known := [key for key in keys if key not in missing]:
+            self._accept(known, found)
+        return missing
+
+    def _accept(
+        self, keys: Sequence[Key], found: Mapping[int, Answer | RequestFailure]
+    ) -> OpenSample:
+        self.cached_requests += len(keys)
+        return [self._in_flight.accept(key, found[key[1]])[0] for key in keys][-1]
+
+    def _read(self) -> Sample | None:
+        with wrap_errors(f"suite {self._name!r}, sample {self._count}", ConfigurationError):
+            if self._samples is None:
+                self._samples = iter(self._suite.samples(self._limit))
+            sample = next(self._samples, None)
+            if sample is None:
+                self._is_ended = True
+                return None
+            self._count += 1
+            return sample
+
+
+def to_plain_score(answer: Answer) -> Answer:
+    """Return `answer` with Python's own float as its log-probability, exactly the same number.
+
+    What is computed from a library's narrower float is rounded otherwise than what is computed from
+    the float that is read back from a journal, and a near tie could fall the other way.
+    """
+    if isinstance(answer, GenerationOutput) or type(answer.logprob) is float:
+        return answer
+    return replace(answer, logprob=float(answer.logprob))
+
+
+def find_answer_problem(answer: Answer) -> str | None:
+    """Return what is wrong with the values that are scored or counted; None if nothing is.
+
+    The contract doesn't check outputs when they are made. A log-probability of minus infinity is
+    valid: the probability is zero.
+    """
+    if isinstance(answer, GenerationOutput):
+        problem = _find_text_problem(answer.text)
+    else:
+        problem = _find_logprob_problem(answer.logprob)
+        problem = problem or _find_count_problem("token_count", answer.token_count)
+    for name in _OPTIONAL_COUNTS:
+        if problem is None and (count := getattr(answer, name, None)) is not None:
+            problem = _find_count_problem(name, count)
+    return problem
+
+
+def _find_text_problem(text: object) -> str | None:
+    if not isinstance(text, str):
+        return f"the engine gave {text!r} as a text"
+    if text.isascii():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return f"the engine gave a text with a lone surrogate, which is no valid text: {text!a}"
+    return None
+
+
+def _find_logprob_problem(value: object) -> str | None:
+    # The exact type first: asking an abstract class takes longer than all else here.
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
+        return f"the engine gave {value!r} as a log-probability"
+    number = float(cast(float, value))
+    if math.isnan(number):
+        return "the engine gave NaN as a log-probability"
+    if number > _ROUNDING:
+        return f"the engine gave {number} as a log-probability, which is above 0"
+    return None
+
+
+def _find_count_problem(name: str, count: object) -> str | None:
+    if type(count) is int and count >= 0:
+        return None
+    try:
+        is_count = operator.index(count) >= 0  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        is_count = False
+    return None if is_count else f"the engine gave {count!r} as {name}"

@@ -1,0 +1,108 @@
+"""The options of a run: where it is kept, how much is run, and what ends it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from evalution.progress import Progress, Silence
+from evalution.runs.backend import ModelBackend
+from evalution.runs.folder import DefaultFolder, parse_output
+from evalution.runs.preflight import check_limit, check_step
+from evalution.user_input import find_count_problem, format_value
+from evalution_core import ConfigurationError, EvalutionError, did_you_mean
+
+OnError = Literal["record", "raise"]
+
+
+class TooManyFailuresError(EvalutionError, RuntimeError):
+    """More samples failed than the run allows; what was finished is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailurePolicy:
+    """`record` goes on after a failed sample, `raise` ends the run at the first.
+
+    `max_failures` ends it once more samples than that have failed, counted over all suites.
+
+    Raises:
+        ConfigurationError: another word, or no count from 0.
+    """
+
+    on_error: OnError = "record"
+    max_failures: int | None = None
+
+    def __post_init__(self) -> None:
+        words = get_args(OnError)
+        if self.on_error not in words:
+            raise ConfigurationError(
+                f"on_error must be {' or '.join(words)}, got {format_value(self.on_error)}"
+                f"{did_you_mean(str(self.on_error), words)}"
+            )
+        bound = self.max_failures
+        if bound is None:
+            return
+        is_count = type(bound) is int
+        problem = find_count_problem(bound, least=0) if is_count else "must be a whole number"
+        if problem is not None:
+            raise ConfigurationError(f"max_failures {problem}, got {format_value(bound)}")
+
+    def check(self, failed: int, latest: str) -> None:
+        """Raise `TooManyFailuresError` if `failed` samples are too many; `latest` is the last."""
+        if self.on_error == "raise":
+            raise TooManyFailuresError(f"{latest} (on_error: raise)")
+        if self.max_failures is not None and failed > self.max_failures:
+            raise TooManyFailuresError(
+                f"{failed} samples failed, and max_failures is {self.max_failures}; the last: "
+                f"{latest}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a run goes on and where it is kept; engine, model and suites are given beside it.
+
+    Args:
+        output: folder for `results.json`, `samples.jsonl` and the journal; None keeps all in
+            memory. An unfinished run of the same spec that is there goes on: nothing that was
+            answered is computed again.
+        fresh: start over where `output` holds a run.
+        retry_failed: ask again for what failed in the run that `output` holds.
+        cache: folder of answers that runs share; an answer serves only the model that gave it, with
+            the same engine and the same options.
+        limit: at most that many rows of each suite.
+        isolate: run the model in a process of its own, which is replaced when it dies.
+        failures: how many failed samples end the run.
+        progress: receives the progress of the run; by default it is silent.
+        backend: prepares the model that the engine attaches to, in place of a model.
+        step: the step of training that the model is at; a report plots scores over it.
+
+    Raises:
+        ConfigurationError: `output` or `cache` is empty or no path, or a number is out of range.
+    """
+
+    output: str | Path | DefaultFolder | None = None
+    fresh: bool = False
+    retry_failed: bool = False
+    cache: str | Path | None = None
+    limit: int | None = None
+    isolate: bool = False
+    failures: FailurePolicy = FailurePolicy()
+    progress: Progress = field(default_factory=Silence)
+    backend: ModelBackend | None = None
+    step: int | None = None
+
+    def __post_init__(self) -> None:
+        check_limit(self.limit)
+        check_step(self.step)
+        parse_output(self.output)
+        if self.cache == "" or not isinstance(self.cache, str | os.PathLike | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"cache must be a folder's path, got {self.cache!r}")
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder, where it is known before the run begins."""
+        found = parse_output(self.output)
+        return found if isinstance(found, Path) else None

@@ -1,0 +1,358 @@
+"""Samples of a run: one of them, the lines of `samples.jsonl`, and reading them one at a time.
+
+The samples of a finished suite are in the file in the order of its rows. Those of a suite that is
+running, or was cut off, are in the order of their answers and may occur twice. A last line without
+its end was cut short, by a full disk or a killed process, and is no sample.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pydantic_core
+
+from evalution.user_input import path_errors
+from evalution_core import ConfigurationError
+
+
+def _empty() -> dict[str, Any]:
+    return {}
+
+
+@dataclass(slots=True)
+class SampleResult:
+    """One sample, as a line of `samples.jsonl`; the same fields for every suite.
+
+    `metrics` holds the sample's own value of each metric, `tokens` what the engine counted
+    (`prompt`, `completion`, `scored`, `truncated`; what it doesn't report is left out). With an
+    `error`, there was no answer to score.
+    """
+
+    suite: str
+    index: int
+    prompt: str | Sequence[Mapping[str, Any]] | None = None
+    target: str | None = None
+    prediction: str | None = None
+    extracted: Mapping[str, Any] = field(default_factory=_empty)
+    metrics: Mapping[str, float] = field(default_factory=_empty)
+    tokens: Mapping[str, int] = field(default_factory=_empty)
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class SampleColumns:
+    """Samples of one suite as columns, in the order in which they were given, without texts.
+
+    `rows` holds the rows' numbers; `failed` is 1 where there is an error; `prompts` and `targets`
+    hold hashes, comparable within this process, and 0 where there is none; `metrics` has a value
+    each, NaN where the sample has none and infinity where it is not finite (null in JSON).
+    """
+
+    def __init__(self, samples: Iterable[SampleResult]):
+        self.rows = array("q")
+        self.failed = bytearray()
+        self.prompts = array("q")
+        self.targets = array("q")
+        self.metrics: dict[str, array[float]] = {}
+        for sample in samples:
+            self._add(sample)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def _add(self, sample: SampleResult) -> None:
+        for name in sample.metrics:
+            if name not in self.metrics:
+                self.metrics[name] = array("d", [math.nan]) * len(self.rows)
+        for name, column in self.metrics.items():
+            column.append(_value(sample.metrics[name]) if name in sample.metrics else math.nan)
+        self.rows.append(sample.index)
+        self.failed.append(sample.error is not None)
+        self.prompts.append(_digest(sample.prompt))
+        self.targets.append(_digest(sample.target))
+
+
+def _value(value: float | None) -> float:
+    return math.inf if value is None or math.isnan(value) else value
+
+
+def _digest(value: object) -> int:
+    """Return 64 bits; two texts that differ collide once in 10^19 rows."""
+    if value is None:
+        return 0
+    if isinstance(value, str):
+        return hash(value) or 1
+    return hash((json.dumps(value, sort_keys=True, default=str),)) or 1
+
+
+def to_json(value: object, *, indent: int | None = None) -> str:
+    """Return strict JSON: NaN and infinity become null, foreign values Python's own or text."""
+    try:
+        return pydantic_core.to_json(
+            value, indent=indent, inf_nan_mode="null", fallback=_to_plain
+        ).decode()
+    except ValueError:  # a lone surrogate, which UTF-8 can't hold and JSON can only escape
+        found = json.dumps(value, default=_to_plain)
+        plain = json.loads(found, parse_constant=lambda _: None)  # NaN and infinity
+        text = json.dumps(plain, ensure_ascii=False, indent=indent)
+        return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _to_plain(value: object) -> object:
+    """Return a scalar of NumPy as Python's, anything else that JSON doesn't know as text."""
+    if callable(item := getattr(value, "item", None)):
+        try:
+            return item()
+        except (TypeError, ValueError):  # an array of several
+            return str(value)
+    return str(value)
+
+
+_HEAD = re.compile(rb'\{"suite":"([^"\\]*)","index":(\d+),')
+"""Start of a line; another tool's may differ, and so does that of a suite whose name is escaped."""
+
+
+def to_line(sample: SampleResult) -> bytes:
+    """Return the sample as a line of `samples.jsonl`, with its end."""
+    return (to_json(sample.to_dict()) + "\n").encode()
+
+
+def parse_sample(line: bytes) -> SampleResult:
+    """Return the sample of a line.
+
+    Raises:
+        ValueError: it is none; its cause says why.
+    """
+    try:
+        fields: Any = json.loads(line.decode("utf-8"))
+        sample = SampleResult(**fields)
+        if type(sample.suite) is str and type(sample.index) is int:
+            return sample
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    raise ValueError(f"a sample has a suite and a row, got {sample.suite!r} and {sample.index!r}")
+
+
+def parse_place(line: bytes) -> tuple[str, int]:
+    """Return suite and row of a line, without parsing the rest if a run wrote it.
+
+    Raises:
+        ValueError: it holds no sample, as far as it was read.
+    """
+    if head := _HEAD.match(line):
+        return head[1].decode("utf-8"), int(head[2])
+    sample = parse_sample(line)
+    return sample.suite, sample.index
+
+
+_BUFFER = 1 << 20
+_SMALL_BUFFER = 1 << 13
+"""For reads at scattered offsets, each of which may cost a whole buffer."""
+
+
+class KeptSamples:
+    """Samples of one suite in memory; of several of one row, the last counts."""
+
+    def __init__(self, samples: Iterable[SampleResult]):
+        self._by_row = {sample.index: sample for sample in samples}
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._by_row)
+
+    def __contains__(self, row: object) -> bool:
+        """Whether there is a sample of this row."""
+        return row in self._by_row
+
+    def __iter__(self) -> Iterator[SampleResult]:
+        """Yield them in the order of the rows."""
+        return self.at(sorted(self._by_row))
+
+    def at(self, rows: Iterable[int]) -> Iterator[SampleResult]:
+        """Yield the samples of these rows, in this order.
+
+        Raises:
+            KeyError: there is no such row.
+        """
+        return (self._by_row[row] for row in rows)
+
+
+@dataclass(slots=True)
+class _Extent:
+    """Range of bytes with the lines of a suite; `is_ordered`: each row is after the one before."""
+
+    begin: int
+    end: int
+    lines: int = 0
+    last: int = -1
+    is_ordered: bool = True
+
+
+class FileSamples:
+    """Samples of one suite in a file, read again at each iteration; errors as `SamplesReader.of`.
+
+    Held in memory: two numbers a row, and these only of a suite that doesn't lie in the order of
+    its rows, or once `at` was called.
+    """
+
+    def __init__(self, file: Path, suite: str, extent: _Extent):
+        self._file = file
+        self._suite = suite
+        self._extent = extent
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._extent.lines if self._extent.is_ordered else len(self._offsets[0])
+
+    def __contains__(self, row: object) -> bool:
+        """Whether there is a sample of this row."""
+        return isinstance(row, int) and self._offset(row) is not None
+
+    def __iter__(self) -> Iterator[SampleResult]:
+        """Yield them in the order of the rows; of several of one row, the last."""
+        if not self._extent.is_ordered:
+            return self.at(self._offsets[0])
+        return (self._sample(line, row) for row, _, line in self._lines())
+
+    def at(self, rows: Iterable[int]) -> Iterator[SampleResult]:
+        """Yield the samples of these rows, in this order.
+
+        Raises:
+            ConfigurationError: the file has no such row, or changed since its rows were found.
+        """
+        with path_errors(self._file), self._file.open("rb", _SMALL_BUFFER) as lines:
+            for row in rows:
+                offset = self._offset(row)
+                if offset is None:
+                    raise _changed(self._file)
+                lines.seek(offset)
+                yield self._sample(lines.readline(), row)
+
+    def _offset(self, row: int) -> int | None:
+        known, offsets = self._offsets
+        at = bisect_left(known, row)
+        return offsets[at] if at < len(known) and known[at] == row else None
+
+    @cached_property
+    def _offsets(self) -> tuple[array[int], array[int]]:
+        """The rows in their order, and the offset of the last line of each."""
+        rows, offsets = array("q"), array("q")
+        for row, offset, _ in self._lines():
+            rows.append(row)
+            offsets.append(offset)
+        if self._extent.is_ordered:
+            return rows, offsets
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        last = [
+            at
+            for at, after in zip(order, [*order[1:], None], strict=True)
+            if after is None or rows[at] != rows[after]
+        ]
+        return array("q", (rows[at] for at in last)), array("q", (offsets[at] for at in last))
+
+    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield row, offset and line of each sample, in the order of the file."""
+        for offset, line in _lines(self._file, self._extent.begin, self._extent.end):
+            suite, row = _place(self._file, line)
+            if suite == self._suite:
+                yield row, offset, line
+
+    def _sample(self, line: bytes, row: int) -> SampleResult:
+        try:
+            sample = parse_sample(line)
+        except ValueError as error:
+            raise _damaged(self._file, error) from error
+        if (sample.suite, sample.index) != (self._suite, row):
+            raise _changed(self._file)
+        return sample
+
+
+SuiteSamples = KeptSamples | FileSamples
+"""Samples of one suite: how many, all in the order of the rows, or those of some rows."""
+
+
+class SamplesReader:
+    """The file `samples.jsonl`, scanned once, when it is first used.
+
+    Held in memory: a few numbers a suite.
+    """
+
+    def __init__(self, file: Path):
+        self._file = file
+
+    @property
+    def suites(self) -> list[str]:
+        """The suites that have samples, in the order of their first; of a damaged file as well.
+
+        Raises:
+            ConfigurationError: the file can't be read.
+        """
+        return list(self._scan[0])
+
+    def of(self, suite: str) -> FileSamples:
+        """Return the samples of this suite, none if it has none there.
+
+        Raises:
+            ConfigurationError: the file can't be read, is damaged or was written by something else;
+                of a line whose beginning is whole, that comes when its sample is read.
+        """
+        extents, damage = self._scan
+        if damage is not None:
+            raise damage
+        return FileSamples(self._file, suite, extents.get(suite, _Extent(0, 0)))
+
+    @cached_property
+    def _scan(self) -> tuple[dict[str, _Extent], ConfigurationError | None]:
+        found: dict[str, _Extent] = {}
+        damage: ConfigurationError | None = None
+        for offset, line in _lines(self._file):
+            try:
+                suite, row = _place(self._file, line)
+            except ConfigurationError as error:
+                damage = damage or error
+                continue
+            extent = found.get(suite)
+            if extent is None:
+                extent = found[suite] = _Extent(offset, offset)
+            extent.end = offset + len(line)
+            extent.lines += 1
+            extent.is_ordered = extent.is_ordered and row > extent.last
+            extent.last = row
+        return found, damage
+
+
+def _lines(file: Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield the complete lines between two offsets, each with its own offset."""
+    with path_errors(file), file.open("rb", _BUFFER) as lines:
+        lines.seek(begin)
+        for line in lines:
+            if (end is not None and begin >= end) or not line.endswith(b"\n"):
+                return
+            yield begin, line
+            begin += len(line)
+
+
+def _place(file: Path, line: bytes) -> tuple[str, int]:
+    try:
+        return parse_place(line)
+    except ValueError as error:
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, error: ValueError) -> ConfigurationError:
+    return ConfigurationError(f"{file} is damaged or was not written by a run: {error}")
+
+
+def _changed(file: Path) -> ConfigurationError:
+    return ConfigurationError(f"{file} changed while it was read; try again once its run has ended")

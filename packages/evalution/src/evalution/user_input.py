@@ -1,0 +1,53 @@
+"""Paths that a person typed: what the system refuses is told like any other mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from evalution_core import ConfigurationError
+
+
+@contextmanager
+def path_errors(path: object) -> Generator[None]:
+    """Raise what the system says about a path (name too long, no permission) by the path's name."""
+    try:
+        yield
+    except OSError as error:
+        shown = str(path)
+        shown = shown if len(shown) <= 120 else f"{shown[:60]}…{shown[-40:]}"
+        raise ConfigurationError(f"{shown} can't be read: {error.strerror}") from error
+
+
+def parse_path(text: str) -> Path:
+    """`text` as a path, `~` being somebody's home.
+
+    Raises:
+        ConfigurationError: there is no such home.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigurationError(f"{text}: there is no such home folder") from None
+
+
+LARGEST = 2**31 - 1
+"""No count is larger; every runtime can hold this one."""
+
+
+def find_count_problem(value: int, *, least: int) -> str | None:
+    """What is wrong with a count, as the end of a sentence; None if nothing is."""
+    if value < least:
+        return "must not be negative" if least == 0 else f"must be at least {least}"
+    if value > LARGEST:
+        return f"must be at most {LARGEST}"
+    return None
+
+
+def format_value(value: object) -> str:
+    """`repr`, also for an int with more digits than Python is willing to print."""
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):
+        return f"a value of type {type(value).__name__} that is too large to show"
