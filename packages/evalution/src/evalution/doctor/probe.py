@@ -39,9 +39,9 @@ def main() -> None:
 
 
 def probe_engine(entry: EngineEntry) -> dict[str, Any]:
-    """What the engine can do and what it would run on, or what is wrong with it.
+    """Return an engine's capabilities and its runtime, or the reason why it doesn't work.
 
-    `imported` tells whether the adapter itself could be loaded.
+    `imported` is true if the adapter itself could be loaded.
     """
     found: dict[str, Any] = {"imported": False, "capabilities": [], "runtime": None, "error": None}
     try:
@@ -49,13 +49,13 @@ def probe_engine(entry: EngineEntry) -> dict[str, Any]:
         found["imported"] = True
         with wrap_errors("capabilities"):
             found["capabilities"] = sorted(kind.capabilities)
-        found["runtime"] = _runtime_of(kind)
+        found["runtime"] = _describe_runtime(kind)
     except EvalutionError as error:
         found["error"] = mask_text(str(error))
     return found
 
 
-def _runtime_of(kind: type[BaseEngine]) -> dict[str, Any] | None:
+def _describe_runtime(kind: type[BaseEngine]) -> dict[str, Any] | None:
     try:
         with wrap_errors("making it without options", ConfigurationError):
             register_secrets(engine := kind.from_options({}))

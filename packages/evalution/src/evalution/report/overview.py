@@ -1,4 +1,4 @@
-"""What was run: a line for each run, for the head of the page."""
+"""Runs in short: a line for each run, for the head of the page."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ConditionGroup:
 
     @property
     def differing(self) -> int:
-        """How many settings are not the same in all runs."""
+        """Number of settings that are not the same in all runs."""
         return sum(condition.differs for condition in self.conditions)
 
 

@@ -1,4 +1,4 @@
-"""What the page shows of a parity check."""
+"""Parity checks on the page: rows of the table, and figures by token."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ _HEADROOM = 0.15
 
 
 def parity_figures(result: ParityResult, name: str) -> list[Figure]:
-    """How many tokens differ by how much, and by how much at which probability.
+    """Return figures of the differences of tokens by size and by probability.
 
-    None for engines that tell no log-probabilities of single tokens. `name` is unique on the page.
+    None for engines that give no log-probabilities of single tokens. `name` is unique on the page.
     """
     suites = [suite for suite in result.suites if suite.tokens is not None]
     if not suites:

@@ -70,7 +70,7 @@ class RunLabel:
     """A run's name: the letter it bears throughout, and what sets it apart from the others.
 
     `distinctions` holds `option=value` of model, engine, limit and step, where they differ.
-    `legend` is the letter with what a reader needs to tell this run from its neighbours.
+    `legend` is the letter with what distinguishes this run from its neighbours.
     """
 
     position: int

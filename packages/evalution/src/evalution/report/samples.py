@@ -1,4 +1,4 @@
-"""Whether a sample was answered rightly, by metrics that know right and wrong."""
+"""Samples in the page: verdicts, the choice of rows, and the JSON that the script reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evalution.samples import KeptSamples, SampleColumns, SuiteSamples
 
 
 class Verdict(StrEnum):
-    """What a metric says about a sample of one run."""
+    """Verdict of a metric on a sample of one run."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -51,7 +51,7 @@ def verdict(columns: SampleColumns, position: int, metric: str, higher_is_better
 
 
 def is_flipped(verdicts: Sequence[Verdict]) -> bool:
-    """Whether one run was right where another was wrong; a failure is neither."""
+    """Report whether one run was right where another was wrong; a failure is neither."""
     return Verdict.RIGHT in verdicts and Verdict.WRONG in verdicts
 
 
@@ -126,7 +126,7 @@ def _union(columns: Sequence[array[int]]) -> array[int]:
 
 
 def _positions(rows: array[int], union: array[int]) -> array[int]:
-    """Where each row of the union stands among `rows`, -1 for one that isn't there."""
+    """Return the place of each row of the union among `rows`, -1 for one that isn't there."""
     found, at = array("q"), 0
     for row in union:
         is_there = at < len(rows) and rows[at] == row
@@ -144,7 +144,7 @@ _TEXT_HEAD = 4_000
 
 @dataclass(frozen=True, slots=True)
 class SampleCount:
-    """How many of a suite's rows the page holds."""
+    """Number of a suite's rows that the page holds."""
 
     suite: str
     embedded: int

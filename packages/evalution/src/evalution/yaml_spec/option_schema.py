@@ -148,7 +148,7 @@ class NamedDeclaration:
 
     @property
     def pattern(self) -> str:
-        """What matches its name as people write it: case, `-` and `_` don't count."""
+        """Pattern of its name as people write it: case, `-` and `_` don't count."""
         package, _, name = self.name.rpartition("/")
         prefix = f"{_loosely(package)}/" if package else "([^/:]+/)?"
         return f"^{prefix}{_loosely(name)}$"
