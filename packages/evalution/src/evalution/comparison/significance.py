@@ -83,8 +83,8 @@ class PairedTest:
 
     `p_value` is two-sided: how often chance alone makes a difference at least as large; None where
     there are too few rows. `difference` is the mean of right minus left over these rows, and
-    `interval` contains it with 95 % confidence; both are None where the score is no mean of its rows. Of the
-    `pairs`, `left_better` and `right_better` differ in favour of one side.
+    `interval` contains it with 95 % confidence; both are None where the score is no mean of its
+    rows. Of the `pairs`, `left_better` and `right_better` differ in favour of one side.
     """
 
     name: TestName

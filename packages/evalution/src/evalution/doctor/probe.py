@@ -31,7 +31,8 @@ def main() -> None:
     os.dup2(2, 1)
     question = json.load(sys.stdin)
     sys.path[:] = question["path"]
-    answer = probe_engine(PluginEntry(*question["entry"], ENGINES))
+    name, value, distribution, version = question["entry"]
+    answer = probe_engine(PluginEntry(name, value, distribution, version, ENGINES))
     with os.fdopen(answers, "w", encoding="utf-8") as stream:
         json.dump(answer, stream)
     # A runtime's threads must not keep the process alive: all that was asked is answered.

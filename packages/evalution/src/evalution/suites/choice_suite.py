@@ -172,8 +172,8 @@ class ClassificationSuite(ChoiceSuite):
     """The choices are the `classes`, the same for every row; the column `label` holds an index.
 
     In addition to `ChoiceSuite`'s metrics there are `f1` of the class with index 1 and `mcc`, the
-    Matthews correlation, both of the choice that `acc` judges. A row without an answer counts as classified
-    wrongly.
+    Matthews correlation, both of the choice that `acc` judges. A row without an answer counts as
+    classified wrongly.
     """
 
     classes: ClassVar[Sequence[str]]
