@@ -1,6 +1,6 @@
 """The contract between evaluation and engines: types, two base classes, errors, discovery.
 
-These names are the contract as engines and their callers need it. Everything else is in the modules:
+Engines and their callers need these names; everything else is in the modules:
 `requests`, `kinds`, `streams`, `encoding`, `discovery`, `options`, `redaction`, `plugins`.
 """
 

@@ -112,7 +112,7 @@ class StartedModel(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel(Generic[R]):
-    """A checkpoint that a runtime serves; fields as in `StartedModel`, and `identity` as there."""
+    """A checkpoint that a runtime serves; `identity` is that of `checkpoint_identity`."""
 
     runtime: R
     tokenizer: Tokenizer

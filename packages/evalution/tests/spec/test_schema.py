@@ -20,7 +20,7 @@ from evalution_core import ConfigurationError
 from evalution_core.builtins import builtin_path
 from evalution_core.plugins import normalized
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 EXAMPLES = [
     *sorted((ROOT / "docs" / "examples").rglob("*.yaml")),
     builtin_path("builtin:tiny", "quickstart"),
