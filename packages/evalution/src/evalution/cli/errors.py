@@ -19,7 +19,6 @@ from evalution_core import (
     EvalutionError,
     UnsupportedRequestError,
 )
-from evalution_core.redaction import scrub
 
 EXIT_FAILED, EXIT_USAGE, EXIT_WITH_FAILURES, EXIT_INTERRUPTED = 1, 2, 3, 130
 EXIT_OUTSIDE = EXIT_WITH_FAILURES

@@ -15,7 +15,6 @@ from evalution.scoring.filters import FILTERS, Filter
 from evalution.suites.suite import SuiteDeclaration
 from evalution_core import BaseEngine
 from evalution_core.options import option_fields
-from evalution_core.redaction import scrub
 
 if TYPE_CHECKING:
     from pydantic_core import core_schema
