@@ -213,7 +213,7 @@ def test_other_weights_under_the_same_name_are_refused(
     with pytest.raises(ConfigurationError) as caught:
         evalution.run(engine=scripted(Known()), model="m", tests=suites(), output=tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path} holds an unfinished run of a model that was another: model.safetensors was "
+        f"{tmp_path} holds an unfinished run of another model: model.safetensors was "
         "'one', now 'two'; name another --output, or start over with --fresh"
     )
 
@@ -254,7 +254,7 @@ def test_nothing_runs_after_a_stop(scripted: Any, scripted_session: Any) -> None
 def test_what_is_reported_as_finished_is_on_disk(
     scripted: Any, scripted_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalution.runs.suite_run._TELL_S", 0.0)
+    monkeypatch.setattr("evalution.runs.suite_run._REPORT_S", 0.0)
     shown: list[int] = []
 
     class Told(Silence):
