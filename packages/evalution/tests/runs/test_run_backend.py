@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import evalution
+from evalution.replicas import Replicas
 from evalution.report import write_report
 from evalution.runs.options import RunOptions
 from evalution.runs.reader import read_run
@@ -153,8 +154,10 @@ def test_suite_that_breaks_the_run_tears_down(
 def test_engine_that_only_loads_models_is_refused_before_any_work(
     suite: evalution.Generation,
 ) -> None:
-    with pytest.raises(UnsupportedRequestError, match="engine Mock can't attach to a live model"):
-        evalution.run(engine=Mock(), backend=Backend(), tests=[suite])
+    with pytest.raises(
+        UnsupportedRequestError, match="engine Replicas can't attach to a live model"
+    ):
+        evalution.run(engine=Replicas(Mock(), 1), backend=Backend(), tests=[suite])
     assert log == []
 
 
