@@ -17,7 +17,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_enginekit.validation import Admission, check_batch_size
+from evalution_enginekit.validation import Admission, parse_batch_size
 
 ALL = Admission("Toy", frozenset(Capability))
 USER = {"role": "user", "content": "hi"}
@@ -235,6 +235,7 @@ def test_list_calls_name_every_bad_request() -> None:
 @pytest.mark.parametrize("batch_size", [0, -1, True, 1.0, "8"])
 def test_a_batch_size_is_a_positive_int(batch_size: object) -> None:
     with pytest.raises(InvalidRequestError, match="batch_size must be an int >= 1, got"):
-        check_batch_size(batch_size)
-    check_batch_size(None)
-    check_batch_size(1)
+        parse_batch_size(batch_size)
+    assert parse_batch_size(None) is None
+    assert parse_batch_size("auto") is None
+    assert parse_batch_size(1) == 1

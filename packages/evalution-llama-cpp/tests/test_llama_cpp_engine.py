@@ -186,7 +186,7 @@ def test_cache_type_that_needs_flash_attention_is_refused_without() -> None:
 def test_the_window_is_what_cache_and_model_hold() -> None:
     for options, window in (({}, 512), ({"n_ctx": 100}, 100), ({"max_model_len": 64}, 64)):
         with LlamaCpp(device="cpu", n_threads=1, **options).build(TINY) as session:
-            assert session.max_model_len == window
+            assert session.info.max_model_len == window
     with pytest.raises(ConfigurationError, match=r"max_model_len=200 must be .* the n_ctx of 100"):
         LlamaCpp(device="cpu", n_ctx=100, max_model_len=200).build(TINY)
     with pytest.raises(ConfigurationError, match="must be between 2 and the n_ctx of 1"):

@@ -128,7 +128,7 @@ def test_biases_of_llama_are_in_the_order_of_their_matrices(
 def test_a_sliding_window_bounds_the_models_own(rewrite_tiny: Callable[..., Path]) -> None:
     path = rewrite_tiny(metadata={"llama.attention.sliding_window": 64})
     with Tinygrad(device="cpu").build(Model(str(path))) as session:
-        assert session.max_model_len == 64
+        assert session.info.max_model_len == 64
     with pytest.raises(ConfigurationError, match="between 2 and the model's own 64"):
         Tinygrad(device="cpu", max_model_len=65).build(Model(str(path)))
 

@@ -166,9 +166,9 @@ def test_a_closed_session_holds_no_weights() -> None:
 def test_the_execution_is_described() -> None:
     with Tinygrad(device="cpu:x86", max_context=64, batch_size="auto").build(TINY) as session:
         described = session.describe_execution() or {}
-        assert session.max_model_len == 64
+        assert session.info.max_model_len == 64
         assert session.preferred_batch_size == 16
-        assert Capability.CONTINUOUS_BATCHING in (session.capabilities or Tinygrad.capabilities)
+        assert Capability.CONTINUOUS_BATCHING in session.info.capabilities
         identity = session.identity() or {}
     wanted = {
         "device": "CPU:X86",

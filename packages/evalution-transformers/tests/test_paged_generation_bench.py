@@ -81,7 +81,7 @@ def test_all_sides_make_the_same_tokens_on_the_cpu(small: Path) -> None:
         assert all(line.endswith(" 100.0") for line in found), found
 
 
-def test_what_is_not_there_is_refused(
+def test_a_missing_device_or_manager_is_refused(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(BENCH.parent)

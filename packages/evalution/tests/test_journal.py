@@ -61,7 +61,7 @@ def in_child(code: str, path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True)
 
 
-def test_an_answer_is_recalled_before_and_after_it_is_committed(journal: Journal) -> None:
+def test_answer_is_found_before_and_after_it_is_committed(journal: Journal) -> None:
     assert journal.find(KEY) is None
     record(journal, KEY, "a \ud83d \0")
     assert journal.find(KEY) == "a \ud83d \0"

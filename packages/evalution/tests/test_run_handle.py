@@ -305,3 +305,20 @@ def test_a_session_that_is_falsy_is_one(scripted_session: Any) -> None:
 def test_a_build_must_give_a_session(scripted: Any) -> None:
     with pytest.raises(EngineRuntimeError, match="must return a BaseInferenceSession, got 'x'"):
         evalution.run(engine=scripted("x"), model="m", tests=[generation()])
+
+
+def test_what_a_run_returns_has_its_results(scripted: Any, scripted_session: Any) -> None:
+    found = scripted(scripted_session()).model(path="m").run(generation())
+    assert found.engine["execution"] == found.result.engine["execution"]
+    assert found.model["path"] == "m"
+    assert found.to_dict() == found.result.to_dict()
+
+
+def test_engine_of_another_contract_is_refused(scripted: Any, scripted_session: Any) -> None:
+    engine = scripted(scripted_session())
+    type(engine).contract = 2
+    try:
+        with pytest.raises(ConfigurationError, match="was written for contract 2"):
+            Run(engine, "m")
+    finally:
+        del type(engine).contract

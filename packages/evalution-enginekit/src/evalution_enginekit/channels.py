@@ -141,6 +141,8 @@ class Channel:
         """Give up what is not finished of a call."""
         with self.changed:
             call.to_go.clear()
+            with suppress(ValueError):  # a round would open for it, and find nothing
+                self.callers.remove(call)
             numbers = list(call.in_flight)
             call.in_flight.clear()
         self.cancel(numbers)
@@ -303,3 +305,6 @@ class _Reader:
             # Given up in the moment before the stream had it, it was not in flight to be cancelled.
             if self._is_given_up and self._stream is not None:
                 self._stream.cancel(number)
+        with self._changed:
+            if channel.callers:
+                self._changed.notify()  # the round is full: another reader may begin the next one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
@@ -20,6 +21,7 @@ from evalution_core import (
 )
 from evalution_enginekit.completion import joined
 from evalution_enginekit.runtime import runtime_errors
+from evalution_enginekit.runtime_thread import check_process
 from evalution_enginekit.streams import ResultStream, StreamLimits
 
 C = TypeVar("C")
@@ -101,6 +103,7 @@ class RequestLoop:
     def __init__(self, name: str, depth: int = 1):
         self.lock = threading.RLock()
         self._name = name
+        self._pid = os.getpid()
         self._depth = depth
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -141,7 +144,8 @@ class RequestLoop:
         return threading.current_thread() is self._thread
 
     def ensure_open(self) -> None:
-        """Raise `SessionClosedError` once `close` was called."""
+        """Raise `SessionClosedError` once `close` was called, and in a fork of the process."""
+        check_process(self._name, self._pid)
         if self._closing:
             raise SessionClosedError(f"{self._name} is closed; build a new session")
 
@@ -169,6 +173,7 @@ class RequestLoop:
         """
         if self.is_current:
             raise EngineRuntimeError(f"{self._name} waits for its own event loop")
+        self.ensure_open()
         with self.lock:
             self.ensure_open()
             result = asyncio.run_coroutine_threadsafe(function(), self._started())
@@ -180,8 +185,11 @@ class RequestLoop:
     def close(self, last: Callable[[], Awaitable[None]]) -> None:
         """End all streams, cancel what runs, await `last`, and end the thread.
 
-        Any later call waits for that. Called on the loop itself, it doesn't wait.
+        Any later call waits for that. Called on the loop itself, it doesn't wait; in a fork it does
+        nothing, since the runtime is the other process's.
         """
+        if os.getpid() != self._pid:
+            return
         with self.lock:
             first = not self._closing
             loop = self._started() if first else None

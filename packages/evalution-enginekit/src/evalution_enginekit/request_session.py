@@ -38,7 +38,7 @@ from evalution_enginekit.assembly import Assembly
 from evalution_enginekit.completion import CompletionPiece, RequestPrompt
 from evalution_enginekit.request_encoding import Preparation, or_failure
 from evalution_enginekit.request_loop import RequestJob, RequestLoop, RequestStream, Tell
-from evalution_enginekit.scoring import ScoringJob
+from evalution_enginekit.scoring import RollingStream, ScoringJob
 from evalution_enginekit.session import READ_AHEAD, KitSession, rolled, span_job
 from evalution_enginekit.streams import PulledStream, StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
@@ -264,7 +264,7 @@ class RequestSession(KitSession):
     def generate(
         self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
     ) -> list[GenerationOutput]:
-        self._begin(batch_size)
+        batch_size = self._begin(batch_size)
         prompts: list[RequestPrompt] = self._admission.check_all(self._prompt, requests)
         jobs = [self._completing(prompt, tells=False) for prompt in prompts]
         return self._all(jobs, batch_size)
@@ -272,7 +272,7 @@ class RequestSession(KitSession):
     def generate_continuous(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
-        self._begin(batch_size)
+        batch_size = self._begin(batch_size)
 
         def job(request: GenerationRequest) -> RequestJob:
             return self._completing(self._prompt(request), tells=False)
@@ -282,7 +282,7 @@ class RequestSession(KitSession):
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, StreamEvent]]:
-        self._begin(batch_size, streams=True)
+        batch_size = self._begin(batch_size, streams=True)
 
         def job(request: GenerationRequest) -> RequestJob:
             return self._completing(replace(self._prompt(request), is_live=True), tells=True)
@@ -292,7 +292,7 @@ class RequestSession(KitSession):
     def loglikelihood(
         self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[LoglikelihoodOutput]:
-        self._begin(batch_size)
+        batch_size = self._begin(batch_size)
         jobs = self._admission.check_all(self._scoring, requests)
         self._ensure_checked()
         return self._all(jobs, batch_size)
@@ -301,13 +301,13 @@ class RequestSession(KitSession):
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
         """Scores in completion order; the input is consumed on another thread."""
-        self._begin(batch_size)
+        batch_size = self._begin(batch_size)
         return self._pulled(requests, self._scoring, batch_size, scores=True)
 
     def loglikelihood_rolling(
         self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[RollingLoglikelihoodOutput]:
-        self._begin(batch_size)
+        batch_size = self._begin(batch_size)
         if self._preparation is None:
             jobs = self._admission.check_all(self._rolling, requests)
             self._ensure_checked()
@@ -320,6 +320,20 @@ class RequestSession(KitSession):
         parts = [index for index, windows in enumerate(texts) for _ in windows]
         scores = results_in_order(self._loop, jobs, self._limits(batch_size), parts)
         return rolled(requests, texts, iter(scores))
+
+    def loglikelihood_rolling_continuous(
+        self,
+        requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
+        *,
+        batch_size: int | None = None,
+    ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
+        """Scores in completion order; `batch_size` counts windows of texts."""
+        batch_size = self._begin(batch_size)
+        if self._preparation is None:
+            return self._pulled(requests, self._rolling, batch_size, scores=True)
+        prepare = or_failure(self._preparation.rolling)
+        opening = self._opening(batch_size, scores=True)
+        return RollingStream(requests, opening, prepare, self._span_job, self._engine)
 
     def gc(self) -> None:
         self._loop.call(self._release_caches)
@@ -369,12 +383,16 @@ class RequestSession(KitSession):
         *,
         scores: bool = False,
     ) -> Iterator[tuple[K, Any]]:
+        opening = self._opening(batch_size, scores=scores)
+        return PulledStream(requests, opening, or_failure(job), self._engine)
+
+    def _opening(self, batch_size: int | None, *, scores: bool) -> Callable[[], RequestStream]:
         def opening() -> RequestStream:
             if scores:
                 self._ensure_checked()
             return self._loop.open(self._limits(batch_size))
 
-        return PulledStream(requests, opening, or_failure(job), self._engine)
+        return opening
 
     def _limits(self, batch_size: int | None) -> StreamLimits:
         return StreamLimits(running=batch_size or self._most, ahead=READ_AHEAD)

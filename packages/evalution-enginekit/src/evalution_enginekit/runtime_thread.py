@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,15 @@ R = TypeVar("R")
 
 IDLE = math.inf
 """What an activity's step returns when it has nothing to do until it is woken."""
+
+
+def check_process(name: str, pid: int) -> None:
+    """Raise `SessionClosedError` in a fork of the process `pid`: no thread of it lives there."""
+    if os.getpid() != pid:
+        raise SessionClosedError(
+            f"{name} was built in process {pid} and can't be used in process {os.getpid()}, a fork "
+            f"of it; build a session there"
+        )
 
 
 class Activity(Protocol):
@@ -43,6 +53,7 @@ class RuntimeThread:
         self.lock = threading.RLock()
         self._work = threading.Condition(self.lock)
         self._name = name
+        self._pid = os.getpid()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._activities: list[Activity] = []
         self._thread: threading.Thread | None = None
@@ -62,7 +73,8 @@ class RuntimeThread:
         self._activities.append(activity)
 
     def ensure_open(self) -> None:
-        """Raise `SessionClosedError` after `close`, or what ended the thread before it."""
+        """Raise `SessionClosedError` after `close` or in a fork, else the thread's own error."""
+        check_process(self._name, self._pid)
         if self._failure is not None and not self._closing:
             raise EngineRuntimeError(str(self._failure)) from self._failure.__cause__
         if self._closing:
@@ -97,8 +109,11 @@ class RuntimeThread:
     def close(self, last: Callable[[], None]) -> None:
         """End all streams, run `last` on the thread, and end it; any later call waits for that.
 
-        Where the thread never ran, `last` runs here. Called on the thread itself, it doesn't wait.
+        Where the thread never ran, `last` runs here. Called on the thread itself, it doesn't wait;
+        in a fork it does nothing, since the runtime is the other process's.
         """
+        if os.getpid() != self._pid:
+            return
         with self.lock:
             if self._last is None:
                 self._last = last

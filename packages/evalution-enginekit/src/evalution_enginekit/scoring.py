@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from evalution_core import (
     EngineRuntimeError,
     EvalutionError,
     LoglikelihoodOutput,
     RequestFailure,
+    RequestStream,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
 from evalution_core.encoding import TokenSpan
+from evalution_core.streams import parse_item
 from evalution_enginekit.planning import grouped_order
 from evalution_enginekit.request_loop import Liveness
 from evalution_enginekit.runtime import end_steps, runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
-from evalution_enginekit.streams import ResultStream, StreamLimits
+from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
 from evalution_enginekit.tokens import TokenScore, WrongScoresError
 
 _CHUNK_PATIENCE_S = 0.005
 """How long a chunk may fill after its last span came: the choices of a question come together."""
 
+K = TypeVar("K", bound=Hashable)
+J = TypeVar("J")
 SpanScores = Sequence[TokenScore | EvalutionError]
 
 
@@ -266,3 +270,118 @@ def rolling_output(
         token_ids=token_ids,
         token_logprobs=logprobs,
     )
+
+
+@dataclass(slots=True)
+class _Text(Generic[K]):
+    """A text of a stream; its windows are scored one by one. `left` counts those without score."""
+
+    key: K
+    request: RollingLoglikelihoodRequest
+    windows: Sequence[TokenSpan]
+    scores: list[TokenScore | None]
+    left: int
+    is_over: bool = False
+
+
+class RollingStream(RequestStream[K, RollingLoglikelihoodOutput | RequestFailure], Generic[K, J]):
+    """A stream of texts, on a stream of their windows.
+
+    Args:
+        requests: the input, read on another thread.
+        opening: begins the stream of windows.
+        prepare: a request's windows, or what is wrong with it.
+        make_job: a job that scores one window.
+        name: whose stream it is, for the names of threads.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
+        opening: Callable[[], ResultStream[Any, J, Any]],
+        prepare: Callable[[RollingLoglikelihoodRequest], list[TokenSpan] | RequestFailure],
+        make_job: Callable[[TokenSpan], J],
+        name: str,
+    ):
+        self._texts: dict[int, _Text[K]] = {}
+
+        def prepare_window(part: TokenSpan | RequestFailure) -> J | RequestFailure:
+            return part if isinstance(part, RequestFailure) else make_job(part)
+
+        parts = _read_windows(requests, self._texts, prepare)
+        self._windows = PulledStream(parts, opening, prepare_window, name)
+
+    def __next__(self) -> tuple[K, RollingLoglikelihoodOutput | RequestFailure]:
+        while True:
+            try:
+                (number, index), score = next(self._windows)
+            except EngineRuntimeError as error:
+                renamed = self._with_keys(error)
+                raise renamed from renamed.__cause__
+            text = self._texts.get(number)
+            if text is None:
+                continue
+            if isinstance(score, RequestFailure):
+                error = score.error
+                if isinstance(error, EngineRuntimeError):
+                    error = self._with_keys(error)
+                self._drop(number)
+                return text.key, RequestFailure(error, _metadata(text.request, score))
+            text.scores[index] = score
+            text.left -= 1
+            if not text.left:
+                del self._texts[number]
+                scores = [found for found in text.scores if found is not None]
+                try:
+                    return text.key, rolling_output(text.request, text.windows, scores)
+                except EvalutionError as error:
+                    return text.key, RequestFailure(error, text.request.metadata)
+
+    def close(self) -> None:
+        self._windows.close()
+
+    def cancel(self, key: Hashable) -> None:
+        for number in [number for number, text in self._texts.items() if text.key == key]:
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        text = self._texts.pop(number, None)
+        if text is not None:
+            text.is_over = True
+            for index in range(len(text.windows)):
+                self._windows.cancel((number, index))
+
+    def _with_keys(self, error: EngineRuntimeError) -> EngineRuntimeError:
+        """Return the error with the keys of texts in place of those of their windows."""
+        numbers = dict.fromkeys(cast("tuple[int, int]", part)[0] for part in error.in_flight)
+        keys = [self._texts[number].key for number in numbers if number in self._texts]
+        renamed = type(error)(str(error), in_flight=keys)
+        renamed.__cause__ = error.__cause__
+        return renamed
+
+
+def _read_windows(
+    requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
+    texts: dict[int, _Text[K]],
+    prepare: Callable[[RollingLoglikelihoodRequest], list[TokenSpan] | RequestFailure],
+) -> Iterator[tuple[tuple[int, int], TokenSpan | RequestFailure]]:
+    """Yield each window of each text, or the failure of a request that can't be scored."""
+    for number, item in enumerate(requests):
+        parsed = parse_item(item, number)
+        key, request = (None, None) if isinstance(parsed, RequestFailure) else parsed
+        found = parsed if isinstance(parsed, RequestFailure) else prepare(parsed[1])
+        windows = [] if isinstance(found, RequestFailure) else found
+        text = _Text(
+            cast("K", key), cast("Any", request), windows, [None] * len(windows), len(windows)
+        )
+        texts[number] = text
+        parts = enumerate([found] if isinstance(found, RequestFailure) else windows)
+        for index, part in parts:
+            if text.is_over:
+                break
+            yield (number, index), part
+
+
+def _metadata(request: object, failure: RequestFailure) -> dict[str, Any]:
+    is_known = isinstance(request, RollingLoglikelihoodRequest)
+    return request.metadata if is_known else failure.metadata

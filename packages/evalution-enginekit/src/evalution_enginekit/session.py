@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from evalution_core import (
     BaseInferenceSession,
@@ -29,6 +30,7 @@ from evalution_enginekit.planning import grouped_order
 from evalution_enginekit.request_encoding import Preparation, or_failure
 from evalution_enginekit.runtime_thread import RuntimeThread
 from evalution_enginekit.scoring import (
+    RollingStream,
     ScoringJob,
     ScoringLoop,
     ScoringStream,
@@ -39,10 +41,13 @@ from evalution_enginekit.self_check import self_check
 from evalution_enginekit.streams import PulledStream, StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenScore
-from evalution_enginekit.validation import Admission, check_batch_size
+from evalution_enginekit.validation import Admission, parse_batch_size
+
+_log = logging.getLogger("evalution.session")
 
 READ_AHEAD = 2
-"""Requests that wait prepared, so that a free slot is refilled at once."""
+"""Requests that wait prepared, so that a free slot is filled at once."""
+_BATCH_SIZE = 16
 
 
 class KitSession(BaseInferenceSession):
@@ -73,6 +78,7 @@ class KitSession(BaseInferenceSession):
         self._info = SessionInfo(capabilities, max_model_len, preferred_batch_size)
         self._dtype = dtype
         self._admission = Admission(engine, capabilities, lacking)
+        self._is_described = False
         self._check_lock = threading.Lock()
         self._check_result: CheckResult | None = None
 
@@ -133,11 +139,16 @@ class KitSession(BaseInferenceSession):
             else "fixed batches"
         )
 
-    def _begin(self, batch_size: int | None, *, streams: bool = False) -> None:
+    def _begin(self, batch_size: int | None, *, streams: bool = False) -> int | None:
+        """Check that a call may begin; return its cap on what runs at once."""
         self._ensure_open()
-        check_batch_size(batch_size)
+        cap = parse_batch_size(batch_size)
         if streams and Capability.STREAM not in self._capabilities:
             raise UnsupportedRequestError(f"engine {self._engine} can't stream")
+        if not self._is_described and _log.isEnabledFor(logging.INFO):
+            self._is_described = True
+            _log.info("%s is ready: %s", self._engine, self.describe_execution())
+        return cap
 
     def _compared_paths(self, tokenizer: Tokenizer, max_model_len: int) -> CheckResult:
         """The self check on ids, against the next-token path where that tells log-probabilities."""
@@ -195,7 +206,7 @@ class TokenSession(KitSession):
         capabilities: what this session can do, at most what the engine declares.
         tokenizer: text to ids and back.
         max_model_len: how many tokens the model can be fed.
-        batch_size: requests in flight when a call leaves it to the session.
+        batch_size: requests in flight when a call leaves it to the session; None or "auto": 16.
         scoring_window: spans in one call of `_score_tokens`, unless a call caps it lower.
         dtype: name of the arithmetic (`float32`, …), which sets the self check's tolerance.
         model_vocabulary: ids that the model has an embedding for; None: as the tokenizer.
@@ -208,7 +219,7 @@ class TokenSession(KitSession):
         capabilities: frozenset[Capability],
         tokenizer: Tokenizer,
         max_model_len: int,
-        batch_size: int = 16,
+        batch_size: int | Literal["auto"] | None = None,
         scoring_window: int = 64,
         dtype: str = "float32",
         model_vocabulary: int | None = None,
@@ -217,12 +228,12 @@ class TokenSession(KitSession):
             engine=engine,
             capabilities=capabilities,
             max_model_len=max_model_len,
-            preferred_batch_size=batch_size,
+            preferred_batch_size=parse_batch_size(batch_size) or _BATCH_SIZE,
             dtype=dtype,
         )
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._batch_size = batch_size
+        self._batch_size = parse_batch_size(batch_size) or _BATCH_SIZE
         self._scoring_window = scoring_window
         self._preparation = Preparation(self._admission, tokenizer, max_model_len, model_vocabulary)
         self._thread = RuntimeThread(f"the {engine} session")
@@ -283,7 +294,7 @@ class TokenSession(KitSession):
     def generate(
         self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
     ) -> list[GenerationOutput]:
-        self._begin(batch_size)
+        batch_size = self._begin(batch_size)
         jobs = self._admission.check_all(self._preparation.generation, requests)
         stream = self._generation.open(self._generation_limits(batch_size))
         outputs: dict[int, GenerationOutput] = {}
@@ -303,19 +314,19 @@ class TokenSession(KitSession):
     def generate_continuous(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
-        self._begin(batch_size)
+        batch_size = self._begin(batch_size)
         return self._generated(requests, batch_size, deltas=False)  # pyright: ignore[reportReturnType]
 
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, StreamEvent]]:
-        self._begin(batch_size, streams=True)
+        batch_size = self._begin(batch_size, streams=True)
         return self._generated(requests, batch_size, deltas=True)
 
     def loglikelihood(
         self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[LoglikelihoodOutput]:
-        self._begin(batch_size)
+        batch_size = self._begin(batch_size)
         jobs: list[ScoringJob] = self._admission.check_all(
             self._preparation.loglikelihood, requests
         )
@@ -330,19 +341,32 @@ class TokenSession(KitSession):
 
         The input is consumed on another thread, at most two windows ahead.
         """
-        self._begin(batch_size)
+        batch_size = self._begin(batch_size)
         return self._scored(requests, batch_size)
 
     def loglikelihood_rolling(
         self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[RollingLoglikelihoodOutput]:
-        self._begin(batch_size)
+        batch_size = self._begin(batch_size)
         texts: list[list[TokenSpan]] = self._admission.check_all(
             self._preparation.rolling, requests
         )
         self._ensure_checked()
         spans = [span for windows in texts for span in windows]
         return rolled(requests, texts, iter(self._score_spans(spans, batch_size)))
+
+    def loglikelihood_rolling_continuous(
+        self,
+        requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
+        *,
+        batch_size: int | None = None,
+    ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
+        """Scores in completion order; `batch_size` counts windows of texts."""
+        batch_size = self._begin(batch_size)
+        prepare = or_failure(self._preparation.rolling)
+        return RollingStream(
+            requests, self._open_scoring(batch_size), prepare, span_job, self._engine
+        )
 
     def gc(self) -> None:
         self._thread.ensure_open()
@@ -380,16 +404,19 @@ class TokenSession(KitSession):
     def _scored(
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], batch_size: int | None
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
+        prepare = or_failure(self._preparation.loglikelihood)
+        return PulledStream(  # pyright: ignore[reportReturnType]
+            requests, self._open_scoring(batch_size), prepare, self._engine
+        )
+
+    def _open_scoring(self, batch_size: int | None) -> Callable[[], ScoringStream]:
         window = min(batch_size or self._scoring_window, self._scoring_window)
 
         def opening() -> ScoringStream:
             self._ensure_checked()
             return self._scoring.open(StreamLimits(running=window, ahead=window))
 
-        prepare = or_failure(self._preparation.loglikelihood)
-        return PulledStream(  # pyright: ignore[reportReturnType]
-            requests, opening, prepare, self._engine
-        )
+        return opening
 
     def _score_spans(
         self, spans: Sequence[TokenSpan], batch_size: int | None = None

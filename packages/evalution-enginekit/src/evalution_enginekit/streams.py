@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from evalution_core import RequestFailure, RequestStream
+from evalution_core.streams import parse_item
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J")
@@ -335,13 +336,19 @@ def _feed(
     prepare: Callable[[Q], J | RequestFailure],
 ) -> None:
     try:
-        source = iter(requests)
+        source = enumerate(requests)
         while stream.wait_for_room():
             try:
-                key, request = next(source)
+                position, item = next(source)
             except StopIteration:
                 stream.finish_input()
                 return
+            parsed = parse_item(item, position)
+            if isinstance(parsed, RequestFailure):
+                stream.expect(None)
+                stream.reject(None, parsed)
+                continue
+            key, request = parsed
             stream.expect(key)
             job = prepare(request)
             if isinstance(job, RequestFailure):

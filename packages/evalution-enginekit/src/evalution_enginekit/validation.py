@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, TypeVar, cast
 
 from evalution_core import (
     Capability,
@@ -16,6 +16,9 @@ from evalution_core import (
     UnsupportedRequestError,
     raise_failures,
 )
+
+Q = TypeVar("Q")
+T = TypeVar("T")
 
 
 class Admission:
@@ -36,9 +39,9 @@ class Admission:
         self._capabilities = capabilities
         self._lacking = dict(lacking or {})
 
-    def check_all(self, check: Callable[[Any], Any], requests: Sequence[Any]) -> list[Any]:
-        """`check` of every request; one error for all that fail, before anything ran."""
-        results: list[Any] = []
+    def check_all(self, check: Callable[[Q], T], requests: Sequence[Q]) -> list[T]:
+        """Return `check` of every request; raise one error for all that fail, before any ran."""
+        results: list[T] = []
         failures: dict[int, EvalutionError] = {}
         for index, request in enumerate(requests):
             try:
@@ -179,10 +182,16 @@ class Admission:
                 raise InvalidRequestError(f"a text part needs a string under 'text', got {part!r}")
 
 
-def check_batch_size(batch_size: object) -> None:
-    """Raise `InvalidRequestError` unless it is None or a positive int."""
-    if batch_size is not None:
-        _check_int("batch_size", batch_size, least=1)
+def parse_batch_size(batch_size: int | Literal["auto"] | None) -> int | None:
+    """Return the cap that a call asks for; None for None and "auto", which leave it to the session.
+
+    Raises:
+        InvalidRequestError: it is neither of these nor a positive int.
+    """
+    if batch_size is None or batch_size == "auto":
+        return None
+    _check_int("batch_size", batch_size, least=1)
+    return batch_size
 
 
 def _require_type(request: object, expected: type) -> None:

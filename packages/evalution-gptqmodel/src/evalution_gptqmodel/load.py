@@ -17,8 +17,9 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
+from evalution_core.plugins import did_you_mean
 from evalution_core.redaction import scrub
-from evalution_core.spelling import did_you_mean
+from evalution_core.plugins import did_you_mean
 from evalution_enginekit import Tokenizer, load_tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder
 from evalution_enginekit.runtime import brief, set_options
@@ -30,11 +31,11 @@ from evalution_gptqmodel.layers import (
     find_quantized_layers,
 )
 from evalution_gptqmodel.options import GPTQModelOptions
-from evalution_gptqmodel.runtime import import_gptqmodel, packable_layer, quiet
+from evalution_gptqmodel.runtime import divert_output, find_packable_layer, import_gptqmodel
 from evalution_gptqmodel.upstream import Runtime, Wrapper
 from evalution_transformers.attached_model import read_handles, refuse_loading_options
-from evalution_transformers.load import refuse_two_places
-from evalution_transformers.options import attention_to_load
+from evalution_transformers.load import refuse_missing, refuse_two_places
+from evalution_transformers.options import read_attention
 from evalution_transformers.runtime import resolve_device
 from evalution_transformers.session import LoadedModel, examine_handles, examine_model
 from evalution_transformers.upstream import CausalModel
@@ -121,7 +122,7 @@ def load_as_floats(options: GPTQModelOptions, model: Model) -> LoadedModel:
     # In float32 on the CPU weights come out of every kernel as they are stored.
     found = _load_checkpoint(replace(options, device="cpu", dtype="float32"), model)
     execution = describe_quantization(found.model, found.settings)
-    dequantize(found.model, packable_layer())
+    dequantize(found.model, find_packable_layer())
     dtype = "float32" if options.dtype == "auto" else options.dtype
     found.model.to(device=resolve_device(options.device), dtype=getattr(torch, dtype))
     identity = found.folder.identity(model)
@@ -177,12 +178,8 @@ def check_complete(model: torch.nn.Module, folder: Path) -> None:
     missing = [min(names) for names in held.values() if not names & stored]
     own = {*model.state_dict(), *(name for names in held.values() for name in names)}
     renamed = [name for name in stored - own if not name.startswith(quantized)]
-    if missing and not renamed:
-        shown = ", ".join(sorted(missing)[:3]) + (", …" if len(missing) > 3 else "")
-        raise ConfigurationError(
-            f"the checkpoint {str(folder)!r} lacks {len(missing)} weights of its model ({shown}); "
-            f"its answers would be those of random ones"
-        )
+    if not renamed:
+        refuse_missing(str(folder), "its model", missing)
 
 
 def _weight_names(files: Iterable[Path]) -> Iterable[str]:
@@ -222,7 +219,7 @@ def _load_checkpoint(options: GPTQModelOptions, model: Model) -> QuantizedCheckp
         arguments["device"] = str(device)
     if options.dtype != "auto":
         arguments["dtype"] = getattr(torch, options.dtype)
-    attention = attention_to_load(options)
+    attention = read_attention(options)
     if attention is not None:
         arguments["attn_implementation"] = attention
     wrapper = _load(runtime, folder, model, arguments)
@@ -335,7 +332,7 @@ def _load(runtime: Runtime, folder: Folder, model: Model, arguments: Mapping[str
     values = {name: getattr(value, "value", value) for name, value in sorted(arguments.items())}
     asked = ", ".join(f"{name}={value}" for name, value in values.items())
     try:
-        with quiet():
+        with divert_output():
             return runtime.GPTQModel.load(
                 str(folder.path), trust_remote_code=model.trust_remote_code, **arguments
             )

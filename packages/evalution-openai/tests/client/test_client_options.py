@@ -33,7 +33,9 @@ def test_the_guides_defaults_hold() -> None:
     ],
 )
 def test_a_number_out_of_range_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigurationError, match=f"option '{name}' of engine OpenAICompatible: "):
+    with pytest.raises(
+        ConfigurationError, match=f"option '{name}' of engine OpenAICompatible must be "
+    ):
         OpenAICompatible(**{name: value})  # pyright: ignore[reportArgumentType]
 
 

@@ -17,7 +17,7 @@ from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
 from evalution_openvino.options import OpenVINOOptions
 from evalution_openvino.runtime import import_genai, load_openvino
 from evalution_openvino.upstream import GenaiRuntime, Handle, Pipeline
-from evalution_transformers.generate import FixedBatches
+from evalution_transformers.generate import FixedBatches, is_plain_greedy
 from evalution_transformers.paged import cache_size
 from evalution_transformers.upstream import CausalModel
 
@@ -128,7 +128,7 @@ class GenaiBatching:
             while True:
                 self._cancel(feed.cancelled())
                 prompts = feed.take(self._rows - len(self._running) - len(self._dropped))
-                plain = [prompt for prompt in prompts if _is_plain(prompt)]
+                plain = [prompt for prompt in prompts if is_plain_greedy(prompt)]
                 if plain and self._start() is None:
                     plain = []
                 others = [prompt for prompt in prompts if prompt not in plain]
@@ -153,7 +153,7 @@ class GenaiBatching:
         if not self._forgets:
             self._pipeline = None
 
-    def paused(self) -> AbstractContextManager[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Return an empty context: between two steps nothing touches the model."""
         return nullcontext()
 
@@ -267,8 +267,3 @@ class GenaiBatching:
         # The pipeline frees cancelled requests in its next step.
         if gone and not self._running and self._pipeline is not None:
             self._pipeline.step()
-
-
-def _is_plain(prompt: TokenPrompt) -> bool:
-    sampled = prompt.do_sample and prompt.temperature > 0
-    return not sampled and prompt.num_beams == 1 and prompt.logprobs is None

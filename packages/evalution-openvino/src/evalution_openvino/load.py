@@ -34,7 +34,7 @@ from evalution_enginekit.model_source import checkpoint_identity, model_folder, 
 from evalution_enginekit.runtime import brief
 from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
 from evalution_openvino.runtime import torchvision_hint
-from evalution_transformers.attached_model import declared_eos
+from evalution_transformers.attached_model import read_declared_eos
 from evalution_transformers.load import check_complete, to_plain
 
 FILE = "openvino_model.xml"
@@ -180,7 +180,7 @@ def load_model(model: Model, device: str, properties: Mapping[str, Any]) -> Expo
     # With the model, not with the session: its weights are read from there as they are needed.
     loaded.evalution_export = export
     if folder is None:
-        tokenizer.eos_ids |= declared_eos(loaded)  # pyright: ignore[reportAttributeAccessIssue]
+        tokenizer.eos_ids |= read_declared_eos(loaded)  # pyright: ignore[reportAttributeAccessIssue]
     return Exported(loaded, tokenizer, Path(loaded.model_save_dir), export is not None, identity)
 
 

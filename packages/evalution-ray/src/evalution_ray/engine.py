@@ -11,13 +11,11 @@ from importlib import import_module
 from typing import Any, Literal, cast
 
 from evalution.replicas import ReplicatedEngine
-from evalution.workers import WorkerOptions
-from evalution.workers.supervision import Supervision
-from evalution.workers.wire import pack_configuration
+from evalution.workers import Supervision, WorkerOptions, pack_configuration
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, secret, speed_only
 from evalution_core.plugins import did_you_mean
 from evalution_ray.actor import Plan, SessionActor
-from evalution_ray.capacity import described, described_nodes, rooms
+from evalution_ray.capacity import count_actors, format_nodes, format_resources
 from evalution_ray.connection import Connection, connect, load_ray
 from evalution_ray.dispatcher import Dispatcher
 from evalution_ray.session import RaySession
@@ -105,7 +103,7 @@ class RayReplicas(ReplicatedEngine):
 
     @property
     def need(self) -> dict[str, float]:
-        """What an actor takes, by Ray's names."""
+        """The resources of an actor, by Ray's names."""
         taken = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory or 0)}
         return {name: n for name, n in {**taken, **(self.resources or {})}.items() if n}
 
@@ -177,7 +175,7 @@ class RayReplicas(ReplicatedEngine):
             "resources": self.resources or {},
             "scheduling_strategy": self.placement,
             "max_concurrency": _CALLS,
-            # The scheduler restarts actors and repeats requests: Ray can't tell a request that
+            # The scheduler restarts actors and repeats requests: Ray can't separate a request that
             # kills its actor from the others that ran beside it.
             "max_restarts": 0,
             "max_task_retries": 0,
@@ -190,22 +188,23 @@ class RayReplicas(ReplicatedEngine):
 
     def _check_room(self, ray: Ray) -> None:
         nodes = ray.nodes()
-        found = rooms(nodes, self.need)
+        found = count_actors(nodes, self.need)
         if found >= self.count or self.autoscales:
             return
         raise EngineUnavailableError(
             f"the Ray cluster has room for {found} of {self.count} replicas, each of which takes "
-            f"{described(self.need)} ({described_nodes(nodes)}); ask for fewer, let each take less "
-            "(num_cpus, num_gpus, memory, resources), add nodes, or set autoscales if the cluster "
-            "adds them by itself"
+            f"{format_resources(self.need)} ({format_nodes(nodes)}); ask for fewer, let each take "
+            "less (num_cpus, num_gpus, memory, resources), add nodes, or set autoscales if the "
+            "cluster adds them by itself"
         )
 
     def _no_room(self, ray: Ray) -> str:
         has = ray.available_resources()
         free = {name: has.get(name, 0.0) for name in self.need}
         return (
-            f"it takes {described(self.need)}, and free in all are {described(free)}; wait for "
-            "others to end, let each replica take less, or raise start_timeout"
+            f"it takes {format_resources(self.need)}, and free in all are "
+            f"{format_resources(free)}; wait for others to end, let each replica take less, or "
+            "raise start_timeout"
         )
 
 
@@ -224,6 +223,6 @@ def _check_environment(given: Mapping[str, Any] | None) -> None:
 
 
 def _beat(options: WorkerOptions) -> float:
-    """Seconds between an actor's signs of life, which tell of progress too."""
+    """Return the seconds between an actor's heartbeats, which carry progress too."""
     deadlines = [options.request_timeout, options.heartbeat_timeout]
     return min([_LONGEST_BEAT_S, *(limit / _BEATS for limit in deadlines if limit is not None)])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalution.workers import SupervisedSession
-from evalution.workers.supervision import Supervision
+from evalution.workers import SupervisedSession, Supervision
 from evalution_ray.connection import Connection
 from evalution_ray.dispatcher import Dispatcher
 

@@ -89,10 +89,10 @@ def wrap_tokenizer(given: Any, model: CausalModel, template: Model) -> Tokenizer
         raise ConfigurationError(
             f"attach takes a tokenizer of Transformers or of the kit, got {type(given).__name__}"
         )
-    return given_tokenizer(template, given, lambda: declared_eos(model))
+    return given_tokenizer(template, given, lambda: read_declared_eos(model))
 
 
-def declared_eos(model: CausalModel) -> frozenset[int]:
+def read_declared_eos(model: CausalModel) -> frozenset[int]:
     """Return the ids of the tokens that end a generation by the model's generation settings."""
     return parse_eos_ids(getattr(model.generation_config, "eos_token_id", None))
 

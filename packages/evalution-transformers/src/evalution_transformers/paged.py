@@ -19,9 +19,9 @@ from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_core.redaction import scrub
 from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
 from evalution_enginekit.runtime import in_range, set_options
-from evalution_transformers.generate import FixedBatches
+from evalution_transformers.generate import FixedBatches, is_plain_greedy
 from evalution_transformers.options import MANAGER_OPTIONS, ContinuousOptions, asks_for_manager
-from evalution_transformers.probe import text_config
+from evalution_transformers.probe import read_text_config
 from evalution_transformers.runtime import resolve_device
 from evalution_transformers.upstream import BatchingModel, CausalModel, Manager, RequestResult
 
@@ -169,8 +169,8 @@ class PagedBatching:
             while True:
                 self._cancel(feed.cancelled(), running)
                 prompts = feed.take(self._rows - len(running))
-                others = [prompt for prompt in prompts if not _is_plain(prompt)]
-                self._submit([prompt for prompt in prompts if _is_plain(prompt)], running)
+                others = [prompt for prompt in prompts if not is_plain_greedy(prompt)]
+                self._submit([prompt for prompt in prompts if is_plain_greedy(prompt)], running)
                 if others:
                     yield from self._complete_others(others, feed, running)
                 if running:
@@ -199,7 +199,7 @@ class PagedBatching:
         }
 
     @contextmanager
-    def paused(self) -> Generator[None]:
+    def pause(self) -> Generator[None]:
         """Return a context in which the manager leaves the model alone."""
         manager = self._manager
         if manager is None or not manager.is_running():
@@ -242,7 +242,7 @@ class PagedBatching:
 
         steps = self._others.complete(prompts, cancelled)
         while True:
-            with self.paused():
+            with self.pause():
                 events = next(steps, None)
             if events is None:
                 return
@@ -279,7 +279,7 @@ def cache_size(model: CausalModel, wanted: int) -> int:
 
     The bound is half of the free memory on CUDA and 1 GiB elsewhere.
     """
-    config = text_config(model.config)
+    config = read_text_config(model.config)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     each = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
@@ -287,11 +287,6 @@ def cache_size(model: CausalModel, wanted: int) -> int:
         free, _ = torch.cuda.mem_get_info(model.device)
         return min(wanted, int(free * _SHARE_OF_FREE) // each)
     return min(wanted, _CPU_CACHE_BYTES // each)
-
-
-def _is_plain(prompt: TokenPrompt) -> bool:
-    sampled = prompt.do_sample and prompt.temperature > 0
-    return not sampled and prompt.num_beams == 1 and prompt.logprobs is None
 
 
 def _to_event(request: _Request, result: RequestResult) -> TokenEvent:

@@ -39,7 +39,7 @@ from evalution_transformers.probe import (
     Architecture,
     find_window,
     probe_architecture,
-    text_config,
+    read_text_config,
 )
 from evalution_transformers.score import PaddedScorer, PrefixScorer
 from evalution_transformers.upstream import CausalModel
@@ -75,7 +75,7 @@ class Generation(Protocol):
         """Return its part of `describe_execution`."""
         ...
 
-    def paused(self) -> AbstractContextManager[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Return a context in which nothing of it touches the model."""
         ...
 
@@ -282,7 +282,7 @@ class TransformersSession(TokenSession):
             scoring_window=_SCORING_WINDOW,
             # Upstream's norms, rotary embeddings and `generate` compute in float32 at most.
             dtype="float32" if dtype in _PRECISE else dtype,
-            model_vocabulary=int(text_config(model.config).vocab_size),
+            model_vocabulary=int(read_text_config(model.config).vocab_size),
         )
         self._model: CausalModel | None = model
         self._scorer: Scorer | None = scorer
@@ -290,7 +290,7 @@ class TransformersSession(TokenSession):
         self._mode = mode
         self._identity = identity
         self._execution: dict[str, Any] = {
-            "device": device_name(model),
+            "device": find_device_name(model),
             "dtype": dtype,
             "attention": getattr(model.config, "_attn_implementation", None),
             **execution,
@@ -312,7 +312,7 @@ class TransformersSession(TokenSession):
         assert self._scorer is not None
         assert self._generation_path is not None
         steps = self._scorer.score(spans)
-        return run_steps(steps, self._mode or self._generation_path.paused)
+        return run_steps(steps, self._mode or self._generation_path.pause)
 
     def _describe(self) -> dict[str, Any]:
         if self._generation_path is not None:
@@ -340,7 +340,7 @@ def default_pass_tokens(device: torch.device) -> int:
     return _PASS_TOKENS.get(device.type, _PASS_TOKENS_ELSEWHERE)
 
 
-def device_name(model: CausalModel) -> str:
+def find_device_name(model: CausalModel) -> str:
     """Return the model's device, or all of them where its layers are spread."""
     placed: Mapping[str, Any] | None = getattr(model, "hf_device_map", None)
     found = {str(torch.device(device)) for device in (placed or {}).values()}

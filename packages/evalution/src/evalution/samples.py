@@ -172,7 +172,7 @@ class KeptSamples:
         return len(self._by_row)
 
     def __contains__(self, row: object) -> bool:
-        """Whether there is a sample of this row."""
+        """True if there is a sample of this row."""
         return row in self._by_row
 
     def __iter__(self) -> Iterator[SampleResult]:
@@ -216,7 +216,7 @@ class FileSamples:
         return self._extent.lines if self._extent.is_ordered else len(self._offsets[0])
 
     def __contains__(self, row: object) -> bool:
-        """Whether there is a sample of this row."""
+        """True if there is a sample of this row."""
         return isinstance(row, int) and self._offset(row) is not None
 
     def __iter__(self) -> Iterator[SampleResult]:

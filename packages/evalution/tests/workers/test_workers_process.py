@@ -91,7 +91,7 @@ def test_a_crashing_request_is_found_with_its_stack(build: Build, engines: Any) 
     assert failed.keys() == {77}
     error = failed[77]
     assert isinstance(error, EngineRuntimeError)
-    assert "was killed by SIGSEGV, twice; it stood in string_at (" in str(error)
+    assert "was killed by SIGSEGV, twice" in str(error)
     assert "in crash" in str(error.__cause__)
     assert error.in_flight == (77,)
 
@@ -103,7 +103,7 @@ def test_a_hanging_request_is_found_with_its_stack(build: Build, engines: Any) -
     failed = answered(session, 12, poison=5)
     assert failed.keys() == {5}
     assert "made no progress for 2 s and was killed" in str(failed[5])
-    assert "it stood in hang (" in str(failed[5])
+    assert " in hang" in str(failed[5].__cause__)
 
 
 @posix
@@ -112,7 +112,7 @@ def test_a_request_that_blocks_the_interpreter_is_found(build: Build, engines: A
     (failure,) = dict(session.generate_continuous([(0, ask(0, poison=True))])).values()
     assert isinstance(failure, RequestFailure)
     assert "was silent for 2 s" in str(failure.error)
-    assert "it stood in hang_with_the_lock (" in str(failure.error)
+    assert " in hang_with_the_lock" in str(failure.error.__cause__)
 
 
 def test_a_session_that_fails_is_asked_again(
@@ -156,22 +156,23 @@ def test_an_answer_that_comes_twice_is_told(build: Build, engines: Any) -> None:
 
 
 @linux
-def test_told_text_is_not_told_again(
+def test_request_whose_text_was_streamed_in_part_fails_with_its_worker(
     build: Build, engines: Any, tmp_path: Path, processes: Any
 ) -> None:
     session = build(engines.Troubled(folder=str(tmp_path)))
     request = GenerationRequest("a long one", max_new_tokens=200, ignore_eos=True)
-    (expected,) = session.generate([request])
-    text, output = "", None
+    deltas: list[TextDelta] = []
+    found: object = None
     for _, event in session.stream([(0, request)]):
         if isinstance(event, TextDelta):
-            if not text:
+            if not deltas:
                 os.kill(processes.builders(tmp_path)[0], signal.SIGKILL)
-            text += event.text
+            deltas.append(event)
         else:
-            output = event
-    assert output == expected
-    assert text == expected.text
+            found = event
+    assert isinstance(found, RequestFailure)
+    assert "after part of the text was streamed" in str(found.error)
+    assert session.generate([request])[0].text.startswith(deltas[0].text)
 
 
 def test_a_request_that_can_not_be_sent_is_its_own_failure(build: Build, engines: Any) -> None:
@@ -223,7 +224,7 @@ def test_a_failed_build_is_told_and_not_tried_again(
 
 @posix
 def test_a_build_has_a_deadline(build: Build, engines: Any) -> None:
-    text = r"had not loaded the model after 5 s and was killed .*; it stood in hang \("
+    text = "had not loaded the model after 5 s and was killed"
     with pytest.raises(EngineRuntimeError, match=text):
         build(engines.Unbuildable("hang"), build_timeout=5.0)
 

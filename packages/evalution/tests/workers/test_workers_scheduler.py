@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.workers.jobs import CallJob, RequestStream, call_job
+from evalution.workers.jobs import CallJob, PooledStream, make_call_job
 from evalution.workers.wire import (
     Abort,
     BuildFailed,
     Item,
-    LaneEnded,
     Open,
     Pulled,
+    StreamEnded,
     pack_error,
 )
 from evalution_core import (
@@ -47,7 +47,7 @@ def test_every_request_is_answered_once(
             break
         if alive := play.alive:
             worker = chance.choice(alive)
-            # A lone request whose worker ends twice is convicted, rightly or not.
+            # A lone request whose worker ends twice is poisonous, rightly or not.
             if worker.held > 1 and chance.random() < 0.1:
                 worker.end("was killed from outside")
             else:
@@ -91,7 +91,7 @@ def test_neighbours_go_to_one_worker(stage: Any) -> None:
 
 def test_nothing_is_placed_while_too_much_is_unread(stage: Any) -> None:
     play, chance = stage(1), random.Random(0)
-    stream = RequestStream(
+    stream = PooledStream(
         play.scheduler.lock, "generate_continuous", batch_size=2, unread_bound=2, run=1
     )
     play.scheduler.open(stream)
@@ -111,7 +111,7 @@ def test_nothing_is_placed_while_too_much_is_unread(stage: Any) -> None:
 
 def test_calls_are_answered_by_any_worker(stage: Any) -> None:
     play = stage(2)
-    jobs = [call_job("identity") for _ in range(2)]
+    jobs = [make_call_job("identity") for _ in range(2)]
     for job in jobs:
         play.scheduler.submit(job)
     for worker in play.alive:
@@ -151,7 +151,7 @@ def test_a_seat_is_given_up_and_then_the_session(stage: Any) -> None:
     play = stage(2, restarts=1)
     stream = play.stream()
     play.feed(stream, iter(range(100)))
-    job: CallJob = call_job("identity")
+    job: CallJob = make_call_job("identity")
     for _ in range(2):
         for worker in play.alive:
             worker.end("was killed by SIGKILL")
@@ -173,8 +173,8 @@ def test_restarts_in_a_row_wait_longer_and_longer(stage: Any) -> None:
     waits: list[float] = []
     for _ in range(4):
         play.alive[0].end("was killed by SIGKILL")
-        (seat,) = play.scheduler.seats
-        waits.append(seat.restart_at - play.scheduler.now)
+        (slot,) = play.scheduler.slots
+        waits.append(slot.restart_at - play.scheduler.now)
         play.restart()
     assert waits == [0.0, 0.5, 1.0, 2.0]
 
@@ -186,7 +186,7 @@ def test_an_error_of_the_session_itself_ends_the_stream(stage: Any) -> None:
     first, second = play.alive
     second.read()
     error = pack_error(ConfigurationError("the self check failed"), "scoring")
-    first.listener.received([LaneEnded(0, error)])
+    first.listener.received([StreamEnded(0, error)])
     with pytest.raises(ConfigurationError, match="the self check failed"):
         list(stream.results())
     assert Abort(0) in second.inbox
@@ -196,7 +196,7 @@ def test_a_session_that_drops_a_request_is_told_of(stage: Any) -> None:
     play = stage(1)
     stream = play.stream()
     play.feed(stream, iter(range(2)))
-    play.alive[0].listener.received([LaneEnded(0)])
+    play.alive[0].listener.received([StreamEnded(0)])
     answers = dict(stream.results())
     assert sorted(answers) == [0, 1]
     for answer in answers.values():

@@ -6,13 +6,10 @@ import os
 import pickle
 import sys
 import threading
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from evalution.workers.jobs import RequestStream, StreamItem
+from evalution.workers.jobs import PooledStream, StreamItem
 from evalution.workers.wire import (
     Call,
     Channel,
@@ -36,7 +33,6 @@ from evalution_core import (
     InvalidRequestError,
     Model,
     RemoteCause,
-    RequestFailure,
     TextDelta,
 )
 from evalution_enginekit.mock import Mock
@@ -144,47 +140,18 @@ def test_the_main_module_goes_along_only_where_it_is_needed(
         main_module(b"c__main__\nAcme")
 
 
-def item_of_a_stream() -> tuple[RequestStream, StreamItem]:
+def test_deltas_that_wait_for_a_reader_are_joined() -> None:
     lock = threading.RLock()
     lock.acquire()
-    stream = RequestStream(lock, "stream", batch_size=None, unread_bound=9, run=1)
+    stream = PooledStream(lock, "stream", batch_size=None, unread_bound=9, run=1)
     item = StreamItem(b"", stream=stream, key="key", metadata={"row": 1})
     stream.add(item)
     stream.end_input()
-    return stream, item
-
-
-def tell(item: StreamItem, text: str, cuts: list[int]) -> None:
-    at = 0
-    for cut in [*sorted(cuts), len(text)]:
-        ids = tuple(range(at, cut))
-        item.deliver(TextDelta(text[at:cut], ids), is_last=False)
-        at = cut
-
-
-@given(st.text(max_size=20), st.data())
-def test_deltas_of_a_second_run_go_on_where_the_first_ended(text: str, data: Any) -> None:
-    stream, item = item_of_a_stream()
-    cut = st.integers(0, len(text))
-    first = data.draw(cut)
-    tell(item, text[:first], data.draw(st.lists(cut.filter(lambda at: at <= first), max_size=3)))
-    item.restart()
-    tell(item, text, data.draw(st.lists(cut, max_size=3)))
-    item.deliver(GenerationOutput("", text), is_last=True)
-    *deltas, (key, output) = stream.results()
+    item.deliver(TextDelta("a", (1,)), is_last=False)
+    item.deliver(TextDelta("b", (2,)), is_last=False)
+    item.deliver(GenerationOutput("", "ab"), is_last=True)
+    (_, delta), (key, output) = stream.results()
+    assert (delta, item.has_text) == (TextDelta("ab", (1, 2)), True)
     assert key == "key"
     assert isinstance(output, GenerationOutput)
     assert output.metadata == {"row": 1}
-    assert "".join(delta.text for _, delta in deltas) == text
-    assert [i for _, delta in deltas for i in delta.token_ids] == list(range(len(text)))
-
-
-def test_a_second_run_that_says_otherwise_is_a_failure() -> None:
-    stream, item = item_of_a_stream()
-    item.deliver(TextDelta("one"), is_last=False)
-    item.restart()
-    item.deliver(TextDelta("two"), is_last=False)
-    item.deliver(GenerationOutput("", "two"), is_last=True)
-    *_, (_, failure) = stream.results()
-    assert isinstance(failure, RequestFailure)
-    assert "began otherwise the second time" in str(failure.error)

@@ -139,8 +139,9 @@ def _download(repository: str, file: str, revision: str | None) -> Path:
     except Exception as error:  # the border: its HTTP library's errors come as they are
         raise ConfigurationError(
             f"{repository}{':' + file if file else ''} could not be downloaded from the Hugging "
-            f"Face Hub and is not in its local cache: {type(error).__name__}: {_first_line(error)}; "
-            "check the name, the access and the network, or give a local .gguf file"
+            "Face Hub and is not in its local cache: "
+            f"{type(error).__name__}: {_first_line(error)}; check "
+            "the name, the access and the network, or give a local .gguf file"
         ) from error
     return parts[0]
 

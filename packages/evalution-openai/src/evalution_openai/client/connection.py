@@ -15,7 +15,7 @@ from typing import Any, cast
 import httpx
 
 from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError, hide
-from evalution_openai.client.error_mapping import find_tls_error, make_error, quote
+from evalution_openai.client.responses import find_tls_error, make_error, quote
 from evalution_openai.client.retry import (
     RETRIED_STATUSES,
     AdaptiveConcurrency,
@@ -273,7 +273,7 @@ class ServerConnection:
 
 
 def is_unreachable(error: EvalutionError) -> bool:
-    """Whether a request failed because nothing accepted the connection."""
+    """Return whether a request failed because nothing accepted the connection."""
     return isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
 
 

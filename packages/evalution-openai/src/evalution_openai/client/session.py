@@ -32,9 +32,8 @@ from evalution_enginekit.chat import bound_template, check_variables
 from evalution_enginekit.model_source import refuse_model_fields
 from evalution_enginekit.tokenizer_files import named_tokenizer
 from evalution_openai.client.connection import ServerConnection, open_connection
-from evalution_openai.client.dialects import DIALECTS
+from evalution_openai.client.dialects import DIALECTS, BodyWriter, HTTPRequest, count_scoring_tokens
 from evalution_openai.client.probe import ServerCapabilities, ServerProbe
-from evalution_openai.client.requests import BodyWriter, HTTPRequest, count_scoring_tokens
 from evalution_openai.client.responses import Fields, ResponseReader
 from evalution_openai.client.retry import AdaptiveConcurrency, Clock
 from evalution_openai.client.tokenizer import RemoteTemplate

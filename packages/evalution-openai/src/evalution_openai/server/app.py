@@ -23,14 +23,13 @@ from evalution_core import (
     Model,
     scrub,
 )
-from evalution_openai.server.connections import get_client
+from evalution_openai.server.connections import check_bind, format_url, get_client, listening
 from evalution_openai.server.errors import (
     ApiError,
     make_internal_error,
     make_unavailable,
     to_api_error,
 )
-from evalution_openai.server.listening import check_bind, format_url, listening
 from evalution_openai.server.routes import make_routes
 from evalution_openai.server.serving import Metrics, ServedModel
 from evalution_openai.server.settings import ServerSettings, is_loopback, read_host
@@ -163,8 +162,8 @@ class OpenAICompatibleServer:
         try:
             yield
         finally:
-            self._served.close()
-            self._served = None
+            served, self._served = self._served, None
+            await asyncio.to_thread(served.close)
             if built is not None:
                 await asyncio.to_thread(built.close)
 
@@ -172,8 +171,7 @@ class OpenAICompatibleServer:
         name = self._settings.model_name
         if name is None:
             name = self._model.name if self._model else type(session).__name__
-        declared = self._engine.capabilities if self._engine else None
-        return ServedModel(session, name, declared, self._settings, self.metrics)
+        return ServedModel(session, name, self._settings, self.metrics)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()

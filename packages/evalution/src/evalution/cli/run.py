@@ -16,7 +16,7 @@ import typer
 
 from evalution.cli.errors import EXIT_WITH_FAILURES, hint_isolation, report_errors
 from evalution.cli.options import DebugOption, SpecArgument
-from evalution.progress import terminal_progress
+from evalution.progress_bar import make_terminal_progress
 from evalution.results import RunResult
 from evalution.runs.folder import DefaultFolder
 from evalution.runs.options import RunOptions
@@ -79,23 +79,18 @@ def run(
         _check_choice(output, fresh=fresh, retry_failed=retry_failed)
         loaded = load_spec(spec)
         _check_one_engine(loaded, spec)
-        handle = Run(
-            loaded.engine,
-            loaded.model,
-            RunOptions(
-                output=DefaultFolder(loaded.model.name, datetime.now())
-                if output is None
-                else output,
-                fresh=fresh,
-                retry_failed=retry_failed,
-                cache=cache,
-                limit=limit,
-                isolate=loaded.isolate,
-                failures=loaded.failures,
-                backend=loaded.backend,
-                progress=terminal_progress(),
-            ),
+        options = RunOptions(
+            output=DefaultFolder(loaded.model.name, datetime.now()) if output is None else output,
+            fresh=fresh,
+            retry_failed=retry_failed,
+            cache=cache,
+            limit=limit,
+            isolate=loaded.isolate,
+            failures=loaded.failures,
+            backend=loaded.backend,
+            progress=make_terminal_progress(),
         )
+        handle = Run(loaded.engine, loaded.model, options)
         try:
             _run_all(handle, loaded)
         finally:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from evalution.exchange import Answer
 from evalution.parity.result import (
     NEAR_TIE,
     ChoiceFlip,
@@ -25,6 +24,7 @@ from evalution.redaction import mask_text
 from evalution.runs.in_flight import find_answer_problem
 from evalution.suites.suite import RequestKind
 from evalution_core import GenerationOutput, RequestFailure
+from evalution_core.requests import Output
 
 Key = tuple[int, int]
 """The row's index, and which of its requests."""
@@ -63,7 +63,7 @@ class Failed:
 Record = Scored | Generated | Failed
 
 
-def make_record(answer: Answer | RequestFailure) -> Record:
+def make_record(answer: Output | RequestFailure) -> Record:
     """An answer's record; one that could not be scored is a failure."""
     if isinstance(answer, RequestFailure):
         return Failed(mask_text(f"{type(answer.error).__name__}: {answer.error}"))

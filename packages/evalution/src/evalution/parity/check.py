@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from evalution.environment import make_engine_record
 from evalution.error_boundary import clean_up, wrap_errors
-from evalution.exchange import Request
 from evalution.parity.agreement import Failed, Key, Record, agreement, make_record
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
 from evalution.progress import Progress, Silence
@@ -49,6 +48,7 @@ from evalution_core.encoding import (
     encode_pair,
     encode_with_leading,
 )
+from evalution_core.requests import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +122,10 @@ class ParitySide(AbstractContextManager["ParitySide"]):
         self._lane = lane
         self._progress = progress
         self.record: dict[str, Any] = make_engine_record(lane.engine, None)
-        self._lease = SessionHolder(lane.engine, lane.model, None, self.record, isolate=isolate)
+        self._holder = SessionHolder(lane.engine, lane.model, None, self.record, isolate=isolate)
 
     def __enter__(self) -> Self:
-        self._lease.open(self._progress)
+        self._holder.open(self._progress)
         return self
 
     def __exit__(
@@ -135,14 +135,14 @@ class ParitySide(AbstractContextManager["ParitySide"]):
         traceback: TracebackType | None,
     ) -> None:
         if error is None:
-            self._lease.record_execution()
-            self._lease.close()
+            self._holder.record_execution()
+            self._holder.close()
         else:
-            clean_up(error, self._lease.close)
+            clean_up(error, self._holder.close)
 
     def session(self, suite: AnySuite) -> BaseInferenceSession:
         """The session, ready for this suite; errors as `SessionHolder.prepare`."""
-        return self._lease.prepare(suite)
+        return self._holder.prepare(suite)
 
     def make_encoder(self, session: BaseInferenceSession) -> RequestEncoder | None:
         """Return an encoder with the session's tokenizer; None if it doesn't give it away.

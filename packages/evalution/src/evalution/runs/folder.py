@@ -85,7 +85,7 @@ class SamplesFile:
                 self._file.write(chunk)
             self._file.truncate()
             self._file.flush()
-            self._end = self._file.tell()
+            self._end = self._file.seek(0, os.SEEK_CUR)
         os.unlink(draft)
 
 

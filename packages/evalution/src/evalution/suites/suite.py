@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
 from pydantic import Field
 
 from evalution.error_boundary import wrap_errors
-from evalution.exchange import Request
 from evalution.rows.local import BUILTIN
 from evalution.scoring.accumulators import MeasureAccumulator, MetricAccumulator
 from evalution.scoring.metrics import Measure, Metric, Score
@@ -28,6 +27,7 @@ from evalution_core import (
     redact,
 )
 from evalution_core.options import check_option_names, option_fields, option_problems
+from evalution_core.requests import Request
 
 _PARSE = "evalution.parse"
 _SHOW = "evalution.show"

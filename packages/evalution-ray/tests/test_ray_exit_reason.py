@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evalution_core import EngineUnavailableError
-from evalution_ray.endings import build_failure, reason_of
+from evalution_ray.exit_reason import describe_exit, find_build_failure
 
 
 class ActorDiedError(Exception):
@@ -71,7 +71,7 @@ HEAD = "The actor died unexpectedly before finishing this task.\n\tpid: 4711\n\t
     ],
 )
 def test_an_end_is_told_as_what_it_is(error: Exception, reason: str) -> None:
-    assert reason_of(error, RAY) == reason
+    assert describe_exit(error, RAY) == reason
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_an_end_is_told_as_what_it_is(error: Exception, reason: str) -> None:
     ],
 )
 def test_an_actor_that_can_not_begin_is_told_with_its_cause(error: Exception, message: str) -> None:
-    failure = build_failure(error, RAY)
+    failure = find_build_failure(error, RAY)
     assert isinstance(failure, EngineUnavailableError)
     assert failure.__cause__ is error
     with pytest.raises(EngineUnavailableError, match=message):
@@ -98,4 +98,4 @@ def test_an_actor_that_can_not_begin_is_told_with_its_cause(error: Exception, me
 
 @pytest.mark.parametrize("kind", [ActorDiedError, ActorUnavailableError, OutOfMemoryError])
 def test_an_end_in_the_middle_is_no_failure_to_begin(kind: type[Exception]) -> None:
-    assert build_failure(kind(HEAD), RAY) is None
+    assert find_build_failure(kind(HEAD), RAY) is None

@@ -8,14 +8,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.workers.wire import Pulled
-from evalution_ray.line import Line
+from evalution.workers import Pulled
+from evalution_ray.channel import ActorChannel
 
 WAIT_S = 20
 
 
 def test_a_batch_goes_to_the_call_that_waits() -> None:
-    line = Line(pause=0.0)
+    line = ActorChannel(pause=0.0)
     with ThreadPoolExecutor() as pool:
         with line.turn(0):
             pass
@@ -25,7 +25,7 @@ def test_a_batch_goes_to_the_call_that_waits() -> None:
 
 
 def test_a_call_that_is_followed_returns_with_nothing() -> None:
-    line = Line(pause=0.0)
+    line = ActorChannel(pause=0.0)
     with ThreadPoolExecutor() as pool:
         with line.turn(0):
             pass
@@ -40,7 +40,7 @@ def test_a_call_that_is_followed_returns_with_nothing() -> None:
 
 @given(st.permutations(range(6)))
 def test_what_calls_bring_is_taken_in_their_order(order: list[int]) -> None:
-    line, taken = Line(pause=0.0), list[int]()
+    line, taken = ActorChannel(pause=0.0), list[int]()
 
     def call(number: int) -> None:
         with line.turn(number):
@@ -53,7 +53,7 @@ def test_what_calls_bring_is_taken_in_their_order(order: list[int]) -> None:
 
 
 def test_nothing_is_lost_between_two_calls_on_their_way() -> None:
-    line, count = Line(pause=0.0), 200
+    line, count = ActorChannel(pause=0.0), 200
     sender = threading.Thread(target=lambda: [line.send([Pulled(0, n)]) for n in range(count)])
     sender.start()
     heard: list[int] = []

@@ -1,4 +1,4 @@
-"""The actor's end of the line to its driver, which calls, and is never called."""
+"""The actor's end of the channel to its driver, which calls, and is never called."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from evalution.workers.wire import Message
+from evalution.workers import Message
 
 _PAUSE_S = 0.01
-"""Between two batches: a call costs the driver as much as dozens of answers do."""
+"""Seconds between two batches: a call costs the driver as much as dozens of answers."""
 
 
-class Line:
-    """Gives each batch to the call that waits; calls take their turns by number."""
+class ActorChannel:
+    """A channel that gives each batch to the waiting call; calls take turns by number."""
 
     def __init__(self, pause: float = _PAUSE_S):
         self._changed = threading.Condition()
@@ -23,7 +23,7 @@ class Line:
         self._never = threading.Event()
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Wait until a call has taken the batch, and a moment for more to come together."""
+        """Wait until a call has taken the batch, and a moment for more messages to gather."""
         with self._changed:
             self._batch = messages
             self._changed.notify_all()
@@ -32,7 +32,7 @@ class Line:
 
     @contextmanager
     def turn(self, number: int) -> Generator[None]:
-        """What calls bring is taken in their order, though they may run in any."""
+        """Wait for the turn of a call: messages are taken in order, though calls run in any."""
         with self._changed:
             self._changed.wait_for(lambda: self._turn == number)
         yield
@@ -41,7 +41,7 @@ class Line:
             self._changed.notify_all()
 
     def next_batch(self, number: int) -> Sequence[Message]:
-        """The next batch; nothing if another call has come meanwhile."""
+        """Wait for the next batch; nothing if another call has come meanwhile."""
         with self._changed:
             self._changed.wait_for(lambda: self._batch is not None or self._turn > number + 1)
             if self._turn > number + 1 or self._batch is None:

@@ -1,4 +1,4 @@
-"""What Ray's errors say about the end of an actor, in the words of the runner."""
+"""Reasons for the end of an actor, from Ray's errors, in the words of the runner."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _PID = re.compile(r"\bpid: (\d+)")
 _ANSI = re.compile(r"\x1b\[\d*m")
 
 
-def reason_of(error: BaseException, ray: Ray) -> str:
-    """How the actor came to its end: a sentence's predicate."""
+def describe_exit(error: BaseException, ray: Ray) -> str:
+    """Return the reason for the end of an actor, as the predicate of a sentence."""
     text = _ANSI.sub("", str(error))
     node = _node(text)
     if isinstance(error, ray.exceptions.OutOfMemoryError):
@@ -30,13 +30,13 @@ def reason_of(error: BaseException, ray: Ray) -> str:
         process = f"process {pid[1]}" if pid else "its process"
         return (
             f"died: {process}{f' on{node}' if node else ''} was killed, ran out of memory or "
-            "crashed; Ray's log on that node may tell"
+            "crashed; see Ray's log on that node"
         )
     return f"ended: {scrub(_last_line(text) or type(error).__name__)}"
 
 
-def build_failure(error: BaseException, ray: Ray) -> EvalutionError | None:
-    """The error for an actor that could not even begin to build; None where it could."""
+def find_build_failure(error: BaseException, ray: Ray) -> EvalutionError | None:
+    """Return the error for an actor that could not begin to build; None where it could."""
     text = _ANSI.sub("", str(error))
     failure = None
     if isinstance(error, ray.exceptions.RuntimeEnvSetupError):

@@ -1,7 +1,8 @@
-"""`/v1/eval/loglikelihood` and `/v1/eval/loglikelihood/rolling`: the contract's scores."""
+"""Routes beyond OpenAI's: scores of texts, and the tokenizer."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, NotRequired
 
@@ -16,15 +17,19 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
+from evalution_enginekit import ChatTemplate
 from evalution_openai.server.bodies import (
+    DetokenizeBody,
     LoglikelihoodBody,
     LoglikelihoodItem,
     RollingBody,
     RollingItem,
+    TokenizeBody,
+    check_count,
+    dump_messages,
 )
 from evalution_openai.server.errors import ApiError, ErrorDetail, make_unsupported, to_api_error
-from evalution_openai.server.prompts import check_count, dump_messages
-from evalution_openai.server.serving import ServedModel
+from evalution_openai.server.serving import ServedModel, WholeTokenizer
 
 _OWN_VARIABLES = (
     "a context is rendered with the variables that the server was started with; leave "
@@ -64,18 +69,14 @@ async def loglikelihood(served: ServedModel, body: LoglikelihoodBody) -> dict[st
     validated = [
         _validate(served.validation.loglikelihood, _to_pair_request, item) for item in items
     ]
-    return await _score_requests(
-        served.loglikelihood.results, validated, body.requests is None, _format_score
-    )
+    return await _score_requests(served.score, validated, body.requests is None, _format_score)
 
 
 async def rolling(served: ServedModel, body: RollingBody) -> dict[str, Any]:
     """Score each token of one text, or of those of `requests`."""
     items = _items(body.requests, body, served)
     validated = [_validate(served.validation.rolling, _to_text_request, item) for item in items]
-    return await _score_requests(
-        served.rolling.results, validated, body.requests is None, _format_text_score
-    )
+    return await _score_requests(served.score, validated, body.requests is None, _format_text_score)
 
 
 def _items(requests: Sequence[Any] | None, body: Any, served: ServedModel) -> Sequence[Any]:
@@ -154,3 +155,80 @@ def _format_text_score(result: RollingLoglikelihoodOutput | RequestFailure) -> R
 def _format_error(failure: RequestFailure) -> ErrorDetail:
     problem: ApiError = to_api_error(failure.error)
     return problem.answer["error"]
+
+
+class TokenizeAnswer(TypedDict):
+    tokens: list[int]
+    count: int
+    max_model_len: int | None
+
+
+class DetokenizeAnswer(TypedDict):
+    prompt: str
+
+
+class TokenizerInfo(TypedDict):
+    """The tokenizer as data; null where the session doesn't report it."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: None
+    chat_template: str | None
+    chat_template_kwargs: dict[str, Any] | None
+    special_tokens: dict[str, str] | None
+    leading_ids: list[int] | None
+    bos_id: int | None
+    eos_id: int | None
+    eos_ids: list[int] | None
+    special_ids: list[int] | None
+    vocabulary_size: int | None
+
+
+async def tokenize(served: ServedModel, body: TokenizeBody) -> TokenizeAnswer:
+    """Encode a text as the server encodes a prompt."""
+    codec = served.require_tokenizer("/tokenize")
+    token_ids: list[int] | None = None
+    if body.add_special_tokens is not False:
+        token_ids = await asyncio.to_thread(served.encode_prompt, body.prompt)
+    if token_ids is None:
+        token_ids = await asyncio.to_thread(codec.encode, body.prompt)
+    return {"tokens": token_ids, "count": len(token_ids), "max_model_len": served.max_model_len}
+
+
+async def detokenize(served: ServedModel, body: DetokenizeBody) -> DetokenizeAnswer:
+    """Decode ids."""
+    codec = served.require_tokenizer("/detokenize")
+    size = codec.vocabulary_size if isinstance(codec, WholeTokenizer) else None
+    if size is not None and (largest := max(body.tokens, default=0)) >= size:
+        raise ApiError(400, f"token id {largest} is outside the vocabulary of {size} tokens")
+    skip = bool(body.skip_special_tokens)
+    text = await asyncio.to_thread(codec.decode, body.tokens, skip_special_tokens=skip)
+    return {"prompt": text}
+
+
+async def tokenizer_info(served: ServedModel) -> TokenizerInfo:
+    """Return the facts that a client needs to encode as the server does."""
+    codec = served.require_tokenizer("/tokenizer_info")
+    whole = codec if isinstance(codec, WholeTokenizer) else None
+    template = whole.chat_template if whole else None
+    known = template if isinstance(template, ChatTemplate) else None
+    return {
+        "tokenizer_class": type(codec).__name__,
+        "bos_token": _spell(served, codec.bos_id),
+        "eos_token": _spell(served, codec.eos_id),
+        "pad_token": None,
+        "chat_template": (template.source or None) if template is not None else None,
+        "chat_template_kwargs": known.variables if known is not None else None,
+        "special_tokens": known.special_tokens if known is not None else None,
+        "leading_ids": list(codec.leading_ids),
+        "bos_id": codec.bos_id,
+        "eos_id": codec.eos_id,
+        "eos_ids": sorted(whole.eos_ids) if whole else None,
+        "special_ids": sorted(whole.special_ids) if whole else None,
+        "vocabulary_size": whole.vocabulary_size if whole else None,
+    }
+
+
+def _spell(served: ServedModel, token_id: int | None) -> str | None:
+    return None if token_id is None else served.spell(token_id)
