@@ -100,10 +100,6 @@ def run(
             raise typer.Exit(EXIT_WITH_FAILURES)
 
 
-def _choose_folder(output: str | None, model: str) -> str | DefaultFolder:
-    return DefaultFolder(model, datetime.now()) if output is None else output
-
-
 def _check_choice(output: str | None, *, fresh: bool, retry_failed: bool) -> None:
     if fresh and retry_failed:
         raise ConfigurationError("--fresh starts over and --retry-failed goes on; take one")
