@@ -16,7 +16,7 @@ from evalution_core import (
     RequestFailure,
     SessionClosedError,
 )
-from evalution_enginekit import CompletionPiece, RequestLoop, RequestPrompt, RequestSession
+from evalution_enginekit import CompletionChunk, RequestLoop, RequestPrompt, RequestSession
 from evalution_enginekit.mock import MOCK_CAPABILITIES
 
 Echoes = Callable[..., Any]
@@ -24,7 +24,7 @@ Echoes = Callable[..., Any]
 
 class Served(RequestSession):
     async def _complete(self, prompt: RequestPrompt) -> Any:
-        yield CompletionPiece("text", finish="length")
+        yield CompletionChunk("text", finish="length")
 
 
 @pytest.fixture(params=["tokens", "requests"])

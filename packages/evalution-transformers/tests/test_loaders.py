@@ -20,7 +20,7 @@ from evalution_core import (
     Model,
     builtin_path,
 )
-from evalution_enginekit.runtime import in_range
+from evalution_enginekit.runtime import is_in_range
 from evalution_transformers import Transformers
 from evalution_transformers.runtime import loading_errors
 
@@ -28,10 +28,10 @@ PAIR = LoglikelihoodRequest("One plus two is", " three.")
 SUM = GenerationRequest("8 + 1 =", max_new_tokens=6)
 VERSION = version("transformers")
 needs_hooks = pytest.mark.skipif(
-    not in_range(VERSION, ">=5.4"), reason=f"transformers {VERSION} has no hook on its bars"
+    not is_in_range(VERSION, ">=5.4"), reason=f"transformers {VERSION} has no hook on its bars"
 )
 needs_gguf_tokenizers = pytest.mark.skipif(
-    not in_range(VERSION, ">=5.23"), reason=f"transformers {VERSION} misreads a GGUF's tokenizer"
+    not is_in_range(VERSION, ">=5.23"), reason=f"transformers {VERSION} misreads a GGUF's tokenizer"
 )
 
 

@@ -23,10 +23,10 @@ from evalution_core.requests import Output, Request
 Event = TextDelta | Output | RequestFailure
 
 _ROUND_S = 0.2
-"""How long a round stays open at most, or requests that come steadily would keep it from starting.
+"""Seconds that a round stays open at most, or a steady flow would keep it from starting.
 """
 _CLOSE_WAIT_S = 10.0
-"""How long `close` waits for the session to release what runs; it normally takes one step."""
+"""Seconds that `close` waits for the session to release what runs; one step is normal."""
 
 
 class Call:

@@ -20,15 +20,14 @@ from evalution_core import (
 )
 from evalution_core.encoding import TokenSpan
 from evalution_core.streams import parse_item
-from evalution_enginekit.planning import grouped_order
-from evalution_enginekit.request_loop import Liveness
-from evalution_enginekit.runtime import end_steps, runtime_errors
+from evalution_enginekit.planning import order_by_prefix
+from evalution_enginekit.runtime import Liveness, end_steps, runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
 from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
 from evalution_enginekit.tokens import TokenScore, WrongScoresError
 
 _CHUNK_PATIENCE_S = 0.005
-"""How long a chunk may fill after its last span came: the choices of a question come together."""
+"""Seconds that a chunk may fill after its last span: the choices of a question come together."""
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J")
@@ -37,7 +36,7 @@ SpanScores = Sequence[TokenScore | EvalutionError]
 
 @dataclass(frozen=True, slots=True)
 class ScoringJob:
-    """A span and what its score becomes."""
+    """A span, and the function that makes its request's output of the score."""
 
     span: TokenSpan
     conclude: Callable[[TokenScore], Any]
@@ -52,7 +51,7 @@ class _Chunk:
     """Spans of one stream that the engine is given together, those with a shared prefix adjacent.
 
     `done` counts those whose score has come; `steps` is the engine at work on the others. While
-    `fault` is set, which is what a lone span failed with, they score the control in its place.
+    `fault` is set, which is what a lone span failed with, they score the canary in its place.
     """
 
     stream: ScoringStream
@@ -66,7 +65,7 @@ class _Chunk:
         return self.jobs[self.done :]
 
     def end(self) -> None:
-        """Have the engine let go of it."""
+        """Have the engine release it."""
         steps, self.steps = self.steps, None
         end_steps(steps, "scoring")
 
@@ -132,14 +131,14 @@ class ScoringLoop:
         self._streams.append(stream)
         numbers = islice(self._numbers, stream.admissible())
         jobs = [(number, *stream.admit(number)) for number in numbers]
-        order = grouped_order([job.span for _, _, job in jobs])
+        order = order_by_prefix([job.span for _, _, job in jobs])
         return _Chunk(stream, [jobs[index] for index in order])
 
     def _spans(self, chunk: _Chunk) -> list[TokenSpan]:
         if chunk.fault is None:
             return [job.span for _, _, job in chunk.rest]
-        assert self._liveness.control is not None
-        return [self._liveness.control]
+        assert self._liveness.canary is not None
+        return [self._liveness.canary]
 
     def _deliver(self, chunk: _Chunk, scores: SpanScores | None) -> None:
         """Hand on one step's scores; None means that the engine has no more."""
@@ -149,7 +148,7 @@ class ScoringLoop:
         if len(found) > len(chunk.rest):
             raise EngineRuntimeError(f"scored more than the {len(chunk.jobs)} spans there were")
         results = [
-            (number, job.span, _conclusion(job, score))
+            (number, job.span, _conclude(job, score))
             for (number, _, job), score in zip(chunk.rest, found, strict=False)
         ]
         if len(found) == len(chunk.rest):
@@ -175,15 +174,15 @@ class ScoringLoop:
                 )
             elif not self._liveness.failed():
                 self._fail_alone(chunk, error)
-            elif self._liveness.control is None:
+            elif self._liveness.canary is None:
                 self._give_up(chunk, error)
             else:
                 chunk.fault = error
 
     def _clear(self, chunk: _Chunk, fault: EvalutionError, scores: SpanScores | None) -> None:
-        """The control has scored: it is the chunk's span that is bad, and not the runtime."""
+        """The canary has scored: it is the chunk's span that is bad, and not the runtime."""
         if scores is None or any(isinstance(score, EvalutionError) for score in scores):
-            raise EngineRuntimeError("the control has no score")
+            raise EngineRuntimeError("the canary has no score")
         if not scores:
             return
         chunk.end()
@@ -194,12 +193,12 @@ class ScoringLoop:
     def _fail_alone(self, chunk: _Chunk, error: EvalutionError) -> None:
         self._chunks.popleft()
         ((number, key, job),) = chunk.rest
-        chunk.stream.deliver(number, RequestFailure(_with_ids(error, [key]), job.metadata))
+        chunk.stream.deliver(number, RequestFailure(_add_ids(error, [key]), job.metadata))
         chunk.stream.release(number)
 
     def _give_up(self, chunk: _Chunk, error: EvalutionError) -> None:
         self._chunks.popleft()
-        chunk.stream.fail(_with_ids(error, list(chunk.stream.running.values())))
+        chunk.stream.fail(_add_ids(error, list(chunk.stream.running.values())))
         for number, _, _ in chunk.rest:
             chunk.stream.release(number)
         self._liveness.ended()
@@ -209,7 +208,7 @@ class ScoringLoop:
             ended = [chunk for chunk in self._chunks if chunk.stream.ended]
             for chunk in ended:
                 self._chunks.remove(chunk)
-        # Without the lock, as every call of the engine; released once it has let go.
+        # Without the lock, as every call of the engine.
         for chunk in ended:
             chunk.end()
         with self._thread.lock:
@@ -218,14 +217,14 @@ class ScoringLoop:
                     chunk.stream.release(number)
 
 
-def _with_ids(error: EvalutionError, lost: Sequence[Hashable]) -> EngineRuntimeError:
+def _add_ids(error: EvalutionError, lost: Sequence[Hashable]) -> EngineRuntimeError:
     kind = WrongScoresError if isinstance(error, WrongScoresError) else EngineRuntimeError
-    told = kind(f"{error} ({len(lost)} in flight)", in_flight=lost)
-    told.__cause__ = error.__cause__ or error
-    return told
+    lost_error = kind(f"{error} ({len(lost)} in flight)", in_flight=lost)
+    lost_error.__cause__ = error.__cause__ or error
+    return lost_error
 
 
-def _conclusion(job: ScoringJob, score: TokenScore | EvalutionError) -> Any:
+def _conclude(job: ScoringJob, score: TokenScore | EvalutionError) -> Any:
     if isinstance(score, EvalutionError):
         return RequestFailure(score, job.metadata)
     if not isinstance(score, TokenScore):  # pyright: ignore[reportUnnecessaryIsInstance]

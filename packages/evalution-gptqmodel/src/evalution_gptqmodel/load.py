@@ -19,10 +19,9 @@ from safetensors import SafetensorError, safe_open
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_core.plugins import did_you_mean
 from evalution_core.redaction import scrub
-from evalution_core.plugins import did_you_mean
 from evalution_enginekit import Tokenizer, load_tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder
-from evalution_enginekit.runtime import brief, set_options
+from evalution_enginekit.runtime import find_changed_options, shorten_error
 from evalution_gptqmodel.layers import (
     are_kernels_ready,
     count_kernels,
@@ -141,7 +140,7 @@ def attach_model(
         ConfigurationError: a handle is missing or of another kind, nothing of the model is
             quantised, its kernels aren't ready, or an option of loading is set.
     """
-    refuse_loading_options(set_options(options, _LOADING_OPTIONS))
+    refuse_loading_options(find_changed_options(options, _LOADING_OPTIONS))
     handle, tokenizer = read_handles(handles)
     settings: Any = getattr(handle, "quantize_config", None)
     if settings is not None:
@@ -338,12 +337,12 @@ def _load(runtime: Runtime, folder: Folder, model: Model, arguments: Mapping[str
             )
     except ImportError as error:
         raise EngineUnavailableError(
-            f"loading {model.path!r} needs more: {brief(error)}"
+            f"loading {model.path!r} needs more: {shorten_error(error)}"
         ) from error
     except torch.OutOfMemoryError as error:
         raise EngineUnavailableError(
             f"{model.path!r} doesn't fit there ({asked}); set model_kwargs device_map: "
-            f"{brief(error)}"
+            f"{shorten_error(error)}"
         ) from error
     except (
         AssertionError,
@@ -357,7 +356,7 @@ def _load(runtime: Runtime, folder: Folder, model: Model, arguments: Mapping[str
     ) as error:
         raise ConfigurationError(
             f"GPTQModel {runtime.__version__} could not load {model.path!r} with {asked}: "
-            f"{brief(error)}"
+            f"{shorten_error(error)}"
         ) from error
 
 
@@ -369,5 +368,5 @@ def _set_attention(loaded: Any, asked: str | None) -> None:
         loaded.set_attn_implementation(asked)
     except (ImportError, ValueError) as error:
         raise ConfigurationError(
-            f"attn_implementation={asked!r} can't be used here: {brief(error)}"
+            f"attn_implementation={asked!r} can't be used here: {shorten_error(error)}"
         ) from error

@@ -13,7 +13,7 @@ import numpy
 
 from evalution_core import ConfigurationError, EngineRuntimeError, EngineUnavailableError, Model
 from evalution_core.redaction import scrub
-from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
+from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
 from evalution_openvino.options import OpenVINOOptions
 from evalution_openvino.runtime import import_genai, load_openvino
 from evalution_openvino.upstream import GenaiRuntime, Handle, Pipeline
@@ -122,7 +122,7 @@ class GenaiBatching:
         self._dropped: list[tuple[TokenPrompt, list[int]]] = []
         self._forgets = False
 
-    def run(self, feed: TokenFeed) -> Iterator[Events]:
+    def run(self, feed: PromptQueue) -> Iterator[Events]:
         """Yield the events of each step, until nothing runs and `feed` has nothing."""
         try:
             while True:
@@ -202,13 +202,15 @@ class GenaiBatching:
         handle = self._pipeline.add_request(prompt.key, load_openvino().Tensor(token_ids), config)
         self._running[prompt.key] = _Running(prompt, handle, list(generated))
 
-    def _complete_others(self, prompts: Sequence[TokenPrompt], feed: TokenFeed) -> Iterator[Events]:
+    def _complete_others(
+        self, prompts: Sequence[TokenPrompt], feed: PromptQueue
+    ) -> Iterator[Events]:
         for events in self._others.complete(prompts, self._cancel_with(feed)):
             yield events
             if self._running:
                 yield self._step()
 
-    def _cancel_with(self, feed: TokenFeed) -> Callable[[], Sequence[int]]:
+    def _cancel_with(self, feed: PromptQueue) -> Callable[[], Sequence[int]]:
         """Return a reader of cancelled keys that cancels them here too."""
 
         def cancelled() -> Sequence[int]:

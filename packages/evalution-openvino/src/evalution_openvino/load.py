@@ -31,8 +31,8 @@ from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_core.redaction import redact, scrub
 from evalution_enginekit import Tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
-from evalution_enginekit.runtime import brief
-from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
+from evalution_enginekit.runtime import shorten_error
+from evalution_enginekit.tokenizer import checkpoint_tokenizer
 from evalution_openvino.runtime import torchvision_hint
 from evalution_transformers.attached_model import read_declared_eos
 from evalution_transformers.load import check_complete, to_plain
@@ -174,7 +174,7 @@ def load_model(model: Model, device: str, properties: Mapping[str, Any]) -> Expo
             SafetensorError,
         ) as error:
             raise ConfigurationError(
-                f"no causal model for OpenVINO could be loaded from {source!r}: {brief(error)}"
+                f"no causal model for OpenVINO could be loaded from {source!r}: {shorten_error(error)}"
                 f"{torchvision_hint(error)}"
             ) from error
     # With the model, not with the session: its weights are read from there as they are needed.

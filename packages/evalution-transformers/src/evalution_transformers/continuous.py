@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from evalution_enginekit import TokenEvent, TokenFeed
+from evalution_enginekit import PromptQueue, TokenEvent
 from evalution_enginekit.planning import shared_prefix
 from evalution_transformers.forward import (
     Forward,
@@ -181,7 +181,7 @@ class ContinuousBatching:
         self._running: list[Row] = []
         self._waiting: list[Row] = []
 
-    def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def run(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         """Yield the events of each step, until nothing runs and `feed` has nothing."""
         self._running, self._waiting = [], []
         self._kept.clear()
@@ -212,7 +212,7 @@ class ContinuousBatching:
         """Return its part of `describe_execution`."""
         return {"batching": "continuous", "generation": "forward passes"}
 
-    def _read_cancelled(self, feed: TokenFeed) -> list[int]:
+    def _read_cancelled(self, feed: PromptQueue) -> list[int]:
         keys = feed.cancelled()
         self._drop(keys)
         return keys

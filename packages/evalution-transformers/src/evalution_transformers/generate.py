@@ -26,7 +26,7 @@ from transformers import (
 
 from evalution_core import EngineRuntimeError
 from evalution_core.redaction import scrub
-from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
+from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
 from evalution_transformers.upstream import CausalModel
 
 _SEED_BITS = 63
@@ -289,7 +289,7 @@ class FixedBatches:
         self._batch_size = batch_size
         self._out_of_memory = out_of_memory
 
-    def run(self, feed: TokenFeed) -> Iterator[Events]:
+    def run(self, feed: PromptQueue) -> Iterator[Events]:
         """Yield the events of each step, batch by batch, until `feed` has nothing."""
         while True:
             feed.cancelled()

@@ -18,12 +18,12 @@ from evalution_core import ConfigurationError, Model
 from evalution_core.redaction import redact
 from evalution_enginekit import Tokenizer, files_identity, load_tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
-from evalution_enginekit.runtime import in_range
-from evalution_enginekit.tokenizer_files import (
+from evalution_enginekit.runtime import is_in_range
+from evalution_enginekit.tokenizer import (
     HFTokenizer,
-    given_tokenizer,
+    find_given_tokenizer,
+    find_tokenizer_name,
     load_hf_tokenizer,
-    named_tokenizer,
 )
 from evalution_transformers.attached_model import read_declared_eos
 from evalution_transformers.options import (
@@ -173,7 +173,7 @@ def _folder(path: str) -> Path | None:
 
 def _load_tokenizer(model: Model, folder: Path | None) -> Tokenizer:
     own_gguf = "gguf_file" in model.tokenizer_kwargs
-    if own_gguf and not in_range(transformers.__version__, _GGUF_TOKENIZERS):
+    if own_gguf and not is_in_range(transformers.__version__, _GGUF_TOKENIZERS):
         raise ConfigurationError(
             f"transformers {transformers.__version__} splits text otherwise than the tokenizer of "
             f"a GGUF file says; set tokenizer_path in place of tokenizer_kwargs gguf_file, or "
@@ -184,8 +184,8 @@ def _load_tokenizer(model: Model, folder: Path | None) -> Tokenizer:
         if folder is not None and not own_gguf:
             return load_tokenizer(model, folder)
         if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-            return given_tokenizer(model, model.tokenizer, frozenset)
-        return load_hf_tokenizer(model, named_tokenizer(model) or path)
+            return find_given_tokenizer(model, model.tokenizer, frozenset)
+        return load_hf_tokenizer(model, find_tokenizer_name(model) or path)
 
 
 def _load(

@@ -12,14 +12,14 @@ import torch
 
 from evalution_core import Capability, Model
 from evalution_enginekit import (
+    PromptQueue,
     TokenEvent,
-    TokenFeed,
     Tokenizer,
     TokenScore,
     TokenSession,
     TokenSpan,
 )
-from evalution_enginekit.runtime import set_options
+from evalution_enginekit.runtime import find_changed_options
 from evalution_transformers.attached_model import (
     EvalMode,
     eval_mode,
@@ -66,7 +66,7 @@ class Scorer(Protocol):
 class Generation(Protocol):
     """Completes prompts."""
 
-    def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]: ...
+    def run(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]: ...
     def forget(self) -> None:
         """Free what can be computed again."""
         ...
@@ -117,7 +117,7 @@ def attach_model(
     Raises:
         ConfigurationError: a handle is missing or of another kind, or an option of loading is set.
     """
-    refuse_loading_options(set_options(options, _LOADING_OPTIONS))
+    refuse_loading_options(find_changed_options(options, _LOADING_OPTIONS))
     return examine_handles(options, *read_handles(handles), model or Model())
 
 
@@ -303,7 +303,7 @@ class TransformersSession(TokenSession):
         """
         return None if self._identity is None else dict(self._identity)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         assert self._generation_path is not None
         steps = self._generation_path.run(feed)
         return steps if self._mode is None else run_steps(steps, self._mode)

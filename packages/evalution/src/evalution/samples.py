@@ -118,6 +118,9 @@ def _to_plain(value: object) -> object:
     return str(value)
 
 
+SAMPLES = "samples.jsonl"
+"""The file of samples in a run folder."""
+
 _HEAD = re.compile(rb'\{"suite":"([^"\\]*)","index":(\d+),')
 """Start of a line; another tool's may differ, and so does that of a suite whose name is escaped."""
 

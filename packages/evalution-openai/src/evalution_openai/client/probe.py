@@ -21,7 +21,7 @@ from evalution_core import (
 )
 from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_openai.client.connection import ServerConnection, is_unreachable, open_connection
 from evalution_openai.client.dialects import BodyWriter, count_scoring_tokens, find_dialect
 from evalution_openai.client.responses import UseOfIds, to_mapping
@@ -422,6 +422,6 @@ def _first_listed(served: ModelListing, options: OpenAIOptions) -> str:
 def _load_tokenizer(model: Model) -> Tokenizer | None:
     if model.tokenizer is None and model.tokenizer_path is None:
         return None
-    named = named_tokenizer(model)
+    named = find_tokenizer_name(model)
     path = Path(named).expanduser() if named else Path()
     return load_tokenizer(model, path if path.is_dir() else path.parent)

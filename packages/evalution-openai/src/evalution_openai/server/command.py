@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
-from evalution_enginekit.runtime import model_fields, option_pairs
+from evalution_enginekit.runtime import parse_model_fields, parse_option_pairs
 from evalution_openai.server import ServerSettings, require_extra
 
 _MIB = 1024 * 1024
@@ -95,10 +95,14 @@ def serve(
         log_requests=not no_request_log,
         log_prompts=log_prompts,
     )
-    made = load_engine(engine).from_options(option_pairs("--option", option))
+    made = load_engine(engine).from_options(parse_option_pairs("--option", option))
     path = model or made.default_model()
     _serve(
-        made, Model(path=path, **model_fields("--model-field", model_field)), settings, host, port
+        made,
+        Model(path=path, **parse_model_fields("--model-field", model_field)),
+        settings,
+        host,
+        port,
     )
 
 

@@ -24,7 +24,7 @@ from evalution_core import (
 )
 from evalution_core.kinds import REQUEST_KINDS, RequestKind
 from evalution_enginekit.async_session import AsyncSession
-from evalution_enginekit.validation import Admission
+from evalution_enginekit.request_encoding import RequestValidator
 from evalution_openai.server.errors import ApiError, make_queue_full, make_unsupported
 from evalution_openai.server.settings import ServerSettings
 
@@ -185,7 +185,7 @@ class ServedModel:
         self.secrets = secrets
         self.info = session.info
         self.capabilities = session.capabilities
-        self.validation = Admission(name, self.capabilities)
+        self.validation = RequestValidator(name, self.capabilities)
         self.tokenizer = session.tokenizer
         self.max_model_len = self.info.max_model_len
         preferred = self.info.preferred_batch_size or _BATCH_SIZE

@@ -13,7 +13,6 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field
 
 from evalution.error_boundary import wrap_errors
-from evalution.exchange import Request
 from evalution.rows.local import Row, RowSource
 from evalution.suites.suite import Sample, Suite
 from evalution.user_input import LARGEST

@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
 from pydantic import Field
 
 from evalution.error_boundary import wrap_errors
-from evalution.exchange import Request
 from evalution.rows.local import BUILTIN
 from evalution.scoring.accumulators import MeasureAccumulator, MetricAccumulator
 from evalution.scoring.metrics import Measure, Metric, Score
