@@ -18,7 +18,7 @@ from evalution_core import (
     redact,
 )
 from evalution_core.redaction import redact_text
-from evalution_enginekit.completion import CompletionPiece
+from evalution_enginekit.completion import CompletionChunk
 from evalution_openai.client.dialects import find_unasked_fields
 
 _SPELLED_ID = "token_id:"
@@ -54,7 +54,7 @@ class ResponseReader:
         self._ids = ids
         self._reasoning = ""
 
-    def read_answer(self, answer: Fields) -> CompletionPiece:
+    def read_answer(self, answer: Fields) -> CompletionChunk:
         """Read a whole answer.
 
         Raises:
@@ -63,18 +63,18 @@ class ResponseReader:
         choice = _choice(answer)
         if choice is None:
             raise EngineRuntimeError(f"the answer has no choice: {quote(str(dict(answer)))}")
-        return self._read_piece(answer, choice, choice.get("message"), is_last=True)
+        return self._read_chunk(answer, choice, choice.get("message"), is_last=True)
 
-    def read_event(self, event: Fields) -> CompletionPiece:
+    def read_event(self, event: Fields) -> CompletionChunk:
         """Read an event of a stream; the last one may hold only the usage."""
         choice = _choice(event)
         if choice is None:
-            return CompletionPiece(**_usage(event))
-        return self._read_piece(event, choice, choice.get("delta"), is_last=False)
+            return CompletionChunk(**_usage(event))
+        return self._read_chunk(event, choice, choice.get("delta"), is_last=False)
 
-    def _read_piece(
+    def _read_chunk(
         self, answer: Fields, choice: Fields, message: Any, *, is_last: bool
-    ) -> CompletionPiece:
+    ) -> CompletionChunk:
         content: Fields = cast("Fields", message) if isinstance(message, Mapping) else choice
         text: Any = content.get("content") if content is not choice else choice.get("text")
         if not (text is None or isinstance(text, str)):
@@ -82,7 +82,7 @@ class ResponseReader:
         ids = None if self._ids == "left" else _ids(choice.get("token_ids"))
         logprobs, top = self._logprobs(choice.get("logprobs"))
         by_ids = self._ids == "read" and ids is not None
-        return CompletionPiece(
+        return CompletionChunk(
             text=None if by_ids else text or "",
             token_ids=ids,
             logprobs=logprobs,
