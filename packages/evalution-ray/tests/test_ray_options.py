@@ -70,7 +70,10 @@ def test_a_runtime_environment_is_taken_for_secret() -> None:
         ({"engine": Mock(), "replicas": 1, "resources": {"GPU": 1}}, "have the options num_cpus"),
         ({"engine": Mock(), "replicas": 1, "resources": {"big": 0}}, "got 'big': 0"),
         ({"engine": Mock(), "replicas": 1, "start_timeout": 0}, "'start_timeout'.*above 0"),
-        ({"engine": Mock(), "replicas": 1, "request_timeout": 0}, "request_timeout must be"),
+        (
+            {"engine": Mock(), "replicas": 1, "request_timeout": 0},
+            "'request_timeout'.*must be above 0",
+        ),
         ({"engine": RayReplicas(Mock(), 2), "replicas": 2}, "is another RayReplicas; replicas of"),
         ({"engine": Replicas(Mock(), 2), "replicas": 2}, "is another Replicas; replicas of"),
     ],

@@ -326,3 +326,11 @@ def test_a_window_beyond_the_servers_is_refused(connect: Callable[..., Any]) -> 
     with pytest.raises(ConfigurationError, match="max_model_len=999 is more than the 256"):
         connect(max_model_len=999)
     assert connect(max_model_len=64).info.max_model_len == 64
+
+
+@pytest.mark.parametrize(("batch_size", "most"), [("auto", 64), (None, 64), (3, 3), (0, 1)])
+def test_batch_size_bounds_the_requests_in_flight(connect: Any, batch_size: Any, most: int) -> None:
+    session = connect(scoring="none", batch_size=batch_size)
+    assert session.info.preferred_batch_size == most
+    requests = [GenerationRequest(f"a {number}", max_new_tokens=2) for number in range(20)]
+    assert len(session.generate(requests)) == 20

@@ -92,4 +92,4 @@ def test_secrets_are_not_shown() -> None:
     )
     shown = repr(engine.to_dict())
     assert not any(secret in shown for secret in ("hunter22", "sk-4711", "0815"))
-    assert not any(secret in repr(engine) for secret in ("sk-4711", "0815"))
+    assert not any(secret in repr(engine) for secret in ("hunter22", "sk-4711", "0815"))

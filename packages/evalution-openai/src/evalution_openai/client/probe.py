@@ -18,8 +18,8 @@ from evalution_core import (
     EvalutionError,
     Model,
     UnsupportedRequestError,
-    scrub,
 )
+from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
 from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_openai.client.connection import ServerConnection, is_unreachable, open_connection
@@ -66,8 +66,8 @@ async def fetch_listing(connection: ServerConnection, name: str | None) -> Model
     except EvalutionError as error:
         if is_unreachable(error):
             raise EngineUnavailableError(
-                f"no server answers at {scrub(connection.address.api)}: {error}; start it, or set "
-                "base_url"
+                f"no server answers at {redact_text(connection.address.api)}: {error}; start it, "
+                "or set base_url"
             ) from error
         return ModelListing()
     listed: Any = answer.get("data")
@@ -196,7 +196,7 @@ class ServerProbe:
             and self.model not in self.listing.names
         ):
             raise ConfigurationError(
-                f"the server at {scrub(options.base_url)} has no model {self.model!r}; "
+                f"the server at {redact_text(options.base_url)} has no model {self.model!r}; "
                 f"{_suggest_name(self.model, self.listing.names)}"
             )
         self._variables = model.chat_template_kwargs
@@ -270,7 +270,7 @@ class ServerProbe:
     def _describe(self) -> dict[str, Any]:
         choice = self._scoring_choice
         return {
-            "base_url": scrub(self._options.base_url),
+            "base_url": redact_text(self._options.base_url),
             "model": self.model,
             "dialect": self.dialect.name,
             "sampling_defaults": self.dialect.sampling_defaults,
@@ -413,8 +413,8 @@ def _suggest_name(model: str | None, listed: Sequence[str]) -> str:
 def _first_listed(served: ModelListing, options: OpenAIOptions) -> str:
     if not served.names:
         raise ConfigurationError(
-            f"the server at {scrub(options.base_url)} lists no model; set model.path or model_name "
-            "to the name that it knows"
+            f"the server at {redact_text(options.base_url)} lists no model; set model.path or "
+            "model_name to the name that it knows"
         )
     return served.names[0]
 

@@ -16,8 +16,8 @@ from evalution_core import (
     InvalidRequestError,
     UnsupportedRequestError,
     redact,
-    scrub,
 )
+from evalution_core.redaction import redact_text
 from evalution_enginekit.completion import CompletionChunk
 from evalution_openai.client.dialects import find_unasked_fields
 
@@ -282,7 +282,7 @@ def find_tls_error(error: Exception, url: str) -> ConfigurationError | None:
     else:
         advice = "where the server speaks plain http, say so in base_url"
         why = quote(str(cause))
-    return ConfigurationError(f"no TLS connection to {scrub(url)}: {why}; {advice}")
+    return ConfigurationError(f"no TLS connection to {redact_text(url)}: {why}; {advice}")
 
 
 def read_error(body: bytes) -> tuple[str, str | None]:
@@ -305,5 +305,5 @@ def read_error(body: bytes) -> tuple[str, str | None]:
 
 def quote(text: str) -> str:
     """Quote a server's text in a message: redacted, on one line, at most 200 characters."""
-    line = " ".join(scrub(text).split())
+    line = " ".join(redact_text(text).split())
     return line if len(line) <= _LONGEST_QUOTE else f"{line[:_LONGEST_QUOTE]}…"

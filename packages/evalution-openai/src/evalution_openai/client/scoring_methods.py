@@ -19,8 +19,8 @@ from evalution_core import (
     EngineRuntimeError,
     EvalutionError,
     GenerationOutput,
-    scrub,
 )
+from evalution_core.redaction import redact_text
 from evalution_enginekit import Tokenizer, TokenScore, TokenSpan, runtime_errors
 from evalution_enginekit.self_check import self_check
 from evalution_openai.client.responses import (
@@ -338,7 +338,7 @@ class ScoringProbe:
                 with runtime_errors("reading what it answered"):
                     result = self._check_method(method)
             except EvalutionError as error:
-                refused[method.name] = scrub(str(error))
+                refused[method.name] = redact_text(str(error))
                 continue
             if result.outcome == "passed":
                 return ScoringChoice(method.name, result, refused)

@@ -38,7 +38,7 @@ async def chat(served: ServedModel, body: ChatBody) -> dict[str, Any] | EventStr
         requests = await asyncio.to_thread(render_requests, requests, variables, served)
     call = _Call(served, body, requests)
     if body.stream:
-        return EventStream(call.chunks())
+        return EventStream(call.chunks(), served.secrets)
     return await call.answer()
 
 

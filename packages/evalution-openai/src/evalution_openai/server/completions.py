@@ -172,7 +172,7 @@ async def complete(served: ServedModel, body: CompletionBody) -> dict[str, Any] 
     else:
         call = _Call.prepare(served, body)
     if body.stream:
-        return EventStream(call.chunks())
+        return EventStream(call.chunks(), served.secrets)
     return await call.answer()
 
 

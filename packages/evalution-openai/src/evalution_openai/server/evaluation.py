@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, NotRequired
+from collections.abc import Callable, Sequence
+from typing import Any, NotRequired, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -30,6 +30,10 @@ from evalution_openai.server.bodies import (
 )
 from evalution_openai.server.errors import ApiError, ErrorDetail, make_unsupported, to_api_error
 from evalution_openai.server.serving import ServedModel, WholeTokenizer
+
+Item = TypeVar("Item")
+Score = TypeVar("Score")
+Scorable = TypeVar("Scorable")
 
 _OWN_VARIABLES = (
     "a context is rendered with the variables that the server was started with; leave "
@@ -65,25 +69,20 @@ async def loglikelihood(served: ServedModel, body: LoglikelihoodBody) -> dict[st
     """Score one continuation given its context, or those of `requests`."""
     if body.chat_template_kwargs:
         raise make_unsupported(_OWN_VARIABLES, param="chat_template_kwargs")
-    items = _items(body.requests, body, served)
-    validated = [
-        _validate(served.validation.loglikelihood, _to_pair_request, item) for item in items
-    ]
-    return await _score_requests(served.score, validated, body.requests is None, _format_score)
+    items = [body] if body.requests is None else body.requests
+    check_count(len(items), served)
+    requests = [_validate(served.validation.loglikelihood, _to_pair_request, i) for i in items]
+    results = await _score(served, requests)
+    return _answer(served, results, _format_pair_score, is_single=body.requests is None)
 
 
 async def rolling(served: ServedModel, body: RollingBody) -> dict[str, Any]:
     """Score each token of one text, or of those of `requests`."""
-    items = _items(body.requests, body, served)
-    validated = [_validate(served.validation.rolling, _to_text_request, item) for item in items]
-    return await _score_requests(served.score, validated, body.requests is None, _format_text_score)
-
-
-def _items(requests: Sequence[Any] | None, body: Any, served: ServedModel) -> Sequence[Any]:
-    if requests is None:
-        return [body]
-    check_count(len(requests), served)
-    return requests
+    items = [body] if body.requests is None else body.requests
+    check_count(len(items), served)
+    requests = [_validate(served.validation.rolling, _to_text_request, i) for i in items]
+    results = await _score(served, requests)
+    return _answer(served, results, _format_text_score, is_single=body.requests is None)
 
 
 def _to_pair_request(item: LoglikelihoodItem) -> LoglikelihoodRequest:
@@ -103,7 +102,9 @@ def _to_text_request(item: RollingItem) -> RollingLoglikelihoodRequest:
     return RollingLoglikelihoodRequest(item.text or "", item.input_ids)
 
 
-def _validate(check: Any, make: Any, item: Any) -> Any:
+def _validate(
+    check: Callable[[Scorable], object], make: Callable[[Item], Scorable], item: Item
+) -> Scorable | RequestFailure:
     """Make and check a request; return its failure if it is invalid."""
     try:
         request = make(item)
@@ -113,48 +114,51 @@ def _validate(check: Any, make: Any, item: Any) -> Any:
     return request
 
 
-async def _score_requests(
-    results: Any, validated: list[Any], single: bool, format_one: Any
+async def _score(served: ServedModel, requests: Sequence[Any]) -> list[Any]:
+    """Score the valid requests; results and failures are in the order of the requests."""
+    valid = [request for request in requests if not isinstance(request, RequestFailure)]
+    scores = iter(await served.score(valid))
+    return [one if isinstance(one, RequestFailure) else next(scores) for one in requests]
+
+
+def _answer(
+    served: ServedModel,
+    results: Sequence[Score | RequestFailure],
+    format_score: Callable[[Score], RollingAnswer],
+    *,
+    is_single: bool,
 ) -> dict[str, Any]:
-    """Score the valid requests; answer in order. The failure of a single request is raised."""
-    good = [request for request in validated if not isinstance(request, RequestFailure)]
-    found = iter(await results(good))
-    every = [one if isinstance(one, RequestFailure) else next(found) for one in validated]
-    if not single:
-        return {"results": [format_one(one) for one in every]}
-    if isinstance(every[0], RequestFailure):
-        raise every[0].error
-    return dict(format_one(every[0]))
+    """Answer with the results; the failure of a single request is raised."""
+    if is_single and isinstance(results[0], RequestFailure):
+        raise results[0].error
+    answers: list[RollingAnswer] = [
+        {"error": to_api_error(result.error, served.secrets).answer["error"]}
+        if isinstance(result, RequestFailure)
+        else format_score(result)
+        for result in results
+    ]
+    return dict(answers[0]) if is_single else {"results": answers}
 
 
-def _format_score(result: LoglikelihoodOutput | RequestFailure) -> LoglikelihoodAnswer:
-    if isinstance(result, RequestFailure):
-        return {"error": _format_error(result)}
+def _format_pair_score(score: LoglikelihoodOutput) -> LoglikelihoodAnswer:
     return {
-        "logprob": result.logprob,
-        "is_greedy": result.is_greedy,
-        "token_count": result.token_count,
-        "token_ids": result.token_ids,
-        "token_logprobs": result.token_logprobs,
-        "prompt_tokens": result.prompt_tokens,
-        "truncated_tokens": result.truncated_tokens,
+        "logprob": score.logprob,
+        "is_greedy": score.is_greedy,
+        "token_count": score.token_count,
+        "token_ids": score.token_ids,
+        "token_logprobs": score.token_logprobs,
+        "prompt_tokens": score.prompt_tokens,
+        "truncated_tokens": score.truncated_tokens,
     }
 
 
-def _format_text_score(result: RollingLoglikelihoodOutput | RequestFailure) -> RollingAnswer:
-    if isinstance(result, RequestFailure):
-        return {"error": _format_error(result)}
+def _format_text_score(score: RollingLoglikelihoodOutput) -> RollingAnswer:
     return {
-        "logprob": result.logprob,
-        "token_count": result.token_count,
-        "token_ids": result.token_ids,
-        "token_logprobs": result.token_logprobs,
+        "logprob": score.logprob,
+        "token_count": score.token_count,
+        "token_ids": score.token_ids,
+        "token_logprobs": score.token_logprobs,
     }
-
-
-def _format_error(failure: RequestFailure) -> ErrorDetail:
-    problem: ApiError = to_api_error(failure.error)
-    return problem.answer["error"]
 
 
 class TokenizeAnswer(TypedDict):

@@ -166,6 +166,7 @@ class ServedModel:
         name: the name in `/v1/models`.
         settings: the limits.
         metrics: counts requests and tokens.
+        secrets: texts that no answer and no line of the log may contain.
     """
 
     def __init__(
@@ -174,12 +175,14 @@ class ServedModel:
         name: str,
         settings: ServerSettings,
         metrics: Metrics,
+        secrets: frozenset[str] = frozenset(),
     ):
         self.session = session
         self.name = name
         self.created = int(time.time())
         self.settings = settings
         self.metrics = metrics
+        self.secrets = secrets
         self.info = session.info
         self.capabilities = session.capabilities
         self.validation = RequestValidator(name, self.capabilities)

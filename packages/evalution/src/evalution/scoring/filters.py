@@ -1,4 +1,4 @@
-"""What is taken from an answer before it is compared: small steps, declared as data.
+"""Steps that run on an answer before it is compared, declared as data; and reasoning.
 
 In a spec a step is a name (`strip`), or one name with its options (`regex: {pattern: …}`); where
 a step has one option alone, its value may stand directly (`regex: "#### ([0-9]+)"`).

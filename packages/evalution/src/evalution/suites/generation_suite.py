@@ -1,4 +1,4 @@
-"""Whether the text a model writes is the right answer."""
+"""Suites that compare the text a model writes with the right answer."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         return {name: Mean() for name in self.answer_pipelines}
 
     def expected_text(self, row: Row) -> str:
-        """What a right answer is equal to, after filters."""
+        """Return the text that a right answer is equal to, after filters."""
         return apply_filters(self.reference_filters, self.answer_text(row))
 
     def sample(self, fewshot: FewshotRow) -> AnswerSample:

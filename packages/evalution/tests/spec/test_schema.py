@@ -18,7 +18,7 @@ from evalution.yaml_spec.run_spec import SECTIONS, load_spec
 from evalution.yaml_spec.schema import spec_schema
 from evalution_core import ConfigurationError, builtin_path, normalized
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 EXAMPLES = [
     *sorted((ROOT / "docs" / "examples").rglob("*.yaml")),
     builtin_path("builtin:tiny", "quickstart"),

@@ -208,6 +208,8 @@ class Template:
 
 class Tokenizer:
     chat_template: Any = None
+    leading_ids = ()
+    bos_id = eos_id = None
 
     def encode(self, text: str) -> list[int]:
         return [ord(char) for char in text]

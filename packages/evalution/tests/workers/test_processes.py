@@ -159,7 +159,7 @@ def test_an_answer_that_comes_twice_is_told(build: Build, engines: Any) -> None:
 def test_request_whose_text_was_streamed_in_part_fails_with_its_worker(
     build: Build, engines: Any, tmp_path: Path, processes: Any
 ) -> None:
-    session = build(engines.Troubled(folder=str(tmp_path)))
+    session = build(engines.Troubled(folder=str(tmp_path), pace=0.02))
     request = GenerationRequest("a long one", max_new_tokens=200, ignore_eos=True)
     deltas: list[TextDelta] = []
     found: object = None
