@@ -20,6 +20,7 @@ from evalution_core import (
     RequestFailure,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
+    SessionInfo,
 )
 from mutants.toy import CAPABILITIES, UNTEMPLATED, Toy, ToySession
 
@@ -62,6 +63,10 @@ class TextAlone(Toy):
 
 class TextSession(BaseInferenceSession):
     """Written on the contract itself."""
+
+    @property
+    def info(self) -> SessionInfo:
+        return SessionInfo(TextAlone.capabilities)
 
     def __init__(self, inner: ToySession):
         self._inner = inner

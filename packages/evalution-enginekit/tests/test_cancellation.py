@@ -21,7 +21,7 @@ from evalution_core import (
     LoglikelihoodRequest,
     RequestFailure,
 )
-from evalution_enginekit.request_loop import RequestJob, RequestLoop, Tell
+from evalution_enginekit.runtime_thread import Emit, RequestJob, RequestLoop
 from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
 
 WAIT_S = 20
@@ -312,7 +312,7 @@ class Held:
         self._gates: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Event]] = {}
 
     def job(self, name: str) -> RequestJob:
-        async def serve(_: Tell) -> str:
+        async def serve(_: Emit) -> str:
             self._gates[name] = asyncio.get_running_loop(), asyncio.Event()
             self.began.release()
             try:
@@ -359,7 +359,7 @@ def test_a_request_loop_aborts_a_cancelled_request_and_refills_its_slot(loop: Re
 def test_an_error_out_of_a_cancelled_request_is_nobodys(loop: RequestLoop) -> None:
     began = threading.Event()
 
-    async def serve(_: Tell) -> str:
+    async def serve(_: Emit) -> str:
         began.set()
         try:
             return await asyncio.get_running_loop().create_future()

@@ -10,7 +10,7 @@ import pytest
 
 from evalution_core import ConfigurationError, Model, builtin_path
 from evalution_enginekit import TokenizerFile, load_tokenizer
-from evalution_enginekit.tokenizer_files import HFTokenizer, checkpoint_tokenizer
+from evalution_enginekit.tokenizer import HFTokenizer, checkpoint_tokenizer
 
 pytest.importorskip("transformers", reason="needs the environment torch of tools/envs")
 pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("default")]

@@ -171,7 +171,7 @@ def test_a_cancelled_request_yields_what_there_is_and_leaves_the_session() -> No
         with pytest.raises(asyncio.CancelledError):
             await task
         await answers(started, asked(tokens=1))
-        session: Any = started._started()._session
+        session: Any = started._get_started()._session
         assert session.requests_in_flight == 0
         await started.process_shutdown()
         assert seen[-1] is not None

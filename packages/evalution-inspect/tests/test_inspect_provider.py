@@ -6,8 +6,7 @@ import asyncio
 import gc
 import logging
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,7 @@ from evalution_core import (
     UnsupportedRequestError,
     builtin_path,
 )
-from evalution_core.encoding import TokenSpan
-from evalution_enginekit import TokenScore
-from evalution_inspect.models import MODEL_CACHE, PromptScorer
+from evalution_inspect.models import MODEL_CACHE
 from evalution_inspect.provider import ModelSetupError
 
 pytestmark = [
@@ -83,7 +80,7 @@ def test_a_model_that_nobody_holds_gives_its_session_back(scripted: Any) -> None
     gc.collect()
     with pytest.raises(SessionClosedError, match="is closed; build a new session"):
         session.gc()
-    assert not any(held.loaded.session is session for held in MODEL_CACHE._held)
+    assert not any(cached.loaded.session is session for cached in MODEL_CACHE._cached)
 
 
 @pytest.mark.parametrize(
@@ -194,10 +191,10 @@ def test_a_model_without_a_chat_template_says_how_to_use_it(scripted: Any) -> No
 def test_an_engine_that_cannot_answer_at_all_is_refused_at_once(
     scripted: Any, lacks: str, said: str
 ) -> None:
-    before = [held.loaded for held in MODEL_CACHE._held]
+    before = [cached.loaded for cached in MODEL_CACHE._cached]
     with pytest.raises(ModelSetupError, match=said):
         scripted(lacks=lacks)
-    assert [held.loaded for held in MODEL_CACHE._held] == before
+    assert [cached.loaded for cached in MODEL_CACHE._cached] == before
 
 
 @pytest.mark.parametrize(
@@ -245,35 +242,6 @@ def test_prompts_of_many_tasks_are_scored_each_for_itself(
     expected = [[scripted_engine.value_of(i) for i in f"user:{text};".encode()] for text in texts]
     assert asyncio.run(ask()) == expected
     model.api.close()
-
-
-def test_prompts_that_wait_for_their_scores_are_told_when_the_model_closes(
-    scripted_engine: Any,
-) -> None:
-    scoring, go_on = threading.Event(), threading.Event()
-
-    class Slow(scripted_engine.ScriptedSession):
-        def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
-            if len(spans[0].token_ids) == 9:  # not those of the self check
-                scoring.set()
-                assert go_on.wait(60)
-            yield from super()._score_tokens(spans)
-
-    async def ask(scorer: PromptScorer) -> None:
-        first = asyncio.ensure_future(scorer.logprobs([256, *b"abcdefgh"]))
-        assert await asyncio.to_thread(scoring.wait, 60)
-        waiting = asyncio.ensure_future(scorer.logprobs([256, *b"ab"]))
-        await asyncio.sleep(0)
-        scorer.close()
-        with pytest.raises(SessionClosedError, match="closed meanwhile"):
-            await waiting
-        with pytest.raises(SessionClosedError, match="make a new one"):
-            await scorer.logprobs([256, *b"ab"])
-        go_on.set()
-        assert len(await first) == 8, "what was in the session is the session's to end"
-
-    with Slow(scripted_engine.Scripted()) as session:
-        asyncio.run(asyncio.wait_for(ask(PromptScorer(session)), 60))
 
 
 def test_only_a_lost_connection_is_tried_again(scripted: Any) -> None:

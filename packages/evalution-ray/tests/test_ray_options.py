@@ -15,7 +15,7 @@ from evalution_core import ConfigurationError, EngineSpec
 from evalution_core.options import numeric_options
 from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock
 from evalution_ray import RayReplicas
-from evalution_ray.capacity import described, described_nodes, rooms
+from evalution_ray.capacity import count_actors, format_nodes, format_resources
 
 MOCK = "evalution_enginekit.mock:Mock"
 
@@ -70,7 +70,10 @@ def test_a_runtime_environment_is_taken_for_secret() -> None:
         ({"engine": Mock(), "replicas": 1, "resources": {"GPU": 1}}, "have the options num_cpus"),
         ({"engine": Mock(), "replicas": 1, "resources": {"big": 0}}, "got 'big': 0"),
         ({"engine": Mock(), "replicas": 1, "start_timeout": 0}, "'start_timeout'.*above 0"),
-        ({"engine": Mock(), "replicas": 1, "request_timeout": 0}, "request_timeout must be"),
+        (
+            {"engine": Mock(), "replicas": 1, "request_timeout": 0},
+            "'request_timeout'.*must be above 0",
+        ),
         ({"engine": RayReplicas(Mock(), 2), "replicas": 2}, "is another RayReplicas; replicas of"),
         ({"engine": Replicas(Mock(), 2), "replicas": 2}, "is another Replicas; replicas of"),
     ],
@@ -91,17 +94,17 @@ def node(address: str, *, alive: bool = True, **resources: float) -> dict[str, A
 
 def test_room_is_counted_node_by_node() -> None:
     nodes = [node("a", CPU=3.0, GPU=1.0), node("b", CPU=3.0), node("c", alive=False, CPU=64.0)]
-    assert rooms(nodes, {"CPU": 2.0}) == 2, "two halves of nodes are no room"
-    assert rooms(nodes, {"CPU": 1.0, "GPU": 0.5}) == 2
-    assert rooms(nodes, {"big": 1.0}) == 0
+    assert count_actors(nodes, {"CPU": 2.0}) == 2, "two halves of nodes are no room"
+    assert count_actors(nodes, {"CPU": 1.0, "GPU": 0.5}) == 2
+    assert count_actors(nodes, {"big": 1.0}) == 0
 
 
 @given(st.integers(1, 50), st.integers(1, 20))
 def test_shares_of_a_node_fill_it(cpus: int, parts: int) -> None:
-    assert rooms([node("a", CPU=float(cpus))], {"CPU": 1 / parts}) == cpus * parts
+    assert count_actors([node("a", CPU=float(cpus))], {"CPU": 1 / parts}) == cpus * parts
 
 
 def test_resources_are_described_without_rays_own() -> None:
     nodes = [node("10.0.0.1", **{"CPU": 2.0, "memory": 3 * 2**30, "node:10.0.0.1": 1.0})]
-    assert described_nodes(nodes) == "node 10.0.0.1: CPU 2, memory 3.0 GiB"
-    assert described({}) == "none"
+    assert format_nodes(nodes) == "node 10.0.0.1: CPU 2, memory 3.0 GiB"
+    assert format_resources({}) == "none"

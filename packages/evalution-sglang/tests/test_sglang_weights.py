@@ -42,7 +42,7 @@ def sharded(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def test_whole_checkpoints_are_let_through(tmp_path: Path) -> None:
+def test_complete_checkpoints_are_accepted(tmp_path: Path) -> None:
     check_weights(TINY)
     check_weights(sharded(tmp_path, text_config={"num_hidden_layers": 2}))
 

@@ -95,6 +95,15 @@ def test_a_spec_is_prepared_attached_to_and_torn_down(
     }
 
 
+def test_mock_backend_runs_with_the_mock_engine(run: Callable[..., Any], tmp_path: Path) -> None:
+    engine = "{type: 'evalution_enginekit.mock:Mock'}"
+    done = run(engine=engine, backend="{kind: mock}", model="org/m")
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (found["status"], found["suites"][0]["n"]) == ("done", 1)
+    assert found["model"]["backend"]["kind"] == "mock"
+
+
 def test_a_model_by_its_name_alone_will_do(run: Callable[..., Any]) -> None:
     done = run(model="org/m")
     assert "attached to org/m for org/m" in done.stdout, done.output

@@ -64,3 +64,10 @@ def test_hints_name_the_packages_of_this_repository() -> None:
     if not (packages / "evalution-core").is_dir():
         pytest.skip("the other packages of the repository are not beside this one")
     assert set(INSTALL_HINTS.values()) <= {path.name for path in packages.iterdir()}
+
+
+def test_importing_an_engine_that_is_not_installed_names_its_package() -> None:
+    with pytest.raises(EngineNotInstalledError, match="pip install"):
+        from evalution.engines import VLLM  # noqa: F401
+    with pytest.raises(EngineNotInstalledError, match="NoSuchEngine"):
+        from evalution.engines import NoSuchEngine  # noqa: F401

@@ -63,7 +63,7 @@ for words in {lines!r}:
 def test_completion_imports_no_engine_and_nothing_heavy() -> None:
     code = (
         "from evalution.cli.listings import *; "
-        "assert 'Reference' in known_engine_names('') and 'gsm8k' in suite_names('')"
+        "assert 'Reference' in complete_known_engines('') and 'gsm8k' in complete_suites('')"
     )
     assert not loaded_by(code) & HEAVY
 

@@ -71,7 +71,7 @@ def test_no_package_takes_the_place_of_a_built_in_suite(
     site: Path, plugin: Any, command_line: Any
 ) -> None:
     plugin("other", "[evalution.suites]\nGeneration = other:Echo\n", other=SUITE)
-    with pytest.raises(ConfigurationError, match="other-plugin/Generation, evalution/Generation"):
+    with pytest.raises(ConfigurationError, match="evalution/Generation, other-plugin/Generation"):
         load_suite("generation")
     assert load_suite("evalution/Generation") is Generation
 
@@ -125,8 +125,11 @@ def test_a_suite_beside_the_spec_is_told_how_it_is_found(
         load_suite("beside:Suite")
     assert str(caught.value) == (
         "suite 'beside:Suite' (beside:Suite) can't be loaded: ModuleNotFoundError: No module named "
-        "'beside'; beside.py is in the working folder, which `python -m evalution` looks into"
+        "'beside'"
     )
+    assert caught.value.__notes__ == [
+        "beside.py is in the working folder, which `python -m evalution` looks into"
+    ]
 
 
 def test_an_engine_beside_the_spec_is_told_how_it_is_found(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from evalution_conformance.subject import Subject
-from evalution_core import GenerationOutput, GenerationRequest, HasTokenizer
+from evalution_core import GenerationOutput, GenerationRequest
 
 PROMPTS = (
     "Question: What is 3 + 4?\nAnswer:",
@@ -115,7 +115,7 @@ def _rounds(subject: Subject, max_new_tokens: int) -> Iterator[Observation]:
 
 
 def _is_plain(subject: Subject, output: GenerationOutput) -> bool:
-    if output.token_ids is None or not isinstance(subject.session, HasTokenizer):
+    if output.token_ids is None or subject.session.tokenizer is None:
         return True
     shown = subject.codec.decode(output.token_ids, skip_special_tokens=False)
     return shown == subject.codec.decode(output.token_ids)

@@ -16,14 +16,12 @@ from evalution_core import (
     BaseInferenceSession,
     Capability,
     GenerationRequest,
-    HasMaxModelLen,
-    HasTokenizer,
     LoglikelihoodRequest,
     Message,
     RollingLoglikelihoodRequest,
-    SpecialTokens,
     builtin_path,
 )
+from evalution_core.encoding import encode_with_leading
 
 MODEL = "builtin:tiny"
 SMALL_WINDOW = 64
@@ -148,10 +146,8 @@ def _scored(session: BaseInferenceSession, pairs: Sequence[tuple[str, str]]) -> 
 
 
 def _context_ids(session: BaseInferenceSession, context: str) -> list[int] | None:
-    tokenizer = session.tokenizer if isinstance(session, HasTokenizer) else None
-    if not isinstance(tokenizer, SpecialTokens):
-        return None
-    return [*tokenizer.leading_ids, *tokenizer.encode(context.rstrip())]
+    codec = session.tokenizer
+    return None if codec is None else encode_with_leading(codec, context.rstrip())
 
 
 def _completed(
@@ -174,7 +170,7 @@ def _rolled(session: BaseInferenceSession, texts: Sequence[str]) -> list[Rolling
 
 
 def _window(session: BaseInferenceSession) -> int | None:
-    return session.max_model_len if isinstance(session, HasMaxModelLen) else None
+    return session.info.max_model_len
 
 
 def top2_gaps(top_logprobs: Sequence[dict[int, float]]) -> list[float]:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-import evalution_core.streams
 from evalution_conformance.watch import call_on_main_thread, call_unawaited, call_within
 from evalution_core import (
     BaseEngine,
@@ -24,8 +23,6 @@ from evalution_core import (
     Capability,
     GenerationOutput,
     GenerationRequest,
-    HasMaxModelLen,
-    HasTokenizer,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
     Model,
@@ -33,9 +30,9 @@ from evalution_core import (
     RequestStream,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
-    SpecialTokens,
     TextCodec,
 )
+from evalution_core.streams import open_stream as to_stream
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -80,6 +77,7 @@ class Subject:
         self.untemplated = untemplated
         self.max_new_tokens = max_new_tokens
         self.timeout = timeout
+        self.returns_streams = False
         self._tolerance = tolerance
         self._reference_tolerance = reference_tolerance
         self._session: BaseInferenceSession | None = None
@@ -107,7 +105,7 @@ class Subject:
     def fresh(
         self, *, engine: BaseEngine | None = None, model: Model | None = None
     ) -> Generator[BaseInferenceSession]:
-        """A session of its own, closed at the end."""
+        """Build a session for one check, closed at the end."""
         built = call_on_main_thread(lambda: (engine or self.engine).build(model or self.model))
         try:
             yield built
@@ -121,7 +119,7 @@ class Subject:
             self._session = None
 
     def abandon(self) -> None:
-        """Give up a session that hangs: the next check builds another."""
+        """Drop a session that hangs: the next check builds another."""
         if self._session is not None:
             call_unawaited(self._session.close)
             self._session = None
@@ -135,8 +133,7 @@ class Subject:
     @cached_property
     def capabilities(self) -> frozenset[Capability]:
         """The capabilities of the session."""
-        narrowed = self.session.capabilities
-        return self.engine.capabilities if narrowed is None else narrowed
+        return self.session.capabilities
 
     @cached_property
     def tolerance(self) -> float:
@@ -161,33 +158,27 @@ class Subject:
 
     @property
     def codec(self) -> TextCodec:
-        """The session's tokenizer; skips the check where there is none."""
-        if not isinstance(self.session, HasTokenizer):
-            pytest.skip("the session has no tokenizer (evalution_core.HasTokenizer)")
-        return self.session.tokenizer
-
-    @property
-    def special_tokens(self) -> SpecialTokens:
-        """The tokenizer's special ids; skips the check if they are unknown."""
-        codec = self.codec
-        if not isinstance(codec, SpecialTokens):
-            pytest.skip("the session's tokenizer has no leading_ids, bos_id and eos_id")
-        return codec
+        """The session's tokenizer; skips the check if there is none."""
+        tokenizer = self.session.tokenizer
+        if tokenizer is None:
+            pytest.skip("the session's tokenizer is None")
+        return tokenizer
 
     @property
     def bos_id(self) -> int:
-        """The tokenizer's BOS; skips the check where there is none."""
-        bos_id = self.special_tokens.bos_id
+        """The tokenizer's BOS; skips the check if there is none."""
+        bos_id = self.codec.bos_id
         if bos_id is None:
             pytest.skip("the model has no BOS token")
         return bos_id
 
     @property
     def window(self) -> int:
-        """`max_model_len`; skips the check if it is unknown."""
-        if not isinstance(self.session, HasMaxModelLen):
-            pytest.skip("the session has no max_model_len (evalution_core.HasMaxModelLen)")
-        return self.session.max_model_len
+        """`info.max_model_len`; skips the check if it is unknown."""
+        window = self.session.info.max_model_len
+        if window is None:
+            pytest.skip("the session's info.max_model_len is None")
+        return window
 
     @cached_property
     def distribution(self) -> Distribution | None:
@@ -200,7 +191,7 @@ class Subject:
     # calls
 
     def request(self, prompt: str, **fields: Any) -> GenerationRequest:
-        """A generation request of the usual length."""
+        """Make a generation request of the usual length."""
         fields.setdefault("max_new_tokens", self.max_new_tokens)
         return GenerationRequest(prompt, **fields)
 
@@ -228,9 +219,9 @@ class Subject:
         return output
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Ids that the model is fed for `text`, the leading BOS included."""
+        """Return the ids that the model is fed for `text`, the leading BOS included."""
         token_ids = self.codec.encode(text)
-        leading = list(self.special_tokens.leading_ids)
+        leading = list(self.codec.leading_ids)
         return token_ids if token_ids[: len(leading)] == leading else leading + token_ids
 
 
@@ -248,21 +239,21 @@ def _find_distribution(package: str) -> Distribution | None:
 
 
 def resize(engine: BaseEngine, max_model_len: int) -> BaseEngine | None:
-    """The engine with another window, where that is one of its options."""
+    """Return the engine with another window; None if that is not one of its options."""
     if not hasattr(engine, "max_model_len"):
         return None
     return dataclasses.replace(cast(Any, engine), max_model_len=max_model_len)
 
 
 def require_output(result: T | RequestFailure) -> T:
-    """The output of a continuous call; a failure is raised."""
+    """Return the output of a continuous call; raise a failure."""
     if isinstance(result, RequestFailure):
         raise result.error
     return result
 
 
 def collect_outputs(results: Iterator[tuple[K, T | RequestFailure]]) -> dict[K, T]:
-    """Outputs by key; a key that comes twice, or a failure, fails the check."""
+    """Return outputs by key; a key that comes twice, or a failure, fails the check."""
     found: dict[K, T] = {}
     for key, result in results:
         assert key not in found, f"the key {key!r} came twice"
@@ -286,9 +277,10 @@ def open_stream(
         results = subject.session.generate_continuous(source, batch_size=CAP)
         if not isinstance(results, Generator | RequestStream):
             raise AssertionError("generate_continuous() must return a RequestStream or a generator")
+        subject.returns_streams = isinstance(results, RequestStream)
         return results  # pyright: ignore[reportUnknownVariableType]
 
-    stream = evalution_core.streams.open_stream(call, requests)
+    stream = to_stream(call, requests)
     try:
         yield stream
     except BaseException:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from evalution_core import (
     InvalidRequestError,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
+    RequestFailure,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
@@ -305,3 +307,13 @@ class SortsTexts(ToySession):
     ) -> list[RollingLoglikelihoodOutput]:
         by_length = sorted(requests, key=lambda request: len(request.text))
         return super().loglikelihood_rolling(by_length, batch_size=batch_size)
+
+
+@session_fault("test_a_stream_of_texts_scores_as_the_list_does")
+class LosesAStreamedText(ToySession):
+    """The last text of a stream is never scored."""
+
+    def loglikelihood_rolling_continuous(
+        self, requests: Iterable[tuple[Any, RollingLoglikelihoodRequest]], **options: Any
+    ) -> Iterator[tuple[Any, RollingLoglikelihoodOutput | RequestFailure]]:
+        yield from super().loglikelihood_rolling_continuous(list(requests)[:-1], **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -14,9 +14,10 @@ from evalution_core import (
     GenerationRequest,
     LoglikelihoodRequest,
     RequestFailure,
+    RequestStream,
     TextDelta,
 )
-from evalution_enginekit import TokenEvent, TokenFeed
+from evalution_enginekit import PromptQueue, TokenEvent
 from mutants.catalogue import session_fault
 from mutants.toy import ToySession
 
@@ -82,7 +83,7 @@ class IgnoresAbort(ToySession):
         super().__init__(*args)
         self._abandoned: list[Results] = []
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         for events in super()._generate_tokens(feed):
             time.sleep(0.02)  # a runtime that takes its time
             yield events
@@ -94,17 +95,14 @@ class IgnoresAbort(ToySession):
             yield result
 
 
-class _Wrapped(Generator[Any, None, None]):
+class _Wrapped(RequestStream[Any, Any]):
     """A stream in which cancelling means something else."""
 
     def __init__(self, stream: Any):
         self._stream = stream
 
-    def send(self, value: None) -> Any:
-        return self._stream.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        return self._stream.throw(*error)
+    def __next__(self) -> Any:
+        return next(self._stream)
 
     def close(self) -> None:
         self._stream.close()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from evalution_core.errors import ConfigurationError
 from evalution_core.redaction import hide, redact, redact_fields, redact_repr
@@ -22,15 +24,39 @@ class Model:
     mappings of them.
     """
 
-    path: str | None = None
-    label: str | None = None
-    tokenizer: Any = None
-    tokenizer_path: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    model_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    tokenizer_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    path: Annotated[
+        str | None,
+        Field(
+            description="Weights: builtin:<name>, a local path, a Hub id or a remote model's name; "
+            "None takes the engine's default model."
+        ),
+    ] = None
+    label: Annotated[
+        str | None, Field(description="Name of the model in results; None takes the path.")
+    ] = None
+    tokenizer: Annotated[
+        Any, Field(description="Tokenizer object, from Python only; None takes the model's own.")
+    ] = None
+    tokenizer_path: Annotated[
+        str | None,
+        Field(description="Folder or Hub id of another tokenizer; None takes the model's own."),
+    ] = None
+    revision: Annotated[
+        str | None, Field(description="Commit, tag or branch on the Hub; None takes the newest.")
+    ] = None
+    trust_remote_code: Annotated[
+        bool, Field(description="Run Python code that comes with the model.")
+    ] = False
+    model_kwargs: Annotated[
+        Mapping[str, Any], Field(description="Arguments for the runtime's loading of the model.")
+    ] = field(default_factory=dict[str, Any])
+    tokenizer_kwargs: Annotated[
+        Mapping[str, Any], Field(description="Arguments for the loading of the tokenizer.")
+    ] = field(default_factory=dict[str, Any])
+    chat_template_kwargs: Annotated[
+        Mapping[str, Any],
+        Field(description="Variables of the chat template, such as enable_thinking."),
+    ] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         hide(self)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, get_args, get_type_hints
 
 import pydantic
 
@@ -38,7 +38,6 @@ class Declaration(Protocol):
 
     declared_as: ClassVar[str]
     """Its word in messages: `engine`."""
-    __name__: str
 
 
 def secret(*, default: Any = None) -> Any:
@@ -57,8 +56,10 @@ def speed_only(*, default: Any = MISSING, default_factory: Any = MISSING) -> Any
 class EngineSpec:
     """An engine by name and options, for an engine that contains another one."""
 
-    kind: str
-    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kind: Annotated[str, pydantic.Field(description="Name of the engine.")]
+    params: Annotated[Mapping[str, Any], pydantic.Field(description="Options of the engine.")] = (
+        field(default_factory=dict[str, Any])
+    )
 
 
 def option_fields(kind: type[Declaration]) -> tuple[Field[Any], ...]:
@@ -220,7 +221,7 @@ def _describe_problem(
     value = inner[0]["input"] if inner else values[option]
     secrets = set[str]().union(*_secrets(kind).values())
     hidden = secrets.intersection(path) or any(_secrets(_hints(kind)[option]).values())
-    got = "" if hidden else f", got {redact(value)!r}"
+    got = "" if hidden else f", got {_show_value(redact(value))}"
     return f"option {name!r} of {owner}{_explain(inner or problems)}{got}"
 
 
@@ -250,3 +251,10 @@ def _describe_bound(problem: ErrorDetails) -> str | None:
         return None
     wanted = text.removeprefix(_SHOULD_BE)
     return wanted.replace("a valid integer", "an integer").replace("a valid ", "a ")
+
+
+def _show_value(value: object) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # an int with more digits than Python prints
+        return f"a value of type {type(value).__name__} that is too large to show"

@@ -41,8 +41,8 @@ def find_secrets(value: object, *, is_secret: bool = False) -> frozenset[str]:
     """Return every credential in `value`: an engine, a model, a mapping of options, a URL.
 
     Those of `secret()` fields, under secret names, and in URLs; at least 8 characters long. A
-    runtime may put a key into the message of an error, where nothing tells it from another word:
-    whoever writes messages gives these values to `redact_text`.
+    runtime may put a key into the message of an error, where it looks like any
+    other word: whoever writes messages gives these values to `redact_text`.
     """
     found: set[str] = set()
     if isinstance(value, str):

@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from evalution_core import (
     BaseEngine,
@@ -22,10 +25,9 @@ from evalution_core import (
     validate_options,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_enginekit.generation import TokenFeed, batch_continuously
+from evalution_enginekit.generation import PromptQueue, batch_continuously
 from evalution_enginekit.session import TokenSession
-from evalution_enginekit.tokenizer import ByteTokenizer, Tokenizer
-from evalution_enginekit.tokenizer_files import bound_tokenizer
+from evalution_enginekit.tokenizer import ByteTokenizer, Tokenizer, bind_tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore
 
 _ROWS = 61
@@ -43,21 +45,33 @@ MOCK_CAPABILITIES = frozenset(Capability) - {
 class Mock(BaseEngine):
     """Answers instantly and always the same. `model.path` picks the table, any name will do."""
 
-    max_model_len: int = 512
-    batch_size: int = speed_only(default=8)
+    max_model_len: Annotated[
+        int, Field(ge=2, description="Tokens that the model is fed at most.")
+    ] = 512
+    batch_size: Annotated[int, Field(ge=1, description="Sequences that run side by side.")] = (
+        speed_only(default=8)
+    )
 
-    capabilities = MOCK_CAPABILITIES
+    capabilities = MOCK_CAPABILITIES | {Capability.ATTACH}
 
     def __post_init__(self) -> None:
         validate_options(self)
-        if self.batch_size < 1:
+
+    def attach(self, handles: Mapping[str, Any], model: Model | None = None) -> MockSession:
+        """Answer for the model that the training backend `mock` names in its handles.
+
+        Raises:
+            ConfigurationError: the handles name no model.
+        """
+        if "model" not in handles:
             raise ConfigurationError(
-                f"option 'batch_size' of engine {type(self).__name__} must be at least 1, "
-                f"got {self.batch_size}"
+                "engine Mock attaches to handles with 'model', as the training backend 'mock' has "
+                f"them, got {', '.join(handles) or 'none'}"
             )
+        return self.build(model or Model())
 
     def build(self, model: Model) -> MockSession:
-        tokenizer = bound_tokenizer(model, ByteTokenizer())
+        tokenizer = bind_tokenizer(model, ByteTokenizer())
         return MockSession(model.path or "mock", self.max_model_len, self.batch_size, tokenizer)
 
 
@@ -76,7 +90,7 @@ class MockSession(TokenSession):
         self._name = name
         self._table = table(name)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         return batch_continuously(feed, self._batch_size, _Sequence, self._step)
 
     def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:

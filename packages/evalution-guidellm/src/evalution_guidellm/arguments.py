@@ -27,9 +27,7 @@ BODY_FIELDS = ("temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "m
 _DEFAULT_TOKENS = 256
 
 
-def session_request(
-    body: Mapping[str, Any], capabilities: frozenset[Capability]
-) -> GenerationRequest:
+def make_request(body: Mapping[str, Any], capabilities: frozenset[Capability]) -> GenerationRequest:
     """The request of a body for completions (`prompt`) or chat (`messages`).
 
     It is what Evalution's server makes of the same body, so that a run in process and one through
@@ -119,8 +117,8 @@ class EvalutionBackendArgs(BackendArgs):
 
     @model_validator(mode="after")
     def _check(self) -> EvalutionBackendArgs:
-        self.made_engine()
-        self.made_model()
+        self.make_engine()
+        self.make_model()
         for name in (self.extras and self.extras.body) or {}:
             if name not in BODY_FIELDS:
                 raise ConfigurationError(
@@ -134,11 +132,11 @@ class EvalutionBackendArgs(BackendArgs):
         """Reports and what is printed hold no credentials."""
         return redact(values)
 
-    def made_engine(self) -> BaseEngine:
+    def make_engine(self) -> BaseEngine:
         """The engine; raises `ConfigurationError` or `EngineUnavailableError`."""
         return load_engine(self.engine).from_options(self.options)
 
-    def made_model(self) -> Model:
+    def make_model(self) -> Model:
         """The model; a path of its own, where one is given, wins over the engine's default."""
         known = [each.name for each in fields(Model) if each.name not in ("path", "tokenizer")]
         for name in self.model_options:

@@ -40,16 +40,16 @@ class EvalutionBackend(Backend):
 
     @property
     def processes_limit(self) -> int | None:
-        limit = self._arguments.made_engine().processes_limit
+        limit = self._arguments.make_engine().processes_limit
         return min(self._arguments.processes, limit or self._arguments.processes)
 
     @property
     def requests_limit(self) -> int | None:
-        return self._arguments.made_engine().requests_limit
+        return self._arguments.make_engine().requests_limit
 
     async def default_model(self) -> str:
         """Return the folder or Hub name by which GuideLLM loads a tokenizer by default."""
-        model = self._named_model()
+        model = self._choose_model()
         name = model.tokenizer_path or model.path or ""
         return str(builtin_path(name, "safetensors")) if name.startswith("builtin:") else name
 
@@ -61,10 +61,10 @@ class EvalutionBackend(Backend):
         """
         if self._live is not None:
             raise RuntimeError("the backend runs already; shut it down first")
-        engine = self._arguments.made_engine()
+        engine = self._arguments.make_engine()
         # In this thread, and so in the main one: a runtime may set signal handlers as it starts.
-        session = engine.build(self._named_model())
-        self._live = LiveSession(session, engine.capabilities, self._arguments)
+        session = engine.build(self._choose_model())
+        self._live = LiveSession(session, self._arguments)
 
     async def process_shutdown(self) -> None:
         """Close the session; of a backend that doesn't run, nothing."""
@@ -78,7 +78,7 @@ class EvalutionBackend(Backend):
         Raises:
             EvalutionError: the model can't do that; it has no chat template, say.
         """
-        await self._started().probe()
+        await self._get_started().probe()
 
     async def resolve(  # pyright: ignore[reportIncompatibleMethodOverride] - it is a generator upstream
         self,
@@ -90,8 +90,8 @@ class EvalutionBackend(Backend):
 
         A request that is cancelled is given up, and what there is of it is yielded.
         """
-        live = self._started()
-        arguments = live.body_of(request, history)
+        live = self._get_started()
+        arguments = live.make_body(request, history)
         answer = Answer(request, arguments, request_info.timings, live.streams_tokens)
         request_info.timings.request_start = time.time()
         try:
@@ -104,16 +104,16 @@ class EvalutionBackend(Backend):
             raise
         yield answer.response(), request_info
 
-    def _started(self) -> LiveSession:
+    def _get_started(self) -> LiveSession:
         if self._live is None:
             raise RuntimeError("the backend doesn't run; call process_startup() first")
         return self._live
 
-    def _named_model(self) -> Model:
-        model = self._arguments.made_model()
+    def _choose_model(self) -> Model:
+        model = self._arguments.make_model()
         if model.path is not None:
             return model
-        engine = self._arguments.made_engine()
+        engine = self._arguments.make_engine()
         path = engine.default_model()
         if path is None:
             raise ConfigurationError(

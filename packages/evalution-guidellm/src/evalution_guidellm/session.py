@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,10 @@ from guidellm.schemas import (
     UsageMetrics,
 )
 
-from evalution_core import BaseInferenceSession, Capability, GenerationOutput, TextDelta
+from evalution_core import BaseInferenceSession, GenerationOutput, TextDelta
+from evalution_core import GenerationRequest as SessionRequest
 from evalution_enginekit.async_session import AsyncSession
-from evalution_guidellm.arguments import EvalutionBackendArgs, session_request
+from evalution_guidellm.arguments import EvalutionBackendArgs, make_request
 
 History = list[tuple[GenerationRequest, GenerationResponse | None]]
 
@@ -27,29 +28,24 @@ class LiveSession:
 
     Args:
         session: freshly built.
-        capabilities: those that the engine declares, for a session that reports none.
         arguments: the form of requests.
     """
 
     def __init__(
         self,
         session: BaseInferenceSession,
-        capabilities: frozenset[Capability],
         arguments: EvalutionBackendArgs,
     ):
         self._session = session
-        self._capabilities = session.capabilities or capabilities
         self._arguments = arguments
-        self._front = AsyncSession(
-            session, self._capabilities, deltas=arguments.stream, batch_size=arguments.batch_size
-        )
+        self._front = AsyncSession(session, batch_size=arguments.batch_size)
 
     @property
     def streams_tokens(self) -> bool:
         """True if text is streamed, so that tokens can be timed."""
-        return self._front.tells_deltas
+        return self._arguments.stream and self._front.streams_text
 
-    def body_of(
+    def make_body(
         self, request: GenerationRequest, history: History | None
     ) -> GenerationRequestArguments:
         """Return the body that GuideLLM would send to a server for the same request."""
@@ -66,16 +62,26 @@ class LiveSession:
         self, arguments: GenerationRequestArguments
     ) -> AsyncGenerator[TextDelta | GenerationOutput]:
         """Run a body; closing the iterator cancels it."""
-        return self._front.stream(session_request(arguments.body or {}, self._capabilities))
+        request = self._make_request(arguments.body or {})
+        return self._front.stream(request) if self._arguments.stream else self._answer(request)
 
     async def probe(self) -> None:
         """Generate one token; raises as a request of this form would."""
         request = GenerationRequest(columns={"text_column": ["Hello"]})
         request.output_metrics.text_tokens = 1
-        body = self.body_of(request, None).body or {}
-        await self._front.generate(
-            session_request(body | {"ignore_eos": False}, self._capabilities)
-        )
+        body = self.make_body(request, None).body or {}
+        await self._front.generate(self._make_request(body | {"ignore_eos": False}))
+
+    def _make_request(self, body: Mapping[str, Any]) -> SessionRequest:
+        return make_request(body, self._session.capabilities)
+
+    async def _answer(
+        self, request: SessionRequest
+    ) -> AsyncGenerator[TextDelta | GenerationOutput]:
+        """Yield the text in one piece, then the output."""
+        output = await self._front.generate(request)
+        yield TextDelta(output.text, tuple(output.token_ids or ()))
+        yield output
 
     def close(self) -> None:
         """Cancel the requests in flight and free the model."""

@@ -11,6 +11,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import httpx
+
+# Inspect exports it nowhere else; its own command prints it without a traceback.
 from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.model import (
     ChatMessage,
@@ -39,9 +41,6 @@ from evalution_inspect.requests import PromptRequests, RequestWriter, check_supp
 
 if TYPE_CHECKING:
     from inspect_ai.tool import ToolChoice, ToolInfo
-
-
-# Inspect exports it nowhere else; its own command prints it without a traceback.
 
 
 class ModelSetupError(PrerequisiteError, EvalutionError):
@@ -88,12 +87,12 @@ class EvalutionAPI(ModelAPI):
         with setup_errors():
             check_supported(config or GenerateConfig())
             arguments = parse_arguments(model_name, model_args, base_url=base_url, api_key=api_key)
-            self._loaded = MODEL_CACHE.take(arguments.engine, arguments.model)
-            self._give_back = weakref.finalize(self, MODEL_CACHE.give_back, self._loaded)
+            self._loaded = MODEL_CACHE.acquire(arguments.engine, arguments.model)
+            self._release = weakref.finalize(self, MODEL_CACHE.release, self._loaded)
             try:
                 _check_use(self._loaded, arguments)
             except ConfigurationError:
-                self._give_back()
+                self._release()
                 raise
         chat = arguments.use_chat_template
         self._requests = RequestWriter(self._loaded, chat, arguments.tool_format)
@@ -121,8 +120,8 @@ class EvalutionAPI(ModelAPI):
         except ContextLengthError as error:
             return self._outputs.too_long(str(error))
         call = ModelCall.create(
-            {"requests": [_told(request) for request in asked.requests]},
-            {"outputs": [_told(answer) for answer in answers]},
+            {"requests": [_show(request) for request in asked.requests]},
+            {"outputs": [_show(answer) for answer in answers]},
         )
         return self._outputs.output(asked, answers, scores), call
 
@@ -153,7 +152,7 @@ class EvalutionAPI(ModelAPI):
 
     def close(self) -> None:
         """Free the session unless another model uses it; idempotent."""
-        self._give_back()
+        self._release()
 
     async def _answers(
         self, asked: PromptRequests, config: GenerateConfig
@@ -162,8 +161,8 @@ class EvalutionAPI(ModelAPI):
         loaded = self._loaded
         scores: asyncio.Task[list[float]] | None = None
         if config.prompt_logprobs:
-            scores = asyncio.create_task(loaded.prompts.logprobs(asked.token_ids or ()))
-        outputs = [asyncio.create_task(loaded.generation.generate(one)) for one in asked.requests]
+            scores = asyncio.create_task(loaded.score_prompt(asked.token_ids or ()))
+        outputs = [asyncio.create_task(loaded.front.generate(one)) for one in asked.requests]
         tasks: list[asyncio.Task[Any]] = [*outputs, *([] if scores is None else [scores])]
         try:
             await asyncio.gather(*tasks)
@@ -209,8 +208,8 @@ def _check_event_loop() -> None:
         ) from None
 
 
-def _told(value: GenerationRequest | GenerationOutput) -> dict[str, Any]:
-    """The fields that say something, JSON-safe."""
+def _show(value: GenerationRequest | GenerationOutput) -> dict[str, Any]:
+    """Return the fields that differ from their defaults, JSON-safe."""
     default = type(value)("", "") if isinstance(value, GenerationOutput) else type(value)()
     return {
         field.name: redact(getattr(value, field.name))

@@ -13,12 +13,12 @@ from typing import Any
 
 from evalution_core import ConfigurationError, Model, SessionClosedError
 from evalution_enginekit import Tokenizer, files_identity, model_identity
-from evalution_enginekit.chat import ChatTemplate, bound_template
+from evalution_enginekit.chat import ChatTemplate, bind_template
 from evalution_enginekit.gguf.file import GGUFFile
 from evalution_enginekit.gguf.source import list_parts, read_model_file
 from evalution_enginekit.gguf.tokenizer import load_gguf_tokenizer, read_chat_template
-from evalution_enginekit.model_source import told_arguments
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.model_source import list_identity_arguments
+from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_llama_cpp.arguments import (
     check_key_type,
     check_llama_kwargs,
@@ -77,8 +77,8 @@ def load_model(options: LlamaCppOptions, model: Model, library: Library) -> Load
 
 def _load_tokenizer(model: Model, file: GGUFFile, weights: Weights) -> Tokenizer:
     """Return llama.cpp's tokenizer, unless the model names one or it would abort the process."""
-    if model.tokenizer is None and named_tokenizer(model) is None and accepts_any_text(file):
-        return LlamaTokenizer(weights, bound_template(model, read_chat_template(file)))
+    if model.tokenizer is None and find_tokenizer_name(model) is None and accepts_any_text(file):
+        return LlamaTokenizer(weights, bind_template(model, read_chat_template(file)))
     tokenizer = load_gguf_tokenizer(model, file)
     if tokenizer.vocabulary_size > weights.vocabulary_size:
         raise ConfigurationError(
@@ -95,7 +95,7 @@ def _identify(model: Model, file: GGUFFile) -> dict[str, Any] | None:
         return None
     # Of the folder only the model's file counts, and a tokenizer that is elsewhere.
     beside = {name: value for name, value in named.items() if "tokenizer/" in name}
-    return {**parts, **beside, **told_arguments(model)}
+    return {**parts, **beside, **list_identity_arguments(model)}
 
 
 def unsuitable_model_error(name: str, kind: str) -> ConfigurationError:

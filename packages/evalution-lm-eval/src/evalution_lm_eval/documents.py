@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from evalution.exchange import Answer, Request
 from evalution.scoring.metrics import Score
 from evalution.suites.suite import Sample
 from evalution_core import (
@@ -19,6 +18,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
+from evalution_core.requests import Output, Request
 from evalution_lm_eval.loading import KINDS, LoadedTask, LoadedTasks, settings_of
 from evalution_lm_eval.options import LmEvalOptions
 from evalution_lm_eval.requests import ChatPrompt, completion_request, scoring_request
@@ -36,7 +36,7 @@ class Document(Sample):
     doc: Any
     instances: Sequence[Instance]
 
-    def scored(self, answers: Sequence[Answer]) -> Items:
+    def scored(self, answers: Sequence[Output]) -> Items:
         """Score the answers with the task's own filters and metrics.
 
         Raises:
@@ -193,7 +193,7 @@ def _target(loaded: LoadedTask, doc: Any, instances: Sequence[Instance]) -> str:
     return str(target)
 
 
-def _response(answer: Answer, needs_greedy: bool) -> Any:
+def _response(answer: Output, needs_greedy: bool) -> Any:
     """An answer as lm-eval's models give it."""
     match answer:
         case GenerationOutput():

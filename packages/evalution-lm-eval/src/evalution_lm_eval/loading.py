@@ -26,7 +26,7 @@ KINDS = {
     "loglikelihood_rolling": RequestKind.ROLLING,
     "generate_until": RequestKind.GENERATION,
 }
-"""What a task's output type, or an instance's request type, asks of a session."""
+"""The kind of request for each output type of a task or request type of an instance."""
 
 _RANDOM_SEED, _NUMPY_SEED = 0, 1234
 """lm-eval's own, which tasks may draw from while they are loaded."""
@@ -43,7 +43,7 @@ class LoadedTask:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTasks:
-    """What becomes one suite: a task, or all tasks of a group whose scores lm-eval sums up.
+    """The tasks of one suite: a task, or all tasks of a group whose scores lm-eval sums up.
 
     `groups` are those with scores of their own, the outermost first.
     """
@@ -55,7 +55,7 @@ class LoadedTasks:
 
     @property
     def needs(self) -> frozenset[Capability]:
-        """What their generation settings need besides the kind of request.
+        """The capabilities that their generation settings need in addition to the kind of request.
 
         Raises:
             ConfigurationError: a setting that no engine can be asked.
@@ -82,7 +82,7 @@ def settings_of(loaded: LoadedTask) -> dict[str, Any]:
 
 
 def load_tasks(options: LmEvalOptions) -> list[LoadedTasks]:
-    """What the named tasks, groups and tags stand for, in their order.
+    """Load the named tasks, groups and tags, in their order.
 
     A group without scores of its own stands for its members.
 
@@ -130,7 +130,7 @@ def _check_file(name: str) -> None:
     try:
         declared = read_yaml(path)
     except ConfigurationError:
-        return  # a `!function` among it, or no YAML at all, which lm-eval tells
+        return  # a `!function` among it, or no YAML at all, which lm-eval reports
     match declared:
         case {"class": _}:
             return
@@ -157,10 +157,10 @@ def _summed_up(group: Group, options: LmEvalOptions) -> LoadedTasks:
     tasks = [_checked(task, options) for task in group.get_all_tasks()]
     kinds = {_kind(loaded): loaded.name for loaded in tasks}
     if len(kinds) > 1:
-        told = ", ".join(f"{name} for {kind}" for kind, name in kinds.items())
+        listed = ", ".join(f"{name} for {kind}" for kind, name in kinds.items())
         raise ConfigurationError(
-            f"group {group.name!r} sums up tasks that ask for different kinds of request ({told}); "
-            "name its tasks in place of it, or run it with evalution-lm-eval"
+            f"group {group.name!r} sums up tasks that ask for different kinds of request "
+            f"({listed}); name its tasks in place of it, or run it with evalution-lm-eval"
         )
     inner = [one for one in group.get_all_groups() if one.has_aggregation]
     return LoadedTasks(group.name, next(iter(kinds)), tasks, [group, *inner])
@@ -215,10 +215,10 @@ def _check_solved_rows(task: Task) -> None:
         is_shared = False
     possible = max(len(sampler.df) - is_shared, 0)
     if asked > possible:
-        besides = " besides the row that is asked" if is_shared else ""
+        except_asked = " without the row that is asked" if is_shared else ""
         raise ConfigurationError(
             f"lm-eval's task {task.task_name!r} is asked with num_fewshot={asked} solved rows, and "
-            f"has {possible} to draw from{besides}; set num_fewshot to at most {possible}"
+            f"has {possible} to draw from{except_asked}; set num_fewshot to at most {possible}"
         )
 
 

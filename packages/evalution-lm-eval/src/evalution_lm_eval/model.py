@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from evalution.runs.preflight import check_model
-from evalution.runs.rolling import rolling_continuous
 from evalution_core import (
     BaseInferenceSession,
     Capability,
@@ -20,6 +19,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
+from evalution_core.encoding import ContextEncoder, encode_pair
 from evalution_lm_eval.arguments import read_arguments
 from evalution_lm_eval.collection import Answering, Collection, OnFailure
 from evalution_lm_eval.prompting import PromptingLM
@@ -100,7 +100,8 @@ class EvalutionLM(PromptingLM):
             UnsupportedRequestError: the engine doesn't score.
         """
         self._prepare(Capability.LOGLIKELIHOOD, requests)
-        pairs = (self._pair(*request.args) for request in requests)
+        contexts = ContextEncoder(self._tokens) if self._takes_ids else None
+        pairs = (self._make_pair(contexts, *request.args) for request in requests)
         return self._scored(self._collection("loglikelihood", requests, disable_tqdm), pairs)
 
     def _loglikelihood_tokens(
@@ -127,7 +128,9 @@ class EvalutionLM(PromptingLM):
 
         collection = self._collection("loglikelihood_rolling", requests, disable_tqdm)
         texts = (RollingLoglikelihoodRequest(*request.args) for request in requests)
-        return collection.collect(Answering(self._rolling, _logprob), texts)
+        return collection.collect(
+            Answering(self._session.loglikelihood_rolling_continuous, _logprob), texts
+        )
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Completions, each with its own stops, limit and sampling; without the stop.
@@ -200,18 +203,12 @@ class EvalutionLM(PromptingLM):
         self._failed += collection.failed
         self._truncated += collection.truncated
 
-    def _rolling(
-        self, requests: Iterable[tuple[int, Any]], *, batch_size: int | None = None
-    ) -> Iterator[tuple[int, Any]]:
-        return rolling_continuous(self._session, requests, batch_size=batch_size)
-
-    def _pair(self, context: str, continuation: str) -> LoglikelihoodRequest:
+    def _make_pair(
+        self, contexts: ContextEncoder | None, context: str, continuation: str
+    ) -> LoglikelihoodRequest:
         if isinstance(context, ChatPrompt) or not self._takes_ids:
             return scoring_request(context, continuation)
-        if context:
-            ids = self._encode_pair(context, continuation)
-        else:
-            ids = self._tokens.after_nothing(continuation)
+        ids = encode_pair(self._tokens, context, continuation, contexts=contexts)
         return _by_ids((context, continuation), *ids)
 
     def _prepare(self, capability: Capability, requests: Sequence[Instance]) -> None:

@@ -1,4 +1,4 @@
-"""How tasks of lm-eval are asked: the options of a declaration, and of each suite it stands for."""
+"""Options of lm-eval's tasks: of a declaration, and of each suite that it stands for."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LmEvalOptions(SuiteDeclaration):
 
     @property
     def is_multiturn(self) -> bool:
-        """Whether solved rows are turns of their own, which takes a chat."""
+        """True if shots are turns of their own, which takes a chat."""
         return self.apply_chat_template and self.fewshot_as_multiturn
 
     @classmethod

@@ -23,7 +23,7 @@ from evalution_openvino.stateful import (
     report_memory_errors,
 )
 from evalution_openvino.upstream import Compiled, Graph
-from evalution_transformers.probe import find_config_obstacle, rotates_by_length, text_config
+from evalution_transformers.probe import find_config_obstacle, read_text_config, rotates_by_length
 
 _HEAD, _SHORT = 6, 3
 _INPUTS = {"input_ids", "attention_mask", "position_ids", "beam_idx"}
@@ -68,7 +68,7 @@ def compile_and_probe(exported: Exported, device: str, window: int) -> ProbedMod
     compiled = cast(Compiled, loaded.request.get_compiled_model())
     execution = read_execution(compiled)
     request = StatefulRequest(compiled, picks_rows=picks_rows)
-    config = text_config(loaded.config)
+    config = read_text_config(loaded.config)
     probe = Probe(request, int(config.vocab_size), execution.dtype)
     forms = probe.forms()
     equal_lengths = rotates_by_length(config)

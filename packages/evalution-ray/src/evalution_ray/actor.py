@@ -1,30 +1,31 @@
-"""On a node: an actor that builds the session once, and serves it to its driver."""
+"""The actor on a node: builds the session once, and serves it to its driver."""
 
 from __future__ import annotations
 
+import faulthandler
+import tempfile
 import threading
 from importlib import import_module
 from typing import NamedTuple, cast
 
-from evalution.workers.child import Service, constructed
-from evalution.workers.wire import (
+from evalution.workers import (
     BuildFailed,
     Close,
     Closed,
     Outbox,
-    Ready,
+    Service,
+    build_session,
     pack_error,
     pack_messages,
     unpack_messages,
 )
 from evalution_core import EngineUnavailableError
-from evalution_ray.line import Line
-from evalution_ray.thread_stacks import thread_stacks
+from evalution_ray.channel import ActorChannel
 from evalution_ray.upstream import Notes, Ray
 
 
 class Plan(NamedTuple):
-    """What every actor of a session is given: pickles, and the seconds between signs of life."""
+    """The pickled engine and model of every actor of a session, and seconds between heartbeats."""
 
     engine: bytes
     model: bytes
@@ -37,7 +38,7 @@ class SessionActor:
     Args:
         plan: a list of one reference to a `Plan`. It holds credentials, and an object goes from
             process to process; an argument would be kept with the cluster's records.
-        note: the key under which the actor says that it runs.
+        note: the key under which the actor notes that it runs.
     """
 
     def __init__(self, plan: list[object], note: bytes):
@@ -45,12 +46,12 @@ class SessionActor:
         notes = cast(Notes, import_module("ray.experimental.internal_kv"))
         notes._internal_kv_put(note, b"")  # pyright: ignore[reportPrivateUsage]
         what: Plan = ray.get(plan[0])
-        self._line = Line()
-        self._outbox = Outbox(self._line, "evalution actor sender")
+        self._channel = ActorChannel()
+        self._outbox = Outbox(self._channel, "evalution actor sender")
         self._beat = what.beat
         self._service: Service | None = None
         try:
-            session, declared = constructed(what.engine, what.model)
+            session = build_session(what.engine, what.model)
         except ImportError as error:
             failure = EngineUnavailableError(
                 f"a node of the cluster can't import what the engine needs: {error}; install it "
@@ -62,34 +63,39 @@ class SessionActor:
         except BaseException as error:  # noqa: BLE001 - the driver raises it
             self._outbox.put(BuildFailed(pack_error(error, "building the session")))
             return
-        self._service = Service(session, declared, self._outbox)
-        self._outbox.put(Ready(self._service.traits()))
-        threading.Thread(target=self._live, name="evalution actor life", daemon=True).start()
+        self._service = Service(session, self._outbox)
+        self._outbox.put(self._service.describe())
+        threading.Thread(
+            target=self._send_heartbeats, name="evalution actor life", daemon=True
+        ).start()
 
     def exchange(self, number: int, messages: bytes) -> bytes:
         """Take messages, and wait for some to give; calls are numbered by the driver from 0.
 
-        A call that is followed by another one returns at once, so two calls on their way are
-        enough: one that waits here, and one that brings something.
+        A call that is followed by another one returns at once, so two calls at a time are
+        enough: one that waits here, and one that brings messages.
         """
-        with self._line.turn(number):
+        with self._channel.turn(number):
             for message in unpack_messages(messages):
                 assert self._service is not None
                 if isinstance(message, Close):
                     threading.Thread(target=self._close, name="evalution actor close").start()
                 else:
                     self._service.handle(message)
-        return pack_messages(self._line.next_batch(number))
+        return pack_messages(self._channel.next_batch(number))
 
     def stacks(self) -> str:
-        """Where the session's threads stand."""
-        return thread_stacks()
+        """Return the stacks of this process's threads, as `faulthandler` writes them."""
+        with tempfile.TemporaryFile("w+") as file:
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            return file.read()
 
     def _close(self) -> None:
         assert self._service is not None
         self._outbox.put(Closed(self._service.close()))
 
-    def _live(self) -> None:
+    def _send_heartbeats(self) -> None:
         pause = threading.Event()
         while not pause.wait(self._beat):
             self._outbox.beat()

@@ -1,4 +1,4 @@
-"""What an actor takes of a node, and how many a cluster has room for."""
+"""The capacity of a cluster for actors."""
 
 from __future__ import annotations
 
@@ -9,31 +9,34 @@ _OBJECTS = ("object_store_memory", "node:")
 _LITTLE = 1e-9
 
 
-def rooms(nodes: Sequence[Mapping[str, Any]], need: Mapping[str, float]) -> int:
-    """How many actors the living nodes can hold together, were they empty."""
-    return sum(_rooms(node["Resources"], need) for node in nodes if node["Alive"])
+def count_actors(nodes: Sequence[Mapping[str, Any]], need: Mapping[str, float]) -> int:
+    """Return how many actors the living nodes could hold together if they were empty."""
+    return sum(_count_on_node(node["Resources"], need) for node in nodes if node["Alive"])
 
 
-def described(resources: Mapping[str, float]) -> str:
-    """As words: `CPU 2, GPU 1`."""
+def format_resources(resources: Mapping[str, float]) -> str:
+    """Return resources in words: `CPU 2, GPU 1`."""
     shown = {
         name: amount for name, amount in sorted(resources.items()) if not name.startswith(_OBJECTS)
     }
-    return ", ".join(f"{name} {_amount(name, amount)}" for name, amount in shown.items()) or "none"
+    return (
+        ", ".join(f"{name} {_format_amount(name, amount)}" for name, amount in shown.items())
+        or "none"
+    )
 
 
-def described_nodes(nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Each living node with what it has in all."""
+def format_nodes(nodes: Sequence[Mapping[str, Any]]) -> str:
+    """Return each living node with its total resources."""
     return "; ".join(
-        f"node {node['NodeManagerAddress']}: {described(node['Resources'])}"
+        f"node {node['NodeManagerAddress']}: {format_resources(node['Resources'])}"
         for node in nodes
         if node["Alive"]
     )
 
 
-def _rooms(has: Mapping[str, float], need: Mapping[str, float]) -> int:
+def _count_on_node(has: Mapping[str, float], need: Mapping[str, float]) -> int:
     return min(int(has.get(name, 0.0) / amount + _LITTLE) for name, amount in need.items())
 
 
-def _amount(name: str, amount: float) -> str:
+def _format_amount(name: str, amount: float) -> str:
     return f"{amount / 2**30:.1f} GiB" if name == "memory" else f"{amount:g}"

@@ -42,7 +42,7 @@ class Connection:
 
     ray: Ray
     is_own: bool
-    """Whether it was made here. One that was found is never ended."""
+    """True if it was started here. A cluster that was found is never ended."""
     _is_closed: bool = field(default=False, init=False)
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ def _unavailable(address: str, error: Exception) -> EngineUnavailableError:
 def _on_loopback() -> Generator[None]:
     """Have the cluster that is started here listen on 127.0.0.1 alone.
 
-    Ray does so where it is told that this machine can't be part of a larger cluster; otherwise its
+    Ray does so where an option says that this machine can't join a larger cluster; otherwise its
     ports are open on all interfaces, guarded by a token. It reads the variable when it is imported.
     """
     constants: Any = import_module("ray._private.ray_constants")

@@ -1,4 +1,4 @@
-"""The thread that speaks to Ray for all workers of a session."""
+"""The thread that calls Ray for all workers of a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is used of Ray, held against its source by `tools/check_upstream_api.py`."""
+"""The parts of Ray that are used, compared with its source by `tools/check_upstream_api.py`."""
 
 from __future__ import annotations
 

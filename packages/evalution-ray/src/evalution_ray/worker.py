@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from evalution.workers.wire import (
+from evalution.workers import (
     BuildFailed,
     Closed,
-    Ending,
-    Listener,
     Message,
     Ready,
+    WorkerExit,
+    WorkerListener,
     pack_error,
     pack_messages,
     unpack_messages,
 )
 from evalution_core import EngineUnavailableError, EvalutionError
 from evalution_ray.dispatcher import Dispatcher
-from evalution_ray.endings import build_failure, reason_of
+from evalution_ray.exit_reason import describe_exit, find_build_failure
 from evalution_ray.upstream import Actor, Notes, Ray
 
 _WINDOW = 2
-"""Calls on their way to an actor: one waits there for answers, one brings work."""
+"""Calls at a time to an actor: one waits there for answers, one brings work."""
 _GATHER_S = 0.005
-"""From the first thing to say until it is said: a call costs the driver as much as many messages,
-and the actor has work in hand meanwhile."""
+"""Seconds for which messages are gathered: a call costs the driver as much as many messages, and
+the actor has work meanwhile."""
 _STACK_S = 2.0
 _GONE_S = 10.0
 """Until an actor that was killed is taken for gone, even if the cluster doesn't confirm it."""
@@ -39,16 +39,16 @@ _GONE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What all workers of a session have in common."""
+    """The cluster as all workers of a session share it."""
 
     ray: Ray
     notes: Notes
     dispatcher: Dispatcher
     create: Callable[[bytes], Actor]
-    """A new actor, which leaves a note under this key once it runs."""
+    """Make an actor, which leaves a note under this key once it runs."""
     start_timeout: float
     no_room: Callable[[], str]
-    """Why an actor has not been started, as a clause."""
+    """Return the reason why an actor has not been started, as a clause."""
 
 
 class ActorWorker:
@@ -64,15 +64,15 @@ class ActorWorker:
         self._waiting: list[Message] = []
         self._calls: deque[Future[Any]] = deque()
         self._number = 0
-        self._listener: Listener | None = None
+        self._listener: WorkerListener | None = None
         self._actor: Actor | None = None
         self._is_flush_due = False
-        self._verdict: str | None = None
+        self._kill_reason: str | None = None
         self._stack: str | None = None
         self._is_ready = False
         self._has_ended = False
 
-    def start(self, listener: Listener) -> None:
+    def start(self, listener: WorkerListener) -> None:
         self._listener = listener
         self._put(self._begin)
 
@@ -84,7 +84,7 @@ class ActorWorker:
             self._put(self._flush_soon)
 
     def kill(self, reason: str, *, with_stack: bool) -> None:
-        self._put(lambda: self._condemn(reason, with_stack=with_stack))
+        self._put(lambda: self._end_actor(reason, with_stack=with_stack))
 
     def _put(self, errand: Callable[[], None]) -> None:
         self._cluster.dispatcher.put(partial(self._run, errand))
@@ -101,8 +101,8 @@ class ActorWorker:
         self._cluster.dispatcher.after(seconds, partial(self._run, errand))
 
     def _begin(self) -> None:
-        if self._verdict is not None:
-            self._end(self._verdict)
+        if self._kill_reason is not None:
+            self._end(self._kill_reason)
             return
         self._actor = self._cluster.create(self._note)
         self._call(())
@@ -115,8 +115,8 @@ class ActorWorker:
             return  # it loads its model
         limit = self._cluster.start_timeout
         text = f"an actor was not started within {limit:g} s: {self._cluster.no_room()}"
-        self._tell_build_failure(EngineUnavailableError(text))
-        self._condemn(f"was not started within {limit:g} s", with_stack=False)
+        self._report_build_failure(EngineUnavailableError(text))
+        self._end_actor(f"was not started within {limit:g} s", with_stack=False)
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
@@ -155,14 +155,14 @@ class ActorWorker:
             if isinstance(message, Ready):
                 self._is_ready = True
             elif isinstance(message, BuildFailed):
-                self._condemn("could not load the model", with_stack=False)
+                self._end_actor("could not load the model", with_stack=False)
             elif isinstance(message, Closed):
-                self._condemn("was closed", with_stack=False)
+                self._end_actor("was closed", with_stack=False)
 
-    def _condemn(self, reason: str, *, with_stack: bool) -> None:
-        if self._verdict is not None or self._has_ended:
+    def _end_actor(self, reason: str, *, with_stack: bool) -> None:
+        if self._kill_reason is not None or self._has_ended:
             return
-        self._verdict = reason
+        self._kill_reason = reason
         if self._actor is None:
             return
         if with_stack and self._is_ready:
@@ -184,14 +184,14 @@ class ActorWorker:
         if self._has_ended:
             return
         try:
-            if not self._is_ready and (failure := build_failure(error, self._cluster.ray)):
-                self._tell_build_failure(failure)
+            if not self._is_ready and (failure := find_build_failure(error, self._cluster.ray)):
+                self._report_build_failure(failure)
             if self._actor is not None:
                 self._cluster.ray.kill(self._actor)  # it may live, where only the way to it is lost
         finally:
-            self._end(reason_of(error, self._cluster.ray))
+            self._end(describe_exit(error, self._cluster.ray))
 
-    def _tell_build_failure(self, failure: EvalutionError) -> None:
+    def _report_build_failure(self, failure: EvalutionError) -> None:
         assert self._listener is not None
         self._listener.received([BuildFailed(pack_error(failure, "starting an actor"))])
 
@@ -204,4 +204,4 @@ class ActorWorker:
             self._cluster.notes._internal_kv_del(self._note)  # pyright: ignore[reportPrivateUsage]
         finally:
             assert self._listener is not None
-            self._listener.ended(Ending(self._verdict or reason, self._stack))
+            self._listener.ended(WorkerExit(self._kill_reason or reason, self._stack))

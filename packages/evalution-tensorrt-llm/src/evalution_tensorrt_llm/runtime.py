@@ -11,7 +11,7 @@ from types import ModuleType
 
 from evalution_enginekit import import_runtime
 from evalution_enginekit.runtime import (
-    described_distribution,
+    describe_distribution,
     linux_install_hint,
     process_environment,
     require_linux,
@@ -66,7 +66,7 @@ def installed_version() -> str:
 
 def describe_version() -> str:
     """Return the distribution and its version, as in `tensorrt-llm 1.2.1`."""
-    return described_distribution(DISTRIBUTION)
+    return describe_distribution(DISTRIBUTION)
 
 
 def install_hint() -> str:

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from evalution_core import Capability, Model
 from evalution_enginekit import (
+    PromptQueue,
     TokenEvent,
-    TokenFeed,
     TokenScore,
     TokenSession,
     TokenSpan,
@@ -98,7 +98,7 @@ class TinygradSession(TokenSession):
         names = [part.name for part in list_parts(self._file.path)]
         return model_identity(self._model, self._file.path.parent, names)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         assert self._generator is not None
         return self._run_steps(self._generator.run(feed))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evalution_core import ConfigurationError, EngineUnavailableError, EvalutionError
 from evalution_core.redaction import scrub
 from evalution_enginekit import import_runtime
-from evalution_enginekit.runtime import brief, in_range
+from evalution_enginekit.runtime import is_in_range, shorten_error
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +110,7 @@ def loading_errors(kind: str, path: str, *, missing: str) -> Generator[None]:
         ) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise ConfigurationError(
-            f"no {kind} could be loaded from {path!r}: {brief(error)}"
+            f"no {kind} could be loaded from {path!r}: {shorten_error(error)}"
         ) from error
 
 
@@ -124,7 +124,7 @@ def _without_bars() -> Generator[None]:
 
     upstream: Any = transformers.utils.logging
     wanted = upstream.get_verbosity() <= upstream.INFO
-    if wanted or not in_range(transformers.__version__, _HOOKED):
+    if wanted or not is_in_range(transformers.__version__, _HOOKED):
         yield
         return
     before = upstream.set_tqdm_hook(_hide_bar)

@@ -31,8 +31,7 @@ from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
     EvalutionError,
-    HasTokenizer,
-    SpecialTokens,
+    TextCodec,
     available,
     normalized,
 )
@@ -62,7 +61,7 @@ def read_requirements(name: str, extras: Iterable[str] = ()) -> list[Requirement
 _SECONDS = 10
 _COMMIT = "# branch.oid "
 _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-"""What a hook of another repository leaves in the environment."""
+"""Variables that a hook of another repository leaves in the environment."""
 
 
 @cache
@@ -211,22 +210,21 @@ def make_tokenizer_record(session: BaseInferenceSession) -> dict[str, Any] | Non
     """
     try:
         with wrap_errors("the session's tokenizer"):
-            if not isinstance(session, HasTokenizer):
-                return None
-            return _record(session.tokenizer)
+            tokenizer = session.tokenizer
+            return None if tokenizer is None else _describe_tokenizer(tokenizer)
     except EvalutionError as error:
         return {"error": mask_text(str(error))}
 
 
-def _record(tokenizer: Any) -> dict[str, Any]:
+def _describe_tokenizer(tokenizer: TextCodec) -> dict[str, Any]:
     kind: type[Any] = tokenizer.__class__
     found: dict[str, Any] = {
         "class": f"{kind.__module__}:{kind.__qualname__}",
         "encoding": _sha256(json.dumps([int(token_id) for token_id in tokenizer.encode(PROBE)])),
+        "leading_ids": list(tokenizer.leading_ids),
+        "bos_id": tokenizer.bos_id,
+        "eos_id": tokenizer.eos_id,
     }
-    if isinstance(tokenizer, SpecialTokens):
-        found["leading_ids"] = list(tokenizer.leading_ids)
-        found["bos_id"], found["eos_id"] = tokenizer.bos_id, tokenizer.eos_id
     template = getattr(tokenizer, "chat_template", None)
     source = template.source if isinstance(template, _Template) else template
     # A template without a text is one that a server keeps to itself.
@@ -316,8 +314,7 @@ def record_identity(record: dict[str, Any], session: BaseInferenceSession) -> No
         record["identity"] = mask_value(session.identity())
     record["tokenizer"] = make_tokenizer_record(session)
     with wrap_errors("capabilities"):
-        if (capabilities := session.capabilities) is not None:
-            record["capabilities"] = sorted(capabilities)
+        record["capabilities"] = sorted(session.capabilities)
 
 
 def _origin(kind: type[BaseEngine]) -> tuple[str, str | None, str | None]:

@@ -1,11 +1,17 @@
-"""What to install for what isn't: the first-party distributions, and no guesses.
+"""Install hints: names of the first-party distributions, and no guesses.
 
 Only messages read this; no code decides anything by these names.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
+
+from evalution_core import ConfigurationError
 
 INSTALL_HINTS = {
     "GPTQModel": "evalution-gptqmodel",
@@ -36,7 +42,7 @@ BACKEND_HINT = "evalution-training"
 
 
 class CommandHint(NamedTuple):
-    """What a command of another package does, and the requirement that brings it."""
+    """Summary of a command of another package, and the requirement that brings it."""
 
     summary: str
     requirement: str
@@ -50,3 +56,18 @@ COMMAND_HINTS = {
     ),
 }
 """Verb to what is known of it before anything is loaded."""
+
+
+@contextmanager
+def note_working_folder(name: str) -> Generator[None]:
+    """Note with an error of loading `module:Class` that its module is in the working folder."""
+    try:
+        yield
+    except ConfigurationError as error:
+        module = name.partition(":")[0]
+        file = Path(*module.split(".")).with_suffix(".py") if module.strip(".") else None
+        if file is not None and ":" in name and module not in sys.modules and file.is_file():
+            error.add_note(
+                f"{file} is in the working folder, which `python -m evalution` looks into"
+            )
+        raise

@@ -1,8 +1,7 @@
-"""How a run tells that it goes on: a bar on a terminal, now and then a line elsewhere."""
+"""The progress of a run, in lines: a few for each suite."""
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Protocol, TextIO, cast
 
@@ -15,7 +14,7 @@ Running = tuple[str, float] | None
 
 
 class Progress(Protocol):
-    """What a run reports; every method returns at once."""
+    """Receiver of a run's progress; every method returns at once."""
 
     def model_loading(self, model: str, engine: str) -> None: ...
     def model_ready(self, seconds: float) -> None: ...
@@ -27,7 +26,7 @@ class Progress(Protocol):
 
 
 class Silence:
-    """No report at all."""
+    """Report nothing."""
 
     def model_loading(self, model: str, engine: str) -> None: ...
     def model_ready(self, seconds: float) -> None: ...
@@ -87,29 +86,19 @@ class PlainProgress:
 
     def _say_state(self) -> None:
         done, failed, running = self._state
-        rate = rate_text(done - self._before, time.monotonic() - self._started)
-        self._say(f"{self._name}: {done}/{self._total}{rate}{shown(running, failed)}")
+        rate = format_rate(done - self._before, time.monotonic() - self._started)
+        self._say(f"{self._name}: {done}/{self._total}{rate}{format_state(running, failed)}")
 
     def _say(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
 
 
-def rate_text(done: int, seconds: float) -> str:
+def format_rate(done: int, seconds: float) -> str:
     """`, 12.5/s`; nothing where all was finished before."""
     return f", {done / max(seconds, 1e-9):.1f}/s" if done else ""
 
 
-def shown(running: Running, failed: int) -> str:
+def format_state(running: Running, failed: int) -> str:
     """`, acc 0.750, 2 failed`, as far as there is something to show."""
     text = "" if running is None else f", {running[0]} {running[1]:.3f}"
     return text + (f", {failed} failed" if failed else "")
-
-
-def terminal_progress() -> Progress:
-    """Return a progress bar on a terminal, and plain lines elsewhere; both on stderr."""
-    # Imported here: rich is the larger part of what importing this package would cost.
-    from evalution.progress_bar import ProgressBar  # noqa: PLC0415
-    from evalution.table import console  # noqa: PLC0415
-
-    terminal = console(stderr=True)
-    return ProgressBar(terminal) if terminal.is_terminal else PlainProgress(sys.stderr)

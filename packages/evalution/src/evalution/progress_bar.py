@@ -1,7 +1,8 @@
-"""The progress bar of a terminal."""
+"""The progress bar of a terminal; its own module, since it imports rich."""
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from evalution.progress import Running, rate_text, shown
+from evalution.progress import PlainProgress, Running, format_rate, format_state
+from evalution.progress import Progress as RunProgress
+from evalution.table import console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,6 +91,12 @@ class ProgressBar:
         assert self._bar is not None
         self._drawn_at = time.monotonic()
         done, failed, running = self._state
-        rate = rate_text(done - self._before, self._drawn_at - self._started)
-        state = f"{rate}{shown(running, failed)}".removeprefix(", ")
+        rate = format_rate(done - self._before, self._drawn_at - self._started)
+        state = f"{rate}{format_state(running, failed)}".removeprefix(", ")
         self._bar.update(self._task, completed=done, state=state)
+
+
+def make_terminal_progress() -> RunProgress:
+    """Return a progress bar on a terminal, and plain lines elsewhere; both on stderr."""
+    terminal = console(stderr=True)
+    return ProgressBar(terminal) if terminal.is_terminal else PlainProgress(sys.stderr)

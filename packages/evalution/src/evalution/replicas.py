@@ -1,16 +1,16 @@
-"""What engines share that run another engine in several workers: options and their checks."""
+"""Engines that run another engine in several workers: what they share, and `Replicas`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
+from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from evalution.hints import INSTALL_HINTS
-from evalution.workers import SupervisedSession, WorkerOptions, build_supervised
-from evalution.workers.session import check_workers
+from evalution.workers import SupervisedSession, WorkerOptions, build_supervised, check_workers
 from evalution_core import (
     BaseEngine,
     Capability,
@@ -29,7 +29,7 @@ _AT_BEST = frozenset(Capability) - {Capability.ATTACH}
 
 
 class _InnerCapabilities:
-    """What the engine within can do but attach: live objects stay in their process."""
+    """The capabilities of the inner engine without attach: live objects stay in their process."""
 
     def __get__(
         self, replicated: ReplicatedEngine | None, _: type[ReplicatedEngine]
@@ -41,25 +41,39 @@ class _InnerCapabilities:
 
 @dataclass(slots=True)
 class ReplicatedEngine(BaseEngine):
-    """An engine that runs another one in several workers, wherever these are.
+    """Base of engines that run another engine in several workers, on this machine or elsewhere.
 
-    A subclass says in `build` where they are, adds options of its own, and calls `check` in its
+    A subclass starts the workers in `build`, adds options of its own, and calls `check` in its
     `__post_init__`. Its own options are positional behind the first two.
-
-    Options:
-        engine: the engine to run; in a spec its name, or `type` with the options beside it.
-        replicas: how many workers.
-        request_timeout, build_timeout: seconds until a worker counts as hung, see
-            `evalution.workers.WorkerOptions`; without one, never.
-        restarts: how often in a row a worker may end without having answered anything.
     """
 
-    engine: EngineSpec | SkipJsonSchema[BaseEngine | None] = None
-    replicas: int | None = speed_only(default=None)
+    engine: Annotated[
+        EngineSpec | SkipJsonSchema[BaseEngine | None],
+        Field(description="The engine to run; in a spec its name, or `type` and its options."),
+    ] = None
+    replicas: Annotated[
+        int | None, Field(description="Number of workers; None: one for each device.")
+    ] = speed_only(default=None)
     _: KW_ONLY
-    request_timeout: float | None = speed_only(default=None)
-    build_timeout: float | None = speed_only(default=None)
-    restarts: int = speed_only(default=8)
+    request_timeout: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description="Seconds without progress of a request until its worker counts as hung; "
+            "None: no limit.",
+        ),
+    ] = speed_only(default=None)
+    build_timeout: Annotated[
+        float | None,
+        Field(gt=0, description="Seconds for loading the model in a worker; None: no limit."),
+    ] = speed_only(default=None)
+    restarts: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Restarts of a worker in a row without an answer until it is given up.",
+        ),
+    ] = speed_only(default=8)
 
     capabilities: ClassVar[frozenset[Capability]] = cast(
         "frozenset[Capability]", _InnerCapabilities()
@@ -69,7 +83,7 @@ class ReplicatedEngine(BaseEngine):
         self.check()
 
     def check(self) -> None:
-        """Raise `ConfigurationError` for options that don't fit; the engine within is resolved."""
+        """Resolve the inner engine; raise `ConfigurationError` for options that don't fit."""
         name = type(self).__name__
         given: Any = self.engine
         if not isinstance(given, EngineSpec | BaseEngine | None):
@@ -100,10 +114,10 @@ class ReplicatedEngine(BaseEngine):
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """As any engine's; the engine within is written as a spec writes one, in any of its forms.
+        """Make it of a spec's options; the inner engine may have any form that a spec allows.
 
         Raises:
-            ConfigurationError: an option of this engine or of the one within.
+            ConfigurationError: an option of this engine or of the inner one.
         """
         given = dict(options)
         if "engine" in given:
@@ -118,7 +132,7 @@ class ReplicatedEngine(BaseEngine):
 
     @property
     def count(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         assert self.replicas is not None
         return self.replicas
 
@@ -143,7 +157,7 @@ class ReplicatedEngine(BaseEngine):
         return {**redact_fields(self), "engine": spec}
 
     def worker_options(self) -> WorkerOptions:
-        """How patiently the workers are supervised."""
+        """Return the deadlines and restarts of the workers."""
         return WorkerOptions(
             request_timeout=self.request_timeout,
             build_timeout=self.build_timeout,
@@ -175,18 +189,15 @@ class Replicas(ReplicatedEngine):
     A process that ends or hangs is started again, and a request that ends its process becomes a
     failure of its own. `batch_size` of a call caps what runs in all of them. The processes inherit
     the environment, with the credentials in it.
-
-    Options:
-        engine: the engine to run; in a spec its name, or `type` with the options beside it.
-        replicas: how many processes; None: one for each of `devices`.
-        devices: what each of them sees as `CUDA_VISIBLE_DEVICES`; an entry may name several
-            devices (`"0,1"`). Without devices, each has an equal share of the cores.
-        request_timeout, build_timeout: seconds until a process counts as hung, see
-            `evalution.workers.WorkerOptions`; without one, never.
-        restarts: how often in a row a process may end without having answered anything.
     """
 
-    devices: list[str] | None = speed_only(default=None)
+    devices: Annotated[
+        list[str] | None,
+        Field(
+            description="`CUDA_VISIBLE_DEVICES` of each process; an entry may name several devices "
+            '("0,1"). None: every process sees all devices and uses its share of the cores.'
+        ),
+    ] = speed_only(default=None)
 
     def __post_init__(self) -> None:
         validate_options(self)

@@ -1,4 +1,4 @@
-"""Paths that a person typed: what the system refuses is told like any other mistake."""
+"""Checks of paths and counts that a person typed, with one wording for each mistake."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evalution_core import ConfigurationError
 
 @contextmanager
 def path_errors(path: object) -> Generator[None]:
-    """Raise what the system says about a path (name too long, no permission) by the path's name."""
+    """Raise the system's errors on a path (name too long, no permission) with the path's name."""
     try:
         yield
     except OSError as error:
@@ -21,10 +21,10 @@ def path_errors(path: object) -> Generator[None]:
 
 
 def parse_path(text: str) -> Path:
-    """`text` as a path, `~` being somebody's home.
+    """Return `text` as a path, with `~` replaced by the home folder.
 
     Raises:
-        ConfigurationError: there is no such home.
+        ConfigurationError: there is no such home folder.
     """
     try:
         return Path(text).expanduser()
@@ -37,7 +37,7 @@ LARGEST = 2**31 - 1
 
 
 def find_count_problem(value: int, *, least: int) -> str | None:
-    """What is wrong with a count, as the end of a sentence; None if nothing is."""
+    """Return what is wrong with a count, as the end of a sentence; None if nothing is."""
     if value < least:
         return "must not be negative" if least == 0 else f"must be at least {least}"
     if value > LARGEST:
@@ -46,7 +46,7 @@ def find_count_problem(value: int, *, least: int) -> str | None:
 
 
 def format_value(value: object) -> str:
-    """`repr`, also for an int with more digits than Python is willing to print."""
+    """Return `repr`, also for an int with more digits than Python prints."""
     try:
         return repr(value)
     except (ValueError, RecursionError):

@@ -13,27 +13,27 @@ from typing import Any
 import pytest
 
 from evalution.workers import SupervisedSession, WorkerOptions, build_supervised
-from evalution.workers.jobs import RequestStream, StreamItem
-from evalution.workers.scheduler import SeatState
+from evalution.workers.jobs import PooledStream, StreamItem
+from evalution.workers.scheduler import SlotState
 from evalution.workers.supervision import Supervision
 from evalution.workers.wire import (
     Abort,
     Call,
     End,
-    Ending,
     Item,
-    LaneEnded,
-    Listener,
     Message,
     Open,
     Pulled,
     Ready,
     Result,
-    Traits,
+    StreamEnded,
+    WorkerExit,
+    WorkerListener,
 )
 from evalution_core import (
     GenerationOutput,
     Model,
+    SessionInfo,
 )
 
 HERE = Path(__file__).parent
@@ -98,10 +98,10 @@ def _is_running(pid: int) -> bool:
 
 
 CAP = 3
-TRAITS = Traits(frozenset(), None, CAP, False, None)
+INFO = SessionInfo(frozenset(), None, CAP)
 
 
-class PlayedLane:
+class PlayedStream:
     def __init__(self) -> None:
         self.items: list[Item] = []
         self.pulled = 0
@@ -114,12 +114,12 @@ class PlayedWorker:
     def __init__(self, play: Play):
         self.play = play
         self.inbox: list[Message] = []
-        self.lanes: dict[int, PlayedLane] = {}
+        self.worker_streams: dict[int, PlayedStream] = {}
         self.calls: list[Call] = []
         self.given = 0
         self.is_gone = False
 
-    def start(self, listener: Listener) -> None:
+    def start(self, listener: WorkerListener) -> None:
         self.listener = listener
 
     def send(self, *messages: Message) -> None:
@@ -131,25 +131,27 @@ class PlayedWorker:
     def end(self, reason: str) -> None:
         if not self.is_gone:
             self.is_gone = True
-            self.listener.ended(Ending(reason))
+            self.listener.ended(WorkerExit(reason))
 
     @property
     def held(self) -> int:
-        return sum(len(lane.items) for lane in self.lanes.values()) + len(self.calls)
+        return sum(
+            len(worker_stream.items) for worker_stream in self.worker_streams.values()
+        ) + len(self.calls)
 
     def read(self) -> None:
         for message in self.inbox:
             match message:
-                case Open(lane=number):
-                    self.lanes[number] = PlayedLane()
-                case Item(lane=number):
-                    self.lanes[number].items.append(message)
+                case Open(stream=number):
+                    self.worker_streams[number] = PlayedStream()
+                case Item(stream=number):
+                    self.worker_streams[number].items.append(message)
                     self.given += 1
-                case End(lane=number):
-                    self.lanes[number].is_ended = True
-                case Abort(lane=number):
-                    self.lanes[number].items.clear()
-                    self.lanes[number].is_ended = True
+                case End(stream=number):
+                    self.worker_streams[number].is_ended = True
+                case Abort(stream=number):
+                    self.worker_streams[number].items.clear()
+                    self.worker_streams[number].is_ended = True
                 case Call():
                     self.calls.append(message)
                 case _:
@@ -158,20 +160,20 @@ class PlayedWorker:
 
     def step(self, chance: random.Random) -> None:
         self.read()
-        for number, lane in list(self.lanes.items()):
-            running = lane.items[:CAP]
+        for number, worker_stream in list(self.worker_streams.items()):
+            running = worker_stream.items[:CAP]
             if running:
-                lane.pulled += 1
-                self.listener.received([Pulled(number, lane.pulled)])
+                worker_stream.pulled += 1
+                self.listener.received([Pulled(number, worker_stream.pulled)])
                 if any(pickle.loads(item.payload) in self.play.poisons for item in running):
                     self.end("was ended by a poison")
                     return
-                item = lane.items.pop(chance.randrange(len(running)))
+                item = worker_stream.items.pop(chance.randrange(len(running)))
                 answer = GenerationOutput("", f"answer {pickle.loads(item.payload)}")
                 self.listener.received([Result(item.number, pickle.dumps(answer))])
-            elif lane.is_ended:
-                del self.lanes[number]
-                self.listener.received([LaneEnded(number)])
+            elif worker_stream.is_ended:
+                del self.worker_streams[number]
+                self.listener.received([StreamEnded(number)])
         for call in self.calls:
             self.listener.received([Result(call.number, pickle.dumps(call.method))])
         self.calls.clear()
@@ -197,27 +199,27 @@ class Play:
         return self.made[-1]
 
     def restart(self) -> None:
-        down = [seat for seat in self.scheduler.seats if seat.state is SeatState.DOWN]
-        self.scheduler.now = max([self.scheduler.now, *(seat.restart_at for seat in down)])
+        down = [slot for slot in self.scheduler.slots if slot.state is SlotState.DOWN]
+        self.scheduler.now = max([self.scheduler.now, *(slot.restart_at for slot in down)])
         self.supervision._start_workers()
-        for seat in self.scheduler.seats:
-            if seat.state is SeatState.BUILDING:
-                self.worker(seat).listener.received([Ready(TRAITS)])
+        for slot in self.scheduler.slots:
+            if slot.state is SlotState.BUILDING:
+                self.worker(slot).listener.received([Ready(INFO, None)])
 
     def pass_time(self, seconds: float) -> None:
         self.scheduler.now += seconds
         self.supervision._kill_hung()
 
-    def worker(self, seat: Any) -> PlayedWorker:
-        assert isinstance(seat.worker, PlayedWorker)
-        return seat.worker
+    def worker(self, slot: Any) -> PlayedWorker:
+        assert isinstance(slot.worker, PlayedWorker)
+        return slot.worker
 
     @property
     def alive(self) -> list[PlayedWorker]:
-        return [self.worker(seat) for seat in self.scheduler.seats if seat.worker is not None]
+        return [self.worker(slot) for slot in self.scheduler.slots if slot.worker is not None]
 
-    def stream(self, batch_size: int | None = None, run: int = 1) -> RequestStream:
-        stream = RequestStream(
+    def stream(self, batch_size: int | None = None, run: int = 1) -> PooledStream:
+        stream = PooledStream(
             self.scheduler.lock,
             "generate_continuous",
             batch_size=batch_size,
@@ -227,7 +229,7 @@ class Play:
         self.scheduler.open(stream)
         return stream
 
-    def feed(self, stream: RequestStream, source: Iterator[int]) -> None:
+    def feed(self, stream: PooledStream, source: Iterator[int]) -> None:
         """Place what there is room for."""
         while not stream.input_ended and self.scheduler._assignment.has_room(stream):
             number = next(source, None)

@@ -111,7 +111,7 @@ def test_secrets_of_the_engine_within_are_hidden() -> None:
         ({"engine": Mock(), "replicas": 2, "devices": ["0"]}, "2 workers need 2 devices"),
         ({"engine": "Mock", "replicas": 2}, "option 'engine' of engine Replicas"),
         ({"engine": Replicas(Mock(), 2), "replicas": 2}, "multiply their numbers"),
-        ({"engine": Mock(), "replicas": 2, "request_timeout": 0.0}, "above 0, or left out"),
+        ({"engine": Mock(), "replicas": 2, "request_timeout": 0.0}, "must be above 0"),
         (
             {"engine": Limited(processes=1), "replicas": 2},
             r"engine Limited may be built in at most 1 process\(es\).*ask for 1 or fewer",

@@ -24,7 +24,7 @@ class BoundaryChecks:
     @needs(Capability.TOKEN_IDS)
     def test_an_empty_context_is_bos(self, subject: Subject) -> None:
         """An empty context is conditioned on BOS, else EOS."""
-        special = subject.special_tokens
+        special = subject.codec
         prefix = special.bos_id if special.bos_id is not None else special.eos_id
         assert prefix is not None, "the model has neither BOS nor EOS"
         text = "".join(SENTENCE.split()[0])
@@ -87,7 +87,7 @@ class BoundaryChecks:
         whole_ids = [bos_id, *subject.codec.encode(prompt + " sun")]
         expected = subject.score_ids(context_ids, whole_ids[len(context_ids) :])
         assert_same_score(subject, given, expected, "a context that spells its BOS")
-        if subject.special_tokens.leading_ids == (bos_id,):
+        if subject.codec.leading_ids == (bos_id,):
             assert_same_score(subject, plain, expected, "a context that BOS is put before")
 
     @needs(Capability.TRUNCATION)

@@ -46,8 +46,7 @@ class BuildChecks:
         assert isinstance(subject.session, BaseInferenceSession), (
             f"build() must return a BaseInferenceSession, got {subject.session!r}"
         )
-        narrowed = subject.session.capabilities
-        more = (narrowed or frozenset()) - subject.engine.capabilities
+        more = subject.session.capabilities - subject.engine.capabilities
         assert not more, f"the session can do what the engine doesn't declare: {sorted(more)}"
 
     def test_an_engine_holds_no_weights(self, subject: Subject) -> None:

@@ -10,7 +10,7 @@ import pytest
 from evalution_conformance.assertions import assert_refused, assert_same_logprobs
 from evalution_conformance.probes import SENTENCE, TEXTS
 from evalution_conformance.reference_values import SMALL_WINDOW, RollingCase, load_reference_values
-from evalution_conformance.subject import Subject, resize
+from evalution_conformance.subject import Subject, collect_outputs, resize
 from evalution_conformance.suite import group, needs
 from evalution_core import (
     Capability,
@@ -52,7 +52,7 @@ class RollingChecks:
     @needs(Capability.LOGLIKELIHOOD, Capability.TOKEN_IDS)
     def test_windows_sum_to_the_text(self, subject: Subject) -> None:
         """Longer texts are scored in windows of at most `max_model_len` tokens fed."""
-        special = subject.special_tokens
+        special = subject.codec
         prefix = special.bos_id if special.bos_id is not None else special.eos_id
         assert prefix is not None, "the model has neither BOS nor EOS"
         text = _long_text(subject)
@@ -109,6 +109,17 @@ class RollingChecks:
             expected = alone.token_logprobs or [alone.logprob]
             _assert_same(subject, output, expected, "a text among others and alone")
         assert subject.roll() == [], "an empty list must give an empty list"
+
+    def test_a_stream_of_texts_scores_as_the_list_does(self, subject: Subject) -> None:
+        """`loglikelihood_rolling_continuous` yields each key once, with the list call's scores."""
+        texts = [*TEXTS, _long_text(subject)]
+        requests = {n: RollingLoglikelihoodRequest(text) for n, text in enumerate(texts)}
+        stream = subject.session.loglikelihood_rolling_continuous(requests.items(), batch_size=2)
+        outputs = collect_outputs(stream)
+        assert outputs.keys() == requests.keys(), f"the keys {outputs.keys()} came back"
+        for key, expected in enumerate(subject.roll(*requests.values())):
+            values = expected.token_logprobs or [expected.logprob]
+            _assert_same(subject, outputs[key], values, f"text {key} in a stream")
 
     def test_rolling_equals_the_reference(self, subject: Subject) -> None:
         """Same text and window in, same log-probabilities out."""

@@ -26,7 +26,7 @@ class StoppingChecks:
     def test_end_of_sequence_ends_the_text(self, subject: Subject) -> None:
         """Special tokens are not shown; `token_ids` end before EOS, which is counted."""
         seen = find_ended_completion(subject)
-        eos_id = subject.special_tokens.eos_id
+        eos_id = subject.codec.eos_id
         if eos_id is None:
             pytest.skip("the model has no EOS token")
         spelled = subject.codec.decode([eos_id], skip_special_tokens=False)

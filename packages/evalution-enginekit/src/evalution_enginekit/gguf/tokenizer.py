@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
-from evalution_enginekit.chat import ChatTemplate, bound_template
+from evalution_enginekit.chat import ChatTemplate, bind_template
 from evalution_enginekit.gguf.file import GGUFFile
-from evalution_enginekit.tokenizer_files import load_tokenizer, named_tokenizer
+from evalution_enginekit.tokenizer import find_tokenizer_name, load_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from evalution_enginekit.tokenizer import Tokenizer
 
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_NORMAL, _UNKNOWN, _CANARY, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _SPACE = "\u2581"
 _INSTEAD = "set tokenizer_path to the matching Hugging Face tokenizer"
 _ENDING_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -54,9 +54,9 @@ def load_gguf_tokenizer(model: Model, file: GGUFFile) -> Tokenizer:
             tokens than the model, or no chat template for the model's variables.
         EngineUnavailableError: the `tokenizers` library, or Transformers, is not installed.
     """
-    if model.tokenizer is None and named_tokenizer(model) is None:
+    if model.tokenizer is None and find_tokenizer_name(model) is None:
         tokenizer = GGUFTokenizer(file)
-        tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
+        tokenizer.chat_template = bind_template(model, tokenizer.chat_template)
         return tokenizer
     return add_end_ids(load_tokenizer(model, file.path.parent), file)
 
@@ -109,7 +109,7 @@ def find_end_ids(file: GGUFFile) -> frozenset[int]:
     named = {
         token_id
         for token_id, kind in enumerate(types)
-        if kind == _CONTROL and tokens[token_id] in _ENDS_OF_TURN
+        if kind == _CANARY and tokens[token_id] in _ENDS_OF_TURN
     }
     return frozenset(cast("set[int]", declared) | named)
 
@@ -134,7 +134,7 @@ class GGUFTokenizer:
         self.leading_ids = (self.bos_id,) if adds_bos and self.bos_id is not None else ()
         self.eos_ids = find_end_ids(file)
         self.special_ids = frozenset(
-            token_id for token_id, kind in enumerate(types) if kind in (_UNKNOWN, _CONTROL)
+            token_id for token_id, kind in enumerate(types) if kind in (_UNKNOWN, _CANARY)
         )
         self.vocabulary_size = len(tokens)
         self.chat_template = read_chat_template(file)
@@ -258,7 +258,7 @@ def _add_tokens(built: tokenizers.Tokenizer, tokens: list[str], types: list[int]
         ]
 
     open_ended = cast(Any, built)
-    open_ended.add_special_tokens(added((_UNKNOWN, _CONTROL), special=True))
+    open_ended.add_special_tokens(added((_UNKNOWN, _CANARY), special=True))
     open_ended.add_tokens(added((_USER_DEFINED,), special=False))
 
 

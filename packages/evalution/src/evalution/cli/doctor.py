@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from evalution.cli.errors import EXIT_FAILED, report_errors
-from evalution.cli.listings import known_engine_names
+from evalution.cli.listings import complete_known_engines
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.doctor.engines import PATIENCE, EngineHealth, examine_engines
 from evalution.doctor.machine import Machine, inspect_machine
@@ -25,7 +25,7 @@ def doctor(
         typer.Argument(
             metavar="ENGINE",
             help="Look at these engines, and not at all that are known.",
-            autocompletion=known_engine_names,
+            autocompletion=complete_known_engines,
         ),
     ] = None,
     patience: Annotated[

@@ -2,15 +2,14 @@
 
 An entry point's name is the verb and its value a function as typer takes it. Only metadata is read
 until the command is called, so that a broken package costs its own command alone. An
-`EvalutionError` that it raises and a Ctrl-C are told as in the runner's own commands, and with a
-traceback where the command has an option `--debug` and it is given.
+`EvalutionError` that it raises and a Ctrl-C are reported as in the runner's own commands, with a
+traceback if the command has an option `--debug` and it is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import typer
@@ -19,15 +18,29 @@ from evalution.cli.errors import report_errors
 from evalution.cli.options import HELP_OPTIONS
 from evalution.hints import COMMAND_HINTS
 from evalution_core import ConfigurationError, EvalutionError
-from evalution_core.plugins import installed
+from evalution_core.plugins import PluginEntry, PluginRegistry
 
-GROUP = "evalution.commands"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 _DEBUG = "--debug"
 
 
+_Command = Callable[..., object]
+_Entries = list[PluginEntry[_Command]]
+
+
 class CommandUnavailableError(EvalutionError):
     """The package that brings a command is installed, and can't be imported."""
+
+
+def _check_command(found: object, what: str) -> _Command:
+    if not callable(found):
+        raise CommandUnavailableError(f"{what} is no function, but {found!r}")
+    return found
+
+
+COMMANDS = PluginRegistry(
+    "evalution.commands", "command", _check_command, unavailable=CommandUnavailableError
+)
 
 
 def add_commands(app: typer.Typer, taken: set[str]) -> None:
@@ -37,14 +50,14 @@ def add_commands(app: typer.Typer, taken: set[str]) -> None:
         app: gets them.
         taken: verbs that are the runner's own; a package can't replace them.
     """
-    found: dict[str, list[EntryPoint]] = {}
-    for point in installed(GROUP):
-        if point.name not in taken:
-            found.setdefault(point.name, []).append(point)
-    for verb, points in found.items():
-        _add(app, verb, _summary(verb, points), _caller(verb, points))
+    found: dict[str, _Entries] = {}
+    for entry in COMMANDS.entries():
+        if entry.name not in taken:
+            found.setdefault(entry.name, []).append(entry)
+    for verb, entries in found.items():
+        _add(app, verb, _summarize(verb, entries), _make_call(verb, entries))
     for verb in COMMAND_HINTS.keys() - found.keys() - taken:
-        _add(app, verb, "", _missing(verb), hidden=True)
+        _add(app, verb, "", _make_refusal(verb), hidden=True)
 
 
 def _add(
@@ -62,36 +75,28 @@ def _add(
     register(call)
 
 
-def _summary(verb: str, points: list[EntryPoint]) -> str:
+def _summarize(verb: str, entries: _Entries) -> str:
     known = COMMAND_HINTS.get(verb)
     if known is not None:
         return known.summary
-    return f"From {' and '.join(_source(point) for point in points)}; `{verb} --help` says more."
+    return f"From {' and '.join(entry.source for entry in entries)}; `{verb} --help` says more."
 
 
-def _caller(verb: str, points: list[EntryPoint]) -> Callable[[typer.Context], None]:
+def _make_call(verb: str, entries: _Entries) -> Callable[[typer.Context], None]:
     def call(context: typer.Context) -> None:
         with report_errors(debug=_DEBUG in context.args):
-            command = _loaded(verb, points)
+            command = _load_command(verb, entries)
             command(context.args, prog_name=context.command_path)
 
     return call
 
 
-def _loaded(verb: str, points: list[EntryPoint]) -> typer.Typer:
-    if len(points) > 1:
-        sources = " and ".join(_source(point) for point in points)
+def _load_command(verb: str, entries: _Entries) -> typer.Typer:
+    if len(entries) > 1:
+        sources = " and ".join(entry.source for entry in entries)
         raise ConfigurationError(
             f"the command {verb!r} comes from {sources}; uninstall all of them but one"
         )
-    (point,) = points
-    try:
-        function: Callable[..., object] = point.load()
-    except Exception as error:  # the border to foreign code: a package may raise anything
-        raise CommandUnavailableError(
-            f"the command {verb!r} of {_source(point)} ({point.value}) can't be loaded: "
-            f"{type(error).__name__}: {error}"
-        ) from error
     app = typer.Typer(
         name=verb,
         context_settings=HELP_OPTIONS,
@@ -99,12 +104,12 @@ def _loaded(verb: str, points: list[EntryPoint]) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.command(verb)(_told(function))
+    app.command(verb)(_wrap_errors(entries[0].load()))
     return app
 
 
-def _told(function: Callable[..., object]) -> Callable[..., None]:
-    """`function` with the same parameters. Outside of it typer ends a Ctrl-C without a word."""
+def _wrap_errors(function: _Command) -> Callable[..., None]:
+    """Return `function` with errors reported; outside of it typer ends a Ctrl-C silently."""
 
     @wraps(function)
     def call(*arguments: Any, **options: Any) -> None:
@@ -114,7 +119,7 @@ def _told(function: Callable[..., object]) -> Callable[..., None]:
     return call
 
 
-def _missing(verb: str) -> Callable[[typer.Context], None]:
+def _make_refusal(verb: str) -> Callable[[typer.Context], None]:
     def call(context: typer.Context) -> None:
         with report_errors(debug=False):
             raise ConfigurationError(
@@ -123,7 +128,3 @@ def _missing(verb: str) -> Callable[[typer.Context], None]:
             )
 
     return call
-
-
-def _source(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else point.value

@@ -1,4 +1,7 @@
-"""Names that the shell completes; read from package metadata, so that nothing is imported."""
+"""`evalution engines` and `evalution suites`, tables of options, and names for the shell.
+
+Names are completed from package metadata, so that no engine is imported.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from evalution.hints import INSTALL_HINTS
 from evalution.suites.discovery import available_suites, load_suite
 from evalution.suites.suite import Suite, SuiteDeclaration
 from evalution.table import console, engines_table
+from evalution.user_input import LARGEST
 from evalution.yaml_spec.option_schema import (
     engine_options_schema,
     filter_definitions,
@@ -27,23 +31,23 @@ from evalution.yaml_spec.option_schema import (
 from evalution_core import available, load_engine
 
 
-def engine_names(incomplete: str) -> list[str]:
-    """Installed engines whose names begin like this, as written or in small letters."""
-    return _beginning(incomplete, [entry.name for entry in available()])
+def complete_engines(incomplete: str) -> list[str]:
+    """Return installed engines whose names begin like this, as written or in lower case."""
+    return _complete(incomplete, [entry.name for entry in available()])
 
 
-def known_engine_names(incomplete: str) -> list[str]:
-    """Installed engines, and those that could be installed."""
-    return _beginning(incomplete, [*(entry.name for entry in available()), *INSTALL_HINTS])
+def complete_known_engines(incomplete: str) -> list[str]:
+    """Return installed engines and those that could be installed."""
+    return _complete(incomplete, [*(entry.name for entry in available()), *INSTALL_HINTS])
 
 
-def suite_names(incomplete: str) -> list[str]:
-    """Installed suites whose names begin like this."""
-    return _beginning(incomplete, available_suites())
+def complete_suites(incomplete: str) -> list[str]:
+    """Return installed suites whose names begin like this."""
+    return _complete(incomplete, available_suites())
 
 
-def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
-    # What is offered has to begin with what was typed: a name in small letters is right as well.
+def _complete(incomplete: str, names: Iterable[str]) -> list[str]:
+    # A shell only offers what begins with the typed text: names in lower case are right as well.
     offered = {name if name.startswith(incomplete) else name.lower() for name in names}
     return sorted(name for name in offered if name.startswith(incomplete))
 
@@ -57,24 +61,26 @@ _NULL = {"type": "null"}
 
 
 def options_table(name: str, schema: Mapping[str, Any]) -> Table:
-    """Each option with its type and default, as a spec writes them; a secret one shows none.
+    """Return a table of the options with type, default and description, as a spec writes them.
 
-    An option whose default is null is `not set`, and what it takes besides is its type.
+    A default of null is shown as `not set`; a secret option shows no default.
     """
     needed: list[str] = schema.get("required", [])
     properties: dict[str, dict[str, Any]] = schema.get("properties", {})
     table = Table(title=f"options of {name}", box=box.SIMPLE_HEAD, title_justify="left")
-    for column in ("option", "type", "default"):
-        table.add_column(column, overflow="fold")
+    for column, ratio in (("option", None), ("type", 2), ("default", 1), ("description", 4)):
+        table.add_column(column, overflow="fold", ratio=ratio)
+    table.expand = True
     for option, shape in properties.items():
         default = "(needed)" if option in needed else _default_text(shape.get("default"))
-        kind = type_text(shape if option in needed else _settable(shape))
-        table.add_row(option, kind, "(secret)" if shape.get("writeOnly") else default)
+        kind = type_text(shape if option in needed else _without_null(shape))
+        shown = "(secret)" if shape.get("writeOnly") else default
+        table.add_row(option, kind, shown, str(shape.get("description", "")))
     return table
 
 
 def type_text(shape: Mapping[str, Any]) -> str:
-    """A JSON schema's type in a few words: `integer or null`, `'left' | 'error'`."""
+    """Return a JSON schema's type in a few words: `integer ≥ 1 or null`, `'left' | 'error'`."""
     if "enum" in shape:
         return " | ".join(value_text(value) for value in shape["enum"])
     if "const" in shape:
@@ -88,11 +94,18 @@ def type_text(shape: Mapping[str, Any]) -> str:
         return f"list of {type_text(shape.get('items', {}))}"
     if shape.get("type") == "object" and isinstance(shape.get("additionalProperties"), Mapping):
         return f"mapping to {type_text(shape['additionalProperties'])}"
-    return str(shape.get("type", "any"))
+    return f"{shape.get('type', 'any')}{_bounds_text(shape)}"
+
+
+def _bounds_text(shape: Mapping[str, Any]) -> str:
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bounds = [(sign, shape[key]) for key, sign in signs.items() if key in shape]
+    # The largest count is no limit that anybody reaches.
+    return "".join(f" {sign} {bound}" for sign, bound in bounds if bound != LARGEST)
 
 
 def value_text(value: object) -> str:
-    """A value as YAML has it, with quotes around every text: `null`, `false`, `[1, 'a']`."""
+    """Return a value as YAML writes it, texts in quotes: `null`, `false`, `[1, 'a']`."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -109,8 +122,8 @@ def _default_text(default: object) -> str:
     return "not set" if default is None else value_text(default)
 
 
-def _settable(shape: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The shape without null where null is the default: nobody has to write it."""
+def _without_null(shape: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the shape without null where that is the default: nobody has to write it."""
     if shape.get("default") is not None or "anyOf" not in shape:
         return shape
     return {"anyOf": [part for part in shape["anyOf"] if part != _NULL]}
@@ -118,7 +131,8 @@ def _settable(shape: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def engines(
     name: Annotated[
-        str | None, typer.Argument(help="Show this engine's options.", autocompletion=engine_names)
+        str | None,
+        typer.Argument(help="Show this engine's options.", autocompletion=complete_engines),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with the schema.")] = False,
     debug: DebugOption = False,
@@ -163,8 +177,8 @@ _OURS = "evalution."
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
-    """A line of the list; of a suite that another package brings only its place is known."""
+class _SuiteLine:
+    """A line of the list; a suite of another package is known by its place alone."""
 
     name: str
     requests: str | None
@@ -174,7 +188,8 @@ class _Listed:
 
 def suites(
     name: Annotated[
-        str | None, typer.Argument(help="Show this suite's options.", autocompletion=suite_names)
+        str | None,
+        typer.Argument(help="Show this suite's options.", autocompletion=complete_suites),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with the schema.")] = False,
     debug: DebugOption = False,
@@ -188,7 +203,7 @@ def suites(
 
 
 def _list_suites(*, as_json: bool) -> None:
-    listed = list(_listed())
+    listed = list(_describe_suites())
     if as_json:
         print(json.dumps([asdict(suite) for suite in listed], indent=2, ensure_ascii=False))
         return
@@ -200,14 +215,16 @@ def _list_suites(*, as_json: bool) -> None:
     console().print(table)
 
 
-def _listed() -> Iterator[_Listed]:
+def _describe_suites() -> Iterator[_SuiteLine]:
     for name, value in available_suites().items():
         if value.startswith(_OURS):
             kind = load_suite(name)
-            yield _Listed(name, _asked_for(kind), summarize_docstring(read_docstring(kind)), value)
+            yield _SuiteLine(
+                name, _request_kind(kind), summarize_docstring(read_docstring(kind)), value
+            )
         else:
-            # A module of somebody else's may import anything, and may be broken.
-            yield _Listed(name, None, None, value)
+            # The module of another package may import anything, and may be broken.
+            yield _SuiteLine(name, None, None, value)
 
 
 def _show_suite(name: str, *, as_json: bool) -> None:
@@ -217,7 +234,7 @@ def _show_suite(name: str, *, as_json: bool) -> None:
         schema["$defs"] = {**schema.get("$defs", {}), **filter_definitions()}
         shown = {
             "name": kind.__name__,
-            "requests": _asked_for(kind),
+            "requests": _request_kind(kind),
             "measures": summarize_docstring(read_docstring(kind)),
             "options_schema": schema,
         }
@@ -225,9 +242,9 @@ def _show_suite(name: str, *, as_json: bool) -> None:
         return
     print(summarize_docstring(read_docstring(kind)))
     console().print(options_table(kind.__name__, schema))
-    print(f"asks for: {_asked_for(kind) or 'what its suites ask for'}")
+    print(f"asks for: {_request_kind(kind) or 'what its suites ask for'}")
 
 
-def _asked_for(kind: type[SuiteDeclaration]) -> str | None:
-    """The kind of request; a set's suites may each have another."""
+def _request_kind(kind: type[SuiteDeclaration]) -> str | None:
+    """Return the kind of request; None for a set, whose suites may each have another."""
     return kind.request_kind.value if issubclass(kind, Suite) else None

@@ -9,7 +9,7 @@ import typer
 
 from evalution.cli.errors import EXIT_OUTSIDE, report_errors
 from evalution.cli.options import DebugOption, JsonOption, SpecArgument
-from evalution.progress import terminal_progress
+from evalution.progress_bar import make_terminal_progress
 from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel
 from evalution.table import console
@@ -29,7 +29,7 @@ def parity(
         float, typer.Option(min=0.0, help="The largest difference of a log-probability, in nats.")
     ] = 1e-4,
     decisions: Annotated[
-        int, typer.Option(min=0, help="How many decisions may differ besides near ties.")
+        int, typer.Option(min=0, help="Decisions that may differ, near ties aside.")
     ] = 0,
     limit: Annotated[
         int | None, typer.Option(min=1, help="At most that many rows of each test.")
@@ -55,7 +55,7 @@ def parity(
             limit=limit,
             by_text=text,
             isolate=loaded.isolate,
-            progress=terminal_progress(),
+            progress=make_terminal_progress(),
         )
         written = None if folder is None else file.write_parity(result, folder)
         _show(result, written, as_json=as_json)

@@ -16,9 +16,10 @@ import typer
 
 from evalution.cli.errors import EXIT_WITH_FAILURES, hint_isolation, report_errors
 from evalution.cli.options import DebugOption, SpecArgument
-from evalution.progress import terminal_progress
+from evalution.progress_bar import make_terminal_progress
 from evalution.results import RunResult
 from evalution.runs.folder import DefaultFolder
+from evalution.runs.options import RunOptions
 from evalution.runs.preflight import parse_tests
 from evalution.runs.run import Run
 from evalution.table import complaints, console, result_table
@@ -78,20 +79,18 @@ def run(
         _check_choice(output, fresh=fresh, retry_failed=retry_failed)
         loaded = load_spec(spec)
         _check_one_engine(loaded, spec)
-        handle = Run(
-            loaded.engine,
-            loaded.model,
+        options = RunOptions(
             output=DefaultFolder(loaded.model.name, datetime.now()) if output is None else output,
             fresh=fresh,
             retry_failed=retry_failed,
             cache=cache,
             limit=limit,
             isolate=loaded.isolate,
-            on_error=loaded.failures.on_error,
-            max_failures=loaded.failures.max_failures,
+            failures=loaded.failures,
             backend=loaded.backend,
-            progress=terminal_progress(),
+            progress=make_terminal_progress(),
         )
+        handle = Run(loaded.engine, loaded.model, options)
         try:
             _run_all(handle, loaded)
         finally:

@@ -169,7 +169,7 @@ def _print_list(values: Iterable[dict[str, Any]]) -> None:
 
 
 def _counted(shown: int, found: int, every: int) -> str:
-    """How many samples stand above, of how many."""
+    """Return a line that counts the samples above, and all of them."""
     if not every:
         return "no samples were kept"
     if not found:

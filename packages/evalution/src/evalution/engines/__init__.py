@@ -1,7 +1,8 @@
 """Every installed engine as an attribute: `engines.VLLM` imports that engine and no other.
 
 `dir(engines)` lists the names from package metadata alone. An engine that isn't installed is an
-error that says what to install. Case, `-` and `_` don't count: `engines.vllm` is the same class.
+error that names what to install, also in `from evalution.engines import VLLM`. Case, `-` and `_`
+don't count: `engines.vllm` is the same class.
 
 Builders of servers, such as `build_openai_compatible_server`, come from the entry-point group
 `evalution.servers`, under the names that the entry points have.
@@ -9,6 +10,10 @@ Builders of servers, such as `build_openai_compatible_server`, come from the ent
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from evalution.hints import INSTALL_HINTS, SERVER_HINTS
@@ -28,11 +33,31 @@ class EngineNotInstalledError(UnknownEngineError, AttributeError):
     """No installed engine has this name. As an `AttributeError` it leaves `hasattr` working."""
 
 
+class _MissingEngineFinder:
+    """Raises what to install where `from evalution.engines import VLLM` finds no engine.
+
+    Python replaces an `AttributeError` of this module by a bare `ImportError`, but looks for a
+    submodule of that name before; all other finders come first.
+    """
+
+    @staticmethod
+    def find_spec(
+        fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, name = fullname.rpartition(".")
+        if package == __name__ and not name.startswith("_"):
+            __getattr__(name)
+        return None
+
+
+sys.meta_path.append(_MissingEngineFinder)
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in SERVER_HINTS or any(point.name == name for point in installed(_SERVERS)):
-        return _server_builder(name)
+        return _load_server_builder(name)
     try:
         return load_engine(name, hints=INSTALL_HINTS)
     except UnknownEngineError as error:
@@ -44,7 +69,7 @@ def __dir__() -> list[str]:
     return sorted({entry.name for entry in available()} | servers)
 
 
-def _server_builder(name: str) -> Any:
+def _load_server_builder(name: str) -> Any:
     points = [point for point in installed(_SERVERS) if point.name == name]
     if not points:
         raise EngineNotInstalledError(

@@ -7,19 +7,14 @@ from dataclasses import MISSING, fields
 from typing import Any, cast
 
 import evalution_core
-from evalution.exchange import Answer, Request
 from evalution.redaction import mask_text, mask_value
 from evalution_core import (
     EngineRuntimeError,
     EvalutionError,
-    GenerationOutput,
-    GenerationRequest,
-    LoglikelihoodOutput,
-    LoglikelihoodRequest,
     RequestFailure,
-    RollingLoglikelihoodOutput,
-    RollingLoglikelihoodRequest,
 )
+from evalution_core.kinds import REQUEST_KINDS, RequestKind, find_kind
+from evalution_core.requests import Output, Request
 
 
 class UnreadableAnswerError(EvalutionError, ValueError):
@@ -31,28 +26,19 @@ class DamagedAnswerError(UnreadableAnswerError):
 
 
 _FAILURE = "failure"
-_LABELS: dict[type[Answer], str] = {
-    GenerationOutput: "generation",
-    LoglikelihoodOutput: "loglikelihood",
-    RollingLoglikelihoodOutput: "rolling",
+_OUTPUTS = tuple(kind.output for kind in REQUEST_KINDS)
+_FIELDS: dict[type[Output], tuple[str, ...]] = {
+    kind: tuple(f.name for f in fields(kind) if f.name != "metadata") for kind in _OUTPUTS
 }
-_OUTPUTS: dict[type[Request], type[Answer]] = {
-    GenerationRequest: GenerationOutput,
-    LoglikelihoodRequest: LoglikelihoodOutput,
-    RollingLoglikelihoodRequest: RollingLoglikelihoodOutput,
-}
-_FIELDS: dict[type[Answer], tuple[str, ...]] = {
-    kind: tuple(f.name for f in fields(kind) if f.name != "metadata") for kind in _LABELS
-}
-_REQUIRED: dict[type[Answer], frozenset[str]] = {
+_REQUIRED: dict[type[Output], frozenset[str]] = {
     kind: frozenset(
         f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING
     )
-    for kind in _LABELS
+    for kind in _OUTPUTS
 }
 
 
-def encode_answer(answer: Answer | RequestFailure) -> str:
+def encode_answer(answer: Output | RequestFailure) -> str:
     """Return `answer` as JSON, without `metadata` (the request has it); secrets are redacted.
 
     Infinity and NaN are written as such. A failure keeps the name of its class among those of
@@ -63,7 +49,7 @@ def encode_answer(answer: Answer | RequestFailure) -> str:
         EngineRuntimeError: a field holds what JSON can't.
     """
     if isinstance(answer, RequestFailure):
-        return _ENCODER.encode({_FAILURE: _failure_fields(answer.error)})
+        return _ENCODER.encode({_FAILURE: _to_failure_fields(answer.error)})
     # An engine's own subclass is recorded as what the contract knows it for.
     kind = next(kind for kind in _FIELDS if isinstance(answer, kind))
     held: dict[str, Any] = {}
@@ -77,14 +63,14 @@ def encode_answer(answer: Answer | RequestFailure) -> str:
     try:
         if "top_logprobs" in held:
             held["top_logprobs"] = [list(step.items()) for step in held["top_logprobs"]]
-        return _ENCODER.encode({_LABELS[kind]: held})
+        return _ENCODER.encode({_to_kind(kind).label: held})
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise EngineRuntimeError(
             f"the engine gave a {kind.__name__} that can't be recorded: {mask_text(str(error))}"
         ) from error
 
 
-def decode_answer(text: str, request: Request) -> Answer | RequestFailure:
+def decode_answer(text: str, request: Request) -> Output | RequestFailure:
     """Return the answer to `request`, with the `metadata` of the request.
 
     Raises:
@@ -94,18 +80,24 @@ def decode_answer(text: str, request: Request) -> Answer | RequestFailure:
     try:
         ((label, held),) = json.loads(text).items()
         if label == _FAILURE:
-            return RequestFailure(_error(**held), request.metadata)
+            return RequestFailure(_make_error(**held), request.metadata)
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise DamagedAnswerError(f"a recorded answer can't be read: {error}") from error
-    kind = _OUTPUTS[type(request)]
-    if label != _LABELS[kind]:
+    kind = _to_kind(type(request))
+    if label != kind.label:
         raise UnreadableAnswerError(
-            f"a recorded answer is for a {label} request, not for a {_LABELS[kind]} request"
+            f"a recorded answer is for a {label} request, not for a {kind.label} request"
         )
-    return _output(kind, held, request.metadata)
+    return _make_output(kind.output, held, request.metadata)
 
 
-def _output(kind: type[Answer], held: object, metadata: dict[str, Any]) -> Answer:
+def _to_kind(kind: type[Request] | type[Output]) -> RequestKind:
+    found = find_kind(kind)
+    assert found is not None
+    return found
+
+
+def _make_output(kind: type[Output], held: object, metadata: dict[str, Any]) -> Output:
     names = set(cast("dict[str, Any]", held)) if isinstance(held, dict) else set[str]()
     if missing := sorted(_REQUIRED[kind] - names):
         raise UnreadableAnswerError(f"a recorded {kind.__name__} lacks {', '.join(missing)}")
@@ -123,31 +115,33 @@ def _output(kind: type[Answer], held: object, metadata: dict[str, Any]) -> Answe
     return kind(**found, metadata=metadata)
 
 
-def _failure_fields(error: object) -> dict[str, str]:
+def _to_failure_fields(error: object) -> dict[str, str]:
     if not isinstance(error, EvalutionError):
         return {
             "type": EngineRuntimeError.__name__,
             "message": mask_text(f"the session gave {error!r} as a request's failure"),
         }
-    known = (kind.__name__ for kind in type(error).__mro__ if _core_error(kind.__name__) is kind)
+    known = (
+        kind.__name__ for kind in type(error).__mro__ if _find_core_error(kind.__name__) is kind
+    )
     return {"type": next(known), "message": mask_text(str(error))}
 
 
-def _error(type: str, message: str) -> EvalutionError:
-    kind = _core_error(type) or EngineRuntimeError
+def _make_error(type: str, message: str) -> EvalutionError:
+    kind = _find_core_error(type) or EngineRuntimeError
     return kind(message)
 
 
-def _core_error(name: str) -> type[EvalutionError] | None:
+def _find_core_error(name: str) -> type[EvalutionError] | None:
     kind: object = getattr(evalution_core, name, None)
     return kind if isinstance(kind, type) and issubclass(kind, EvalutionError) else None
 
 
-def _plain(value: object) -> object:
+def _to_plain(value: object) -> object:
     """Return a scalar or an array of a library as Python's."""
     if callable(as_list := getattr(value, "tolist", None)):
         return as_list()
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} isn't a plain value")
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_to_plain)

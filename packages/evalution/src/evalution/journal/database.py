@@ -179,7 +179,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 
 def is_sound(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether SQLite finds no damage in the file; closes the connection on any other error."""
+    """True if SQLite finds no damage in the file; closes the connection on any other error."""
     try:
         with journal_errors(path):
             return connection.execute("PRAGMA integrity_check(1)").fetchall() == [("ok",)]

@@ -1,4 +1,4 @@
-"""A request as canonical text: every field that reaches the engine, spelled in one way only."""
+"""Keys of answers: a digest of the answerer and of every field of the request that reaches it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any, cast
 
-from evalution.exchange import Request
 from evalution_core import (
     CONTRACT_VERSION,
     BaseEngine,
     GenerationRequest,
-    LoglikelihoodRequest,
     Model,
     RollingLoglikelihoodRequest,
     numeric_options,
 )
+from evalution_core.kinds import REQUEST_KINDS
 from evalution_core.redaction import SECRET_FIELD
+from evalution_core.requests import Request
 
 
-class _UntoldContentError(ValueError):
-    """A value that says nothing about its content, such as an image object."""
+class _OpaqueValueError(ValueError):
+    """A value that can't be spelled out, such as an image object."""
 
 
 def request_content(request: Request) -> str | None:
-    """All fields but `metadata`, as JSON; None where a value isn't told by its content.
+    """Return all fields but `metadata`, as JSON; None where a value can't be spelled out.
 
     A list and a tuple are the same, and so are 1 and 1.0 for a field that is a float. A field that
     is None is left out: a field that comes later with None as its default changes no content.
@@ -37,18 +37,18 @@ def request_content(request: Request) -> str | None:
     if kind not in _FIELDS:  # a subclass may hold anything
         return None
     label, spellings = _FIELDS[kind]
-    told: dict[str, Any] = {"request": label}
+    found: dict[str, Any] = {"request": label}
     try:
         for name, spelled in spellings:
             if (value := getattr(request, name)) is not None:
-                told[name] = value if spelled is None else spelled(value)
-        return _ENCODER.encode(told)
-    except _UntoldContentError:
+                found[name] = value if spelled is None else spelled(value)
+        return _ENCODER.encode(found)
+    except _OpaqueValueError:
         return None
 
 
 def is_plain(request: Request) -> bool:
-    """Whether all that a template can show of the request is roles and texts."""
+    """True if a template can show nothing of the request but roles and texts."""
     if isinstance(request, RollingLoglikelihoodRequest):
         return True
     if isinstance(request, GenerationRequest) and request.tools is not None:
@@ -91,20 +91,20 @@ def _value(value: object) -> object:
     if isinstance(value, Mapping):
         items = cast(Mapping[object, object], value)
         if not all(isinstance(key, str) for key in items):
-            raise _UntoldContentError
+            raise _OpaqueValueError
         return {key: _value(member) for key, member in items.items()}
     if isinstance(value, list | tuple):
         return [_value(member) for member in cast(Sequence[object], value)]
-    raise _UntoldContentError
+    raise _OpaqueValueError
 
 
 def _foreign(value: object) -> object:
-    """What JSON doesn't know: numbers and arrays of a library, and other sequences of ids."""
+    """Return numbers and arrays of a library, and other sequences of ids, as JSON knows them."""
     if callable(as_list := getattr(value, "tolist", None)):
         return as_list()
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return list(cast(Sequence[object], value))
-    raise _UntoldContentError
+    raise _OpaqueValueError
 
 
 # With ASCII alone, a character beyond 16 bits and its two surrogates would be spelled the same.
@@ -129,11 +129,7 @@ def _spellings(kind: type[Request]) -> list[tuple[str, _Spelling | None]]:
     return [(name, _SPELLINGS.get(name)) for name in names]
 
 
-_FIELDS: dict[type[Request], tuple[str, list[tuple[str, _Spelling | None]]]] = {
-    GenerationRequest: ("generation", _spellings(GenerationRequest)),
-    LoglikelihoodRequest: ("loglikelihood", _spellings(LoglikelihoodRequest)),
-    RollingLoglikelihoodRequest: ("rolling", _spellings(RollingLoglikelihoodRequest)),
-}
+_FIELDS = {kind.request: (kind.label, _spellings(kind.request)) for kind in REQUEST_KINDS}
 
 
 _KEY_VERSION = 1
@@ -144,12 +140,12 @@ LATER_FIELDS = ("chat_template_kwargs",)
 
 _DIGEST_SIZE = 32
 _DECISIVE = ("dtype", "max_model_len")
-"""What an engine may settle only when it loads the model, and cuts or rounds answers."""
+"""Settings that an engine may choose when it loads the model, and that change answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerBase:
-    """Who answers. `is_shareable`: known by content, so that another run may take the answers."""
+    """Digest of the answerer; `is_shareable`: known by content, so other runs may use answers."""
 
     digest: bytes
     is_shareable: bool
@@ -165,10 +161,10 @@ def make_answer_base(
     software: Mapping[str, str] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> AnswerBase:
-    """Who answers: the model by content, the engine with the options that change numbers.
+    """Identify the answerer: the model by content, the engine with the options that change numbers.
 
     Args:
-        engine: None for a session that was lent; its answers are never shared.
+        engine: None for a session that was given; its answers are never shared.
         model: all but its label counts; its path only where there is no `identity`.
         identity: `session.identity()`.
         execution: `session.describe_execution()`, of which dtype and max_model_len count.
@@ -176,11 +172,11 @@ def make_answer_base(
         software: versions of the engine and its runtime, as far as they are known: another release
             may give other numbers.
         variables: those that the session's chat template is rendered with, where `model` doesn't
-            tell them: the session was lent, or a server has bound them.
+            have them: the session was given, or a server has bound them.
     """
     ignored = {"label"} if identity is None else {"label", "path"}
     ignored |= {name for name in LATER_FIELDS if not getattr(model, name)}
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "contract": CONTRACT_VERSION,
         "keys": _KEY_VERSION,
         "identity": identity,
@@ -190,15 +186,15 @@ def make_answer_base(
         "engine": None,
     }
     if software:
-        told["software"] = software
+        found["software"] = software
     if variables:
-        told["chat_template_kwargs"] = variables
+        found["chat_template_kwargs"] = variables
     if engine is not None:
         kind = type(engine)
-        told["engine"] = f"{kind.__module__}:{kind.__qualname__}"
-        told["options"] = {name: getattr(engine, name) for name in numeric_options(engine)}
+        found["engine"] = f"{kind.__module__}:{kind.__qualname__}"
+        found["options"] = {name: getattr(engine, name) for name in numeric_options(engine)}
     objects: list[object] = []
-    text = json.dumps(_spelled(told, objects), ensure_ascii=False, sort_keys=True)
+    text = json.dumps(_spelled(found, objects), ensure_ascii=False, sort_keys=True)
     return AnswerBase(
         _digest(b"", text),
         engine is not None and identity is not None and not objects,
@@ -208,10 +204,10 @@ def make_answer_base(
 def make_request_key(
     base: AnswerBase, *, suite: str, row: int, position: int, request: Request
 ) -> bytes | None:
-    """The key of one request of a run; metadata doesn't count.
+    """Return the key of one request of a run; metadata doesn't count.
 
-    None where a message holds what isn't told by its content, such as an image object: its answer
-    is not journaled.
+    None where a message holds a value that can't be spelled out, such as an image object: its
+    answer is not journaled.
     """
     content = request_content(request)
     if content is None:
@@ -220,10 +216,10 @@ def make_request_key(
 
 
 def make_cache_key(base: AnswerBase, request: Request) -> bytes | None:
-    """The key under which any run may take the answer; None where it may not be shared.
+    """Return the key under which any run may use the answer; None where it may not be shared.
 
-    It may not if who answers isn't known by content, if the answer is sampled without a seed, or if
-    messages hold more than roles and texts, of which a template may show what a key can't.
+    It may not if the answerer isn't known by content, if the answer is sampled without a seed, or
+    if messages hold more than roles and texts, of which a template may show what a key can't.
     """
     if not base.is_shareable or not is_plain(request):
         return None
@@ -239,7 +235,7 @@ def _digest(base: bytes, text: str) -> bytes:
 
 
 def _spelled(value: object, objects: list[object]) -> object:
-    """`value` as JSON has it, without declared secrets; what only a class is known of is noted.
+    """Return `value` as JSON, without declared secrets; objects known only by class are noted.
 
     Nothing is redacted: options that differ in what looks like a secret may differ in numbers.
     """

@@ -200,7 +200,7 @@ class Journal:
         return {section: json.loads(text) for section, text in found}
 
     def has_answers(self, suite: str) -> bool:
-        """Whether an answer of that suite was recorded, here or before; reads the file once."""
+        """True if an answer of that suite was recorded, here or before; reads the file once."""
         with self._lock:
             if self._suites is None:
                 self._commit()

@@ -1,7 +1,8 @@
-"""One side of a parity check: a session that answers the requests of all suites."""
+"""Parity check: two engines are asked the same requests, one after the other."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -12,9 +13,7 @@ from typing import Any, Self
 
 from evalution.environment import make_engine_record
 from evalution.error_boundary import clean_up, wrap_errors
-from evalution.exchange import Request
 from evalution.parity.agreement import Failed, Key, Record, agreement, make_record
-from evalution.parity.encoding import Encoder, RequestIds, encoder_of, with_ids
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
 from evalution.progress import Progress, Silence
 from evalution.runs.preflight import (
@@ -36,9 +35,84 @@ from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
     GenerationRequest,
-    HasMaxModelLen,
+    InvalidRequestError,
+    LoglikelihoodRequest,
+    RollingLoglikelihoodRequest,
+    SessionInfo,
+    TextCodec,
     UnsupportedRequestError,
 )
+from evalution_core.encoding import (
+    ContextEncoder,
+    conditioning_id,
+    encode_pair,
+    encode_with_leading,
+)
+from evalution_core.requests import Request
+
+
+@dataclass(frozen=True, slots=True)
+class RequestIds:
+    """A request's ids: a prompt, a text, or a continuation after its context."""
+
+    token_ids: array[int]
+    context_ids: array[int] | None = None
+
+
+class RequestEncoder:
+    """Encodes requests with one tokenizer, so that two engines are asked exactly the same."""
+
+    def __init__(self, codec: TextCodec):
+        self._codec = codec
+        self._contexts = ContextEncoder(codec)
+        self._context: array[int] = array("q")
+
+    def encode(self, request: Request) -> RequestIds | None:
+        """Return the ids, or None for a request that each engine has to encode itself.
+
+        That is one with messages, which need a chat template, one that has ids already, and one
+        that no engine could serve.
+        """
+        try:
+            match request:
+                case GenerationRequest(rendered_prompt=text, prompt=prompt, input_ids=None):
+                    if text is None and request.messages is None:
+                        text = prompt
+                    return None if text is None else self._encode_prompt(text)
+                case LoglikelihoodRequest(context_input_ids=None, continuation_input_ids=None):
+                    is_text = request.messages is None and request.continuation
+                    return self._encode_pair(request) if is_text else None
+                case RollingLoglikelihoodRequest(input_ids=None, text=str(text)) if text:
+                    # Each session leaves the leading ids out of ids as it does of a text.
+                    return RequestIds(array("q", self._codec.encode(text)))
+                case _:
+                    return None
+        except InvalidRequestError:
+            return None
+
+    def _encode_prompt(self, text: str) -> RequestIds:
+        ids = encode_with_leading(self._codec, text) or [conditioning_id(self._codec)]
+        return RequestIds(array("q", ids))
+
+    def _encode_pair(self, request: LoglikelihoodRequest) -> RequestIds | None:
+        before, after = encode_pair(
+            self._codec, request.context, request.continuation, contexts=self._contexts
+        )
+        # The choices of a question share one array.
+        if (context := array("q", before)) != self._context:
+            self._context = context
+        return RequestIds(array("q", after), self._context) if after else None
+
+
+def with_ids(request: Request, ids: RequestIds | None) -> Request:
+    """Return `request` asked by ids; by text where there are none."""
+    if ids is None:
+        return request
+    token_ids = ids.token_ids.tolist()
+    if not isinstance(request, LoglikelihoodRequest):
+        return replace(request, input_ids=token_ids)
+    context_ids = [] if ids.context_ids is None else ids.context_ids.tolist()
+    return replace(request, context_input_ids=context_ids, continuation_input_ids=token_ids)
 
 
 class ParitySide(AbstractContextManager["ParitySide"]):
@@ -48,10 +122,10 @@ class ParitySide(AbstractContextManager["ParitySide"]):
         self._lane = lane
         self._progress = progress
         self.record: dict[str, Any] = make_engine_record(lane.engine, None)
-        self._lease = SessionHolder(lane.engine, lane.model, None, self.record, isolate=isolate)
+        self._holder = SessionHolder(lane.engine, lane.model, None, self.record, isolate=isolate)
 
     def __enter__(self) -> Self:
-        self._lease.open(self._progress)
+        self._holder.open(self._progress)
         return self
 
     def __exit__(
@@ -61,39 +135,36 @@ class ParitySide(AbstractContextManager["ParitySide"]):
         traceback: TracebackType | None,
     ) -> None:
         if error is None:
-            self._lease.record_execution()
-            self._lease.close()
+            self._holder.record_execution()
+            self._holder.close()
         else:
-            clean_up(error, self._lease.close)
+            clean_up(error, self._holder.close)
 
     def session(self, suite: AnySuite) -> BaseInferenceSession:
         """The session, ready for this suite; errors as `SessionHolder.prepare`."""
-        return self._lease.prepare(suite)
+        return self._holder.prepare(suite)
 
-    def can(self, capability: Capability, session: BaseInferenceSession) -> bool:
-        """Whether the model as it was loaded can do something."""
-        with wrap_errors("capabilities"):
-            narrowed = session.capabilities
-        return capability in (self._lane.engine.capabilities if narrowed is None else narrowed)
-
-    def encoder(self, session: BaseInferenceSession) -> Encoder | None:
-        """What turns requests into ids as this session would; None where it keeps that to itself.
+    def make_encoder(self, session: BaseInferenceSession) -> RequestEncoder | None:
+        """Return an encoder with the session's tokenizer; None if it doesn't give it away.
 
         Raises:
             UnsupportedRequestError: the session takes no ids.
         """
         self.require_ids(session)
         with wrap_errors("tokenizer"):
-            return encoder_of(session)
+            codec = session.tokenizer
+        return None if codec is None else RequestEncoder(codec)
 
     def require_ids(self, session: BaseInferenceSession) -> None:
         """Raise `UnsupportedRequestError` if the session takes no ids."""
-        if not self.can(Capability.TOKEN_IDS, session):
+        if Capability.TOKEN_IDS not in read_info(session).capabilities:
             raise no_ids(self._lane.engine)
 
-    def max_model_len(self, session: BaseInferenceSession) -> int | None:
-        with wrap_errors("max_model_len"):
-            return session.max_model_len if isinstance(session, HasMaxModelLen) else None
+
+def read_info(session: BaseInferenceSession) -> SessionInfo:
+    """Return the facts about a session; raises `EngineRuntimeError` if it fails to give them."""
+    with wrap_errors("info"):
+        return session.info
 
 
 def no_ids(engine: BaseEngine) -> UnsupportedRequestError:
@@ -108,7 +179,7 @@ def collect(
     session: BaseInferenceSession,
     suite: AnySuite,
     requests: Iterable[tuple[Key, Request]],
-    told: Callable[[Key, Record], None],
+    note: Callable[[Key, Record], None],
 ) -> Mapping[Key, Record]:
     """Every answer by its request, in whatever order they came.
 
@@ -118,19 +189,19 @@ def collect(
     asked: set[Key] = set()
     found: dict[Key, Record] = {}
 
-    def noted() -> Iterator[tuple[Key, Request]]:
+    def note_asked() -> Iterator[tuple[Key, Request]]:
         for key, request in requests:
             asked.add(key)
             yield key, request
 
     with wrap_errors(f"suite {suite.title!r}"):
-        for key, answer in open_stream(session, suite, noted()):
+        for key, answer in open_stream(session, suite, note_asked()):
             if key not in asked or key in found:
                 raise EngineRuntimeError(
                     f"the session answered {key!r}, which was not asked or is answered already"
                 )
             found[key] = make_record(answer)
-            told(key, found[key])
+            note(key, found[key])
     if lost := len(asked) - len(found):
         raise EngineRuntimeError(
             f"suite {suite.title!r}: the session left {lost} of {len(asked)} requests unanswered"
@@ -139,7 +210,7 @@ def collect(
 
 
 _TOP = 2
-"""The two most likely tokens of each generated step: their gap tells a tie from a fault."""
+"""The two most likely tokens of each generated step: their gap distinguishes a tie from a fault."""
 
 
 def check_parity(
@@ -167,7 +238,7 @@ def check_parity(
         limit: at most that many rows of each suite.
         by_text: ask by text, for an engine that takes no ids; the two may encode it differently.
         isolate: run each engine in a process of its own.
-        progress: told how it goes on; None is silent.
+        progress: receives the progress; None is silent.
 
     Raises:
         ConfigurationError: an option, a row or a model is wrong; nothing was run.
@@ -175,7 +246,7 @@ def check_parity(
         EvalutionError: an engine failed.
     """
     sides = {"left": left, "right": right}
-    suites = _checked(sides, tests, limit, by_text=by_text)
+    suites = _check_suites(sides, tests, limit, by_text=by_text)
     check = _Check(suites, limit, progress or Silence(), isolate=isolate, by_text=by_text)
     started, before = datetime.now(UTC).isoformat(timespec="seconds"), perf_counter()
     check.run(sides)
@@ -185,7 +256,7 @@ def check_parity(
         tolerance=tolerance or Tolerance(),
         limit=limit,
         notes=check.notes(),
-        suites=[asked.compared() for asked in suites],
+        suites=[asked.compare() for asked in suites],
         timings={"started": started, "total_s": round(perf_counter() - before, 3)},
     )
 
@@ -202,7 +273,9 @@ class _Asked:
         default_factory=dict[str, Mapping[Key, Record]]
     )
 
-    def encoded(self, limit: int | None, encoder: Encoder | None) -> Iterator[tuple[Key, Request]]:
+    def encode_requests(
+        self, limit: int | None, encoder: RequestEncoder | None
+    ) -> Iterator[tuple[Key, Request]]:
         """The requests by ids, which are noted; all by text without an encoder."""
         for sample in self.suite.samples(limit):
             for position, request in enumerate(sample.requests):
@@ -210,7 +283,7 @@ class _Asked:
                 self.ids[key] = None if encoder is None else encoder.encode(request)
                 yield key, with_ids(request, self.ids[key])
 
-    def repeated(self, limit: int | None) -> Iterator[tuple[Key, Request]]:
+    def repeat_requests(self, limit: int | None) -> Iterator[tuple[Key, Request]]:
         """The same requests with the same ids."""
         for sample in self.suite.samples(limit):
             for position, request in enumerate(sample.requests):
@@ -222,7 +295,7 @@ class _Asked:
                     )
                 yield key, with_ids(request, self.ids[key])
 
-    def compared(self) -> SuiteParity:
+    def compare(self) -> SuiteParity:
         return agreement(
             self.name,
             self.suite.request_kind,
@@ -259,7 +332,7 @@ class _Check:
             self._ask_again("left", sides["left"])
 
     def notes(self) -> list[str]:
-        """What a reader of the result has to know."""
+        """Return caveats about the result."""
         notes: list[str] = []
         by_text = sum(ids is None for asked in self._suites for ids in asked.ids.values())
         if by_text:
@@ -279,11 +352,11 @@ class _Check:
         """Ask with ids of this lane's tokenizer; by text without one, but only if `is_needed`."""
         with self._open(side, lane) as opened:
             first = opened.session(self._suites[0].suite)
-            encoder = None if self._by_text else opened.encoder(first)
+            encoder = None if self._by_text else opened.make_encoder(first)
             if encoder is None and not is_needed:
                 return False
             for asked in self._suites:
-                self._ask(side, opened, asked, asked.encoded(self._limit, encoder))
+                self._ask(side, opened, asked, asked.encode_requests(self._limit, encoder))
         return True
 
     def _ask_again(self, side: str, lane: EngineAndModel) -> None:
@@ -292,7 +365,7 @@ class _Check:
             if not self._by_text:
                 opened.require_ids(first)
             for asked in self._suites:
-                self._ask(side, opened, asked, asked.repeated(self._limit))
+                self._ask(side, opened, asked, asked.repeat_requests(self._limit))
 
     def _open(self, side: str, lane: EngineAndModel) -> ParitySide:
         opened = ParitySide(lane, self._progress, isolate=self._isolate)
@@ -303,37 +376,38 @@ class _Check:
         self, side: str, opened: ParitySide, asked: _Asked, requests: Iterator[tuple[Key, Request]]
     ) -> None:
         session = opened.session(asked.suite)
-        self._windows[side] = opened.max_model_len(session)
-        tells_gaps = opened.can(Capability.LOGPROBS, session)
+        info = read_info(session)
+        self._windows[side] = info.max_model_len
+        has_gaps = Capability.LOGPROBS in info.capabilities
         counter = _Counter(self._progress)
         self._progress.suite_started(f"{side}: {asked.name}", asked.rows)
         try:
             asked.answers[side] = collect(
                 session,
                 asked.suite,
-                _with_gaps(requests) if tells_gaps else requests,
-                counter.answered,
+                _with_gaps(requests) if has_gaps else requests,
+                counter.count_answer,
             )
         finally:
             self._progress.suite_finished()
 
 
 class _Counter:
-    """Tells the progress of rows; each has exactly one first request."""
+    """Counts finished rows for the progress; each has exactly one first request."""
 
     def __init__(self, progress: Progress):
         self._progress = progress
         self._done = 0
         self._failed = 0
 
-    def answered(self, key: Key, record: Record) -> None:
+    def count_answer(self, key: Key, record: Record) -> None:
         if key[1] == 0:
             self._done += 1
             self._failed += isinstance(record, Failed)
             self._progress.sample_finished(self._done, self._failed, None)
 
 
-def _checked(
+def _check_suites(
     sides: Mapping[str, EngineAndModel],
     tests: Sequence[SuiteDeclaration],
     limit: int | None,

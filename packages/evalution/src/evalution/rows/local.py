@@ -101,7 +101,7 @@ class RowSource(Protocol):
 
     @property
     def place(self) -> str:
-        """What the rows are called in a message."""
+        """Name of the rows in a message."""
         ...
 
     def __iter__(self) -> Iterator[Row]: ...
@@ -131,7 +131,7 @@ class Rows:
 
     @property
     def place(self) -> str:
-        """What the rows are called in a message."""
+        """Name of the rows in a message."""
         return self.source or "data"
 
     def __iter__(self) -> Iterator[Row]:
@@ -157,7 +157,7 @@ def file_rows(path: Path) -> Iterator[Row]:
 
 
 def is_same_data(one: Data, other: Data) -> bool:
-    """Whether both are the same rows: one file however it is named, or equal rows in memory.
+    """Report whether both are the same rows: one file however it is named, or equal rows in memory.
 
     Raises:
         ConfigurationError: there is no such file.

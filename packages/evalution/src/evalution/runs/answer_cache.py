@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from evalution.exchange import Answer, Request
 from evalution.journal import (
     AnswerBase,
     DamagedAnswerError,
@@ -16,6 +15,7 @@ from evalution.journal import (
 )
 from evalution.suites.suite import Sample
 from evalution_core import EvalutionError, GenerationRequest, RequestFailure
+from evalution_core.requests import Output, Request
 
 
 class CachedAnswers:
@@ -54,13 +54,13 @@ class CachedAnswers:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no answer for any sample of this suite."""
+        """True if there is no answer for any sample of this suite."""
         is_new = self._journal is None or not self._journal.has_answers(self._suite)
         return is_new and self._cache is None
 
-    def find(self, sample: Sample) -> Mapping[int, Answer | RequestFailure]:
+    def find(self, sample: Sample) -> Mapping[int, Output | RequestFailure]:
         """Return the answers that are known already, by position."""
-        found: dict[int, Answer | RequestFailure] = {}
+        found: dict[int, Output | RequestFailure] = {}
         if (encoded := self._retracted.get(str(sample.index))) is not None:
             if str(sample.index) in self._reopened:
                 return found
@@ -74,7 +74,7 @@ class CachedAnswers:
                 found[position] = answer
         return found
 
-    def keep(self, sample: Sample, position: int, answer: Answer) -> None:
+    def keep(self, sample: Sample, position: int, answer: Output) -> None:
         """Keep an answer.
 
         Raises:
@@ -144,11 +144,11 @@ class CachedAnswers:
 
     def _find_in_journal(
         self, row: int, position: int, request: Request
-    ) -> Answer | RequestFailure | None:
+    ) -> Output | RequestFailure | None:
         answer = _find(self._journal, self._key(row, position, request), request)
         return None if self._retry_failed and isinstance(answer, RequestFailure) else answer
 
-    def _find_in_cache(self, request: Request) -> Answer | RequestFailure | None:
+    def _find_in_cache(self, request: Request) -> Output | RequestFailure | None:
         if self._cache is None:
             return None
         return _find(self._cache, make_cache_key(self._base, request), request)
@@ -168,7 +168,7 @@ class CachedAnswers:
 
 def _find(
     journal: Journal | None, key: bytes | None, request: Request
-) -> Answer | RequestFailure | None:
+) -> Output | RequestFailure | None:
     if journal is None or key is None or (found := journal.find(key)) is None:
         return None
     try:

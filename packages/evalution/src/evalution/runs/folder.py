@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from evalution.journal import Journal
 from evalution.results import RunResult, to_json
-from evalution.samples import SampleResult, to_line
+from evalution.samples import SAMPLES, SampleResult, to_line
 from evalution_core import ConfigurationError, EvalutionError
 
 _FLUSH_S = 0.2
@@ -85,12 +85,11 @@ class SamplesFile:
                 self._file.write(chunk)
             self._file.truncate()
             self._file.flush()
-            self._end = self._file.tell()
+            self._end = self._file.seek(0, os.SEEK_CUR)
         os.unlink(draft)
 
 
 RESULTS = "results.json"
-SAMPLES = "samples.jsonl"
 JOURNAL = "journal.sqlite"
 
 

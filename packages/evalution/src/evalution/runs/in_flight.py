@@ -14,7 +14,6 @@ from threading import Event, Lock
 from typing import cast
 
 from evalution.error_boundary import wrap_errors
-from evalution.exchange import Answer, Request
 from evalution.runs.answer_cache import CachedAnswers
 from evalution.suites.suite import AnySuite, RequestKind, Sample
 from evalution_core import (
@@ -22,22 +21,17 @@ from evalution_core import (
     EngineRuntimeError,
     EvalutionError,
     GenerationOutput,
-    LoglikelihoodOutput,
     RequestFailure,
-    RollingLoglikelihoodOutput,
 )
+from evalution_core.kinds import find_kind
+from evalution_core.requests import Output, Request
 
 Key = tuple[int, int]
 """The row's index, and the position among its requests."""
 
-_OUTPUTS: dict[RequestKind, type[Answer]] = {
-    RequestKind.GENERATION: GenerationOutput,
-    RequestKind.LOGLIKELIHOOD: LoglikelihoodOutput,
-    RequestKind.ROLLING: RollingLoglikelihoodOutput,
-}
 _OPTIONAL_COUNTS = ("prompt_tokens", "completion_tokens", "truncated_tokens")
 _ROUNDING = 1e-6
-"""How far above zero a log-probability may be rounded."""
+"""A log-probability may be rounded this far above zero."""
 
 
 @dataclass(slots=True)
@@ -46,11 +40,11 @@ class OpenSample:
 
     sample: Sample
     waiting: set[int]
-    answers: dict[int, Answer] = field(default_factory=dict[int, Answer])
+    answers: dict[int, Output] = field(default_factory=dict[int, Output])
     failures: dict[int, EvalutionError] = field(default_factory=dict[int, EvalutionError])
 
     @property
-    def ordered_answers(self) -> Sequence[Answer]:
+    def ordered_answers(self) -> Sequence[Output]:
         """The answers in the order of the requests."""
         return [self.answers[position] for position in range(len(self.answers))]
 
@@ -75,7 +69,9 @@ class InFlightSamples:
     """
 
     def __init__(self, kind: RequestKind):
-        self._output = _OUTPUTS[kind]
+        found = find_kind(kind.value)
+        assert found is not None
+        self._output = found.output
         self._open: dict[int, OpenSample] = {}
         self._known: set[int] = set()
 
@@ -114,7 +110,7 @@ class InFlightSamples:
         elif (error := self._find_error(answer)) is not None:
             opened.failures[position] = error
         else:
-            opened.answers[position] = to_plain_score(cast(Answer, answer))
+            opened.answers[position] = to_plain_score(cast(Output, answer))
         opened.waiting.discard(position)
         if not opened.waiting:
             self._open.pop(opened.sample.index)
@@ -155,16 +151,19 @@ class InFlightSamples:
 
     def _find_error(self, answer: object) -> EvalutionError | None:
         if isinstance(answer, RequestFailure):
-            error: object = answer.error
-            if isinstance(error, EvalutionError):
-                return error
-            return EngineRuntimeError(f"the session gave {error!r} as a request's failure")
+            return _check_failure(answer.error)
         if not isinstance(answer, self._output):
             return EngineRuntimeError(
                 f"the session answered with {answer!r}, not a {self._output.__name__}"
             )
         problem = find_answer_problem(answer)
         return None if problem is None else EngineRuntimeError(problem)
+
+
+def _check_failure(error: object) -> EvalutionError:
+    if isinstance(error, EvalutionError):
+        return error
+    return EngineRuntimeError(f"the session gave {error!r} as a request's failure")
 
 
 class SampleSource:
@@ -285,7 +284,7 @@ class SampleSource:
         return missing
 
     def _accept(
-        self, keys: Sequence[Key], found: Mapping[int, Answer | RequestFailure]
+        self, keys: Sequence[Key], found: Mapping[int, Output | RequestFailure]
     ) -> OpenSample:
         self.cached_requests += len(keys)
         return [self._in_flight.accept(key, found[key[1]])[0] for key in keys][-1]
@@ -302,7 +301,7 @@ class SampleSource:
             return sample
 
 
-def to_plain_score(answer: Answer) -> Answer:
+def to_plain_score(answer: Output) -> Output:
     """Return `answer` with Python's own float as its log-probability, exactly the same number.
 
     What is computed from a library's narrower float is rounded otherwise than what is computed from
@@ -313,7 +312,7 @@ def to_plain_score(answer: Answer) -> Answer:
     return replace(answer, logprob=float(answer.logprob))
 
 
-def find_answer_problem(answer: Answer) -> str | None:
+def find_answer_problem(answer: Output) -> str | None:
     """Return what is wrong with the values that are scored or counted; None if nothing is.
 
     The contract doesn't check outputs when they are made. A log-probability of minus infinity is

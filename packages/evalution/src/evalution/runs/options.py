@@ -62,7 +62,7 @@ class FailurePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How a run goes on and where it is kept; engine, model and suites are given beside it.
+    """Options of a run beside engine, model and suites.
 
     Args:
         output: folder for `results.json`, `samples.jsonl` and the journal; None keeps all in

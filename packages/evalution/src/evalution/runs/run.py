@@ -14,7 +14,7 @@ from typing import Any, Self
 from evalution.environment import SCORING_POLICY, make_engine_record, read_software_versions
 from evalution.error_boundary import clean_up
 from evalution.progress import Progress, Silence
-from evalution.redaction import mask_text, mask_value, register_secrets
+from evalution.redaction import mask_text, mask_value
 from evalution.results import RunResult
 from evalution.runs.backend import ModelBackend, resolve_model
 from evalution.runs.options import FailurePolicy, OnError, RunOptions
@@ -48,12 +48,12 @@ class RunRecord:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a model was ever loaded."""
+        """True if a model was ever loaded."""
         return bool(self.result.started)
 
     @property
     def is_running(self) -> bool:
-        """Whether nothing has ended the run yet."""
+        """True until something has ended the run."""
         return self.result.status == "running"
 
     def begin(self, build_seconds: float | None) -> None:
@@ -122,8 +122,6 @@ class Run:
         check_session(session, engine, isolate=options.isolate)
         self._engine = None if engine is None else check_engine(engine)
         self._model = resolve_model(model, options.backend, self._engine, isolate=options.isolate)
-        register_secrets(self._engine)
-        register_secrets(self._model)
         self._checked: dict[int, _CheckedSuite] = {}
         self._planned: list[AnySuite] = []
         self._stop = Event()
@@ -143,7 +141,7 @@ class Run:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a model was ever loaded."""
+        """True if a model was ever loaded."""
         return self._record.has_begun
 
     @property

@@ -84,7 +84,7 @@ def to_section(suite_name: str) -> str:
 
 
 def is_asked(section: str) -> bool:
-    """Whether a section says what was asked for, as `declare_run` and `declare_suite`."""
+    """True if a section says what was asked for, as `declare_run` and `declare_suite`."""
     return section == RUN or section.startswith(_SUITE)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 from evalution.environment import record_execution, record_identity
 from evalution.error_boundary import clean_up, wrap_errors
 from evalution.progress import Progress
+from evalution.redaction import register_secrets
 from evalution.runs.backend import ModelBackend
 from evalution.runs.preflight import check_capabilities
 from evalution.suites.suite import AnySuite, RequestKind
@@ -28,6 +29,14 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
+from evalution_core.kinds import find_kind
+
+_SHORT = {
+    GenerationRequest: GenerationRequest("a", max_new_tokens=1),
+    LoglikelihoodRequest: LoglikelihoodRequest("a", "b"),
+    RollingLoglikelihoodRequest: RollingLoglikelihoodRequest("a"),
+}
+"""A request of each kind, as short as can be."""
 
 
 class SessionHolder:
@@ -50,6 +59,8 @@ class SessionHolder:
     ):
         self._engine = engine
         self._model = model
+        register_secrets(engine)
+        register_secrets(model)
         self._given = given
         self._record = record
         self._isolate = isolate
@@ -90,10 +101,9 @@ class SessionHolder:
         assert session is not None
         with wrap_errors("capabilities"):
             capabilities = session.capabilities
-        if capabilities is not None:
-            if suite.request_kind.capability not in capabilities:
-                _refuse(session, suite)
-            check_capabilities([suite], capabilities, "of the model as it was loaded")
+        if suite.request_kind.capability not in capabilities:
+            _refuse(session, suite)
+        check_capabilities([suite], capabilities, "of the model as it was loaded")
         if self._is_used:
             with wrap_errors("gc"):
                 session.gc()
@@ -179,13 +189,9 @@ def _refuse(session: BaseInferenceSession, suite: AnySuite) -> None:
     """Raise the session's own refusal of the suite's requests, which may have a reason."""
     try:
         with wrap_errors(f"a request of suite {suite.title!r}"):
-            match suite.request_kind:
-                case RequestKind.GENERATION:
-                    session.generate([GenerationRequest("a", max_new_tokens=1)])
-                case RequestKind.LOGLIKELIHOOD:
-                    session.loglikelihood([LoglikelihoodRequest("a", "b")])
-                case RequestKind.ROLLING:
-                    session.loglikelihood_rolling([RollingLoglikelihoodRequest("a")])
+            kind = find_kind(suite.request_kind.value)
+            assert kind is not None
+            kind.answer(session, [_SHORT[kind.request]])
     except UnsupportedRequestError as error:
         needed = suite.request_kind.capability
         raise UnsupportedRequestError(f"suite {suite.title!r} needs {needed}; {error}") from error

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
 from contextlib import closing
 from threading import Event
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from evalution.error_boundary import wrap_errors
-from evalution.exchange import Answer, Request
 from evalution.redaction import mask_text
 from evalution.results import SampleResult, SuiteResult
 from evalution.runs.answer_cache import CachedAnswers
@@ -21,10 +20,17 @@ from evalution.runs.in_flight import (
     UnexpectedAnswerError,
 )
 from evalution.runs.options import RunOptions
-from evalution.runs.rolling import rolling_continuous
 from evalution.scoring.metrics import Measure
-from evalution.suites.suite import AnySuite, RequestKind, Sample
-from evalution_core import BaseInferenceSession, EngineRuntimeError, EvalutionError
+from evalution.suites.suite import AnySuite, Sample
+from evalution_core import (
+    BaseInferenceSession,
+    EngineRuntimeError,
+    EvalutionError,
+    RequestFailure,
+    RequestStream,
+)
+from evalution_core.kinds import find_kind
+from evalution_core.requests import Output, Request
 
 K = TypeVar("K", bound=Hashable)
 
@@ -38,16 +44,11 @@ class ScoringError(EvalutionError, RuntimeError):
 
 def open_stream(
     session: BaseInferenceSession, suite: AnySuite, requests: Iterable[tuple[K, Request]]
-) -> Iterator[tuple[K, Any]]:
+) -> RequestStream[K, Output | RequestFailure]:
     """Send the requests of `suite` to the call that serves them; answers are unchecked."""
-    keyed = cast("Iterable[tuple[K, Any]]", requests)
-    match suite.request_kind:
-        case RequestKind.GENERATION:
-            return session.generate_continuous(keyed, batch_size=suite.batch_size)
-        case RequestKind.LOGLIKELIHOOD:
-            return session.loglikelihood_continuous(keyed, batch_size=suite.batch_size)
-        case RequestKind.ROLLING:
-            return rolling_continuous(session, keyed, batch_size=suite.batch_size)
+    kind = find_kind(suite.request_kind.value)
+    assert kind is not None
+    return kind.open_stream(session, requests, batch_size=suite.batch_size)
 
 
 class SuiteRun:
@@ -158,15 +159,11 @@ class SuiteRun:
         self._check_count()
 
     def _stream(self) -> Generator[tuple[Any, Any]]:
-        # A generator of our own can be closed, and closes the session's where that is one.
         with wrap_errors(f"suite {self._name!r}"):
-            answers = open_stream(self._session, self._suite, self._source.read_requests())
-            try:
+            requests = self._source.read_requests()
+            with open_stream(self._session, self._suite, requests) as answers:
                 for event in answers:
                     yield _to_pair(event)
-            finally:
-                if close := getattr(answers, "close", None):
-                    close()
 
     def _accept(self, key: Any, answer: Any) -> None:
         try:
@@ -280,7 +277,7 @@ class SuiteRun:
             self._truncated.discard(result.index)
         self._write(result)
 
-    def _tokens(self, index: int, answers: list[Answer]) -> dict[str, int]:
+    def _tokens(self, index: int, answers: list[Output]) -> dict[str, int]:
         counted = {
             "prompt": _sum_counts(answers, "prompt_tokens"),
             "completion": _sum_counts(answers, "completion_tokens"),
@@ -294,7 +291,7 @@ class SuiteRun:
         return {name: count for name, count in counted.items() if count is not None}
 
 
-def _sum_counts(answers: list[Answer], name: str) -> int | None:
+def _sum_counts(answers: list[Output], name: str) -> int | None:
     counts = [count for a in answers if (count := getattr(a, name, None)) is not None]
     return sum(map(int, counts)) if counts else None
 

@@ -1,4 +1,4 @@
-"""What is taken from an answer before it is compared: small steps, declared as data.
+"""Steps that run on an answer before it is compared, declared as data; and reasoning.
 
 In a spec a step is a name (`strip`), or one name with its options (`regex: {pattern: …}`); where
 a step has one option alone, its value may stand directly (`regex: "#### ([0-9]+)"`).
@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, cast, runtime_checkable
+
+from pydantic import Field
 
 from evalution_core import (
     ConfigurationError,
@@ -37,10 +39,18 @@ class Regex:
     for "first" and -1 for "last".
     """
 
-    pattern: str
-    match: Literal["first", "last"] = "first"
-    group: int | str | None = None
-    fallback: str = "[invalid]"
+    pattern: Annotated[str, Field(description="Regular expression, as Python's re takes it.")]
+    match: Annotated[
+        Literal["first", "last"], Field(description="Match to take where there are several.")
+    ] = "first"
+    group: Annotated[
+        int | str | None,
+        Field(
+            description="Number or name of the group to take; None takes the whole match, the only "
+            "group, or the first that isn't empty."
+        ),
+    ] = None
+    fallback: Annotated[str, Field(description="Text where nothing matches.")] = "[invalid]"
 
     def __post_init__(self) -> None:
         compiled = _compiled("regex", self.pattern)
@@ -81,8 +91,8 @@ class Regex:
 class Replace:
     """Every match of `pattern` replaced, by nothing unless `by` says otherwise."""
 
-    pattern: str
-    by: str = ""
+    pattern: Annotated[str, Field(description="Regular expression, as Python's re takes it.")]
+    by: Annotated[str, Field(description="Replacement; it may refer to groups.")] = ""
 
     def __post_init__(self) -> None:
         _compiled("replace", self.pattern)

@@ -1,4 +1,4 @@
-"""Which of several answers the model finds most likely."""
+"""Suites that let the model choose: the most likely of several answers or contexts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import Field
 
 from evalution.rows.local import Row
 from evalution.scoring.metrics import (
@@ -60,7 +62,7 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
 
     @abstractmethod
     def gold_index(self, row: Row, choices: Sequence[str]) -> int:
-        """Which choice is right."""
+        """Return the index of the right choice."""
         ...
 
     @property
@@ -100,7 +102,7 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
     def measures(
         self, sample: ChoiceSample, chosen: Mapping[str, int]
     ) -> Mapping[str, Measure | None]:
-        """What a sample adds to each metric, from the choice made by each of the four rules."""
+        """Return a sample's measure of each metric, from the choices by the four rules."""
         return {name: Measure(float(chosen[name] == sample.gold)) for name in self.metric_names}
 
     def request(self, prompt: str | list[Message], choice: str) -> LoglikelihoodRequest:
@@ -140,7 +142,7 @@ class ContextChoiceSuite(ChoiceSuite):
 
     @abstractmethod
     def continuation_text(self, row: Row) -> str:
-        """What is scored after each of the contexts, without the delimiter before it."""
+        """Return the text that is scored after each context, without the delimiter before it."""
         ...
 
     def question_text(self, row: Row) -> str:
@@ -169,9 +171,9 @@ _OVER_ALL: dict[str, Metric] = {"f1": F1(), "mcc": MatthewsCorrelation()}
 class ClassificationSuite(ChoiceSuite):
     """The choices are the `classes`, the same for every row; the column `label` holds an index.
 
-    Besides `ChoiceSuite`'s metrics there are `f1` of the class with index 1 and `mcc`, the Matthews
-    correlation, both of the choice that `acc` judges. A row without an answer counts as classified
-    wrongly.
+    In addition to `ChoiceSuite`'s metrics there are `f1` of the class with index 1 and `mcc`, the
+    Matthews correlation, both of the choice that `acc` judges. A row without an answer counts as
+    classified wrongly.
     """
 
     classes: ClassVar[Sequence[str]]
@@ -213,8 +215,16 @@ class MultipleChoice(LocalQuestions, ChoiceSuite):
 
     metric_names: ClassVar[Sequence[str]] = ("acc", "acc_norm", "acc_bytes", "acc_token")
 
-    choices: str | Sequence[str]
-    target: str
+    choices: Annotated[
+        str | Sequence[str],
+        Field(
+            description="Column that contains a list of texts, or a list of texts with {column} in "
+            "them."
+        ),
+    ]
+    target: Annotated[
+        str, Field(description="Column of the right choice: its index from 0, or its text.")
+    ]
 
     def check_options(self) -> None:
         super().check_options()

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from evalution.rows.hub import HubRows, SplitFolder
 from evalution.rows.local import BUILTIN, Data, Row, Rows, RowSource, is_same_data
@@ -22,8 +24,16 @@ from evalution_core import ConfigurationError, nearest_name, normalized
 class LocalRows:
     """The rows of `data`: a file, `builtin:<name>/<rows>`, or in memory."""
 
-    data: Data = field(metadata=PATH)
-    name: str | None = None
+    data: Annotated[
+        Data,
+        Field(
+            description="Rows: a .jsonl or .parquet file, builtin:<name>/<rows>, or the rows "
+            "themselves."
+        ),
+    ] = field(metadata=PATH)
+    name: Annotated[
+        str | None, Field(description="Name of the suite in results; None takes the file's.")
+    ] = None
 
     @property
     def title(self) -> str:
@@ -41,8 +51,11 @@ class LocalQuestions(LocalRows):
     the file of `data`.
     """
 
-    prompt: str
-    fewshot_data: Data | None = field(default=None, metadata=PATH)
+    prompt: Annotated[str, Field(description="Question: a column, or a text with {column} in it.")]
+    fewshot_data: Annotated[
+        Data | None,
+        Field(description="Solved rows, like data; None takes them from data itself."),
+    ] = field(default=None, metadata=PATH)
 
     def splits(self) -> Sequence[Split]:
         if self.fewshot_data is None or is_same_data(self.data, self.fewshot_data):
@@ -104,11 +117,28 @@ class DatasetRows:
     """The suite's name, which is lm-evaluation-harness's for the same rows and prompts."""
     dataset: ClassVar[Dataset]
 
-    name: str | None = None
-    data: Data | None = field(default=None, metadata=PATH)
-    fewshot_data: Data | None = field(default=None, metadata=PATH)
-    revision: str | None = None
-    cache_dir: str | None = field(default=None, metadata=PATH)
+    name: Annotated[
+        str | None, Field(description="Name of the suite in results; None takes the task's.")
+    ] = None
+    data: Annotated[
+        Data | None,
+        Field(
+            description="Rows in place of the Hub's: a file with the evaluated rows, or a folder "
+            "with a file for each split; None loads them from the Hub."
+        ),
+    ] = field(default=None, metadata=PATH)
+    fewshot_data: Annotated[
+        Data | None,
+        Field(description="File with solved rows; None takes those of the data set."),
+    ] = field(default=None, metadata=PATH)
+    revision: Annotated[
+        str | None,
+        Field(description="Commit, tag or branch on the Hub; None takes the newest."),
+    ] = None
+    cache_dir: Annotated[
+        str | None,
+        Field(description="Folder for downloaded data sets; None takes the Hub's own cache."),
+    ] = field(default=None, metadata=PATH)
 
     @property
     def title(self) -> str:

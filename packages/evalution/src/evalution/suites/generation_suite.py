@@ -1,11 +1,13 @@
-"""Whether the text a model writes is the right answer."""
+"""Suites that compare the text a model writes with the right answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from evalution.rows.local import Row
 from evalution.scoring.filters import (
@@ -23,10 +25,13 @@ from evalution.suites.dataset import LocalQuestions
 from evalution.suites.prompted_suite import PromptedSuite, Template, parse_text
 from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import RequestKind, Sample, yaml_form
-from evalution.user_input import find_count_problem
+from evalution.user_input import LARGEST
 from evalution_core import GenerationOutput, GenerationRequest, Message
 
 EXACT_MATCH = "exact_match"
+Stop = Annotated[
+    Sequence[str], Field(description="Texts that end an answer; they are no part of it.")
+]
 
 
 @dataclass(slots=True)
@@ -55,14 +60,20 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
     pipelines: ClassVar[Mapping[str, Sequence[Filter]]] = {EXACT_MATCH: ()}
     reference_filters: ClassVar[Sequence[Filter]] = ()
 
-    max_new_tokens: int = 256
-    stop: Sequence[str] = ()
-    think_end_token: str | None = None
+    max_new_tokens: Annotated[
+        int, Field(ge=1, le=LARGEST, description="Tokens of an answer at most, reasoning included.")
+    ] = 256
+    stop: Stop = ()
+    think_end_token: Annotated[
+        str | None,
+        Field(
+            description="Text that ends a model's reasoning, such as </think>; what follows it is "
+            "the answer. None takes the whole text as the answer."
+        ),
+    ] = None
 
     def check_options(self) -> None:
         super().check_options()
-        if problem := find_count_problem(self.max_new_tokens, least=1):
-            raise self.wrong("max_new_tokens", problem)
         if "" in self.stop:
             raise self.wrong("stop", "must hold no empty text")
         if self.think_end_token == "":
@@ -87,7 +98,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         return {name: Mean() for name in self.answer_pipelines}
 
     def expected_text(self, row: Row) -> str:
-        """What a right answer is equal to, after filters."""
+        """Return the text that a right answer is equal to, after filters."""
         return apply_filters(self.reference_filters, self.answer_text(row))
 
     def sample(self, fewshot: FewshotRow) -> AnswerSample:
@@ -169,13 +180,20 @@ class Generation(LocalQuestions, GenerationSuite):
     follows it, without white space at its front, is the answer, and only there a `stop` counts.
     """
 
-    target: str
-    filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = field(
-        default=(), metadata=yaml_form(parse_filters, filters_to_yaml)
-    )
-    target_filters: Sequence[Filter] = field(
-        default=(), metadata=yaml_form(parse_steps, filters_to_yaml)
-    )
+    target: Annotated[
+        str, Field(description="Right answer: a column, or a text with {column} in it.")
+    ]
+    filters: Annotated[
+        Sequence[Filter] | Mapping[str, Sequence[Filter]],
+        Field(
+            description="Steps that run on the answer before it is compared, or named lists of "
+            "steps, each with a metric of its own."
+        ),
+    ] = field(default=(), metadata=yaml_form(parse_filters, filters_to_yaml))
+    target_filters: Annotated[
+        Sequence[Filter],
+        Field(description="Steps that run on the target before it is compared."),
+    ] = field(default=(), metadata=yaml_form(parse_steps, filters_to_yaml))
 
     def check_options(self) -> None:
         super().check_options()

@@ -1,4 +1,4 @@
-"""How likely the one right continuation is, and whether the model would write it."""
+"""Suites that score given texts: one continuation, or whole documents."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field
 
 from evalution.rows.local import Row
 from evalution.scoring.metrics import (
@@ -137,7 +140,9 @@ class Perplexity(LocalRows, PerplexitySuite):
     Metrics are those of `PerplexitySuite`.
     """
 
-    text: str
+    text: Annotated[
+        str, Field(description="Text to score: a column, or a text with {column} in it.")
+    ]
 
     def check_options(self) -> None:
         super().check_options()

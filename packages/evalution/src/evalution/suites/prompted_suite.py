@@ -1,4 +1,4 @@
-"""Text from the columns of a row. A template knows columns and nothing else of Python."""
+"""Suites that ask a question: prompt templates, and the solved rows before a question."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
 from string import Formatter
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field
 
 from evalution.rows.local import Row
 from evalution.suites.row_suite import FewshotRow, RowSuite, Split
 from evalution.suites.suite import Sample
-from evalution.user_input import find_count_problem
+from evalution.user_input import LARGEST
 from evalution_core import (
     Capability,
     ConfigurationError,
@@ -81,7 +83,7 @@ def parse_text(source: str, option: str) -> Template:
 
 @dataclass(slots=True)
 class SeededShots:
-    """Drawn anew for each row, as lm-evaluation-harness 0.4.13's default sampler draws them.
+    """Drawn for each row, as lm-evaluation-harness 0.4.13's default sampler draws them.
 
     One generator serves a whole suite, so a row's shots depend on how many rows came before it.
 
@@ -153,14 +155,27 @@ class FixedShots:
 
 def _require(found: int, needed: int, shared: bool) -> None:
     if found < needed:
-        besides = ", one of them the question itself" if shared else ""
+        question = ", one of them the question itself" if shared else ""
         raise ConfigurationError(
-            f"there are {found} few-shot rows, but {needed} are needed{besides}; lower "
+            f"there are {found} few-shot rows, but {needed} are needed{question}; lower "
             "num_fewshot, or name a fewshot_data with more rows"
         )
 
 
 _SEED_BITS = 64
+NumFewshot = Annotated[
+    int, Field(ge=0, le=LARGEST, description="Solved rows before each question.")
+]
+FixedShotsOption = Annotated[
+    bool,
+    Field(
+        description="Show the first num_fewshot solved rows before every question, in place of "
+        "rows that are drawn for each."
+    ),
+]
+TargetDelimiter = Annotated[
+    str, Field(description="Text between a question and its answer; left out in a chat.")
+]
 
 S = TypeVar("S", bound=Sample)
 A = TypeVar("A", GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput)
@@ -177,12 +192,20 @@ class PromptedSuite(RowSuite[S, A]):
     turn before it, and a description the system's message.
     """
 
-    num_fewshot: int = 0
-    fewshot_seed: int = 1234
-    fixed_shots: bool = False
-    target_delimiter: str = " "
-    fewshot_delimiter: str = "\n\n"
-    apply_chat_template: bool = False
+    num_fewshot: NumFewshot = 0
+    fewshot_seed: Annotated[
+        int, Field(description="Seed by which the solved rows of each prompt are drawn.")
+    ] = 1234
+    fixed_shots: FixedShotsOption = False
+    target_delimiter: TargetDelimiter = " "
+    fewshot_delimiter: Annotated[str, Field(description="Text between solved rows.")] = "\n\n"
+    apply_chat_template: Annotated[
+        bool,
+        Field(
+            description="Ask in a chat: the question is a user's message, each solved row a turn "
+            "before it."
+        ),
+    ] = False
 
     @abstractmethod
     def question_text(self, row: Row) -> str:
@@ -195,13 +218,11 @@ class PromptedSuite(RowSuite[S, A]):
         ...
 
     def description_text(self, row: Row) -> str:
-        """What stands before all questions, verbatim; nothing unless a suite says otherwise."""
+        """Return the text before all questions, verbatim; nothing unless a suite says otherwise."""
         return ""
 
     def check_options(self) -> None:
         super().check_options()
-        if problem := find_count_problem(self.num_fewshot, least=0):
-            raise self.wrong("num_fewshot", problem)
         if self.fewshot_seed.bit_length() > _SEED_BITS:
             raise self.wrong("fewshot_seed", f"must fit into {_SEED_BITS} bits")
 

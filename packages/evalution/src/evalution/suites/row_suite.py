@@ -1,4 +1,4 @@
-"""Which rows a suite takes, and in what order they are run."""
+"""Suites over rows: the selection of rows, their order, and a sample for each."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field
 
 from evalution.error_boundary import wrap_errors
-from evalution.exchange import Request
 from evalution.rows.local import Row, RowSource
 from evalution.suites.suite import Sample, Suite
-from evalution.user_input import find_count_problem
+from evalution.user_input import LARGEST
 from evalution_core import (
     ConfigurationError,
     GenerationOutput,
@@ -26,6 +27,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     nearest_name,
 )
+from evalution_core.requests import Request
 
 NATIVE = "native"
 _SPELLINGS = (NATIVE, "shuffle", "shuffle|<seed>", "length|asc", "length|desc")
@@ -150,9 +152,21 @@ class RowSuite(Suite[S, A]):
     has in a run of all rows.
     """
 
-    max_rows: int | None = None
-    row_indices: Sequence[int] | None = None
-    order: str = NATIVE
+    max_rows: Annotated[
+        int | None,
+        Field(ge=1, le=LARGEST, description="Rows to take from the front; None takes all."),
+    ] = None
+    row_indices: Annotated[
+        Sequence[Annotated[int, Field(ge=0, le=LARGEST)]] | None,
+        Field(description="Numbers of the rows to take, from 0, in this order; None takes all."),
+    ] = None
+    order: Annotated[
+        str,
+        Field(
+            description="Order in which the rows are run: native, shuffle, shuffle|<seed>, "
+            "length|asc or length|desc; the scores don't depend on it."
+        ),
+    ] = NATIVE
 
     @abstractmethod
     def splits(self) -> Sequence[Split]:
@@ -169,8 +183,6 @@ class RowSuite(Suite[S, A]):
         ...
 
     def check_options(self) -> None:
-        if self.max_rows is not None and (problem := find_count_problem(self.max_rows, least=1)):
-            raise self.wrong("max_rows", problem)
         if self.row_indices is not None and (problem := _indices_problem(self.row_indices)):
             raise self.wrong("row_indices", problem)
         try:
@@ -192,11 +204,11 @@ class RowSuite(Suite[S, A]):
             yield self._made(fewshot)
 
     def choose_shots(self, split: Split) -> Callable[[Row], Sequence[Row]]:
-        """What gives the solved rows of each row of a split, called once for each, in order."""
+        """Return a function that gives a row's solved rows, called once for each, in order."""
         return _no_rows
 
     def skipped(self, split: Split) -> int:
-        """How many rows at the front of a split are solved ones and not evaluated."""
+        """Return the number of solved rows at the front of a split, which are not evaluated."""
         return 0
 
     def _cases(self, splits: Sequence[Split]) -> Iterator[FewshotRow]:
@@ -207,8 +219,8 @@ class RowSuite(Suite[S, A]):
                 if count > skipped:
                     yield FewshotRow(_placed(row, offset, split.name), solved(row))
             if count <= skipped:
-                besides = f" besides the {skipped} few-shot rows" if skipped else ""
-                raise ConfigurationError(f"{split.rows.place} holds no rows{besides}")
+                shots = f" after the {skipped} few-shot rows" if skipped else ""
+                raise ConfigurationError(f"{split.rows.place} holds no rows{shots}")
             offset += count
 
     def _refuse_solved_rows(self, split: Split) -> None:
@@ -239,9 +251,6 @@ def _placed(row: Row, offset: int, subset: str) -> Row:
 def _indices_problem(indices: Sequence[int]) -> str | None:
     if not indices:
         return "must name at least one row"
-    for index in indices:
-        if problem := find_count_problem(index, least=0):
-            return problem
     if len(set(indices)) < len(indices):
         twice = next(index for index in indices if list(indices).count(index) > 1)
         return f"must name each row once, but row {twice} stands in it twice"

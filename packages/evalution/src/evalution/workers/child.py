@@ -1,4 +1,10 @@
-"""In the worker: the session, built of a pickled engine and model."""
+"""The worker process: builds a session from a pickled engine and serves it to its parent.
+
+The child is a fresh interpreter, never a fork. Its pipe takes the place of standard input and
+output; what the engine prints goes to standard error. It has a process group of its own and ignores
+Ctrl-C, which its parent handles. When the pipe ends, for whatever reason, so does the process, with
+all that it has started. Each call and each stream of the session runs on a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from multiprocessing import spawn
-from typing import Any, cast
+from typing import Any
 
-from evalution.runs.rolling import rolling_continuous
+from evalution.redaction import register_secrets
 from evalution.workers.process import StackDumps, kill_tree
 from evalution.workers.wire import (
     PROTOCOL,
@@ -26,14 +31,13 @@ from evalution.workers.wire import (
     Closed,
     End,
     Item,
-    LaneEnded,
     Message,
     Open,
     Outbox,
     Ready,
     Result,
     Start,
-    Traits,
+    StreamEnded,
     pack_error,
 )
 from evalution_core import (
@@ -42,126 +46,104 @@ from evalution_core import (
     Capability,
     EngineRuntimeError,
     EvalutionError,
-    HasMaxModelLen,
-    HasPreferredBatchSize,
-    HasTokenizer,
     Model,
     RequestFailure,
-    SpecialTokens,
+    StreamEvent,
     TextDelta,
-    hide,
 )
+from evalution_core.requests import Output
+
+Events = Iterator[tuple[int, StreamEvent | Output | RequestFailure]]
 
 
-def constructed(engine: bytes, model: bytes) -> tuple[BaseInferenceSession, frozenset[Capability]]:
-    """The session, and what its engine declares.
+def build_session(engine: bytes, model: bytes) -> BaseInferenceSession:
+    """Build the session of a pickled engine and model.
 
     The pickles come from the program that started this worker, and from nowhere else.
     """
     source, weights = pickle.loads(engine), pickle.loads(model)
     assert isinstance(source, BaseEngine)
-    hide(source)  # unpickled, they were not made here: a message may hold their keys
-    hide(weights)
     assert isinstance(weights, Model)
+    register_secrets(source)
+    register_secrets(weights)
     session = source.build(weights)
     if not isinstance(session, BaseInferenceSession):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise EngineRuntimeError(f"build() must return a BaseInferenceSession, got {session!r}")
-    return session, source.capabilities
-
-
-Events = Iterator[tuple[int, Any]]
+    return session
 
 
 class Service:
     """Serves one session to the parent's messages; answers go into the outbox."""
 
-    def __init__(
-        self, session: BaseInferenceSession, declared: frozenset[Capability], outbox: Outbox
-    ):
+    def __init__(self, session: BaseInferenceSession, outbox: Outbox):
         self._session = session
-        self._declared = declared
         self._outbox = outbox
-        self._lanes: dict[int, _Lane] = {}
+        self._streams: dict[int, _OpenStream] = {}
 
-    def traits(self) -> Traits:
-        session = self._session
-        tokenizer = session.tokenizer if isinstance(session, HasTokenizer) else None
-        special = None
-        if isinstance(tokenizer, SpecialTokens):
-            special = (tuple(tokenizer.leading_ids), tokenizer.bos_id, tokenizer.eos_id)
-        preferred = isinstance(session, HasPreferredBatchSize)
-        return Traits(
-            self._capabilities,
-            session.max_model_len if isinstance(session, HasMaxModelLen) else None,
-            session.preferred_batch_size if preferred else None,
-            tokenizer is not None,
-            special,
-        )
-
-    @property
-    def _capabilities(self) -> frozenset[Capability]:
-        narrowed = self._session.capabilities
-        return self._declared if narrowed is None else narrowed
+    def describe(self) -> Ready:
+        """Return the facts about the session that its callers need from the start."""
+        tokenizer = self._session.tokenizer
+        special_ids = None
+        if tokenizer is not None:
+            special_ids = (tuple(tokenizer.leading_ids), tokenizer.bos_id, tokenizer.eos_id)
+        return Ready(self._session.info, special_ids)
 
     def handle(self, message: Message) -> None:
         match message:
-            case Item(lane=number):
-                if lane := self._lanes.get(number):
-                    lane.put(message)
-            case Open(lane=number, method=method, batch_size=batch_size):
-                lane = _Lane(number, self._method(method), method, batch_size, self._outbox)
-                self._lanes[number] = lane
-                _start(lambda: self._run(lane), f"{method} {number}")
-            case End(lane=number):
-                if lane := self._lanes.get(number):
-                    lane.end()
-            case Abort(lane=number):
-                if lane := self._lanes.get(number):
-                    lane.abort()
+            case Item(stream=number):
+                if stream := self._streams.get(number):
+                    stream.put(message)
+            case Open(stream=number, method=method, batch_size=batch_size):
+                stream = _OpenStream(number, self._method(method), method, batch_size, self._outbox)
+                self._streams[number] = stream
+                _start(lambda: self._run(stream), f"{method} {number}")
+            case End(stream=number):
+                if stream := self._streams.get(number):
+                    stream.end()
+            case Abort(stream=number):
+                if stream := self._streams.get(number):
+                    stream.abort()
             case Call():
                 _start(lambda: self._call(message), f"call {message.method}")
             case _:
                 raise AssertionError(f"no message for a worker: {message!r}")
 
     def close(self) -> bytes | None:
-        """Close the session; its error, packed."""
+        """Close the session; return its error, packed."""
         try:
             self._session.close()
         except BaseException as error:  # noqa: BLE001 - the parent raises it
             return pack_error(error, "close")
         return None
 
-    def _run(self, lane: _Lane) -> None:
-        lane.run()
-        del self._lanes[lane.number]
+    def _run(self, stream: _OpenStream) -> None:
+        stream.run()
+        del self._streams[stream.number]
 
     def _method(self, name: str) -> Callable[..., Events]:
-        session = self._session
-        if name == "loglikelihood_rolling":
-            return cast("Callable[..., Events]", partial(rolling_continuous, session))
-        if name == "generate_continuous" and Capability.STREAM in self._capabilities:
-            # Its deltas show that a request goes on, and let an abort through at every token.
+        if name == "generate_continuous" and Capability.STREAM in self._session.capabilities:
+            # Its deltas show progress, and let an abort through at every token.
             name = "stream"
-        return getattr(session, name)
+        return getattr(self._session, name)
 
     def _call(self, call: Call) -> None:
         try:
-            payload = pickle.dumps(self._called(call), PROTOCOL)
+            payload = pickle.dumps(self._invoke(call), PROTOCOL)
         except BaseException as error:  # noqa: BLE001 - the parent raises it
             self._outbox.put(CallFailed(call.number, pack_error(error, call.method)))
         else:
             self._outbox.put(Result(call.number, payload))
 
-    def _called(self, call: Call) -> Any:
+    def _invoke(self, call: Call) -> Any:
         arguments, options = pickle.loads(call.payload)
         if call.method in ("encode", "decode"):
-            assert isinstance(self._session, HasTokenizer)
+            assert self._session.tokenizer is not None
             return getattr(self._session.tokenizer, call.method)(*arguments, **options)
         return getattr(self._session, call.method)(*arguments, **options)
 
 
-class _Lane:
-    """One open stream of the session, from its first item until the session is rid of it."""
+class _OpenStream:
+    """One open stream of the session, from its first item until the session has ended it."""
 
     def __init__(
         self,
@@ -197,9 +179,9 @@ class _Lane:
         except BaseException as error:  # noqa: BLE001 - the parent raises it
             lost = isinstance(error, EngineRuntimeError) and bool(error.in_flight)
             is_fatal = lost or not isinstance(error, EvalutionError)
-            self._outbox.put(LaneEnded(self.number, pack_error(error, self._name), is_fatal))
+            self._outbox.put(StreamEnded(self.number, pack_error(error, self._name), is_fatal))
         else:
-            self._outbox.put(LaneEnded(self.number))
+            self._outbox.put(StreamEnded(self.number))
 
     def _run(self) -> None:
         events = self._method(self._requests(), batch_size=self._batch_size)
@@ -220,7 +202,7 @@ class _Lane:
 
     def _answer(self, number: int, outcome: Any) -> None:
         if number not in self._waiting:
-            # Its row is out of reach here, and may have a score by now that is worth nothing.
+            # Its row is out of reach here, and may already have a score that can't be trusted.
             raise EngineRuntimeError(
                 f"{self._name}: the session answered a request twice, or one that it was not asked"
             )
@@ -246,36 +228,37 @@ _FLUSH_S = 10.0
 
 
 def main() -> None:
-    """Serve until the parent says `Close` or is gone."""
+    """Serve until the parent sends `Close` or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = _own_channel()
+    channel = _take_channel()
     (start,) = channel.receive()
     assert isinstance(start, Start)
     dumps = StackDumps(start.stack_file)
-    if start.cores is not None and sys.platform == "linux":
-        os.sched_setaffinity(0, start.cores)
     outbox = Outbox(channel, "evalution worker sender")
     try:
         try:
-            session, declared = _build(start)
+            session = _build(start)
         except BaseException as error:  # noqa: BLE001 - the parent raises it
             outbox.put(BuildFailed(pack_error(error, "building the session")))
             outbox.flush(_FLUSH_S)
             return
         dumps.listen()
         threading.Thread(
-            target=_live, args=(outbox, dumps, start), name="evalution worker life", daemon=True
+            target=_send_heartbeats,
+            args=(outbox, dumps, start),
+            name="evalution worker life",
+            daemon=True,
         ).start()
-        service = Service(session, declared, outbox)
-        outbox.put(Ready(service.traits()))
+        service = Service(session, outbox)
+        outbox.put(service.describe())
         _serve(channel, service, outbox)
     except EOFError:
-        # Nobody waits for an answer, and what runs may hold a device.
+        # No answer is awaited any more, and what runs may hold a device.
         kill_tree(os.getpid(), start.mark)
 
 
-def _own_channel() -> Channel:
-    """The pipe, taken away from whatever reads standard input or prints."""
+def _take_channel() -> Channel:
+    """Return the pipe, taken away from whatever reads standard input or prints."""
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
@@ -284,21 +267,21 @@ def _own_channel() -> Channel:
     return Channel(incoming, outgoing)
 
 
-def _build(start: Start) -> tuple[BaseInferenceSession, frozenset[Capability]]:
+def _build(start: Start) -> BaseInferenceSession:
     if start.main:
         spawn.prepare(start.main)
-    return constructed(start.engine, start.model)
+    return build_session(start.engine, start.model)
 
 
-def _live(outbox: Outbox, dumps: StackDumps, start: Start) -> None:
-    """Beat: tell the parent, and put off the end that a process without a beat comes to.
+def _send_heartbeats(outbox: Outbox, dumps: StackDumps, start: Start) -> None:
+    """Send heartbeats, and put off the watchdog that ends a silent process.
 
     The process ends with its parent.
     """
     pause = threading.Event()
     while True:
         if sys.platform != "win32" and os.getppid() != start.parent:
-            # The pipe may be held open by some other child of the parent's.
+            # Another child of the parent's may hold the pipe open.
             kill_tree(os.getpid(), start.mark)
         outbox.beat()
         if start.silence is not None:

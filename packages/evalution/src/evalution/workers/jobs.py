@@ -1,4 +1,4 @@
-"""What workers are given to do, one answer each."""
+"""The jobs of workers: calls, parts of list calls, and the items of a caller's stream."""
 
 from __future__ import annotations
 
@@ -35,21 +35,18 @@ class Job(ABC):
 
     payload: bytes
     number: int = field(default_factory=lambda: next(_numbers))
-    lone_deaths: int = 0
+    crashes_alone: int = 0
     started: float | None = None
     is_dropped: bool = False
 
     @property
     def weight(self) -> int:
-        """How many requests it stands for."""
+        """The number of requests in it."""
         return 1
 
     def halves(self) -> Sequence[Self]:
+        """Split it into two parts, or return `[self]` if it is a single request."""
         return [self]
-
-    def restart(self) -> None:
-        """Its worker has ended; another one begins from the start."""
-        self.started = None
 
     @abstractmethod
     def deliver(self, value: Any, *, is_last: bool) -> None: ...
@@ -60,7 +57,7 @@ class Job(ABC):
 
 @dataclass(eq=False, slots=True)
 class CallJob(Job):
-    """One call of a method; `result` gets what it returns or raises."""
+    """One call of a method; `result` gets its return value or error."""
 
     method: str = ""
     result: Future[Any] = field(default_factory=lambda: Future[Any]())
@@ -87,19 +84,19 @@ class ListPart(CallJob):
         return max(1, len(self.requests))
 
     def halves(self) -> Sequence[ListPart]:
-        """Two parts whose results, joined, become the result of this one."""
+        """Split it into two parts whose joined results become the result of this one."""
         if len(self.requests) < 2:
             return [self]
         half = (len(self.requests) + 1) // 2
         parts = [
-            list_part(self.method, self.requests[:half], self.batch_size, self.start),
-            list_part(self.method, self.requests[half:], self.batch_size, self.start + half),
+            make_list_part(self.method, self.requests[:half], self.batch_size, self.start),
+            make_list_part(self.method, self.requests[half:], self.batch_size, self.start + half),
         ]
 
         def join(_: Future[Any]) -> None:
             if all(part.result.done() for part in parts):
                 try:
-                    self.deliver(joined_outputs(parts), is_last=True)
+                    self.deliver(join_outputs(parts), is_last=True)
                 except EvalutionError as error:
                     self.fail(error)
 
@@ -108,8 +105,10 @@ class ListPart(CallJob):
         return parts
 
 
-def list_part(method: str, requests: Sequence[Any], batch_size: int | None, start: int) -> ListPart:
-    """A list call of these requests, which are those from `start` on of a longer one.
+def make_list_part(
+    method: str, requests: Sequence[Any], batch_size: int | None, start: int
+) -> ListPart:
+    """Make a list call of these requests, those from `start` on of a longer one.
 
     Raises:
         InvalidRequestError: a request can't be pickled.
@@ -123,8 +122,8 @@ def list_part(method: str, requests: Sequence[Any], batch_size: int | None, star
     )
 
 
-def joined_outputs(parts: Sequence[ListPart]) -> list[Any]:
-    """The outputs of parts that are next to each other; waits until all are done.
+def join_outputs(parts: Sequence[ListPart]) -> list[Any]:
+    """Return the outputs of adjacent parts in order; waits until all are done.
 
     Raises:
         InvalidRequestError, UnsupportedRequestError: some requests were refused; names all of them.
@@ -144,8 +143,8 @@ def joined_outputs(parts: Sequence[ListPart]) -> list[Any]:
             continue
         if len(found) != len(part.requests):
             raise EngineRuntimeError(
-                f"the session answered {len(found)} of {len(part.requests)} requests: which, it "
-                "doesn't say"
+                f"the session answered {len(found)} of {len(part.requests)} requests, and "
+                "doesn't say which"
             )
         outputs.extend(found)
     if refused:
@@ -153,39 +152,19 @@ def joined_outputs(parts: Sequence[ListPart]) -> list[Any]:
     return outputs
 
 
-def call_job(method: str, *arguments: Any, **options: Any) -> CallJob:
-    """A call of the session's method, or of its tokenizer's `encode` or `decode`."""
+def make_call_job(method: str, *arguments: Any, **options: Any) -> CallJob:
+    """Make a call of the session's method, or of its tokenizer's `encode` or `decode`."""
     return CallJob(pickle.dumps((arguments, options)), method=method)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class StreamItem(Job):
-    """A request of a stream. Of the deltas that a second run gives, what was told isn't again."""
+    """A request of a stream; with `has_text`, part of its text was delivered already."""
 
-    stream: RequestStream
+    stream: PooledStream
     key: Hashable
-    metadata: Any = None
-    has_diverged: bool = False
-    _told: str = ""
-    _told_ids: int = 0
-    _seen: str = ""
-    _seen_ids: int = 0
-
-    def restart(self) -> None:
-        self.started = None
-        self._seen, self._seen_ids = "", 0
-
-    def untold(self, delta: TextDelta) -> TextDelta | None:
-        """What is new in a delta; None if nothing is."""
-        self._seen += delta.text
-        if not (self._told.startswith(self._seen) or self._seen.startswith(self._told)):
-            self.has_diverged = True
-            return None
-        ids = delta.token_ids[max(0, self._told_ids - self._seen_ids) :]
-        self._seen_ids += len(delta.token_ids)
-        text = self._seen[len(self._told) :]
-        self._told, self._told_ids = self._told + text, self._told_ids + len(ids)
-        return TextDelta(text, ids) if text or ids else None
+    metadata: dict[str, Any] | None = None
+    has_text: bool = False
 
     def deliver(self, value: Any, *, is_last: bool) -> None:
         self.stream.deliver(self, value, is_last=is_last)
@@ -201,8 +180,10 @@ class _Unread:
     is_delta: bool = False
 
 
-class RequestStream:
-    """Items that are open, and answers that are unread; all state is under the scheduler's lock.
+class PooledStream:
+    """A caller's stream over all workers: open items and unread answers.
+
+    All state is under the scheduler's lock.
 
     Args:
         method: which method of the session serves it.
@@ -225,7 +206,7 @@ class RequestStream:
         self.batch_size = batch_size
         self._run = run
         self._run_left = 0
-        self._run_seat: object = None
+        self._run_slot: object = None
         self.backlog: deque[StreamItem] = deque()
         self._unread_bound = unread_bound
         self._results: deque[_Unread] = deque()
@@ -243,18 +224,18 @@ class RequestStream:
 
     @property
     def takes_more(self) -> bool:
-        """Whether an item may be placed, as far as the reader is concerned."""
+        """True if an item may be placed, as far as the reader is concerned."""
         return not self.has_ended and self._unread < self._unread_bound
 
     # the scheduler's side
 
-    def stays_on(self, seat: object) -> bool:
-        """Whether the next item should go where the last one went."""
-        return self._run_left > 0 and self._run_seat is seat
+    def stays_on(self, slot: object) -> bool:
+        """True if the next item should go where the last one went."""
+        return self._run_left > 0 and self._run_slot is slot
 
-    def placed_on(self, seat: object) -> None:
-        if not self.stays_on(seat):
-            self._run_seat, self._run_left = seat, self._run
+    def placed_on(self, slot: object) -> None:
+        if not self.stays_on(slot):
+            self._run_slot, self._run_left = slot, self._run
         self._run_left -= 1
 
     def add(self, item: StreamItem) -> None:
@@ -267,21 +248,12 @@ class RequestStream:
         if isinstance(value, TextDelta):
             self._deliver_delta(item, value)
             return
-        if item.has_diverged:
-            self.deliver_failure(
-                item,
-                EngineRuntimeError(
-                    "the worker ended after part of the text was told, and the text began "
-                    "otherwise the second time"
-                ),
-            )
-            return
         if is_last:
             self._settle(item, _with_metadata(value, item.metadata))
 
     def deliver_failure(self, item: StreamItem, error: EvalutionError) -> None:
         if not self.has_ended and item.number in self._open:
-            self._settle(item, RequestFailure(error, item.metadata))
+            self._settle(item, RequestFailure(error, item.metadata or {}))
 
     def reject(self, key: Any, failure: RequestFailure) -> None:
         """Answer a request that can't be sent."""
@@ -290,7 +262,7 @@ class RequestStream:
         self._settle(item, failure)
 
     def end_input(self, error: BaseException | None = None) -> None:
-        """No item follows: once all answers are read the stream ends, or raises the `error`."""
+        """Note that no item follows: after the last answer the stream ends, or raises `error`."""
         self.input_ended = True
         self._input_error = error
         self._changed.notify_all()
@@ -307,7 +279,7 @@ class RequestStream:
             self._drop_open()
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """End the stream: it is not read any more."""
         self._is_closed = True
         self._results.clear()
         self._deltas.clear()
@@ -315,7 +287,7 @@ class RequestStream:
         self._drop_open()
 
     def wait_for(self, condition: Any, timeout: float | None = None) -> bool:
-        """Wait, with the lock held by the caller, until it holds."""
+        """Wait, with the lock held by the caller, until the condition is true."""
         return self._changed.wait_for(condition, timeout)
 
     def notify(self) -> None:
@@ -324,7 +296,7 @@ class RequestStream:
     # the reader's side
 
     def results(self) -> Iterator[tuple[Any, Any]]:
-        """Answers as they finish; no lock is held while the caller has one."""
+        """Yield answers as they finish; no lock is held meanwhile."""
         while (found := self._next()) is not None:
             yield found
 
@@ -346,16 +318,15 @@ class RequestStream:
             return None
 
     def _deliver_delta(self, item: StreamItem, delta: TextDelta) -> None:
-        if (new := item.untold(delta)) is None:
-            return
+        item.has_text = True
         unread = self._deltas.get(item.number)
         if unread is None:
-            unread = self._deltas[item.number] = _Unread(item, new, is_delta=True)
+            unread = self._deltas[item.number] = _Unread(item, delta, is_delta=True)
             self._results.append(unread)
         else:
-            # A reader that pauses finds one delta of each request, however long it stayed away.
+            # A reader that pauses finds one delta of each request, however long it paused.
             before = unread.value
-            unread.value = TextDelta(before.text + new.text, before.token_ids + new.token_ids)
+            unread.value = TextDelta(before.text + delta.text, before.token_ids + delta.token_ids)
         self._changed.notify_all()
 
     def _settle(self, item: StreamItem, value: Any) -> None:
@@ -373,8 +344,8 @@ class RequestStream:
         self._changed.notify_all()
 
 
-def without_metadata(request: Any) -> tuple[Any, Any]:
-    """A request to send, and its metadata, which stays here: the caller's own, of any kind.
+def split_metadata(request: Any) -> tuple[Any, Any]:
+    """Return a request to send, and its metadata, which stays here: it may not pickle.
 
     Metadata that is no dict stays with the request: the session refuses it.
     """

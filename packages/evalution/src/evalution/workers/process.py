@@ -1,4 +1,9 @@
-"""Where workers run: a device each, or a share of the cores."""
+"""A worker as a process on this machine: its environment, its start, and its end with all it began.
+
+A worker leads a process group, and has a mark in its environment, which its descendants inherit.
+On Linux the mark also finds those that left the group, even if their parents are gone. Windows ends
+the tree by a command of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,11 +19,11 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from evalution.workers.wire import Channel, Ending, Listener, Message, Outbox, Start
+from evalution.workers.wire import Channel, Message, Outbox, Start, WorkerExit, WorkerListener
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 THREAD_COUNTS = (
@@ -28,200 +32,7 @@ THREAD_COUNTS = (
     "OPENBLAS_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Variables set in a worker's environment, and the cores that it is bound to (None: all)."""
-
-    environment: dict[str, str] = field(default_factory=dict[str, str])
-    cores: tuple[int, ...] | None = None
-
-
-def places(workers: int, devices: Sequence[str] | None) -> list[Place]:
-    """A place for each worker.
-
-    With devices, worker i sees `devices[i]` alone. One worker without devices has all. Several
-    share the cores of this process in equal parts, each bound to its part where the system can do
-    that; with devices they aren't bound. Libraries are told of as many threads as a part has cores,
-    unless this process's environment says a number already.
-    """
-    if workers == 1:
-        return [Place(_device(devices, 0))]
-    cores = _cores()
-    parts = [
-        tuple(cores[i * len(cores) // workers : (i + 1) * len(cores) // workers])
-        for i in range(workers)
-    ]
-    return [
-        Place(
-            {**_threads(len(part)), **_device(devices, index)},
-            part if part and devices is None and hasattr(os, "sched_setaffinity") else None,
-        )
-        for index, part in enumerate(parts)
-    ]
-
-
-def _device(devices: Sequence[str] | None, index: int) -> dict[str, str]:
-    return {} if devices is None else {VISIBLE_DEVICES: devices[index]}
-
-
-def _threads(count: int) -> dict[str, str]:
-    return {name: str(max(1, count)) for name in THREAD_COUNTS if name not in os.environ}
-
-
-def _cores() -> list[int]:
-    if sys.platform == "linux":
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
 MARK = "EVALUTION_WORKER"
-_PROCESSES = Path("/proc")
-_ROUNDS = 5
-
-
-def kill_tree(pid: int, mark: str) -> None:
-    """Kill the worker `pid`, its group, and on Linux all other processes with this mark."""
-    if sys.platform == "win32":
-        subprocess.run(["taskkill", "/T", "/F", "/PID", str(pid)], check=False, capture_output=True)
-        return
-    for _ in range(_ROUNDS):  # one that is starting another just now needs a second look
-        found = marked(mark)
-        for other in found:
-            _kill(other)
-        if not found:
-            break
-    _kill_group(pid)  # last, since a worker that is alone in the world ends itself by it
-
-
-def nested(mark: str) -> str:
-    """What a worker of this process gets as its mark: `mark`, and this one's own if it is a worker.
-
-    So the end of a worker is that of its workers too, which lead groups of their own.
-    """
-    return "/".join([*filter(None, [os.environ.get(MARK)]), mark])
-
-
-def marked(mark: str) -> list[int]:
-    """Living processes with this mark, without the asking one; none where there is no /proc."""
-    return [
-        pid
-        for pid in (int(entry.name) for entry in _PROCESSES.glob("[0-9]*"))
-        if pid != os.getpid() and mark.encode() in _marks(pid)
-    ]
-
-
-def _marks(pid: int) -> list[bytes]:
-    try:
-        # Of a zombie this is empty: it waits for its parent and does no harm.
-        environment = (_PROCESSES / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:  # ended meanwhile, or another user's
-        return []
-    first = f"{MARK}=".encode()
-    found = (entry for entry in environment if entry.startswith(first))
-    return next(found, first).removeprefix(first).split(b"/")
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # macOS: a group of zombies
-        return
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
-_WAIT_S = 2.0
-_LOOK_S = 0.02
-_LONGEST = 20_000
-_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
-_WAITS = ("threading.py", "queue.py")
-"""Files whose frames on top only say that a thread waits; the next one says for what."""
-_IDLE = ("wire.py", "child.py", "lanes.py", "streams.py", "runtime_thread.py")
-"""Files of a worker and of the engine kit that wait where there is nothing to do."""
-_FATAL, _CURRENT = "Fatal Python error", "Current thread"
-"""What faulthandler writes of a crash, and of the thread that it dumps from."""
-
-_dumps: list[TextIO] = []
-
-
-class StackDumps:
-    """In the worker: dumps on a crash, on a signal, and after a silence.
-
-    The dump is made by native code that needs no lock of Python's.
-    """
-
-    def __init__(self, path: str):
-        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
-        _dumps.append(self._file)
-        self.listen()
-
-    def listen(self) -> None:
-        """Take the signals; again after a build, which may have taken them for itself."""
-        faulthandler.enable(self._file)
-        if sys.platform != "win32":
-            faulthandler.register(signal.SIGUSR2, self._file)
-
-    def expect_life(self, within: float) -> None:
-        """End the process with a dump unless this is called again within so many seconds."""
-        faulthandler.dump_traceback_later(within, exit=True, file=self._file)
-
-
-def ask_for_stack(pid: int, path: Path) -> None:
-    """Have the worker dump its stack, and wait for it; not on Windows, which has no such signal."""
-    if sys.platform == "win32":
-        return
-    before = _size(path)
-    try:
-        os.kill(pid, signal.SIGUSR2)
-    except ProcessLookupError:
-        return
-    end = time.monotonic() + _WAIT_S
-    size = before
-    while time.monotonic() < end:
-        time.sleep(_LOOK_S)
-        now = _size(path)
-        if now > before and now == size:
-            return
-        size = now
-
-
-def read_stack(path: Path) -> str | None:
-    """What the worker dumped, if anything."""
-    try:
-        return path.read_text("utf-8", errors="replace")[-_LONGEST:].strip() or None
-    except OSError:
-        return None
-
-
-def innermost(stack: str) -> str | None:
-    """Where the first thread that isn't merely waiting stands: `function (file:line)`.
-
-    Of a crash, only the thread that crashed counts: the others stood anywhere.
-    """
-    threads = re.split(r"\n\s*\n", stack)
-    crashed = [thread for thread in threads if thread.startswith(_CURRENT)]
-    for thread in (crashed or threads) if _FATAL in stack else threads:
-        frames = [found for line in thread.splitlines() if (found := _FRAME.match(line))]
-        telling = [found for found in frames if Path(found["file"]).name not in _WAITS]
-        if telling and Path(telling[0]["file"]).name not in _IDLE:
-            top = telling[0]
-            return f"{top['function']} ({top['file']}:{top['line']})"
-    return None
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
 
 # -P and this path keep a stray module of the current folder from being imported first.
 _BOOT = """
@@ -230,14 +41,21 @@ sys.path[:] = {path}
 from evalution.workers.child import main
 main()
 """
+_PROCESSES = Path("/proc")
+_ROUNDS = 5
 _EXIT_S = 10.0
+_STACK_WAIT_S = 2.0
+_STACK_POLL_S = 0.02
+_LONGEST_STACK = 20_000
 _SILENT = "Timeout ("
-"""What a dump begins with that the worker's own watch has made."""
+"""Start of a stack dump that the worker's own watchdog has made."""
+
+_stack_files: list[TextIO] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What every worker of a session is started with."""
+    """The engine, model and timings that every worker of a session is started with."""
 
     engine: bytes
     model: bytes
@@ -252,32 +70,30 @@ class WorkerProcess:
     It inherits the environment, credentials in it included: the engine may need them.
     """
 
-    def __init__(self, blueprint: Blueprint, place: Place):
+    def __init__(self, blueprint: Blueprint, environment: dict[str, str]):
         self._blueprint = blueprint
-        self._place = place
+        self._environment = environment
         self._mark = uuid.uuid4().hex
         self._folder = tempfile.TemporaryDirectory(prefix="evalution-worker-")
         self._stack_file = Path(self._folder.name) / "stack.txt"
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._outbox: Outbox | None = None
-        self._verdict: str | None = None
+        self._kill_reason: str | None = None
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def start(self, listener: Listener) -> None:
+    def start(self, listener: WorkerListener) -> None:
         path = [entry or os.getcwd() for entry in sys.path]
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _BOOT.format(path=json.dumps(path))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **self._place.environment, MARK: nested(self._mark)},
+            env={**os.environ, **self._environment, MARK: make_nested_mark(self._mark)},
             start_new_session=True,
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
         self._process = process
         channel = Channel(cast(Any, process.stdout), cast(Any, process.stdin))
         self._outbox = Outbox(channel, f"evalution worker {process.pid} sender")
@@ -288,7 +104,6 @@ class WorkerProcess:
                 model=plan.model,
                 main=plan.main,
                 stack_file=str(self._stack_file),
-                cores=self._place.cores,
                 beat=plan.beat,
                 silence=plan.silence,
                 mark=self._mark,
@@ -308,14 +123,14 @@ class WorkerProcess:
         process = self._process
         assert process is not None
         with self._lock:
-            if self._verdict is not None or process.returncode is not None:
+            if self._kill_reason is not None or process.returncode is not None:
                 return
-            self._verdict = reason
+            self._kill_reason = reason
         if with_stack:
-            ask_for_stack(process.pid, self._stack_file)
+            request_stack(process.pid, self._stack_file)
         kill_tree(process.pid, self._mark)
 
-    def _listen(self, channel: Channel, listener: Listener) -> None:
+    def _listen(self, channel: Channel, listener: WorkerListener) -> None:
         try:
             while True:
                 try:
@@ -325,17 +140,17 @@ class WorkerProcess:
                 listener.received(messages)
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer must learn of it
             self.kill(f"was killed, since {type(error).__name__}: {error}", with_stack=False)
-        listener.ended(self._ending())
+        listener.ended(self._await_exit())
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
         # A process that it forked holds its end of the pipe open, which hides that it is gone.
         kill_tree(process.pid, self._mark)
 
-    def _ending(self) -> Ending:
+    def _await_exit(self) -> WorkerExit:
         process = self._process
         assert process is not None
-        # With its pipe closed it is on its way out, or stuck there.
+        # With its pipe closed it is about to exit, or hangs in its exit.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_EXIT_S)
         kill_tree(process.pid, self._mark)
@@ -343,15 +158,132 @@ class WorkerProcess:
         assert self._outbox is not None
         self._outbox.close()
         for stream in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):  # what it holds can't be written any more
+            with contextlib.suppress(OSError):  # its buffer can't be written any more
                 if stream is not None:
                     stream.close()
         stack = read_stack(self._stack_file)
         self._folder.cleanup()
-        return Ending(self._verdict or _described(code, stack, self._blueprint.silence), stack)
+        reason = self._kill_reason or _describe_exit(code, stack, self._blueprint.silence)
+        return WorkerExit(reason, stack)
 
 
-def _described(code: int, stack: str | None, silence: float | None) -> str:
+def make_environments(workers: int, devices: Sequence[str] | None) -> list[dict[str, str]]:
+    """Return the variables to be set for each worker.
+
+    With devices, worker i sees `devices[i]` alone. One worker has everything else as it is. For
+    several, libraries are limited to a worker's share of the cores, unless this process's
+    environment has a number already.
+    """
+    seen = [{} if devices is None else {VISIBLE_DEVICES: devices[n]} for n in range(workers)]
+    if workers == 1:
+        return seen
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    share = str(max(1, cores // workers))
+    threads = {name: share for name in THREAD_COUNTS if name not in os.environ}
+    return [{**threads, **device} for device in seen]
+
+
+def kill_tree(pid: int, mark: str) -> None:
+    """Kill the worker `pid`, its group, and on Linux all other processes with this mark."""
+    if sys.platform == "win32":
+        subprocess.run(["taskkill", "/T", "/F", "/PID", str(pid)], check=False, capture_output=True)
+        return
+    for _ in range(_ROUNDS):  # one that is starting another just now needs a second look
+        found = find_marked(mark)
+        for other in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(other, signal.SIGKILL)
+        if not found:
+            break
+    # Last, since a worker without any other process ends itself by it. macOS refuses zombies.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def make_nested_mark(mark: str) -> str:
+    """Return a worker's mark: `mark`, below that of this process if it is a worker itself.
+
+    So the end of a worker is that of its workers too, which lead groups of their own.
+    """
+    return "/".join([*filter(None, [os.environ.get(MARK)]), mark])
+
+
+def find_marked(mark: str) -> list[int]:
+    """Return living processes with this mark, other than this one; none without /proc."""
+    return [
+        pid
+        for pid in (int(entry.name) for entry in _PROCESSES.glob("[0-9]*"))
+        if pid != os.getpid() and mark.encode() in _read_marks(pid)
+    ]
+
+
+def _read_marks(pid: int) -> list[bytes]:
+    try:
+        # Of a zombie this is empty: it waits for its parent and does no harm.
+        environment = (_PROCESSES / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:  # ended meanwhile, or another user's
+        return []
+    first = f"{MARK}=".encode()
+    found = (entry for entry in environment if entry.startswith(first))
+    return next(found, first).removeprefix(first).split(b"/")
+
+
+class StackDumps:
+    """Stack dumps in the worker: on a crash, on a signal, and after a silence.
+
+    `faulthandler` writes them by native code, even while some other call holds Python's lock.
+    """
+
+    def __init__(self, path: str):
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
+        _stack_files.append(self._file)
+        self.listen()
+
+    def listen(self) -> None:
+        """Take the signals; again after a build, which may have taken them for itself."""
+        faulthandler.enable(self._file)
+        if sys.platform != "win32":
+            faulthandler.register(signal.SIGUSR2, self._file)
+
+    def expect_life(self, within: float) -> None:
+        """End the process with a dump unless this is called again within so many seconds."""
+        faulthandler.dump_traceback_later(within, exit=True, file=self._file)
+
+
+def request_stack(pid: int, path: Path) -> None:
+    """Have the worker dump its stack, and wait for it; Windows has no such signal."""
+    if sys.platform == "win32":
+        return
+    before = size = _read_size(path)
+    try:
+        os.kill(pid, signal.SIGUSR2)
+    except ProcessLookupError:
+        return
+    end = time.monotonic() + _STACK_WAIT_S
+    while time.monotonic() < end:
+        time.sleep(_STACK_POLL_S)
+        now = _read_size(path)
+        if now > before and now == size:
+            return
+        size = now
+
+
+def read_stack(path: Path) -> str | None:
+    """Return the stack that the worker dumped, if any."""
+    try:
+        return path.read_text("utf-8", errors="replace")[-_LONGEST_STACK:].strip() or None
+    except OSError:
+        return None
+
+
+def _read_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _describe_exit(code: int, stack: str | None, silence: float | None) -> str:
     if stack is not None and stack.startswith(_SILENT):
         return (
             f"was silent for {silence:g} s and was ended: a native call holds Python's lock, "

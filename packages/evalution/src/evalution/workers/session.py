@@ -1,4 +1,4 @@
-"""The tokenizer of a session in another process: each call is a round trip."""
+"""A session whose work is done by sessions in worker processes, and building one."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 from evalution.workers.jobs import (
     CallJob,
     ListPart,
-    RequestStream,
+    PooledStream,
     StreamItem,
-    call_job,
-    joined_outputs,
-    list_part,
-    without_metadata,
+    join_outputs,
+    make_call_job,
+    make_list_part,
+    split_metadata,
 )
-from evalution.workers.process import Blueprint, WorkerProcess, places
-from evalution.workers.supervision import Supervision, WorkerOptions, beat_interval
-from evalution.workers.wire import main_module, pack_configuration, pack_request
+from evalution.workers.process import Blueprint, WorkerProcess, make_environments
+from evalution.workers.supervision import Supervision, WorkerOptions, get_beat_interval
+from evalution.workers.wire import SpecialIds, main_module, pack_configuration, pack_request
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -42,33 +42,19 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 
-SpecialIds = tuple[tuple[int, ...], int | None, int | None]
-
 
 class RemoteTokenizer:
-    def __init__(self, ask: Callable[..., Any]):
+    """The tokenizer of a session in another process; each call is a round trip."""
+
+    def __init__(self, ask: Callable[..., Any], special_ids: SpecialIds):
         self._ask = ask
+        self.leading_ids, self.bos_id, self.eos_id = special_ids
 
     def encode(self, text: str) -> list[int]:
         return self._ask("encode", text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._ask("decode", list(token_ids), skip_special_tokens=skip_special_tokens)
-
-
-class RemoteSpecialTokenizer(RemoteTokenizer):
-    """One that tells its special ids."""
-
-    def __init__(self, ask: Callable[..., Any], special_ids: SpecialIds):
-        super().__init__(ask)
-        self.leading_ids, self.bos_id, self.eos_id = special_ids
-
-
-def remote_tokenizer(ask: Callable[..., Any], special_ids: SpecialIds | None) -> TextCodec:
-    """A tokenizer that calls `ask` with the method's name and arguments."""
-    if special_ids is None:
-        return RemoteTokenizer(ask)
-    return RemoteSpecialTokenizer(ask, special_ids)
 
 
 K = TypeVar("K", bound=Hashable)
@@ -83,7 +69,7 @@ class SupervisedSession(BaseInferenceSession):
     """Spreads requests over workers, each with a session of its own that is restarted if it ends.
 
     `batch_size` caps what runs at once over all workers. List calls are divided among them; with
-    several, a bad request keeps its own part from running, and is told when the others are done.
+    several, a bad request keeps its own part from running, and is raised when the others are done.
 
     A request that ends its worker is a `RequestFailure` in a stream. A list call has none to give:
     there it is an `EngineRuntimeError`, with the request's index in `in_flight`.
@@ -103,26 +89,25 @@ class SupervisedSession(BaseInferenceSession):
         self._check_lock = threading.Lock()
         self._check_result: CheckResult | None = None
         self._identity: tuple[dict[str, Any] | None] | None = None
-        traits = [seat.traits for seat in self._scheduler.seats if seat.traits is not None]
-        first = traits[0]
-        self._capabilities = frozenset[Capability].intersection(
-            *(trait.capabilities for trait in traits)
-        ) - {Capability.ATTACH}
-        # Attributes of the instance, since a protocol asks whether they are there at all.
-        if first.max_model_len is not None:
-            self.max_model_len = first.max_model_len
-        preferred = [t.preferred_batch_size for t in traits if t.preferred_batch_size is not None]
-        self._info = SessionInfo(self._capabilities, first.max_model_len, sum(preferred) or None)
-        if preferred:
-            self.preferred_batch_size = sum(preferred)
-        if first.has_tokenizer:
-            self.tokenizer = remote_tokenizer(  # pyright: ignore[reportAttributeAccessIssue]
-                self._ask, first.special_ids
-            )
+        ready = [slot.ready for slot in self._scheduler.slots if slot.ready is not None]
+        infos = [found.info for found in ready]
+        preferred = [info.preferred_batch_size for info in infos if info.preferred_batch_size]
+        self._info = SessionInfo(
+            frozenset[Capability].intersection(*(info.capabilities for info in infos))
+            - {Capability.ATTACH},
+            infos[0].max_model_len,
+            sum(preferred) or None,
+        )
+        special_ids = ready[0].special_ids
+        self._tokenizer = None if special_ids is None else RemoteTokenizer(self._ask, special_ids)
 
     @property
     def info(self) -> SessionInfo:
         return self._info
+
+    @property
+    def tokenizer(self) -> TextCodec | None:
+        return self._tokenizer
 
     @property
     def requests_in_flight(self) -> int:
@@ -159,19 +144,18 @@ class SupervisedSession(BaseInferenceSession):
         *,
         batch_size: int | None = None,
     ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
-        """As `loglikelihood_continuous`, for whole texts; the contract has only the list call."""
-        return self._streamed("loglikelihood_rolling", requests, batch_size)
+        return self._streamed("loglikelihood_rolling_continuous", requests, batch_size)
 
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, StreamEvent]]:
-        if Capability.STREAM not in self._capabilities:
+        if Capability.STREAM not in self._info.capabilities:
             self._scheduler.ensure_open()
             raise UnsupportedRequestError("the engine in the worker process can't stream")
         return self._streamed("stream", requests, batch_size)
 
     def check(self) -> CheckResult:
-        """The worst result of all workers' checks."""
+        """Return the worst result of all workers' checks."""
         self._scheduler.ensure_open()
         with self._check_lock:
             if self._check_result is None:
@@ -205,7 +189,7 @@ class SupervisedSession(BaseInferenceSession):
     # within
 
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        job = call_job(method, *arguments, **options)
+        job = make_call_job(method, *arguments, **options)
         self._scheduler.submit(job)
         return job.result.result()
 
@@ -213,9 +197,9 @@ class SupervisedSession(BaseInferenceSession):
         jobs: list[CallJob] = []
         with self._scheduler.lock:
             self._scheduler.ensure_open()
-            for seat in self._scheduler.ready_seats():
-                job = call_job(method)
-                self._scheduler.submit(job, seat)
+            for slot in self._scheduler.ready_slots():
+                job = make_call_job(method)
+                self._scheduler.submit(job, slot)
                 jobs.append(job)
         return jobs
 
@@ -235,7 +219,7 @@ class SupervisedSession(BaseInferenceSession):
         run: int = 1,
     ) -> Iterator[tuple[K, Any]]:
         cap = self._begin(batch_size)
-        unread = cap or getattr(self, "preferred_batch_size", None) or _UNREAD
+        unread = cap or self._info.preferred_batch_size or _UNREAD
         return self._results(method, requests, cap, unread, run)
 
     def _results(
@@ -246,7 +230,7 @@ class SupervisedSession(BaseInferenceSession):
         unread: int,
         run: int,
     ) -> Iterator[tuple[K, Any]]:
-        stream = RequestStream(
+        stream = PooledStream(
             self._scheduler.lock, method, batch_size=cap, unread_bound=unread, run=run
         )
         self._scheduler.open(stream)
@@ -258,7 +242,7 @@ class SupervisedSession(BaseInferenceSession):
         finally:
             self._scheduler.release(stream)
 
-    def _feed(self, requests: Iterable[tuple[Any, Any]], stream: RequestStream) -> None:
+    def _feed(self, requests: Iterable[tuple[Any, Any]], stream: PooledStream) -> None:
         try:
             source = iter(requests)
             while self._scheduler.wait_for_room(stream):
@@ -267,7 +251,7 @@ class SupervisedSession(BaseInferenceSession):
                 except StopIteration:
                     self._scheduler.end_input(stream)
                     return
-                bare, metadata = without_metadata(request)
+                bare, metadata = split_metadata(request)
                 try:
                     payload = pack_request(bare)
                 except InvalidRequestError as error:
@@ -281,13 +265,13 @@ class SupervisedSession(BaseInferenceSession):
 
     def _list_call(self, method: str, requests: Sequence[Any], batch_size: int | None) -> Any:
         cap = self._begin(batch_size)
-        pairs = [without_metadata(request) for request in requests]
-        workers = len(self._scheduler.ready_seats()) or 1
-        parts = _parts(method, [request for request, _ in pairs], cap, workers)
+        pairs = [split_metadata(request) for request in requests]
+        workers = len(self._scheduler.ready_slots()) or 1
+        parts = _divide(method, [request for request, _ in pairs], cap, workers)
         try:
             for part in parts:
                 self._scheduler.submit(part)
-            outputs = joined_outputs(parts)
+            outputs = join_outputs(parts)
         finally:
             for part in parts:
                 part.is_dropped = True
@@ -297,14 +281,14 @@ class SupervisedSession(BaseInferenceSession):
         return outputs
 
 
-def _parts(
+def _divide(
     method: str, requests: Sequence[Any], cap: int | None, workers: int
 ) -> Sequence[ListPart]:
-    """The requests in as many parts as may be answered at once, next to each other."""
+    """Divide the requests into as many adjacent parts as may be answered at once."""
     count = max(1, min(workers, len(requests), cap or workers))
     cuts = [part * len(requests) // count for part in range(count + 1)]
     return [
-        list_part(
+        make_list_part(
             method,
             requests[begin:end],
             None if cap is None else cap // count + (number < cap % count),
@@ -346,12 +330,12 @@ def build_supervised(
         packed_engine,
         packed_model,
         main_module(packed_engine, packed_model),
-        beat_interval(options),
+        get_beat_interval(options),
         options.heartbeat_timeout,
     )
-    seats = places(workers, devices)
+    environments = make_environments(workers, devices)
     supervision = Supervision(
-        workers, lambda index: WorkerProcess(blueprint, seats[index]), options
+        workers, lambda index: WorkerProcess(blueprint, environments[index]), options
     )
     supervision.start()
     description: dict[str, Any] = {"isolated": True, "replicas": workers}

@@ -1,4 +1,4 @@
-"""How patiently workers are supervised."""
+"""Supervises workers: starts and restarts them, and ends those that hang."""
 
 from __future__ import annotations
 
@@ -6,61 +6,55 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from evalution.workers.scheduler import Limits, Scheduler, Seat, SeatState
-from evalution.workers.wire import Close, Ending, Message, Worker
+from pydantic import Field
+
+from evalution.workers.assignment import SlotState, WorkerSlot
+from evalution.workers.scheduler import Limits, Scheduler
+from evalution.workers.wire import Close, Message, Worker, WorkerExit
 from evalution_core import (
-    ConfigurationError,
     EngineRuntimeError,
     SessionClosedError,
     validate_options,
 )
 
+Seconds = Annotated[float | None, Field(gt=0)]
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """When a worker counts as hung or broken, and how it is started again.
+    """Deadlines after which a worker counts as hung or broken, and its restarts.
 
     Options:
         request_timeout: seconds a request may go without progress once the engine has it: its next
             token where the engine streams, else its answer. A list call of n requests may take n
-            times that. None: for ever.
-        build_timeout: seconds for loading the model. None: for ever.
+            times that. None: no limit.
+        build_timeout: seconds for loading the model. None: no limit.
         heartbeat_timeout: seconds a worker with a loaded model may be silent. It is silent while
-            one native call holds Python's lock. None: for ever.
-        restarts: how often in a row a worker may end without having answered anything until it is
-            given up.
+            one native call holds Python's lock. None: no limit.
+        restarts: how often in a row a worker may end without an answer until it is given up.
         backoff: seconds before the second restart in a row; doubled for each one after it.
         close_timeout: seconds for releasing the model until the worker is killed.
     """
 
     declared_as: ClassVar[str] = "worker options"
 
-    request_timeout: float | None = None
-    build_timeout: float | None = None
-    heartbeat_timeout: float | None = 120.0
-    restarts: int = 8
-    backoff: float = 0.5
-    close_timeout: float = 30.0
+    request_timeout: Seconds = None
+    build_timeout: Seconds = None
+    heartbeat_timeout: Seconds = 120.0
+    restarts: Annotated[int, Field(ge=0)] = 8
+    backoff: Annotated[float, Field(ge=0)] = 0.5
+    close_timeout: Annotated[float, Field(gt=0)] = 30.0
 
     def __post_init__(self) -> None:
         validate_options(self)  # pyright: ignore[reportArgumentType] - asks for __name__ too
-        for name in ("request_timeout", "build_timeout", "heartbeat_timeout", "close_timeout"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigurationError(
-                    f"{name} must be a number of seconds above 0, or left out, got {value!r}"
-                )
-        for name in ("restarts", "backoff"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigurationError(f"{name} must be at least 0, got {value!r}")
 
 
 _SLOWEST_LOOK_S = 1.0
 _FASTEST_LOOK_S = 0.02
 _LOOKS = 8
-"""How often a worker is looked at within the shortest of its deadlines."""
+"""Looks at a worker within the shortest of its deadlines."""
 _GRACE = 1.5
 """A silent worker ends itself, with a dump; after this many times as long it is killed."""
 
@@ -70,7 +64,7 @@ class Supervision:
 
     Args:
         workers: how many there are.
-        make: a new worker for the seat of this number.
+        make: makes a worker for the slot of this number.
         options: deadlines and restarts.
     """
 
@@ -103,7 +97,7 @@ class Supervision:
                 scheduler.changed.wait_for(
                     lambda: (
                         scheduler.failure is not None
-                        or all(seat.state is SeatState.READY for seat in scheduler.seats)
+                        or all(slot.state is SlotState.READY for slot in scheduler.slots)
                     )
                 )
                 if scheduler.failure is not None:
@@ -147,22 +141,22 @@ class Supervision:
 
     def _ask_all_to_close(self) -> None:
         with self.scheduler.lock:
-            ready = [s.worker for s in self.scheduler.seats if s.state is SeatState.READY]
+            ready = [s.worker for s in self.scheduler.slots if s.state is SlotState.READY]
             others = [worker for worker in self._living() if worker not in ready]
         for worker in ready:
             if worker is not None:
                 worker.send(Close())
         for worker in others:
-            worker.kill("was not wanted any more", with_stack=False)
+            worker.kill("was stopped", with_stack=False)
 
     def _kill_all(self) -> None:
         with self.scheduler.lock:
             living = self._living()
         for worker in living:
-            worker.kill("was not wanted any more", with_stack=False)
+            worker.kill("was stopped", with_stack=False)
 
     def _living(self) -> list[Worker]:
-        return [seat.worker for seat in self.scheduler.seats if seat.worker is not None]
+        return [slot.worker for slot in self.scheduler.slots if slot.worker is not None]
 
     def _all_gone(self) -> bool:
         return not self._living()
@@ -193,9 +187,9 @@ class Supervision:
     def _next_look(self) -> float:
         with self.scheduler.lock:
             due = [
-                seat.restart_at - self.scheduler.now
-                for seat in self.scheduler.seats
-                if seat.state is SeatState.DOWN
+                slot.restart_at - self.scheduler.now
+                for slot in self.scheduler.slots
+                if slot.state is SlotState.DOWN
             ]
         return max(0.0, min([self._look, *due]))
 
@@ -204,46 +198,46 @@ class Supervision:
         with scheduler.lock:
             if scheduler.is_closing or scheduler.failure is not None:
                 return
-            for seat in scheduler.seats:
-                if seat.state is SeatState.DOWN and seat.restart_at <= scheduler.now:
-                    worker = seat.worker = self._make(seat.index)
-                    seat.change(SeatState.BUILDING, scheduler.now)
-                    seat.heard, seat.error = scheduler.now, None
+            for slot in scheduler.slots:
+                if slot.state is SlotState.DOWN and slot.restart_at <= scheduler.now:
+                    worker = slot.worker = self._make(slot.index)
+                    slot.change(SlotState.BUILDING, scheduler.now)
+                    slot.heard, slot.error = scheduler.now, None
                     try:
-                        worker.start(_Ear(scheduler, seat, worker))
+                        worker.start(_SlotListener(scheduler, slot, worker))
                     except OSError as error:
-                        ending = Ending(f"could not be started: {error}")
-                        scheduler.ended(seat, worker, ending)
+                        end = WorkerExit(f"could not be started: {error}")
+                        scheduler.ended(slot, worker, end)
 
     def _kill_hung(self) -> None:
         scheduler = self.scheduler
         hung: list[tuple[Worker, str, bool]] = []
         with scheduler.lock:
-            for seat in scheduler.seats:
-                verdict = self._verdict(seat)
-                if verdict is not None and seat.worker is not None:
-                    hung.append((seat.worker, verdict, seat.state is not SeatState.CONDEMNED))
-                    seat.change(SeatState.CONDEMNED, scheduler.now)
-                    seat.verdict = ""
-        for worker, verdict, with_stack in hung:
-            worker.kill(verdict, with_stack=with_stack)
+            for slot in scheduler.slots:
+                kill_reason = self._kill_reason(slot)
+                if kill_reason is not None and slot.worker is not None:
+                    hung.append((slot.worker, kill_reason, slot.state is not SlotState.KILLING))
+                    slot.change(SlotState.KILLING, scheduler.now)
+                    slot.kill_reason = ""
+        for worker, kill_reason, with_stack in hung:
+            worker.kill(kill_reason, with_stack=with_stack)
 
-    def _verdict(self, seat: Seat) -> str | None:
+    def _kill_reason(self, slot: WorkerSlot) -> str | None:
         options, now = self._options, self.scheduler.now
-        if seat.state is SeatState.CONDEMNED:
-            return seat.verdict or None
-        if seat.state is SeatState.BUILDING:
+        if slot.state is SlotState.KILLING:
+            return slot.kill_reason or None
+        if slot.state is SlotState.BUILDING:
             limit = options.build_timeout
-            late = limit is not None and now - seat.since > limit
+            late = limit is not None and now - slot.since > limit
             return f"had not loaded the model after {limit:g} s and was killed" if late else None
-        if seat.state is not SeatState.READY:
+        if slot.state is not SlotState.READY:
             return None
         limit = options.heartbeat_timeout
-        if limit is not None and now - seat.heard > limit * _GRACE:
+        if limit is not None and now - slot.heard > limit * _GRACE:
             return f"gave no sign of life for {limit * _GRACE:g} s and was killed"
         limit = options.request_timeout
         if limit is not None:
-            for job in seat.in_flight.values():
+            for job in slot.in_flight.values():
                 if job.started is not None and now - job.started > limit * job.weight:
                     return f"made no progress for {limit * job.weight:g} s and was killed"
         return None
@@ -255,21 +249,21 @@ def _look_interval(options: WorkerOptions) -> float:
     return min(_SLOWEST_LOOK_S, max(_FASTEST_LOOK_S, shortest / _LOOKS))
 
 
-def beat_interval(options: WorkerOptions) -> float:
-    """How often a worker gives a sign of life, and tells which requests go on."""
+def get_beat_interval(options: WorkerOptions) -> float:
+    """Return the seconds between the heartbeats of a worker, which carry progress too."""
     return _look_interval(options)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ear:
-    """Hears one worker for the seat that it has."""
+class _SlotListener:
+    """Passes on messages of one worker, for its slot."""
 
     scheduler: Scheduler
-    seat: Seat
+    slot: WorkerSlot
     worker: Worker
 
     def received(self, messages: Sequence[Message]) -> None:
-        self.scheduler.received(self.seat, self.worker, messages)
+        self.scheduler.received(self.slot, self.worker, messages)
 
-    def ended(self, ending: Ending) -> None:
-        self.scheduler.ended(self.seat, self.worker, ending)
+    def ended(self, end: WorkerExit) -> None:
+        self.scheduler.ended(self.slot, self.worker, end)

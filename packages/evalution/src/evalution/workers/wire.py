@@ -1,8 +1,8 @@
-"""What a worker process and its parent say to each other, and the pipe they say it through.
+"""The messages between a worker and its parent, the pipe they take, and pickling for it.
 
 Both ends are one program: the parent starts the child itself and nobody else holds an end of the
 pipe, so pickles are safe here. Requests and results are pickled one by one, so that one which can't
-be is that one's failure, and travel in batches of whatever has come together.
+be fails alone, and travel in batches.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from multiprocessing import spawn
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from evalution.error_boundary import wrap_errors
+from evalution.redaction import mask_text
 from evalution_core import (
     BaseEngine,
-    Capability,
     ConfigurationError,
     EngineRuntimeError,
     EvalutionError,
     InvalidRequestError,
     Model,
-    scrub,
+    SessionInfo,
 )
 
 PROTOCOL = 5
+SpecialIds = tuple[tuple[int, ...], int | None, int | None]
 _LENGTH = struct.Struct("!Q")
 
 
@@ -39,7 +40,6 @@ class Start(NamedTuple):
     model: bytes
     main: dict[str, Any]
     stack_file: str
-    cores: tuple[int, ...] | None
     beat: float
     silence: float | None
     mark: str
@@ -47,29 +47,29 @@ class Start(NamedTuple):
 
 
 class Open(NamedTuple):
-    """Begin one call of a continuous method; `lane` is its number from now on."""
+    """Begin one call of a continuous method; `stream` is its number from now on."""
 
-    lane: int
+    stream: int
     method: str
     batch_size: int | None
 
 
 class Item(NamedTuple):
-    lane: int
+    stream: int
     number: int
     payload: bytes
 
 
 class End(NamedTuple):
-    """No item follows in the lane."""
+    """No item follows in the stream."""
 
-    lane: int
+    stream: int
 
 
 class Abort(NamedTuple):
-    """Nobody wants the lane's results any more."""
+    """The stream's results are not wanted any more."""
 
-    lane: int
+    stream: int
 
 
 class Call(NamedTuple):
@@ -84,18 +84,11 @@ class Close(NamedTuple):
     """Close the session and end the process."""
 
 
-class Traits(NamedTuple):
-    """What a session is known to be from its build on; None where it doesn't tell."""
-
-    capabilities: frozenset[Capability]
-    max_model_len: int | None
-    preferred_batch_size: int | None
-    has_tokenizer: bool
-    special_ids: tuple[tuple[int, ...], int | None, int | None] | None
-
-
 class Ready(NamedTuple):
-    traits: Traits
+    """The session is built; `special_ids` are leading ids, BOS and EOS, None without tokenizer."""
+
+    info: SessionInfo
+    special_ids: SpecialIds | None
 
 
 class BuildFailed(NamedTuple):
@@ -116,22 +109,22 @@ class CallFailed(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """How many of its items the session has taken from the lane so far."""
+    """The number of items that the session has taken from the stream so far."""
 
-    lane: int
+    stream: int
     total: int
 
 
 class Progressed(NamedTuple):
-    """Requests that the session has been seen to work on."""
+    """Requests on which the session was seen to work."""
 
     numbers: tuple[int, ...]
 
 
-class LaneEnded(NamedTuple):
-    """The session is rid of the lane; with `is_fatal`, it can't be trusted after this error."""
+class StreamEnded(NamedTuple):
+    """The session has ended the stream; with `is_fatal`, it can't be trusted after this error."""
 
-    lane: int
+    stream: int
     error: bytes | None = None
     is_fatal: bool = False
 
@@ -154,7 +147,7 @@ Message = (
     | CallFailed
     | Pulled
     | Progressed
-    | LaneEnded
+    | StreamEnded
     | Closed
 )
 
@@ -168,7 +161,7 @@ def unpack_messages(payload: bytes) -> list[Message]:
 
 
 class Carrier(Protocol):
-    """Takes batches of messages to the other end, whatever the way."""
+    """Takes batches of messages to the other end, by a pipe or another way."""
 
     def send(self, messages: Sequence[Message]) -> None:
         """Raises `OSError` or `ValueError` if the other end or this one is closed."""
@@ -201,7 +194,7 @@ class Channel:
 
 
 class Outbox:
-    """Sends from a thread of its own, so that nobody who has a message waits for the carrier.
+    """Sends messages from a thread of its own, so that no caller waits for the carrier.
 
     Messages that come while a batch is being written make the next batch.
     """
@@ -222,15 +215,15 @@ class Outbox:
             self._waiting.extend(messages)
             self._changed.notify_all()
 
-    def note_pulled(self, lane: int) -> None:
-        """Count another item of the lane as taken; only the latest count is sent."""
+    def note_pulled(self, stream: int) -> None:
+        """Count another item of the stream as taken; only the latest count is sent."""
         with self._changed:
-            self._pulled[lane] = self._pulled.get(lane, 0) + 1
-            self._waiting.append(Pulled(lane, self._pulled[lane]))
+            self._pulled[stream] = self._pulled.get(stream, 0) + 1
+            self._waiting.append(Pulled(stream, self._pulled[stream]))
             self._changed.notify_all()
 
     def note_progress(self, number: int) -> None:
-        """A request goes on; told with whatever is sent next."""
+        """Note progress of a request; it goes along with the next message."""
         with self._changed:
             self._progressed.add(number)
 
@@ -268,53 +261,53 @@ class Outbox:
                     self._progressed.clear()
                 self._is_writing = True
             try:
-                self._carrier.send(_latest(batch))
+                self._carrier.send(_drop_stale_counts(batch))
             except (OSError, ValueError):  # the reading side of this process learns why
                 self.close()
                 return
 
 
-def _latest(batch: Sequence[Message]) -> Sequence[Message]:
-    """The batch with the last `Pulled` of each lane alone, still before what follows it."""
-    last = {message.lane: message for message in batch if isinstance(message, Pulled)}
-    return [m for m in batch if not isinstance(m, Pulled) or last[m.lane] is m]
+def _drop_stale_counts(batch: Sequence[Message]) -> Sequence[Message]:
+    """Return the batch with only the last `Pulled` of each stream, before what follows it."""
+    last = {message.stream: message for message in batch if isinstance(message, Pulled)}
+    return [m for m in batch if not isinstance(m, Pulled) or last[m.stream] is m]
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How a worker came to its end: a sentence's predicate, and its stack where it left one."""
+class WorkerExit:
+    """The end of a worker: its reason as a predicate, and its stack where it left one."""
 
     reason: str
     stack: str | None = None
 
 
-class Listener(Protocol):
-    """Hears of one worker, on the worker's own thread."""
+class WorkerListener(Protocol):
+    """Receives the messages and the end of one worker, on the worker's own thread."""
 
     def received(self, messages: Sequence[Message]) -> None:
-        """Any sign of life; often with messages."""
+        """Messages, or none as a heartbeat."""
         ...
 
-    def ended(self, ending: Ending) -> None:
-        """The last that is heard: the worker and all it had started are gone."""
+    def ended(self, end: WorkerExit) -> None:
+        """The worker and all it had started are gone; nothing else follows."""
         ...
 
 
 class Worker(Protocol):
-    """Starts at once and begins to build; then does what it is told by messages.
+    """A worker: starts at once, builds the session, and then obeys messages.
 
     The scheduler asks nothing else of a worker, so that one in a local process and one on another
     machine are supervised alike.
     """
 
-    def start(self, listener: Listener) -> None: ...
+    def start(self, listener: WorkerListener) -> None: ...
 
     def send(self, *messages: Message) -> None:
         """Send without waiting; messages to a worker that has ended are lost."""
         ...
 
     def kill(self, reason: str, *, with_stack: bool) -> None:
-        """End the worker and all it has started; `ended` tells the reason."""
+        """End the worker and all it has started; `ended` gets the reason."""
         ...
 
 
@@ -322,19 +315,19 @@ _MAIN = b"__main__"
 
 
 def pack_configuration(value: BaseEngine | Model) -> bytes:
-    """A pickle of an engine or model.
+    """Pickle an engine or model.
 
     Raises:
-        ConfigurationError: it can't be pickled; names the option or field.
+        ConfigurationError: it can't be pickled; the message names the option or field.
     """
     kind = type(value)
     name = f"engine {kind.__name__}" if isinstance(value, BaseEngine) else "the model"
-    problem = _problem_of(value)
+    problem = _find_pickling_problem(value)
     if problem is None:
         return pickle.dumps(value, PROTOCOL)
     if is_dataclass(value):
         for field in fields(value):
-            inner = _problem_of(getattr(value, field.name))
+            inner = _find_pickling_problem(getattr(value, field.name))
             if inner is not None:
                 what = "option" if isinstance(value, BaseEngine) else "field"
                 found = type(getattr(value, field.name)).__name__
@@ -343,12 +336,12 @@ def pack_configuration(value: BaseEngine | Model) -> bytes:
                 break
     raise ConfigurationError(
         f"{name} can't be sent to a worker process, since it can't be pickled: {problem}; use "
-        "classes and functions that stand at the top of a module, and plain values, or run without "
+        "classes and functions from the top of a module, and plain values, or run without "
         "worker processes"
     )
 
 
-def _problem_of(value: object) -> str | None:
+def _find_pickling_problem(value: object) -> str | None:
     try:
         with wrap_errors("pickling"):  # a __reduce__ may raise anything
             pickle.dumps(value, PROTOCOL)
@@ -358,7 +351,7 @@ def _problem_of(value: object) -> str | None:
 
 
 def main_module(*pickles: bytes) -> dict[str, Any]:
-    """What a child needs to import this program's main module; empty if no pickle refers to it.
+    """Return what a child needs to import this program's main module, if a pickle refers to it.
 
     Raises:
         ConfigurationError: one does, and the main module is no file: a prompt or a notebook.
@@ -378,7 +371,7 @@ def main_module(*pickles: bytes) -> dict[str, Any]:
 
 
 def pack_request(request: object) -> bytes:
-    """A pickle of what a call sends.
+    """Pickle a request or the arguments of a call.
 
     Raises:
         InvalidRequestError: it can't be pickled.
@@ -393,20 +386,20 @@ def pack_request(request: object) -> bytes:
 
 
 def pack_error(error: BaseException, doing: str) -> bytes:
-    """An error as the contract's class for it; a foreign one becomes an `EngineRuntimeError`."""
+    """Pickle an error; a foreign one becomes an `EngineRuntimeError`."""
     if isinstance(error, EvalutionError):
         known = error
     else:
-        known = EngineRuntimeError(scrub(f"{doing}: {type(error).__name__}: {error}"))
+        known = EngineRuntimeError(mask_text(f"{doing}: {type(error).__name__}: {error}"))
         known.__cause__ = error
-    text = f"{type(known).__name__}: {scrub(str(known))}"
-    return pickle.dumps((_pickled_error(known), text), PROTOCOL)
+    text = f"{type(known).__name__}: {mask_text(str(known))}"
+    return pickle.dumps((_pickle_error(known), text), PROTOCOL)
 
 
 def unpack_error(data: bytes) -> EvalutionError:
-    """The error of `pack_error`, with class, text and cause.
+    """Return the error of `pack_error`, with class, text and cause.
 
-    Where its class can't be had, class and text become the text of an `EngineRuntimeError`.
+    Where its class can't be imported, class and text become the text of an `EngineRuntimeError`.
     """
     pickled, text = pickle.loads(data)
     if pickled is not None:
@@ -420,7 +413,7 @@ def unpack_error(data: bytes) -> EvalutionError:
     return EngineRuntimeError(text)
 
 
-def _pickled_error(error: EvalutionError) -> bytes | None:
-    if _problem_of(error) is None:
+def _pickle_error(error: EvalutionError) -> bytes | None:
+    if _find_pickling_problem(error) is None:
         return pickle.dumps(error, PROTOCOL)
     return None

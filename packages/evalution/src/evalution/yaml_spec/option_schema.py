@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 import pydantic
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from evalution.redaction import mask_text
 from evalution.scoring.filters import FILTERS, Filter
 from evalution.suites.suite import SuiteDeclaration
-from evalution_core import BaseEngine, scrub
+from evalution_core import BaseEngine
 from evalution_core.options import option_fields
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def suite_options_schema(kind: type[SuiteDeclaration]) -> dict[str, Any]:
     An option of a class without a plain form may be anything: the suite itself judges it.
     References to `filter` and `filters` lead to `filter_definitions`.
     """
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     options: dict[str, Any] = {}
     # Numbered, since a field of pydantic's may not have every name that an option has.
     for number, option in enumerate(option_fields(kind)):
@@ -48,15 +49,15 @@ def suite_options_schema(kind: type[SuiteDeclaration]) -> dict[str, Any]:
 
 def engine_options_schema(kind: type[BaseEngine]) -> dict[str, Any]:
     """The schema of an engine's options, without the credentials of URLs among its defaults."""
-    return _scrubbed(kind.options_schema())
+    return _mask(kind.options_schema())
 
 
-def _scrubbed(shape: Any) -> Any:
+def _mask(shape: Any) -> Any:
     if isinstance(shape, dict):
-        return {key: _scrubbed(value) for key, value in cast(dict[str, Any], shape).items()}
+        return {key: _mask(value) for key, value in cast(dict[str, Any], shape).items()}
     if isinstance(shape, list):
-        return [_scrubbed(member) for member in cast(list[Any], shape)]
-    return scrub(shape) if isinstance(shape, str) else shape
+        return [_mask(member) for member in cast(list[Any], shape)]
+    return mask_text(shape) if isinstance(shape, str) else shape
 
 
 def filter_definitions() -> dict[str, Any]:
@@ -83,7 +84,7 @@ def _with_bare_steps(shape: Any) -> Any:
         return _STEP
     if found.get("items") != _STEP:
         return found
-    return {**_STEPS, **({"default": found["default"]} if "default" in found else {})}
+    return _STEPS | {key: found[key] for key in ("default", "description") if key in found}
 
 
 def _step_schema() -> dict[str, Any]:
@@ -93,7 +94,10 @@ def _step_schema() -> dict[str, Any]:
     declared = {
         "type": "object",
         "properties": {
-            name: {"anyOf": [{"type": "string"}, options]} if options["properties"] else options
+            name: _describe(
+                {"anyOf": [{"type": "string"}, options]} if options["properties"] else options,
+                FILTERS[name],
+            )
             for name, options in named.items()
         },
         "minProperties": 1,
@@ -103,8 +107,12 @@ def _step_schema() -> dict[str, Any]:
     return {"anyOf": [{"enum": bare}, declared]}
 
 
+def _describe(shape: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+    return {"description": summarize_docstring(kind.__doc__), **shape}
+
+
 def _filter_options(kind: type[Filter]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     properties: dict[str, Any] = {}
     required: list[str] = []
     for option in fields(kind):  # pyright: ignore[reportArgumentType]
@@ -122,16 +130,12 @@ _LOCAL = "#/$defs/"
 
 @dataclass(frozen=True, slots=True)
 class NamedDeclaration:
-    """One engine or suite: its name, its docstring, and the schema of its options.
-
-    `inherited` are docstrings of its bases, the nearest first: they tell of options as well.
-    """
+    """One engine or suite: its name, its docstring, and the schema of its options."""
 
     name: str
     what: str
     doc: str | None
     options: Mapping[str, Any]
-    inherited: Sequence[str] = ()
 
     @property
     def key(self) -> str:
@@ -144,7 +148,7 @@ class NamedDeclaration:
 
     @property
     def pattern(self) -> str:
-        """What matches its name as people write it: case, `-` and `_` don't count."""
+        """Pattern of its name as people write it: case, `-` and `_` don't count."""
         package, _, name = self.name.rpartition("/")
         prefix = f"{_loosely(package)}/" if package else "([^/:]+/)?"
         return f"^{prefix}{_loosely(name)}$"
@@ -157,12 +161,6 @@ class NamedDeclaration:
             self.options, {f"{_LOCAL}{name}": f"{_LOCAL}{self.key}.{name}" for name in own}
         )
         inner: dict[str, Any] = moved.pop("$defs", {})
-        described: dict[str, str] = {}
-        for doc in (*reversed(self.inherited), self.doc):
-            described |= _option_texts(doc)
-        for name, shape in cast("dict[str, Any]", moved.get("properties", {})).items():
-            if name in described:
-                shape["description"] = described[name]
         options = f"{self.key}.options"
         found = {self.key: self._forms(moved, options), options: moved}
         return found | {f"{self.key}.{name}": shape for name, shape in inner.items()}
@@ -172,6 +170,7 @@ class NamedDeclaration:
         params: dict[str, Any] = {"$ref": f"{_LOCAL}{reference}"}
         if not self.needs_options:
             params = {"anyOf": [params, {"type": "null"}]}
+        params["description"] = f"Options of the {self.what}."
         beside = {**options, "properties": {"type": True, **options.get("properties", {})}}
         alone: dict[str, Any] = {
             "properties": {"kind": True, "params": True},
@@ -192,7 +191,10 @@ def any_declaration(what: str, declared: Sequence[NamedDeclaration]) -> dict[str
 
     What is given as `package.module:Class` is not judged.
     """
-    named = {"properties": {"type": _names(declared), "kind": _names(declared)}}
+    names = _names(declared)
+    beside = {"description": f"Name of the {what}; its options stand beside it.", **names}
+    under = {"description": f"Name of the {what}; its options stand under `params`.", **names}
+    named = {"properties": {"type": beside, "kind": under}}
     return {
         "description": f"One {what}: a name, `type` with options, or `kind` with `params`.",
         "type": ["string", "object"],
@@ -213,11 +215,6 @@ def read_docstring(kind: type[Any]) -> str | None:
     """The docstring that somebody wrote; not a dataclass's own, which shows every default."""
     doc = kind.__doc__
     return None if doc is None or doc.startswith(f"{kind.__name__}(") else doc
-
-
-def read_base_docstrings(kind: type[Any]) -> list[str]:
-    """The docstrings of a class's bases, the nearest first."""
-    return [doc for base in kind.__mro__[1:] if (doc := read_docstring(base))]
 
 
 def summarize_docstring(doc: str | None) -> str:
@@ -256,21 +253,3 @@ def _moved(shape: Any, places: Mapping[str, str]) -> Any:
     if isinstance(shape, list):
         return [_moved(member, places) for member in cast("list[Any]", shape)]
     return shape
-
-
-def _option_texts(doc: str | None) -> dict[str, str]:
-    """What the section `Options:` of a docstring says about each."""
-    section = re.search(
-        r"^[ \t]*Options\b[^\n]*:\n(?P<lines>(?:[ \t]+\S.*\n?|[ \t]*\n)+)", doc or "", re.MULTILINE
-    )
-    found: dict[str, str] = {}
-    names: list[str] = []
-    for line in section["lines"].splitlines() if section else ():
-        if match := re.match(r"\s+(?P<names>\w+(?:, \w+)*): (?P<text>.+)", line):
-            names = match["names"].split(", ")
-            found |= dict.fromkeys(names, match["text"])
-        elif line.strip():
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
-        else:
-            names = []
-    return found

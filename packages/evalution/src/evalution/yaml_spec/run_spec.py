@@ -1,21 +1,21 @@
-"""The section `backend` of a spec: read by the package that brings training backends.
+"""A run as a YAML file: an engine, a model and tests.
 
-That package is found by the entry-point group `evalution.backends`, whose value is a
-`BackendReader`; the runner knows none of its backends.
+The engine and each test are written as `type` with the options beside it, or as `kind` with the
+options under `params`; a name alone takes the defaults. The section `backend` is read by the
+package that brings training backends, found by the entry-point group `evalution.backends`.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
 from evalution.error_boundary import wrap_errors
-from evalution.hints import BACKEND_HINT, INSTALL_HINTS
+from evalution.hints import BACKEND_HINT, INSTALL_HINTS, note_working_folder
+from evalution.redaction import register_secrets
 from evalution.rows.local import BUILTIN
 from evalution.runs.backend import BackendReader, ModelBackend, check_backend
 from evalution.runs.options import FailurePolicy
@@ -27,18 +27,24 @@ from evalution.yaml_spec.yaml_file import EXAMPLES, as_mapping, declaration, rea
 from evalution_core import (
     BaseEngine,
     ConfigurationError,
-    EngineUnavailableError,
     Model,
-    UnknownEngineError,
     builtin_path,
     did_you_mean,
     load_engine,
     nearest_name,
 )
 from evalution_core.options import option_fields
-from evalution_core.plugins import installed
+from evalution_core.plugins import PluginRegistry
 
-GROUP = "evalution.backends"
+
+def _check_reader(found: object, what: str) -> BackendReader:
+    if not callable(found):
+        raise ConfigurationError(f"{what} is no function, but {found!r}")
+    return cast(BackendReader, found)
+
+
+BACKENDS = PluginRegistry("evalution.backends", "reader of backends", _check_reader)
+"""Packages that read the section `backend`; the runner knows none of their backends."""
 
 
 def read_backend(
@@ -51,34 +57,28 @@ def read_backend(
             or the backend, its options or the model are wrong.
         EngineUnavailableError: the backend's package can't be imported.
     """
-    reader = _reader()
+    reader = _find_reader()
     with wrap_errors(f"backend {name!r} can't be made", ConfigurationError):
         return reader(name, options, model, folder)
 
 
-def _reader() -> BackendReader:
-    points = installed(GROUP)
-    if not points:
+def _find_reader() -> BackendReader:
+    entries = BACKENDS.entries()
+    if not entries:
         raise ConfigurationError(
             "the section 'backend' needs a package of training backends and none is installed; "
             f"pip install {BACKEND_HINT}"
         )
-    if len(points) > 1:
-        sources = " and ".join(point.dist.name if point.dist else point.value for point in points)
+    if len(entries) > 1:
+        sources = " and ".join(entry.source for entry in entries)
         raise ConfigurationError(
             f"the section 'backend' is read by {sources}; uninstall all of them but one"
         )
-    (point,) = points
-    try:
-        return point.load()
-    except Exception as error:  # the border to foreign code: a package may raise anything
-        raise EngineUnavailableError(
-            f"training backends ({point.value}) can't be loaded: {type(error).__name__}: {error}"
-        ) from error
+    return entries[0].load()
 
 
 SECTIONS = ("engine", "model", "tests", "backend", "against", "isolate", "on_error", "max_failures")
-"""What a spec may hold at its top."""
+"""Sections that a spec may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def load_spec(source: str) -> Spec:
 
 
 def spec_path(source: str) -> Path:
-    """Where a spec lies.
+    """Return the path of a spec.
 
     Raises:
         ConfigurationError: there is no such file.
@@ -180,12 +180,15 @@ def parse_engine(declared: object) -> BaseEngine:
         EngineUnavailableError: the engine's module is there and can't be imported.
     """
     name, options = declaration(declared, "engine")
-    with _module_beside(name):
+    with note_working_folder(name):
         engine = load_engine(name, hints=INSTALL_HINTS)
     _check_place(options, engine)
     _check_plain(options, "engine")
+    register_secrets(options)
     with wrap_errors(f"engine {engine.__name__} can't be made", ConfigurationError):
-        return engine.from_options(options)
+        made = engine.from_options(options)
+    register_secrets(made)
+    return made
 
 
 def parse_test(declared: object, base: Path | None) -> SuiteDeclaration:
@@ -264,21 +267,6 @@ def _isolate(declared: object) -> bool:
     if not isinstance(declared, bool):
         raise ConfigurationError(f"isolate must be true or false, got {declared!r}")
     return declared
-
-
-@contextmanager
-def _module_beside(name: str) -> Generator[None]:
-    """Note with an error of loading `module:Class` that its module lies in the working folder."""
-    try:
-        yield
-    except UnknownEngineError as error:
-        module, _, _ = name.partition(":")
-        file = Path(*module.split(".")).with_suffix(".py")
-        if module not in sys.modules and file.is_file():
-            error.add_note(
-                f"{file} is in the working folder, which `python -m evalution` looks into"
-            )
-        raise
 
 
 def _check_place(

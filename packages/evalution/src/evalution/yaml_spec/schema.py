@@ -17,7 +17,6 @@ from evalution.yaml_spec.option_schema import (
     any_declaration,
     engine_options_schema,
     filter_definitions,
-    read_base_docstrings,
     read_docstring,
     suite_options_schema,
 )
@@ -33,36 +32,55 @@ from evalution_core import (
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ENGINE, _MODEL, _TEST = ({"$ref": f"#/$defs/{name}"} for name in ("engine", "model", "test"))
 _SECTIONS: dict[str, Any] = {
-    "engine": _ENGINE,
-    "model": {"description": "With a `backend`, what that takes; else the fields below."},
-    "tests": {"type": "array", "items": _TEST, "minItems": 1},
+    "engine": {"description": "Engine that answers, with its options.", **_ENGINE},
+    "model": {
+        "description": "Model to evaluate: a path or a Hub id, or a mapping of its fields; with a "
+        "`backend`, the name by which that knows it."
+    },
+    "tests": {
+        "description": "Suites to run, in this order.",
+        "type": "array",
+        "items": _TEST,
+        "minItems": 1,
+    },
     "backend": {
-        "description": "What prepares the model that the engine attaches to, such as "
-        "`{kind: local, params: {dtype: float32}}`; needs evalution-training.",
+        "description": "Training backend that prepares the model to which the engine attaches, "
+        "such as `{kind: local, params: {dtype: float32}}`; needs evalution-training.",
         "type": ["object", "string", "null"],
         "anyOf": [{"required": ["kind"]}, {"required": ["type"]}, {"type": ["string", "null"]}],
-        "properties": {"kind": {"type": "string"}, "type": {"type": "string"}},
+        "properties": {
+            "kind": {
+                "description": "Name of the backend; its options stand under `params`.",
+                "type": "string",
+            },
+            "type": {
+                "description": "Name of the backend; its options stand beside it.",
+                "type": "string",
+            },
+        },
     },
     "against": {
-        "description": "What `evalution parity` holds the engine to; the model is the same unless "
-        "another is named.",
+        "description": "Engine that `evalution parity` compares with; a run has none.",
         "type": ["object", "null"],
-        "properties": {"engine": _ENGINE, "model": _MODEL},
+        "properties": {
+            "engine": {"description": "Engine that is checked, with its options.", **_ENGINE},
+            "model": {"description": "Its model, where that is another.", **_MODEL},
+        },
         "required": ["engine"],
         "additionalProperties": False,
     },
     "isolate": {
-        "description": "Whether the session lives in a supervised process of its own.",
+        "description": "Run the session in a supervised process of its own.",
         "type": "boolean",
         "default": False,
     },
     "on_error": {
-        "description": "What a failed request does: it is recorded, or it ends the run.",
+        "description": "`record` counts a failed request and goes on, `raise` ends the run.",
         "enum": ["record", "raise"],
         "default": "record",
     },
     "max_failures": {
-        "description": "The run ends when more requests than that have failed.",
+        "description": "Failed requests after which the run ends; null sets no limit.",
         "type": ["integer", "null"],
         "minimum": 0,
     },
@@ -79,8 +97,13 @@ class SpecSchema:
 
 _OF_MODEL: dict[str, Any] = {
     "if": {"required": ["backend"], "properties": {"backend": {"not": {"type": "null"}}}},
-    "then": {"required": ["model"], "properties": {"model": {"type": ["string", "object"]}}},
-    "else": {"properties": {"model": _MODEL}},
+    "then": {
+        "required": ["model"],
+        "properties": {
+            "model": {"description": "Model that the backend loads.", "type": ["string", "object"]}
+        },
+    },
+    "else": {"properties": {"model": {"description": "Model that the engine loads.", **_MODEL}}},
 }
 """The backend of a package decides what its models are called by."""
 
@@ -130,9 +153,7 @@ def _engine(name: str, entry: EngineEntry) -> NamedDeclaration:
     kind = entry.load()
     with wrap_errors(f"engine {name!r}: the schema of its options", ConfigurationError):
         options = engine_options_schema(kind)
-    return NamedDeclaration(
-        name, "engine", read_docstring(kind), options, read_base_docstrings(kind)
-    )
+    return NamedDeclaration(name, "engine", read_docstring(kind), options)
 
 
 def _suites(complaints: list[str]) -> list[NamedDeclaration]:
@@ -142,9 +163,7 @@ def _suites(complaints: list[str]) -> list[NamedDeclaration]:
             kind = load_suite(name)
             with wrap_errors(f"suite {name!r}: the schema of its options", ConfigurationError):
                 options = suite_options_schema(kind)
-            declared = NamedDeclaration(
-                name, "test", read_docstring(kind), options, read_base_docstrings(kind)
-            )
+            declared = NamedDeclaration(name, "test", read_docstring(kind), options)
             found.append(declared)
     return found
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 from evalution.rows.local import Row
 from evalution.scoring.filters import Filter, Lower, Regex, Replace
 from evalution.suites.dataset import Dataset, DatasetRows
-from evalution.suites.generation_suite import GenerationSuite
+from evalution.suites.generation_suite import GenerationSuite, Stop
+from evalution.suites.prompted_suite import FixedShotsOption, NumFewshot, TargetDelimiter
 
 EXAMPLES: list[tuple[str, str, int]] = [
     (
@@ -116,8 +117,8 @@ class GSM8K(DatasetRows, GenerationSuite):
     pipelines: ClassVar[Mapping[str, Sequence[Filter]]] = _pipelines(Regex(r"#### (\-?[0-9\.\,]+)"))
     reference_filters: ClassVar[Sequence[Filter]] = _OVERLOOKED
 
-    num_fewshot: int = 5
-    stop: Sequence[str] = ("Question:", *_STOPS)
+    num_fewshot: NumFewshot = 5
+    stop: Stop = ("Question:", *_STOPS)
 
     def question_text(self, row: Row) -> str:
         return f"Question: {row.text('question')}\nAnswer:"
@@ -136,8 +137,8 @@ class GSM8KCoTZeroshot(GSM8K):
     task = "gsm8k_cot_zeroshot"
     pipelines = _pipelines(Regex(r"The answer is (\-?[0-9\.\,]+)."))
 
-    num_fewshot: int = 0
-    stop: Sequence[str] = ("Q:", *_STOPS)
+    num_fewshot: NumFewshot = 0
+    stop: Stop = ("Q:", *_STOPS)
 
     def question_text(self, row: Row) -> str:
         return f"Q: {row.text('question')}\nA: Let's think step by step."
@@ -153,8 +154,8 @@ class GSM8KCoT(GSM8KCoTZeroshot):
     task = "gsm8k_cot"
     dataset = _gsm8k("The answer is {}.")
 
-    num_fewshot: int = 8
-    fixed_shots: bool = True
+    num_fewshot: NumFewshot = 8
+    fixed_shots: FixedShotsOption = True
 
     def question_text(self, row: Row) -> str:
         return f"Q: {row.text('question')}\nA:"
@@ -176,8 +177,8 @@ class GSM8KCoTLlama(GSM8KCoT):
         Regex(r"The final answer is ((-?[$0-9.,]{2,})|(-?[0-9]+))", match="last")
     )
 
-    target_delimiter: str = ""
-    stop: Sequence[str] = (
+    target_delimiter: TargetDelimiter = ""
+    stop: Stop = (
         "<|eot_id|>",
         "<|start_header_id|>user<|end_header_id|>",
         "Q:",
@@ -231,4 +232,4 @@ class GSM8KPlatinumCoTLlama(GSM8KCoTLlama):
     task = "gsm8k_platinum_cot_llama"
     dataset = _platinum("The final answer is {}")
 
-    target_delimiter: str = " "
+    target_delimiter: TargetDelimiter = " "

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field
 
 from evalution.rows.local import Row
 from evalution.scoring.metrics import Mean, Measure, Metric
 from evalution.suites.choice_suite import ChoiceSample, ChoiceSuite
 from evalution.suites.dataset import ALL, Dataset, DatasetRows, Subset, Subsets, local_folder
+from evalution.suites.prompted_suite import FixedShotsOption
 from evalution.suites.row_suite import Split
 from evalution_core import ConfigurationError
 
@@ -102,8 +106,14 @@ class MMLU(DatasetRows, ChoiceSuite):
     task = "mmlu"
     dataset = Dataset("cais/mmlu", "test", fewshot_split="dev")
 
-    subsets: str | Sequence[str] = ALL
-    fixed_shots: bool = True
+    subsets: Annotated[
+        str | Sequence[str],
+        Field(
+            description="Subjects: all, a group such as stem, a subject such as "
+            "stem.abstract_algebra, or a list of those."
+        ),
+    ] = ALL
+    fixed_shots: FixedShotsOption = True
 
     def check_options(self) -> None:
         super().check_options()

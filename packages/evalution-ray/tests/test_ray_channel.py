@@ -1,0 +1,77 @@
+"""An actor's end of the line: batches to the call that waits, calls in their order."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalution.workers import Pulled
+from evalution_ray.channel import ActorChannel
+
+WAIT_S = 20
+
+
+def test_a_batch_goes_to_the_call_that_waits() -> None:
+    line = ActorChannel(pause=0.0)
+    with ThreadPoolExecutor() as pool:
+        with line.turn(0):
+            pass
+        call = pool.submit(line.next_batch, 0)
+        line.send([Pulled(1, 1)])
+        assert call.result(WAIT_S) == [Pulled(1, 1)]
+
+
+def test_a_call_that_is_followed_returns_with_nothing() -> None:
+    line = ActorChannel(pause=0.0)
+    with ThreadPoolExecutor() as pool:
+        with line.turn(0):
+            pass
+        first = pool.submit(line.next_batch, 0)
+        with line.turn(1):
+            pass
+        assert list(first.result(WAIT_S)) == []
+        second = pool.submit(line.next_batch, 1)
+        line.send([Pulled(1, 2)])
+        assert second.result(WAIT_S) == [Pulled(1, 2)]
+
+
+@given(st.permutations(range(6)))
+def test_what_calls_bring_is_taken_in_their_order(order: list[int]) -> None:
+    line, taken = ActorChannel(pause=0.0), list[int]()
+
+    def call(number: int) -> None:
+        with line.turn(number):
+            taken.append(number)
+
+    with ThreadPoolExecutor(len(order)) as pool:
+        for done in [pool.submit(call, number) for number in order]:
+            done.result(WAIT_S)
+    assert taken == sorted(order)
+
+
+def test_nothing_is_lost_between_two_calls_on_their_way() -> None:
+    line, count = ActorChannel(pause=0.0), 200
+    sender = threading.Thread(target=lambda: [line.send([Pulled(0, n)]) for n in range(count)])
+    sender.start()
+    heard: list[int] = []
+    with ThreadPoolExecutor(4) as pool:
+        calls: list[Future[list[Pulled]]] = []
+        number = 0
+
+        def exchange(mine: int) -> list[Pulled]:
+            with line.turn(mine):
+                pass
+            return list(line.next_batch(mine))  # pyright: ignore[reportReturnType]
+
+        while len(heard) < count:
+            while len(calls) < 2:
+                calls.append(pool.submit(exchange, number))
+                number += 1
+            heard += [message.total for message in calls.pop(0).result(WAIT_S)]
+        with line.turn(number):
+            pass
+    sender.join(WAIT_S)
+    assert heard == list(range(count))

@@ -1,0 +1,326 @@
+"""Assigns work to workers: their slots, what waits for one, and the search for a poison request."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from itertools import count
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from evalution.workers.jobs import CallJob, Job, ListPart, PooledStream, StreamItem
+from evalution.workers.wire import Abort, Call, End, Item, Message, Open, Ready, Worker
+from evalution_core import EvalutionError
+
+_DEFAULT_CAP = 16
+_CRASHES_ALONE = 2
+"""One crash alone may have another cause: a worker can be killed from outside."""
+
+
+class Divisible(Protocol):
+    """A job that was in flight when its worker ended."""
+
+    crashes_alone: int
+    """The number of workers that ended while they ran it and nothing else."""
+
+    @property
+    def is_dropped(self) -> bool:
+        """True if its answer is not wanted any more."""
+        ...
+
+    def halves(self) -> Sequence[Self]:
+        """Split into two parts, or return `[self]` if it is a single request."""
+        ...
+
+
+S = TypeVar("S", bound=Divisible)
+
+
+class PoisonRequestFinder(Generic[S]):
+    """Groups to be run again, each by itself on a worker that runs nothing else.
+
+    A group whose worker ends is halved, and its halves wait behind the others: harmless groups are
+    answered in between. A job that ends a worker twice, alone, is poisonous.
+    """
+
+    def __init__(self) -> None:
+        self._groups: deque[list[S]] = deque()
+
+    def report_crash(self, jobs: Sequence[S]) -> list[S]:
+        """Note that a worker ended while it ran just these; return those that are poisonous."""
+        wanted = [job for job in jobs if not job.is_dropped]
+        if len(jobs) > 1 or not wanted:
+            half = (len(wanted) + 1) // 2
+            self._add(wanted[:half], wanted[half:])
+            return []
+        (job,) = wanted
+        parts = job.halves()
+        if len(parts) > 1:
+            self._add(*([part] for part in parts))
+            return []
+        job.crashes_alone += 1
+        if job.crashes_alone >= _CRASHES_ALONE:
+            return [job]
+        self._add([job])
+        return []
+
+    def next_group(self) -> list[S] | None:
+        """Return the group that has waited longest; None if there is none."""
+        while self._groups:
+            wanted = [job for job in self._groups.popleft() if not job.is_dropped]
+            if wanted:
+                return wanted
+        return None
+
+    def clear(self) -> list[S]:
+        """Give up all groups; return their members."""
+        left = [job for group in self._groups for job in group]
+        self._groups.clear()
+        return left
+
+    def _add(self, *groups: list[S]) -> None:
+        self._groups.extend(group for group in groups if group)
+
+
+class SlotState(Enum):
+    BUILDING = auto()
+    READY = auto()
+    KILLING = auto()
+    """Being killed: it hangs, or its session can't be trusted any more."""
+    DOWN = auto()
+    """Gone; another one will be started."""
+    RETIRED = auto()
+    """Gone for good."""
+
+
+@dataclass(eq=False, slots=True)
+class WorkerStream:
+    """The part of a stream on one worker: one call of a continuous method there."""
+
+    number: int
+    stream: PooledStream
+    cap: int
+    waiting: deque[StreamItem] = field(default_factory=deque[StreamItem])
+    """Sent, and not yet taken by the session."""
+    open: dict[int, StreamItem] = field(default_factory=dict[int, StreamItem])
+    pulled: int = 0
+    is_ended: bool = False
+    is_aborted: bool = False
+
+    def take(self, total: int, now: float) -> None:
+        """Note that the session has taken `total` items so far."""
+        while self.pulled < total:
+            self.pulled += 1
+            self.waiting.popleft().started = now
+
+    @property
+    def has_room(self) -> bool:
+        """True if fewer items wait than the session runs: a round trip is then no idle time."""
+        return not self.is_ended and not self.is_aborted and len(self.waiting) < self.cap
+
+
+@dataclass(eq=False, slots=True)
+class WorkerSlot:
+    """The place of one worker, and of the one after it. `since` is when its state began."""
+
+    index: int
+    state: SlotState = SlotState.DOWN
+    since: float = 0.0
+    heard: float = 0.0
+    restart_at: float = 0.0
+    fruitless_ends: int = 0
+    """Workers that ended in a row without having answered anything."""
+    worker: Worker | None = None
+    ready: Ready | None = None
+    in_flight: dict[int, Job] = field(default_factory=dict[int, Job])
+    worker_streams: dict[int, WorkerStream] = field(default_factory=dict[int, WorkerStream])
+    current: dict[PooledStream, WorkerStream] = field(
+        default_factory=dict[PooledStream, WorkerStream]
+    )
+    is_probing: bool = False
+    """It runs a group of suspected jobs and nothing else."""
+    kill_reason: str = ""
+    """The reason for killing it."""
+    error: EvalutionError | None = None
+    """The error of its last build."""
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    @property
+    def takes_work(self) -> bool:
+        return self.state is SlotState.READY and not self.is_probing
+
+    def change(self, state: SlotState, now: float) -> None:
+        self.state, self.since = state, now
+
+    def empty(self) -> list[Job]:
+        """Forget the worker; return the jobs it had in flight."""
+        left = list(self.in_flight.values())
+        self.in_flight.clear()
+        self.worker_streams.clear()
+        self.current.clear()
+        self.is_probing = False
+        self.worker = None
+        return left
+
+    def open_stream(self, stream: PooledStream, share: int | None) -> WorkerStream:
+        preferred = self.ready.info.preferred_batch_size if self.ready else None
+        worker_stream = WorkerStream(
+            next(self._numbers), stream, share or preferred or _DEFAULT_CAP
+        )
+        self.worker_streams[worker_stream.number] = worker_stream
+        self._send(Open(worker_stream.number, stream.method, share))
+        return worker_stream
+
+    def place(self, worker_stream: WorkerStream, item: StreamItem) -> None:
+        self.in_flight[item.number] = item
+        worker_stream.waiting.append(item)
+        worker_stream.open[item.number] = item
+        self._send(Item(worker_stream.number, item.number, item.payload))
+
+    def call(self, job: CallJob, now: float) -> None:
+        if isinstance(job, ListPart):
+            job.started = now
+        self.in_flight[job.number] = job
+        self._send(Call(job.number, job.method, job.payload))
+
+    def probe(
+        self, group: Sequence[Job], shares: dict[PooledStream, int | None], now: float
+    ) -> None:
+        """Run a suspected group; items of a stream get a worker stream of their own."""
+        self.is_probing = True
+        worker_streams: dict[PooledStream, WorkerStream] = {}
+        for job in group:
+            if isinstance(job, StreamItem):
+                if job.stream not in worker_streams:
+                    worker_streams[job.stream] = self.open_stream(job.stream, shares[job.stream])
+                self.place(worker_streams[job.stream], job)
+            elif isinstance(job, CallJob):
+                self.call(job, now)
+        for worker_stream in worker_streams.values():
+            self.end(worker_stream)
+
+    def end(self, worker_stream: WorkerStream) -> None:
+        if not worker_stream.is_ended:
+            worker_stream.is_ended = True
+            self._send(End(worker_stream.number))
+
+    def abort(self, stream: PooledStream) -> None:
+        for worker_stream in self.worker_streams.values():
+            if worker_stream.stream is stream and not worker_stream.is_aborted:
+                worker_stream.is_aborted = True
+                self._send(Abort(worker_stream.number))
+
+    def note_progress(self, numbers: Sequence[int], now: float) -> None:
+        for number in numbers:
+            if job := self.in_flight.get(number):
+                job.started = now
+
+    def finish(self, number: int) -> Job | None:
+        """Remove a job that has its last answer."""
+        job = self.in_flight.pop(number, None)
+        if isinstance(job, StreamItem):
+            for worker_stream in self.worker_streams.values():
+                worker_stream.open.pop(number, None)
+        return job
+
+    def close_stream(self, number: int) -> tuple[WorkerStream, list[StreamItem]]:
+        """Remove a stream that the session has ended; return it with its unanswered items."""
+        worker_stream = self.worker_streams.pop(number)
+        if self.current.get(worker_stream.stream) is worker_stream:
+            del self.current[worker_stream.stream]
+        for left in worker_stream.open:
+            self.in_flight.pop(left, None)
+        return worker_stream, list(worker_stream.open.values())
+
+    def _send(self, message: Message) -> None:
+        assert self.worker is not None
+        self.worker.send(message)
+
+
+class Assignment:
+    """Waiting jobs, and the slots they may go to; all under the scheduler's lock."""
+
+    def __init__(self, workers: int):
+        self.slots = [WorkerSlot(index) for index in range(workers)]
+        self.calls: deque[CallJob] = deque()
+        self.streams: dict[PooledStream, None] = {}
+        self.poison: PoisonRequestFinder[Any] = PoisonRequestFinder()
+
+    def has_room(self, stream: PooledStream) -> bool:
+        """True if another of the stream's items would go to a worker at once."""
+        return not stream.backlog and self._find_slot(stream) is not None
+
+    def assign(self, now: float) -> None:
+        """Hand out everything that a free worker can take."""
+        for slot in self.slots:
+            if slot.state is SlotState.READY and not slot.in_flight:
+                self._probe(slot, now)
+        while self.calls and (free := [slot for slot in self.slots if slot.takes_work]):
+            min(free, key=lambda slot: len(slot.in_flight)).call(self.calls.popleft(), now)
+        for stream in self.streams:
+            self.place_backlog(stream)
+            stream.notify()
+
+    def place_backlog(self, stream: PooledStream) -> None:
+        """Hand out the stream's waiting items; end its worker streams after the last one."""
+        while stream.backlog and (slot := self._find_slot(stream)) is not None:
+            worker_stream = slot.current.get(stream)
+            if worker_stream is None:
+                share = None if stream.batch_size is None else self._share(stream, slot)
+                worker_stream = slot.current[stream] = slot.open_stream(stream, share)
+            slot.place(worker_stream, stream.backlog.popleft())
+            stream.placed_on(slot)
+        if stream.input_ended and not stream.backlog:
+            for slot in self.slots:
+                if worker_stream := slot.current.get(stream):
+                    slot.end(worker_stream)
+
+    def abort(self, stream: PooledStream) -> None:
+        for slot in self.slots:
+            slot.abort(stream)
+
+    def holds_stream(self, stream: PooledStream) -> bool:
+        """True if a worker still has requests of this stream."""
+        return any(
+            worker_stream.stream is stream
+            for slot in self.slots
+            for worker_stream in slot.worker_streams.values()
+        )
+
+    def _probe(self, slot: WorkerSlot, now: float) -> None:
+        slot.is_probing = False
+        group = self.poison.next_group()
+        if group is not None:
+            streams = {job.stream for job in group if isinstance(job, StreamItem)}
+            shares = {
+                stream: None if stream.batch_size is None else max(1, self._share(stream, slot))
+                for stream in streams
+            }
+            slot.probe(group, shares, now)
+
+    def _find_slot(self, stream: PooledStream) -> WorkerSlot | None:
+        """Return the worker with the fewest of the stream's items that takes another."""
+        if not stream.takes_more:
+            return None
+        best: WorkerSlot | None = None
+        fewest = 0
+        for slot in self.slots:
+            worker_stream = slot.current.get(stream)
+            if not slot.takes_work or (worker_stream is not None and not worker_stream.has_room):
+                continue
+            if stream.batch_size is not None and not self._share(stream, slot):
+                continue
+            if stream.stays_on(slot):
+                return slot
+            load = len(worker_stream.open) if worker_stream else 0
+            if best is None or load < fewest:
+                best, fewest = slot, load
+        return best
+
+    def _share(self, stream: PooledStream, slot: WorkerSlot) -> int:
+        """Return how many of a capped stream's requests may run on this worker."""
+        assert stream.batch_size is not None
+        alive = [other for other in self.slots if other.state is not SlotState.RETIRED]
+        rank = alive.index(slot)
+        return stream.batch_size // len(alive) + (rank < stream.batch_size % len(alive))
