@@ -13,8 +13,8 @@ from evalution_core import (
     Model,
     builtin_path,
     did_you_mean,
-    scrub,
 )
+from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
 from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
 from evalution_tinker.options import TinkerOptions
@@ -46,8 +46,8 @@ def build_session(
     name = model.path or next(iter(server.models), None)
     if name is None:
         raise ConfigurationError(
-            f"the server at {scrub(server.url)} lists no model; set model.path to a name that it "
-            f"knows, or to {WEIGHTS}…"
+            f"the server at {redact_text(server.url)} lists no model; set model.path to a name "
+            f"that it knows, or to {WEIGHTS}…"
         )
     _check_known(name, server)
     tokenizer = _load_tokenizer(options, model, name)
@@ -70,10 +70,11 @@ def build_session(
         capabilities,
         client,
         tokenizer,
-        {"model": name, "server": scrub(server.url), "attached": False},
+        {"model": name, "server": redact_text(server.url), "attached": False},
         own=own,
         window=server.models.get(name),
         url=server.url,
+        secrets=(server.key,),
     )
 
 
@@ -102,12 +103,13 @@ def _make_session(
     own: OwnClient | None = None,
     window: int | None = None,
     url: str | None = None,
+    secrets: tuple[str, ...] = (),
 ) -> TinkerSession:
     limit = _choose_window(options, window)
     missing = {} if limit is not None else {Capability.TRUNCATION: _NO_WINDOW}
     loop = RequestLoop("the Tinker session", options.batch_size)
     try:
-        sampling = Sampling(tinker, client, url, options.request_timeout_s)
+        sampling = Sampling(tinker, client, url, options.request_timeout_s, secrets=secrets)
         probe = [*tokenizer.leading_ids, *tokenizer.encode(_PROBE)]
         with runtime_errors("asking the server for a first token"):
             server = loop.call(lambda: probe_server(sampling, probe, capabilities, missing))
@@ -148,7 +150,7 @@ def _check_known(name: str, server: Server) -> None:
     if name.startswith(WEIGHTS) or not server.models or name in server.models:
         return
     raise ConfigurationError(
-        f"the server at {scrub(server.url)} has no model {name!r}"
+        f"the server at {redact_text(server.url)} has no model {name!r}"
         f"{did_you_mean(name, server.models)} (models: {', '.join(server.models)})"
     )
 
