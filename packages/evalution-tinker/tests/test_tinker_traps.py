@@ -207,12 +207,12 @@ def test_a_key_that_the_client_rejects_is_an_error(
     ("options", "message"),
     [
         ({"base_url": "file:///etc/passwd"}, "must begin with http:// or https://"),
-        ({"batch_size": 0}, r"'batch_size' of engine Tinker.* 1, got 0"),
-        ({"max_model_len": 1}, r"'max_model_len' of engine Tinker.* 2, got 1"),
+        ({"batch_size": 0}, "'batch_size' of engine Tinker must be at least 1, got 0"),
+        ({"max_model_len": 1}, "'max_model_len' of engine Tinker must be at least 2, got 1"),
         ({"base_url": "http://host:port"}, r"is not a URL: 'http://host:port' \(nonnumeric port"),
-        ({"timeout_s": 0.0}, r"'timeout_s' of engine Tinker.* 0, got 0\.0"),
+        ({"timeout_s": 0.0}, r"'timeout_s' of engine Tinker must be above 0.*, got 0"),
         ({"timeout_s": float("nan")}, r"'timeout_s' of engine Tinker.*, got .?nan"),
-        ({"request_timeout_s": float("inf")}, r"86400, got .?inf"),
+        ({"request_timeout_s": float("inf")}, r"86400.*, got .?inf"),
         ({"base_uri": "x"}, "no option 'base_uri'; did you mean 'base_url'"),
     ],
 )

@@ -176,7 +176,8 @@ def validate_params(config: type[BaseModel], params: Mapping[str, Any], what: st
         return config.model_validate(dict(params))
     except ValidationError as error:
         complaints = "; ".join(
-            f"param {_place(fault['loc'])} of backend {what!r}: {fault['msg']}{_got(fault)}"
+            f"param {_place(fault['loc'])} of backend {what!r}: {fault['msg']}"
+            f"{_describe_value(fault)}"
             for fault in error.errors(include_url=False)
         )
         raise ConfigurationError(complaints) from None
@@ -186,7 +187,7 @@ def _place(location: tuple[int | str, ...]) -> str:
     return repr(".".join(str(part) for part in location))
 
 
-def _got(fault: Any) -> str:
+def _describe_value(fault: Any) -> str:
     if fault["type"] in ("missing", "value_error") or any(
         is_secret_name(str(part)) for part in fault["loc"]
     ):
