@@ -14,7 +14,8 @@ from evalution_training import registry
 @pytest.fixture(autouse=True)
 def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """Each test begins, and leaves the process, without backends of its own."""
-    monkeypatch.setattr(registry, "_registered", {})
+    for known in registry._REGISTRIES.values():
+        monkeypatch.setattr(known, "_registered", {})
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:

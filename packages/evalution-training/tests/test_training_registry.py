@@ -69,20 +69,22 @@ def test_importing_the_package_imports_no_runtime() -> None:
 
 def test_a_broken_package_is_named_with_its_cause(install: Install) -> None:
     install("bomb", {"a_plugin.py": "raise SystemError('boom')"}, {GROUP: "bomb = a_plugin:B"})
-    with pytest.raises(EngineUnavailableError, match=r"'bomb' of bomb .*SystemError: boom") as told:
+    with pytest.raises(
+        EngineUnavailableError, match=r"'bomb' of bomb .*SystemError: boom"
+    ) as raised:
         load_backend("bomb")
-    assert isinstance(told.value.__cause__, SystemError)
+    assert isinstance(raised.value.__cause__, SystemError)
     assert load_backend("mock") is MockBackend
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"no backend 'lokal'; did you mean 'local'\? .*mock"
+        ConfigurationError, match=r"no backend 'lokal' is installed; did you mean 'local'\? .*mock"
     ):
         load_backend("lokal")
 
 
-def test_two_packages_with_one_name_are_told_apart(install: Install) -> None:
+def test_two_packages_with_one_name_are_distinguished(install: Install) -> None:
     for package in ("first", "second"):
         install(package, {}, {GROUP: "twin = evalution_training.backends.mock:MockBackend"})
     with pytest.raises(ConfigurationError, match="name one of: first/twin, second/twin"):
@@ -99,7 +101,9 @@ def test_two_packages_with_one_name_are_told_apart(install: Install) -> None:
          r"it lacks Config \(a pydantic model\)"),
     ],
 )  # fmt: skip
-def test_what_is_no_backend_is_refused(install: Install, source: str, message: str) -> None:
+def test_a_class_that_is_not_a_backend_is_refused(
+    install: Install, source: str, message: str
+) -> None:
     install("odd", {"a_plugin.py": source}, {GROUP: "odd = a_plugin:B"})
     with pytest.raises(ConfigurationError, match=message):
         load_backend("odd")

@@ -118,7 +118,7 @@ def test_handles_of_another_kind_are_torn_down_after(run: Callable[..., Any]) ->
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"backend": "{kind: mokc}"}, "there is no backend 'mokc'; did you mean 'mock'?"),
+        ({"backend": "{kind: mokc}"}, "no backend 'mokc' is installed; did you mean 'mock'?"),
         (
             {"backend": "{kind: mock, params: {fail_on_prepar: true}}"},
             "backend 'mock' has no param 'fail_on_prepar'; did you mean 'fail_on_prepare'?",

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError
-from evalution_core.redaction import scrub
 from evalution_training import backends as libraries
 from evalution_training import make_backend, prepared
 
@@ -94,7 +93,6 @@ def test_the_key_is_read_when_the_model_is_prepared_and_shown_nowhere(
     monkeypatch.setenv("OTHER_KEY", "another-secret-key")
     assert handles_of(tmp_path, api_key_env="OTHER_KEY")["service_client"].base_url
     assert server.asked[0][1] == "another-secret-key"
-    assert scrub("told: another-secret-key") == "told: ***"
 
 
 def test_a_key_that_is_not_set_is_told(tmp_path: Path) -> None:
@@ -136,9 +134,11 @@ def test_what_is_no_url_is_refused(tmp_path: Path) -> None:
         handles_of(tmp_path, base_url="file:///etc/passwd")
 
 
-def test_a_port_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_wrong_port_is_refused(tmp_path: Path) -> None:
     with (
-        pytest.raises(ConfigurationError, match=r"is no URL: 'http://host:port' \(nonnumeric port"),
+        pytest.raises(
+            ConfigurationError, match=r"is not a URL: 'http://host:port' \(nonnumeric port"
+        ),
         prepared("tinker", model="m", run_dir=tmp_path, params={"base_url": "http://host:port"}),
     ):
         pass

@@ -14,7 +14,6 @@ from evalution_core import (
     Model,
     validate_options,
 )
-from evalution_core.redaction import hide
 from evalution_tinker.options import TinkerOptions
 
 TINKER_CAPABILITIES = frozenset(Capability) - {
@@ -38,7 +37,6 @@ class Tinker(TinkerOptions, BaseEngine):
     def __post_init__(self) -> None:
         validate_options(self)
         if not self.api_key_env.isidentifier():
-            hide(self.api_key_env, is_secret=True)
             raise ConfigurationError(
                 "option 'api_key_env' of engine Tinker must be the name of an environment "
                 "variable; put the key into TINKER_API_KEY and leave the option out"

@@ -10,7 +10,7 @@ from typing import Any, cast
 from evalution_core import Capability, ConfigurationError, Model
 from evalution_core.builtins import builtin_path
 from evalution_core.plugins import did_you_mean
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
 from evalution_enginekit.tokenizer import checkpoint_tokenizer
 from evalution_tinker.options import TinkerOptions
@@ -42,8 +42,8 @@ def build_session(
     name = model.path or next(iter(server.models), None)
     if name is None:
         raise ConfigurationError(
-            f"the server at {scrub(server.url)} lists no model; set model.path to a name that it "
-            f"knows, or to {WEIGHTS}…"
+            f"the server at {redact_text(server.url)} lists no model; set model.path to a name "
+            f"that it knows, or to {WEIGHTS}…"
         )
     _check_known(name, server)
     tokenizer = _load_tokenizer(options, model, name)
@@ -66,10 +66,11 @@ def build_session(
         capabilities,
         client,
         tokenizer,
-        {"model": name, "server": scrub(server.url), "attached": False},
+        {"model": name, "server": redact_text(server.url), "attached": False},
         own=own,
         window=server.models.get(name),
         url=server.url,
+        secrets=(server.key,),
     )
 
 
@@ -98,12 +99,13 @@ def _make_session(
     own: OwnClient | None = None,
     window: int | None = None,
     url: str | None = None,
+    secrets: tuple[str, ...] = (),
 ) -> TinkerSession:
     limit = _choose_window(options, window)
     missing = {} if limit is not None else {Capability.TRUNCATION: _NO_WINDOW}
     loop = RequestLoop("the Tinker session", options.batch_size)
     try:
-        sampling = Sampling(tinker, client, url, options.request_timeout_s)
+        sampling = Sampling(tinker, client, url, options.request_timeout_s, secrets=secrets)
         probe = [*tokenizer.leading_ids, *tokenizer.encode(_PROBE)]
         with runtime_errors("asking the server for a first token"):
             server = loop.call(lambda: probe_server(sampling, probe, capabilities, missing))
@@ -144,7 +146,7 @@ def _check_known(name: str, server: Server) -> None:
     if name.startswith(WEIGHTS) or not server.models or name in server.models:
         return
     raise ConfigurationError(
-        f"the server at {scrub(server.url)} has no model {name!r}"
+        f"the server at {redact_text(server.url)} has no model {name!r}"
         f"{did_you_mean(name, server.models)} (models: {', '.join(server.models)})"
     )
 

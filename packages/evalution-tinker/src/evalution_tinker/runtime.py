@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from evalution_core import ConfigurationError, EngineUnavailableError
-from evalution_core.redaction import hide, scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit import import_runtime, runtime_errors
 from evalution_tinker.options import TinkerOptions
 
@@ -67,11 +67,11 @@ def find_server(options: TinkerOptions) -> Server:
             "which isn't set; set it (for a server that asks for none, to any text that begins "
             "with tml-), or name another with api_key_env"
         )
-    hide(key, is_secret=True)
     url = (options.base_url or os.environ.get("TINKER_BASE_URL") or HOSTED).rstrip("/")
+    shown = redact_text(url)
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(
-            f"base_url of engine Tinker must begin with http:// or https://, got {scrub(url)!r}"
+            f"base_url of engine Tinker must begin with http:// or https://, got {shown!r}"
         )
     try:
         answer = get_json(f"{url}/api/v1/get_server_capabilities", key, options.timeout_s)
@@ -79,18 +79,18 @@ def find_server(options: TinkerOptions) -> Server:
         error.close()
         if error.code in _REFUSED:
             raise ConfigurationError(
-                f"the server at {scrub(url)} refuses the key in {options.api_key_env} (HTTP "
+                f"the server at {redact_text(url)} refuses the key in {options.api_key_env} (HTTP "
                 f"{error.code})"
             ) from None
         return Server(url, key, timeout_s=options.timeout_s)
     except InvalidURL as error:
         raise ConfigurationError(
-            f"base_url of engine Tinker is not a URL: {scrub(url)!r} ({scrub(str(error))})"
+            f"base_url of engine Tinker is not a URL: {shown!r} ({redact_text(str(error))})"
         ) from None
     except (OSError, ValueError, HTTPException) as error:
         raise EngineUnavailableError(
-            f"no Tinker-compatible server answers at {scrub(url)} within {options.timeout_s:g} s "
-            f"({scrub(str(error))}); start it, or name another with base_url"
+            f"no Tinker-compatible server answers at {shown} within {options.timeout_s:g} s "
+            f"({redact_text(str(error), (key,))}); start it, or name another with base_url"
         ) from None
     return Server(url, key, _parse_models(answer), options.timeout_s)
 
@@ -156,7 +156,7 @@ class OwnClient:
         except Empty:
             error = TimeoutError(f"nothing within {CLOSING_S:g} s")
         if isinstance(error, self._tinker.TinkerError | TimeoutError):
-            _log.info("the session at the server was not ended: %s", scrub(str(error)))
+            _log.info("the session at the server was not ended: %s", redact_text(str(error)))
         elif error is not None:
             raise error
 
@@ -189,7 +189,7 @@ def connect_within(make: Callable[[], Any], timeout_s: float, url: str | None) -
     try:
         made, error = results.get(timeout=timeout_s)
     except Empty:
-        where = "" if url is None else f" at {scrub(url)}"
+        where = "" if url is None else f" at {redact_text(url)}"
         raise EngineUnavailableError(
             f"the Tinker server{where} made no sampling client within {timeout_s:g} s"
         ) from None

@@ -18,7 +18,7 @@ from evalution_core import (
     EngineUnavailableError,
     InvalidRequestError,
 )
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit import WrongScoresError
 from evalution_tinker.runtime import read_client_version, read_server_name
 
@@ -63,9 +63,19 @@ class Sampling:
         client: a sampling client of it.
         url: the server, for messages; None where somebody else's client knows it.
         timeout_s: seconds for a request, with the client's own retries.
+        secrets: values to mask in messages of the server.
     """
 
-    def __init__(self, tinker: Any, client: SamplingClient, url: str | None, timeout_s: float):
+    def __init__(
+        self,
+        tinker: Any,
+        client: SamplingClient,
+        url: str | None,
+        timeout_s: float,
+        *,
+        secrets: tuple[str, ...] = (),
+    ):
+        self._secrets = secrets
         self._tinker = tinker
         self._client = client
         self._url = url
@@ -102,12 +112,12 @@ class Sampling:
                 raise await asyncio.to_thread(self._wall) from error
             raise
         except self._tinker.APIStatusError as error:
-            raise _to_error(error) from error
+            raise _to_error(error, self._secrets) from error
 
     def _wall(self) -> EngineUnavailableError:
         server = "the server"
         if self._url is not None:
-            server = f"the server at {scrub(self._url)} ({read_server_name(self._url)})"
+            server = f"the server at {redact_text(self._url)} ({read_server_name(self._url)})"
         return EngineUnavailableError(
             f"tinker {read_client_version()} can't read the answers of {server}, which speaks an "
             "older form of the protocol; upgrade the server, or install an older client (tinker "
@@ -124,8 +134,8 @@ async def _await_response(asked: Any) -> Any:
     raise TypeError(f"sample() gave {asked!r}, which can't be awaited")
 
 
-def _to_error(error: Any) -> Exception:
-    text = scrub(f"the server answered HTTP {error.status_code}: {error.message}")
+def _to_error(error: Any, secrets: tuple[str, ...]) -> Exception:
+    text = redact_text(f"the server answered HTTP {error.status_code}: {error.message}", secrets)
     if error.status_code in _BAD_REQUEST:
         return InvalidRequestError(text)
     if error.status_code in _REFUSED:

@@ -2,7 +2,6 @@
 
 from evalution_training.evaluation import PeriodicEvaluation
 from evalution_training.registry import (
-    BackendEntry,
     TrainingBackend,
     available_backends,
     load_backend,
@@ -11,7 +10,6 @@ from evalution_training.registry import (
 from evalution_training.runs import TrainingModel, make_backend, prepared
 
 __all__ = [
-    "BackendEntry",
     "PeriodicEvaluation",
     "TrainingBackend",
     "TrainingModel",

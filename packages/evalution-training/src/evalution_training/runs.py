@@ -15,9 +15,9 @@ from evalution_core import (
     EvalutionError,
     Model,
 )
-from evalution_core.redaction import redact, scrub
+from evalution_core.redaction import find_secrets, redact, redact_text
 from evalution_training.models import NAME, evaluated_model, training_model
-from evalution_training.registry import TrainingBackend, load_backend, validated_params
+from evalution_training.registry import TrainingBackend, load_backend, validate_params
 
 
 def make_backend(name: str, params: Mapping[str, Any] | None = None) -> TrainingBackend:
@@ -28,7 +28,7 @@ def make_backend(name: str, params: Mapping[str, Any] | None = None) -> Training
         EngineUnavailableError: its module can't be imported.
     """
     kind: Any = load_backend(name)
-    config = validated_params(kind.Config, {} if params is None else params, name)
+    config = validate_params(kind.Config, {} if params is None else params, name)
     try:
         return kind(**config.model_dump())
     except EvalutionError:
@@ -36,7 +36,7 @@ def make_backend(name: str, params: Mapping[str, Any] | None = None) -> Training
     except Exception as error:  # the border to foreign code
         raise ConfigurationError(
             f"backend {name!r} can't be made of valid params: {type(error).__name__}: "
-            f"{scrub(str(error))}"
+            f"{redact_text(str(error), find_secrets(dict(params or {})))}"
         ) from error
 
 
@@ -66,7 +66,8 @@ def prepared(
     what = training_model(model)
     name = getattr(found, "name", type(found).__name__)
     _make_folder(run_dir)
-    with _foreign(f"backend {name!r} could not prepare {what[NAME]}"):
+    secrets = find_secrets(dict(params or {}))
+    with _foreign(f"backend {name!r} could not prepare {what[NAME]}", secrets):
         handles = found.prepare(model=what, run_dir=os.fspath(run_dir))
     if not isinstance(handles, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise EngineRuntimeError(
@@ -76,12 +77,12 @@ def prepared(
         yield handles
     except BaseException as error:
         try:
-            with _foreign("teardown"):
+            with _foreign("teardown", secrets):
                 found.teardown(handles)
         except EvalutionError as second:
             error.add_note(f"then {type(second).__name__}: backend {name!r}: {second}")
         raise
-    with _foreign(f"backend {name!r}: teardown"):
+    with _foreign(f"backend {name!r}: teardown", secrets):
         found.teardown(handles)
 
 
@@ -112,16 +113,18 @@ def _make_folder(run_dir: object) -> None:
 
 
 @contextmanager
-def _foreign(doing: str) -> Generator[None]:
+def _foreign(doing: str, secrets: frozenset[str]) -> Generator[None]:
     """Raise what isn't an `EvalutionError` as one, with the original as cause."""
     try:
         yield
     except EvalutionError:
         raise
     except ImportError as error:
-        raise EngineUnavailableError(f"{doing}: {scrub(str(error))}") from error
+        raise EngineUnavailableError(f"{doing}: {redact_text(str(error), secrets)}") from error
     except Exception as error:  # the border to foreign code: a backend may raise anything
-        raise EngineRuntimeError(f"{doing}: {type(error).__name__}: {scrub(str(error))}") from error
+        raise EngineRuntimeError(
+            f"{doing}: {type(error).__name__}: {redact_text(str(error), secrets)}"
+        ) from error
 
 
 class TrainingModel:

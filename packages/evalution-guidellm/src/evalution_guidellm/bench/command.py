@@ -16,7 +16,7 @@ import typer
 from evalution.cli.errors import EXIT_INTERRUPTED, EXIT_WITH_FAILURES
 from evalution.table import console
 from evalution_core import ConfigurationError
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit import runtime as command_options
 from evalution_guidellm.bench.drive import drive
 from evalution_guidellm.bench.load import Load, Profile, row_count
@@ -102,8 +102,9 @@ def served_subject(target: str, model: str | None, key_variable: str | None) -> 
         return ServedSubject(target, model)
     if _has_credentials(target):
         raise ConfigurationError(
-            f"--target {scrub(target)} holds a name and password, which would be sent in place of "
-            f"the key in {key_variable}: leave them out of the URL, or leave out --api-key-env"
+            f"--target {redact_text(target)} holds a name and password, which would be sent in "
+            f"place of the key in {key_variable}: leave them out of the URL, or leave out "
+            "--api-key-env"
         )
     key = os.environ.get(key_variable)
     if not key:

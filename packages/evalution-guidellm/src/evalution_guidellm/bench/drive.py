@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_guidellm.bench.load import Load
 from evalution_guidellm.bench.subject import Subject
 
@@ -61,9 +61,9 @@ def _report(scenario: Mapping[str, Any], *, progress: bool) -> dict[str, Any]:
     except ValidationError as error:
         # Its own text would repeat the input, keys among it.
         problems = "; ".join(problem["msg"] for problem in error.errors(include_input=False))
-        raise ConfigurationError(scrub(problems).removeprefix("Value error, ")) from None
+        raise ConfigurationError(redact_text(problems).removeprefix("Value error, ")) from None
     except (EOFError, OSError, RuntimeError, ValueError) as error:
-        reason = scrub(str(error)) or "a process of its ended as it started"
+        reason = redact_text(str(error)) or "a process of its ended as it started"
         raise EngineRuntimeError(
             f"GuideLLM ended without a result: {reason}; what its worker processes "
             "printed stands above"
@@ -85,5 +85,5 @@ def _check_tokenizer(name: str | None) -> None:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigurationError(
             f"made-up prompts need the model's tokenizer, and {name!r} has none that Transformers "
-            f"can load ({scrub(reason)}); {advice}"
+            f"can load ({redact_text(reason)}); {advice}"
         ) from error

@@ -11,7 +11,7 @@ import httpx
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, load_engine
 from evalution_core.builtins import builtin_path
 from evalution_core.plugins import did_you_mean
-from evalution_core.redaction import hide, scrub
+from evalution_core.redaction import redact_text
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _CONNECT_S, _ANSWER_S = 5.0, 30.0
@@ -116,13 +116,9 @@ class ServedSubject:
     model: str | None = None
     key: str | None = field(default=None, repr=False)
 
-    def __post_init__(self) -> None:
-        hide(self.key, is_secret=True)
-        hide(self.target)
-
     @property
     def title(self) -> str:
-        return f"{self.model or 'the model'} at {scrub(self.target)}"
+        return f"{self.model or 'the model'} at {redact_text(self.target)}"
 
     def checked(self) -> ServedSubject:
         """Ask for the list of models, which needs the server, the key and the name to be right."""
@@ -154,11 +150,15 @@ class ServedSubject:
         return self.model
 
     def to_dict(self) -> dict[str, Any]:
-        return {"target": scrub(self.target), "model": {"path": self.model}}
+        return {"target": redact_text(self.target), "model": {"path": self.model}}
+
+    @property
+    def _secrets(self) -> tuple[str, ...]:
+        return (self.key,) if self.key else ()
 
     @property
     def _shown(self) -> str:
-        return scrub(self.target)
+        return redact_text(self.target)
 
     def _listed(self) -> list[Mapping[str, Any]]:
         url = f"{self.target.rstrip('/').removesuffix('/v1')}/v1/models"
@@ -173,7 +173,7 @@ class ServedSubject:
         except httpx.HTTPError as error:
             raise EngineUnavailableError(
                 f"no server answers at {self._shown} ({type(error).__name__}: "
-                f"{scrub(str(error))}); start it, or name another --target"
+                f"{redact_text(str(error), self._secrets)}); start it, or name another --target"
             ) from error
         if response.status_code in _REFUSED:
             raise ConfigurationError(
@@ -190,5 +190,5 @@ def _models(response: httpx.Response, shown: str) -> list[Mapping[str, Any]]:
     except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
         raise ConfigurationError(
             f"{shown} is no OpenAI-style server: /v1/models gave {response.status_code} and "
-            f"{scrub(response.text[:80])!r}; name another --target"
+            f"{redact_text(response.text[:80])!r}; name another --target"
         ) from None

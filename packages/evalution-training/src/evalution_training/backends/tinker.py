@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from evalution_core import ConfigurationError, EngineUnavailableError
-from evalution_core.redaction import hide, scrub
+from evalution_core.redaction import redact_text
 from evalution_training.backends import library
 from evalution_training.models import NAME
 
@@ -39,7 +39,6 @@ class TinkerConfig(BaseModel):
     @classmethod
     def _is_a_name(cls, value: str) -> str:
         if not value.isidentifier():
-            hide(value, is_secret=True)
             raise ValueError(
                 "must be the name of an environment variable; put the key into TINKER_API_KEY and "
                 "leave this out"
@@ -84,7 +83,6 @@ class TinkerBackend:
                 "which isn't set; set it (for a server that asks for none, to any text that begins "
                 "with tml-), or name another with api_key_env"
             )
-        hide(key, is_secret=True)
         url = (self.base_url or os.environ.get("TINKER_BASE_URL") or HOSTED).rstrip("/")
         self._check_alive(url, key)
         return {
@@ -103,10 +101,11 @@ class TinkerBackend:
 
     def _check_alive(self, url: str, key: str) -> None:
         """Raise unless a server answers: without one, the client would retry endlessly."""
+        shown = redact_text(url)
         if not url.startswith(("http://", "https://")):
             raise ConfigurationError(
                 f"base_url of backend 'tinker' must begin with http:// or https://, got "
-                f"{scrub(url)!r}"
+                f"{redact_text(url)!r}"
             )
         request = urllib.request.Request(
             f"{url}/api/v1/get_server_capabilities", headers={"X-API-Key": key}
@@ -118,15 +117,15 @@ class TinkerBackend:
             error.close()
             if error.code in _REFUSED:
                 raise ConfigurationError(
-                    f"the server at {scrub(url)} refuses the key in {self.api_key_env} (HTTP "
+                    f"the server at {redact_text(url)} refuses the key in {self.api_key_env} (HTTP "
                     f"{error.code})"
                 ) from None
         except InvalidURL as error:
             raise ConfigurationError(
-                f"base_url of backend 'tinker' is no URL: {scrub(url)!r} ({scrub(str(error))})"
+                f"base_url of backend 'tinker' is not a URL: {shown!r} ({redact_text(str(error))})"
             ) from None
         except (OSError, HTTPException) as error:
             raise EngineUnavailableError(
-                f"no Tinker-compatible server answers at {scrub(url)} within {self.timeout:g} s "
-                f"({scrub(str(error))}); start it, or name another with base_url"
+                f"no Tinker-compatible server answers at {shown} within {self.timeout:g} s "
+                f"({redact_text(str(error), (key,))}); start it, or name another with base_url"
             ) from None
