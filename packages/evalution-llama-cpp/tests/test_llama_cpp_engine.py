@@ -17,8 +17,8 @@ from evalution_core import (
     GenerationRequest,
     Model,
     SessionClosedError,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_llama_cpp import LlamaCpp
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from evalution_core import BaseInferenceSession, LoglikelihoodRequest, Model, builtin_path
+from evalution_core import BaseInferenceSession, LoglikelihoodRequest, Model
+from evalution_core.builtins import builtin_path
 from evalution_llama_cpp import LlamaCpp
 from evalution_reference import Reference
 

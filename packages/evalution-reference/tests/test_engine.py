@@ -18,9 +18,9 @@ from evalution_core import (
     GenerationRequest,
     LoglikelihoodRequest,
     Model,
-    builtin_path,
     load_engine,
 )
+from evalution_core.builtins import builtin_path
 from evalution_reference import Reference
 
 

@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from evalution_conformance import EngineConformance
-from evalution_core import Model, builtin_path
+from evalution_core import Model
+from evalution_core.builtins import builtin_path
 from evalution_reference import Reference
 from evalution_tinygrad import Tinygrad
 

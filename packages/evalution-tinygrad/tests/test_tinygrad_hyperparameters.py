@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("tinygrad", reason="tinygrad is not installed")
 
-from evalution_core import ConfigurationError, builtin_path
+from evalution_core import ConfigurationError
+from evalution_core.builtins import builtin_path
 from evalution_enginekit.gguf.file import GGUFFile, GGUFTensor, read_gguf
 from evalution_tinygrad.hyperparameters import check_hyperparameters
 

@@ -14,7 +14,8 @@ pytest.importorskip("tinygrad", reason="tinygrad is not installed")
 
 from evalution import Run
 from evalution.suites import Generation
-from evalution_core import ConfigurationError, LoglikelihoodRequest, Model, builtin_path
+from evalution_core import ConfigurationError, LoglikelihoodRequest, Model
+from evalution_core.builtins import builtin_path
 from evalution_tinygrad import Tinygrad
 from evalution_tinygrad.device import open_device
 from evalution_tinygrad.load import read_file, read_weights

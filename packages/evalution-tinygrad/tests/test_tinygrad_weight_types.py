@@ -16,7 +16,8 @@ pytest.importorskip("tinygrad", reason="tinygrad is not installed")
 from tinygrad import Tensor
 from tinygrad.llm.gguf import ggml_data_to_tensor
 
-from evalution_core import ConfigurationError, builtin_path
+from evalution_core import ConfigurationError
+from evalution_core.builtins import builtin_path
 from evalution_enginekit.gguf.file import GGUFFile, GGUFTensor, read_gguf
 from evalution_tinygrad.device import open_device
 from evalution_tinygrad.load import check_weight_types

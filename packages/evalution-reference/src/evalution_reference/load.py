@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from evalution_core import ConfigurationError, Model, builtin_path
-from evalution_core.builtins import PREFIX
+from evalution_core import ConfigurationError, Model
+from evalution_core.builtins import PREFIX, builtin_path
 from evalution_reference.llama_config import LlamaConfig, read_config
 
 Floats = NDArray[np.floating[Any]]

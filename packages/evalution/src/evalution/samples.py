@@ -103,7 +103,8 @@ def to_json(value: object, *, indent: int | None = None) -> str:
             value, indent=indent, inf_nan_mode="null", fallback=_to_plain
         ).decode()
     except ValueError:  # a lone surrogate, which UTF-8 can't hold and JSON can only escape
-        plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="null", fallback=_to_plain)
+        found = json.dumps(value, default=_to_plain)
+        plain = json.loads(found, parse_constant=lambda _: None)  # NaN and infinity
         text = json.dumps(plain, ensure_ascii=False, indent=indent)
         return text.encode("utf-8", "backslashreplace").decode()
 

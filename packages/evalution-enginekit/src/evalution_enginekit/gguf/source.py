@@ -9,8 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from evalution_core import ConfigurationError, Model, builtin_path, scrub
-from evalution_core.builtins import PREFIX
+from evalution_core import ConfigurationError, Model
+from evalution_core.builtins import PREFIX, builtin_path
+from evalution_core.redaction import scrub
 from evalution_enginekit.gguf.file import GGUFFile, read_gguf
 from evalution_enginekit.runtime import import_runtime
 

@@ -12,12 +12,11 @@ from evalution_core import (
     ContextLengthError,
     EngineRuntimeError,
     EvalutionError,
-    FinishReason,
     InvalidRequestError,
     UnsupportedRequestError,
-    redact,
 )
-from evalution_core.redaction import redact_text
+from evalution_core.redaction import redact, redact_text
+from evalution_core.requests import FinishReason
 from evalution_enginekit.completion import CompletionChunk
 from evalution_openai.client.dialects import find_unasked_fields
 

@@ -25,7 +25,7 @@ from evalution_core import (
     plugins,
 )
 
-GUIDE = Path(__file__).parents[3] / "docs" / "command-line.md"
+GUIDE = Path(__file__).parents[4] / "docs" / "command-line.md"
 OWN = [
     command.name or getattr(command.callback, "__name__", "").replace("_", "-")
     for command in app.registered_commands

@@ -88,7 +88,7 @@ CASES: list[tuple[dict[str, Any], int, str]] = [
     ({"tests": "[" + TEST.replace("rows.", "row.") + "]"}, 2, "did you mean 'rows.jsonl'?"),
     ({"tests": "[" + TEST.replace("{question}", "{quest}") + "]"}, 2, "did you mean 'question'?"),
     ({"tests": "[" + TEST.replace("prompt", "promt") + "]"}, 2, "did you mean 'prompt'?"),
-    ({"tests": "[{type: perplexity, data: rows.jsonl, text: 3}]"}, 2, "valid string, got 3"),
+    ({"tests": "[{type: perplexity, data: rows.jsonl, text: 3}]"}, 2, "must be a string, got 3"),
 ]
 
 

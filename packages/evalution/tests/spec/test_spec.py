@@ -190,7 +190,7 @@ def test_a_misspelt_spec_file_names_the_nearest(tmp_path: Path, asked: str, mean
 
 
 def test_the_quickstart_of_the_docs_is_the_installed_one() -> None:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     installed = load_spec("builtin:tiny/quickstart")
     in_docs = root / "docs" / "examples" / "quickstart.yaml"
     assert in_docs.read_bytes() == installed.path.read_bytes()

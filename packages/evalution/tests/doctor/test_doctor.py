@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from evalution.doctor.engines import examine_engine, examine_engines, find_requirements
-from evalution_core import ConfigurationError, EngineEntry, available
+from evalution_core import ConfigurationError
+from evalution_core.discovery import ENGINES, EngineEntry, available
+from evalution_core.plugins import PluginEntry
 
 GOOD = """
 import sys
@@ -67,7 +69,7 @@ os._exit(0)
 
 def entry(folder: Path, name: str, code: str) -> EngineEntry:
     (folder / f"doctored_{name}.py").write_text(code, encoding="utf-8")
-    return EngineEntry(name.title(), f"doctored_{name}:{name.title()}", None, None)
+    return PluginEntry(name.title(), f"doctored_{name}:{name.title()}", None, None, ENGINES)
 
 
 @pytest.fixture
@@ -145,7 +147,7 @@ def test_a_file_of_the_working_folder_takes_no_module_s_place(
 ) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')\n")
     monkeypatch.chdir(tmp_path)
-    mock = EngineEntry("Mock", "evalution_enginekit.mock:Mock", None, None)
+    mock = PluginEntry("Mock", "evalution_enginekit.mock:Mock", None, None, ENGINES)
     assert examine_engine(mock).works
 
 

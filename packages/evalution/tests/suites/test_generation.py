@@ -228,7 +228,7 @@ def test_a_suite_can_be_pickled_and_copied() -> None:
         ({"prompt": "{quesion}"}, "no column 'quesion'; did you mean 'question'?"),
         ({"target": "anwser"}, "no column 'anwser'; did you mean 'answer'?"),
         ({"data": []}, "suite 'rows': data holds no rows"),
-        ({"num_fewshot": 3, "fixed_shots": True}, "holds no rows besides the 3 few-shot rows"),
+        ({"num_fewshot": 3, "fixed_shots": True}, "holds no rows after the 3 few-shot rows"),
         ({"num_fewshot": 3}, "there are 3 few-shot rows, but 4 are needed"),
     ],
 )

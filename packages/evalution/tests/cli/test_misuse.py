@@ -82,7 +82,7 @@ def assert_told(done: Any, code: int, parts: Sequence[str]) -> None:
 
 
 MISTAKES: dict[str, Any] = yaml.safe_load(
-    (Path(__file__).parent / "data" / "misuse.yaml").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "data" / "misuse.yaml").read_text(encoding="utf-8")
 )
 
 

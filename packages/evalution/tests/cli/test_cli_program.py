@@ -10,7 +10,7 @@ import pytest
 
 from evalution.cli import app
 
-GUIDE = Path(__file__).parents[3] / "docs" / "command-line.md"
+GUIDE = Path(__file__).parents[4] / "docs" / "command-line.md"
 COMMANDS = [
     command.name or getattr(command.callback, "__name__", "").replace("_", "-")
     for command in app.registered_commands

@@ -14,7 +14,7 @@ from evalution.suites import load_suite
 from evalution.suites.discovery import find_built_in
 from evalution_enginekit.mock import Mock
 
-ROWS = Path(__file__).parent / "data" / "rows"
+ROWS = Path(__file__).parents[1] / "data" / "rows"
 NAMED = [name for name in find_built_in() if name.islower()]
 LARGEST = 150_000
 SUBJECTS = ["stem.abstract_algebra", "other.virology"]
