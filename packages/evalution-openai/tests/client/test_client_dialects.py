@@ -90,7 +90,7 @@ def test_a_servers_own_sampling_settings_are_neutralised(
         ("plain", "the server's"),
     ],
 )
-def test_whose_sampling_settings_hold_is_told(
+def test_description_says_whose_sampling_settings_apply(
     connect: Callable[..., Any], dialect: str, defaults: str
 ) -> None:
     described = connect(dialect=dialect, scoring="none").describe_execution()

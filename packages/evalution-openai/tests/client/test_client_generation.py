@@ -109,7 +109,7 @@ def test_finish_reasons_are_the_contracts(textual: Any, server: Any, sent: str, 
     assert output.runtime["finish_reason"] == sent
 
 
-def test_a_completion_that_was_given_up_is_a_failure(textual: Any, server: Any) -> None:
+def test_aborted_completion_is_a_failure(textual: Any, server: Any) -> None:
     server.fails("/completions", answering(text="half", finish_reason="abort"))
     with pytest.raises(EngineRuntimeError, match=r"aborted the completion: .*'abort'"):
         textual.generate([GenerationRequest("a")])
@@ -160,7 +160,7 @@ def test_reasoning_of_a_stream_is_joined(connect: Callable[..., Any], server: An
     assert (output.text, output.runtime["reasoning"]) == ("Yes", "hm")
 
 
-def test_a_stream_that_breaks_off_is_a_failure_once_text_was_told(
+def test_stream_that_breaks_off_after_text_is_a_failure(
     textual: Any, server: Any, as_stream: Any
 ) -> None:
     choice = {"text": "half a", "finish_reason": "stop"}
@@ -195,14 +195,16 @@ def test_a_null_error_is_none(textual: Any, server: Any) -> None:
     assert (delta.text, output.text) == ("hi", "hi")
 
 
-def test_the_model_that_answered_is_told(textual: Any, server: Any) -> None:
+def test_answering_model_is_reported(textual: Any, server: Any) -> None:
     answer = {"model": "another", "choices": [{"text": "hi", "finish_reason": "stop"}]}
     server.fails("/completions", lambda _: httpx.Response(200, json=answer))
     (output,) = textual.generate([GenerationRequest("a")])
     assert output.runtime["model"] == "another"
 
 
-def test_extra_fields_win_and_null_takes_one_out(connect: Callable[..., Any], server: Any) -> None:
+def test_extra_body_takes_precedence_and_null_removes(
+    connect: Callable[..., Any], server: Any
+) -> None:
     server.routes -= {"/tokenize"}
     session = connect(extra_body={"provider": {"order": ["x"]}, "temperature": None}, api="chat")
     session.generate([GenerationRequest(messages=CHAT, max_new_tokens=2)])
@@ -276,7 +278,7 @@ def test_a_template_that_only_the_server_has_is_rendered_there_and_goes_as_ids(
     assert given.token_logprobs == text.token_logprobs
 
 
-def test_vllm_tells_ids_which_the_local_tokenizer_reads(
+def test_ids_from_vllm_are_decoded_by_the_local_tokenizer(
     connect: Callable[..., Any], server: Any
 ) -> None:
     server.owner = "vllm"

@@ -136,7 +136,7 @@ def connected() -> Callable[..., OpenAISession]:
     return build
 
 
-def test_no_request_is_lost_and_none_comes_twice(connected: Callable[..., OpenAISession]) -> None:
+def test_every_request_is_answered_exactly_once(connected: Callable[..., OpenAISession]) -> None:
     chance = random.Random(7)
     faults = ["half", "shut", "429", "500"]
     script = (chance.choice([*faults, "ok", "ok"]) for _ in range(120))
@@ -151,7 +151,7 @@ def test_no_request_is_lost_and_none_comes_twice(connected: Callable[..., OpenAI
         assert session.requests_in_flight == 0
 
 
-def test_a_proxy_is_not_asked_for_this_machine(
+def test_loopback_requests_bypass_proxies(
     connected: Callable[..., OpenAISession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
@@ -179,7 +179,7 @@ def test_a_try_does_not_wait_for_the_rate_within_its_time() -> None:
     assert output.text == "<late>"
 
 
-def test_a_stalled_answer_is_given_up_in_time(connected: Callable[..., OpenAISession]) -> None:
+def test_stalled_answer_times_out(connected: Callable[..., OpenAISession]) -> None:
     with (
         running(iter(["stall", "ok", "stall"])) as (server, url),
         connected(url, timeout_s=0.2, max_retries=1) as session,
@@ -197,7 +197,7 @@ def test_a_stalled_answer_is_given_up_in_time(connected: Callable[..., OpenAISes
         session.generate([GenerationRequest("never")])
 
 
-def test_closing_a_stream_lets_go_of_the_connection(
+def test_closing_a_stream_closes_its_connection(
     connected: Callable[..., OpenAISession],
 ) -> None:
     script = iter(["ok", *["stall"] * 9])

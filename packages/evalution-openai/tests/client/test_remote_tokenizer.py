@@ -19,7 +19,7 @@ CHAT = [{"role": "user", "content": "say"}]
         ({"special_tokens": {"sep_token": "~", "eos_token": None}}, "say~"),
     ],
 )
-def test_special_tokens_are_those_told_for_the_template_or_else_for_the_tokenizer(
+def test_special_tokens_are_the_templates_or_the_tokenizers(
     facts: dict[str, Any], prompt: str
 ) -> None:
     source = "{{ messages[0]['content'] }}{{ sep_token }}{{ eos_token }}"

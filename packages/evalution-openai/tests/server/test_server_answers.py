@@ -43,7 +43,7 @@ def text_of(found: list[dict[str, Any]], index: int = 0) -> str:
     )
 
 
-def test_models_tell_what_a_client_needs(client: httpx.Client, tiny: Any) -> None:
+def test_models_route_lists_window_and_capabilities(client: httpx.Client, tiny: Any) -> None:
     (model,) = client.get("/v1/models").json()["data"]
     assert model["id"] == "tiny"
     assert model["owned_by"] == "evalution"
@@ -132,7 +132,9 @@ def test_a_stream_without_the_option_has_no_usage(client: httpx.Client) -> None:
     assert all(chunk["choices"] and "usage" not in chunk for chunk in found)
 
 
-def test_token_ids_run_beside_the_text(client: httpx.Client, tiny: BaseInferenceSession) -> None:
+def test_stream_has_token_ids_with_the_text(
+    client: httpx.Client, tiny: BaseInferenceSession
+) -> None:
     (expected,) = tiny.generate([GenerationRequest(TEXT, max_new_tokens=9)])
     asked = {"prompt": TEXT, "max_tokens": 9, "return_token_ids": True}
     (choice,) = posted(client, "/v1/completions", **asked)["choices"]
@@ -167,7 +169,7 @@ def test_chat_takes_texts_and_parts(client: httpx.Client, tiny: BaseInferenceSes
         assert choice["finish_reason"] == expected.finish_reason
 
 
-def test_the_newer_limit_wins(client: httpx.Client) -> None:
+def test_max_completion_tokens_takes_precedence(client: httpx.Client) -> None:
     limits = {"max_tokens": 9, "max_completion_tokens": 2, "ignore_eos": True}
     answer = posted(client, "/v1/chat/completions", messages=CHAT, **limits)
     assert answer["usage"]["completion_tokens"] == 2
@@ -257,7 +259,7 @@ def test_a_text_is_scored_as_a_whole(
     assert "text is empty" in results[1]["error"]["message"]
 
 
-def test_tokens_go_there_and_back(client: httpx.Client) -> None:
+def test_tokenize_and_detokenize_are_inverse(client: httpx.Client) -> None:
     found = posted(client, "/tokenize", prompt=TEXT, add_special_tokens=False)
     assert found["count"] == len(found["tokens"])
     assert posted(client, "/detokenize", tokens=found["tokens"])["prompt"] == TEXT

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from evalution_core import BaseInferenceSession, ConfigurationError
 
 
-def test_bodies_that_come_together_are_bounded_in_bytes(
+def test_bodies_held_at_once_are_bounded_in_bytes(
     serving: Any, mock: BaseInferenceSession, until: Any
 ) -> None:
     client = serving(session=mock, max_body_bytes=50_000, max_held_bytes=60_000)
@@ -52,7 +52,7 @@ def test_room_for_less_than_one_body_is_refused() -> None:
 
 
 @pytest.mark.parametrize("told", [b"", b"GET /health HTTP/1.1\r\nX-A: "])
-def test_a_head_that_never_comes_is_not_waited_for(
+def test_connection_without_a_head_is_closed_in_time(
     serving: Any, mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch, told: bytes
 ) -> None:
     from evalution_openai.server import connections
@@ -69,7 +69,7 @@ def test_a_head_that_never_comes_is_not_waited_for(
     [(b"GET /health", b"\r\n"), (b"POST /nowhere", b"a"), (b"POST /nowhere", b"abcdefghi")],
     ids=["a blank line", "a part of a body", "a body and no more"],
 )
-def test_what_follows_an_answer_does_not_keep_a_connection(
+def test_data_after_an_answer_does_not_keep_a_connection_open(
     serving: Any,
     mock: BaseInferenceSession,
     monkeypatch: pytest.MonkeyPatch,
@@ -88,7 +88,7 @@ def test_what_follows_an_answer_does_not_keep_a_connection(
         assert idle.recv(1) == b"", "the server closes it"
 
 
-def test_a_head_without_end_is_refused(serving: Any, mock: BaseInferenceSession) -> None:
+def test_head_beyond_its_bound_is_refused(serving: Any, mock: BaseInferenceSession) -> None:
     client = serving(session=mock)
     with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as long:
         long.sendall(b"GET /health HTTP/1.1\r\nX-A: " + b"a" * 100_000)
@@ -107,7 +107,7 @@ def test_a_head_without_end_is_refused(serving: Any, mock: BaseInferenceSession)
         ("localhost.evil.example", 403),
     ],
 )
-def test_a_web_page_does_not_get_in_by_a_name_of_its_own(
+def test_foreign_host_name_is_refused_without_a_key(
     serving: Any, mock: BaseInferenceSession, host: str, status: int
 ) -> None:
     client = serving(session=mock)
@@ -118,7 +118,7 @@ def test_a_web_page_does_not_get_in_by_a_name_of_its_own(
 
 
 @pytest.mark.parametrize("option", [{"any_host": True}, {"api_key": "key-4711-0815"}])
-def test_with_a_key_or_a_second_word_any_name_will_do(
+def test_any_host_name_is_accepted_with_a_key_or_any_host(
     serving: Any, mock: BaseInferenceSession, option: Any
 ) -> None:
     headers = {"Host": "models.example", "Authorization": "Bearer key-4711-0815"}
@@ -140,7 +140,7 @@ class Wire:
         self.is_closed = True
 
 
-def test_what_is_written_in_one_turn_goes_out_in_one_piece() -> None:
+def test_writes_of_one_loop_turn_are_sent_together() -> None:
     from evalution_openai.server.connections import _GatheringTransport
 
     async def run() -> None:

@@ -36,7 +36,9 @@ def test_an_engine_is_built_when_the_server_starts_and_closed_when_it_ends() -> 
         session.check()
 
 
-def test_a_session_stays_its_owners(serving: Any, mock: BaseInferenceSession) -> None:
+def test_given_session_stays_open_after_the_server(
+    serving: Any, mock: BaseInferenceSession
+) -> None:
     from evalution_openai.server import build_openai_compatible_server
 
     for _ in range(2):
@@ -124,7 +126,7 @@ def test_without_its_lifespan_it_has_no_model_yet() -> None:
     assert (b"retry-after", b"5") in sent[0]["headers"]
 
 
-def test_what_the_end_of_the_server_cuts_off_is_told_to_come_back() -> None:
+def test_request_cut_off_by_the_shutdown_gets_503() -> None:
     from evalution_openai.server import build_openai_compatible_server
 
     with Mock().build(Model("mock")) as session:
@@ -154,7 +156,7 @@ def test_what_the_end_of_the_server_cuts_off_is_told_to_come_back() -> None:
     assert json.loads(body["body"])["error"]["message"] == "the server ends"
 
 
-def test_a_session_that_the_server_built_is_let_go_at_its_end() -> None:
+def test_session_built_by_the_server_is_released_at_its_end() -> None:
     from evalution_openai.server import build_openai_compatible_server
 
     built: list[weakref.ref[Any]] = []

@@ -19,7 +19,7 @@ from evalution_core import BaseInferenceSession, GenerationRequest
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abc"}]}),
     ],
 )
-def test_prompts_are_encoded_where_they_hold_up_nobody(
+def test_prompts_are_encoded_off_the_event_loop(
     serving: Any,
     mock: BaseInferenceSession,
     monkeypatch: pytest.MonkeyPatch,
@@ -44,7 +44,7 @@ def test_prompts_are_encoded_where_they_hold_up_nobody(
 
 
 @pytest.mark.parametrize("prompt", ["a" * 21, ["a" * 20, "a"], [7] * 21, [[7] * 20, [7]]])
-def test_long_prompts_are_checked_where_they_hold_up_nobody(
+def test_long_prompts_are_checked_off_the_event_loop(
     serving: Any, mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch, prompt: Any
 ) -> None:
     from evalution_openai.server import completions
@@ -73,7 +73,7 @@ def test_long_prompts_are_checked_where_they_hold_up_nobody(
         ({"logprobs": 1000, "max_tokens": 100, "n": 128}, "1000 log-probabilities at up to 12800"),
     ],
 )
-def test_what_would_cost_the_others_too_much_is_refused(
+def test_answer_with_too_many_logprobs_is_refused(
     serving: Any, mock: BaseInferenceSession, body: Any, message: str
 ) -> None:
     answer = serving(session=mock).post("/v1/completions", json={"prompt": "a", **body})
@@ -81,7 +81,7 @@ def test_what_would_cost_the_others_too_much_is_refused(
     assert message in answer.json()["error"]["message"]
 
 
-def test_a_message_does_not_give_a_long_body_back(client: httpx.Client) -> None:
+def test_error_message_is_cut_short(client: httpx.Client) -> None:
     answer = client.post("/v1/completions", json={"prompt": "a", "model": "x" * 100_000})
     assert answer.status_code == 404
     assert len(answer.content) < 3000
@@ -113,7 +113,7 @@ def test_a_long_text_is_encoded_while_others_are_answered(
     assert answers[0].status_code == 200
 
 
-def test_beginnings_of_a_prompt_are_made_one_at_a_time() -> None:
+def test_prompt_prefixes_are_made_one_at_a_time() -> None:
     from evalution_openai.server.completions import NextTokens
 
     asked = NextTokens([5, 6, 7], 2)

@@ -40,7 +40,7 @@ app()
         ("0.0.0.0", False, True, True),
     ],
 )
-def test_a_public_address_needs_a_key_or_a_second_word(
+def test_public_address_needs_a_key_or_public_without_key(
     host: str, has_key: bool, said_twice: bool, allowed: bool
 ) -> None:
     from evalution_openai.server.connections import check_bind
@@ -52,7 +52,7 @@ def test_a_public_address_needs_a_key_or_a_second_word(
             check_bind(host, has_key=has_key, public_without_key=said_twice)
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_taken_port_is_reported() -> None:
     from evalution_openai.server.connections import bind_socket
 
     with (
@@ -62,7 +62,7 @@ def test_a_port_that_is_taken_is_told() -> None:
         bind_socket("127.0.0.1", first.getsockname()[1])
 
 
-def test_an_answer_does_not_wait_for_the_receipt_of_its_header() -> None:
+def test_answer_body_is_not_delayed_by_nagle() -> None:
     from evalution_openai.server.connections import bind_socket
 
     with bind_socket("127.0.0.1", 0) as bound:
@@ -81,9 +81,7 @@ def raw(client: httpx.Client) -> socket.socket:
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
-def test_a_body_that_never_comes_is_answered_in_time(
-    serving: Any, tiny: BaseInferenceSession
-) -> None:
+def test_body_that_never_arrives_gets_408(serving: Any, tiny: BaseInferenceSession) -> None:
     client = serving(session=tiny, body_timeout_s=0.3)
     with raw(client) as slow:
         slow.sendall(HEAD + b"Content-Length: 500\r\n\r\n" + b'{"prompt"')
@@ -95,7 +93,7 @@ def test_a_body_that_never_comes_is_answered_in_time(
         assert b"connection: close" in answer.lower()
 
 
-def test_a_client_that_goes_in_the_middle_of_its_body_leaves_nothing(
+def test_disconnect_during_the_body_releases_everything(
     serving: Any, tiny: BaseInferenceSession
 ) -> None:
     client = serving(session=tiny)
@@ -111,7 +109,7 @@ def test_a_client_that_goes_in_the_middle_of_its_body_leaves_nothing(
      HEAD + b"Content-Length: -5\r\n\r\n", HEAD + b"Content-Length: 1e9\r\n\r\n"],
     ids=range(5),
 )  # fmt: skip
-def test_what_is_no_http_is_refused(client: httpx.Client, request_bytes: bytes) -> None:
+def test_data_that_is_not_http_is_refused(client: httpx.Client, request_bytes: bytes) -> None:
     with raw(client) as odd:
         odd.sendall(request_bytes)
         answer = odd.recv(1000)
@@ -135,7 +133,7 @@ def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_finishes_what_runs_before_it_ends(
+def test_shutdown_finishes_running_requests(
     process: tuple[subprocess.Popen[str], str], number: signal.Signals
 ) -> None:
     running, url = process
@@ -164,7 +162,7 @@ def test_it_finishes_what_runs_before_it_ends(
     assert "Traceback" not in log
 
 
-def test_prompts_are_logged_on_request_alone(
+def test_prompts_are_logged_only_with_log_prompts(
     serving: Any, tiny: BaseInferenceSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = {"prompt": "a very\nprivate thing", "max_tokens": 1}
@@ -199,9 +197,7 @@ def test_prompts_are_logged_on_request_alone(
         ),
     ],
 )
-def test_what_can_not_be_served_is_told_before_anything_is_loaded(
-    arguments: list[str], told: str
-) -> None:
+def test_bad_command_line_fails_before_the_model_is_loaded(arguments: list[str], told: str) -> None:
     import typer
 
     from evalution_openai.server.command import serve

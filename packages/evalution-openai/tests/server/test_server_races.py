@@ -107,9 +107,7 @@ def on_a_wire(session: Any, work: Callable[[Wire, Any], Coroutine[Any, Any, None
 ABORTED = "evalution_requests_aborted_total 1.0"
 
 
-def test_a_large_last_piece_of_a_body_does_not_hide_that_its_client_goes(
-    long: Any, until: Any
-) -> None:
+def test_disconnect_after_a_large_body_is_noticed(long: Any, until: Any) -> None:
     text = request({**LONG, "user": "u" * 300_000})
 
     async def work(wire: Wire, app: Any) -> None:
@@ -123,7 +121,7 @@ def test_a_large_last_piece_of_a_body_does_not_hide_that_its_client_goes(
     until(lambda: not long.requests_in_flight)
 
 
-def test_who_goes_takes_along_what_it_sent_ahead_and_the_log_is_silent(
+def test_disconnect_aborts_pipelined_requests_silently(
     long: Any, caplog: pytest.LogCaptureFixture, until: Any
 ) -> None:
     async def work(wire: Wire, app: Any) -> None:
@@ -179,7 +177,7 @@ class Asked:
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-def test_the_end_of_a_request_does_not_end_the_watch_of_the_next_one() -> None:
+def test_end_of_a_request_keeps_the_watch_of_the_next_one() -> None:
     async def work(wire: Wire, asked: list[Asked]) -> None:
         wire.come(GET + GET)
         await wire.until(lambda: asked)
@@ -194,7 +192,7 @@ def test_the_end_of_a_request_does_not_end_the_watch_of_the_next_one() -> None:
     asyncio.run(on_a_bare_wire(work))
 
 
-def test_the_beginning_of_another_request_does_not_end_the_one_that_runs(
+def test_pipelined_head_does_not_time_out_the_running_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from evalution_openai.server import connections
@@ -215,7 +213,7 @@ def test_the_beginning_of_another_request_does_not_end_the_one_that_runs(
     asyncio.run(on_a_bare_wire(work))
 
 
-def test_the_end_of_a_body_is_no_part_of_the_next_head() -> None:
+def test_body_bytes_do_not_count_as_head() -> None:
     post = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\n"
 
     async def work(wire: Wire, asked: list[Asked]) -> None:
@@ -231,7 +229,7 @@ def test_the_end_of_a_body_is_no_part_of_the_next_head() -> None:
 
 
 @pytest.mark.parametrize("target", [b"CONNECT localhost:1", b"GET http://["])
-def test_a_first_request_that_goes_nowhere_is_refused_and_no_error(
+def test_first_request_with_an_invalid_target_is_refused(
     target: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(wire: Wire, asked: list[Asked]) -> None:

@@ -32,7 +32,7 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(work, 20))
 
 
-def test_a_slow_reader_keeps_no_turn(mock: BaseInferenceSession) -> None:
+def test_slow_reader_does_not_block_other_requests(mock: BaseInferenceSession) -> None:
     from evalution_openai.server import build_openai_compatible_server
 
     async def serve() -> int:
@@ -60,7 +60,7 @@ def test_a_slow_reader_keeps_no_turn(mock: BaseInferenceSession) -> None:
     assert run(serve()) == 200
 
 
-def test_a_stream_that_nobody_reads_is_given_up(
+def test_stream_that_is_not_read_is_dropped(
     mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from evalution_openai.server import build_openai_compatible_server
@@ -83,7 +83,7 @@ def test_a_stream_that_nobody_reads_is_given_up(
     assert b"evalution_requests_inside 0.0" in page
 
 
-def test_a_long_answer_that_nobody_reads_keeps_its_place_until_it_is_given_up(
+def test_unread_long_answer_counts_as_inside_until_it_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from evalution_openai.server import build_openai_compatible_server
@@ -116,7 +116,7 @@ def test_a_long_answer_that_nobody_reads_keeps_its_place_until_it_is_given_up(
     assert b"evalution_requests_aborted_total 1.0" in after
 
 
-def test_a_long_answer_comes_whole(serving: Any) -> None:
+def test_long_answer_arrives_complete(serving: Any) -> None:
     with Mock(max_model_len=300_000).build(Model("mock")) as session:
         client = serving(session=session)
         text = "abcdefg" * 30_000
@@ -136,7 +136,7 @@ def is_refused(wire: socket.socket) -> bool:
     return False
 
 
-def test_who_does_not_read_is_given_up(
+def test_client_that_does_not_read_is_dropped(
     serving: Any,
     mock: BaseInferenceSession,
     monkeypatch: pytest.MonkeyPatch,

@@ -149,7 +149,7 @@ class Gated(Plain):
         return Plain.generate(self, requests)
 
 
-def test_what_can_not_wait_is_told_to_come_back(serving: Any, until: Any) -> None:
+def test_request_beyond_the_queue_gets_429(serving: Any, until: Any) -> None:
     session = Gated()
     client = serving(session=session, max_concurrent=1, max_queue=1)
     with ThreadPoolExecutor(2) as threads:
@@ -182,7 +182,7 @@ def leave_a_stream(client: httpx.Client, slow: Any, until: Any) -> None:
 
 
 @pytest.mark.parametrize("leave", [leave_an_answer, leave_a_stream])
-def test_a_client_that_is_gone_takes_its_request_along(
+def test_disconnect_frees_the_slot_in_the_session(
     serving: Any, slow: Any, leave: Callable[[httpx.Client, Any, Any], None], until: Any
 ) -> None:
     client = serving(session=slow)
@@ -192,7 +192,7 @@ def test_a_client_that_is_gone_takes_its_request_along(
     assert "evalution_requests_inside 0.0" in client.get("/metrics").text
 
 
-def test_an_abort_costs_the_others_nothing(serving: Any, slow: Any, until: Any) -> None:
+def test_abort_does_not_affect_other_requests(serving: Any, slow: Any, until: Any) -> None:
     client = serving(session=slow)
     asked = {"prompt": "xyz", "max_tokens": 150, "ignore_eos": True}
     with ThreadPoolExecutor(3) as threads:

@@ -62,7 +62,7 @@ def test_calls_of_a_kind_share_one_stream(serving: Any, watched: Watched) -> Non
     assert sorted(watched.opened) == ["generate_continuous", "stream"]
 
 
-def test_a_call_with_many_prompts_holds_up_none_with_one(
+def test_call_with_many_prompts_does_not_delay_a_single_one(
     serving: Any, watched: Watched, until: Any
 ) -> None:
     watched.before_step = lambda _: time.sleep(0.002)
@@ -79,7 +79,7 @@ def test_a_call_with_many_prompts_holds_up_none_with_one(
     assert answer["usage"]["completion_tokens"] == 4000
 
 
-def test_who_leaves_takes_along_what_waits_too(serving: Any, watched: Watched, until: Any) -> None:
+def test_disconnect_drops_waiting_prompts_too(serving: Any, watched: Watched, until: Any) -> None:
     watched.before_step = lambda _: time.sleep(0.002)
     client = serving(session=watched)
     with pytest.raises(httpx.ReadTimeout):
@@ -91,7 +91,7 @@ def test_who_leaves_takes_along_what_waits_too(serving: Any, watched: Watched, u
     assert watched.steps == steps + 3, "nothing else ran"
 
 
-def test_a_crash_costs_those_who_ran_and_the_others_move_on(serving: Any, until: Any) -> None:
+def test_crash_fails_running_calls_and_waiting_ones_go_on(serving: Any, until: Any) -> None:
     with Watched(batch_size=1) as session:
         crashing = threading.Event()
 
@@ -117,7 +117,7 @@ def test_a_crash_costs_those_who_ran_and_the_others_move_on(serving: Any, until:
         assert session.opened == ["generate_continuous"] * 2
 
 
-def test_a_session_that_was_closed_is_told_of_at_once(serving: Any) -> None:
+def test_closed_session_is_reported_at_once(serving: Any) -> None:
     session = Watched()
     client = serving(session=session)
     assert client.post("/v1/completions", json=body(1)).status_code == 200
@@ -145,7 +145,7 @@ def test_a_session_that_was_closed_is_told_of_at_once(serving: Any) -> None:
         ),
     ],
 )
-def test_what_takes_long_to_prepare_has_a_stream_of_its_own(
+def test_long_prompts_have_a_stream_of_their_own(
     serving: Any, watched: Watched, monkeypatch: pytest.MonkeyPatch, path: str, asked: Any
 ) -> None:
     from evalution_enginekit import async_session
@@ -176,7 +176,7 @@ class Windowed(MockSession):
         return super().loglikelihood_continuous(keyed, batch_size=batch_size)
 
 
-def test_client_with_one_request_to_score_waits_for_no_batch(serving: Any, until: Any) -> None:
+def test_single_request_to_score_is_not_delayed_by_a_batch(serving: Any, until: Any) -> None:
     with Windowed() as session, ThreadPoolExecutor(2) as threads:
         client = serving(session=session)
         many = {"requests": [{"context": "a", "continuation": f"many {n}"} for n in range(500)]}

@@ -88,7 +88,7 @@ def prompt_of(client: httpx.Client, **fields: Any) -> str:
         ),
     ],
 )
-def test_a_request_may_set_variables_besides_the_servers(
+def test_request_variables_add_to_the_servers(
     templated: httpx.Client, fields: dict[str, Any], prompt: str
 ) -> None:
     assert prompt_of(templated, **fields) == prompt
@@ -115,7 +115,7 @@ def test_every_choice_and_a_stream_have_the_variables(
         ({"messages": []}, "may not set 'messages': a chat template is given that one anyway"),
     ],
 )
-def test_a_wrong_variable_of_a_request_is_told(
+def test_unknown_variable_of_a_request_is_refused(
     templated: httpx.Client, variables: dict[str, Any], told: str
 ) -> None:
     body = {"messages": CHAT, "chat_template_kwargs": variables}
@@ -150,7 +150,7 @@ class Closed(BaseInferenceSession):
     def close(self) -> None: ...
 
 
-def test_a_session_that_keeps_its_template_to_itself_takes_none(serving: Any) -> None:
+def test_session_without_a_template_refuses_variables(serving: Any) -> None:
     client = serving(session=Closed())
     body = {"messages": CHAT, "chat_template_kwargs": {"thinks": False}}
     answer = client.post("/v1/chat/completions", json=body)

@@ -64,7 +64,7 @@ def test_no_minute_has_more_than_the_rate(clock: Any, amounts: list[int], rate: 
         assert within <= rate + 2 * burst
 
 
-def test_what_was_not_used_is_given_back(clock: Any) -> None:
+def test_unused_tokens_return_to_the_rate_limit(clock: Any) -> None:
     limit = RateLimit(clock, 60)
 
     async def spend() -> None:

@@ -73,7 +73,7 @@ LONG = {"prompt": "a", "max_tokens": 1_000_000, "ignore_eos": True}
 
 
 @pytest.mark.parametrize("client", [Client(), None], ids=["a connection tells", "messages tell"])
-def test_who_goes_takes_its_request_along(client: Client | None, until: Any) -> None:
+def test_disconnect_aborts_the_request(client: Client | None, until: Any) -> None:
     from evalution_openai.server import build_openai_compatible_server
 
     with Mock(max_model_len=2_000_000).build(Model("mock")) as session:
@@ -96,7 +96,7 @@ def test_who_goes_takes_its_request_along(client: Client | None, until: Any) -> 
     assert client is None or client.told is None
 
 
-def test_the_request_of_who_is_gone_already_does_not_begin(mock: BaseInferenceSession) -> None:
+def test_request_of_a_disconnected_client_does_not_start(mock: BaseInferenceSession) -> None:
     from evalution_openai.server import build_openai_compatible_server
 
     async def serve() -> bytes:
@@ -114,7 +114,7 @@ def test_the_request_of_who_is_gone_already_does_not_begin(mock: BaseInferenceSe
 
 
 @pytest.mark.parametrize("client", [Client(), None], ids=["a connection tells", "messages tell"])
-def test_who_stays_is_answered(mock: BaseInferenceSession, client: Client | None) -> None:
+def test_connected_client_is_answered(mock: BaseInferenceSession, client: Client | None) -> None:
     from evalution_openai.server import build_openai_compatible_server
 
     async def serve() -> list[Any]:
@@ -129,9 +129,7 @@ def test_who_stays_is_answered(mock: BaseInferenceSession, client: Client | None
     assert not body["more_body"]
 
 
-def test_requests_that_come_together_are_answered_one_after_the_other(
-    serving: Any, mock: BaseInferenceSession
-) -> None:
+def test_pipelined_requests_are_answered_in_order(serving: Any, mock: BaseInferenceSession) -> None:
     url = serving(session=mock).base_url
 
     def request(tokens: int) -> bytes:

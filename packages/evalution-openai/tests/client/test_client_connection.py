@@ -40,7 +40,7 @@ def session(connect: Callable[..., Any], server: Any) -> Any:
 
 
 @pytest.mark.parametrize("code", [408, 409, 429, 500, 502, 503, 504, 529])
-def test_a_passing_trouble_is_tried_again(
+def test_temporary_failure_is_retried(
     session: Any, server: Any, clock: Any, faulty: Any, code: int
 ) -> None:
     (expected,) = session.generate([REQUEST])
@@ -55,9 +55,7 @@ def test_a_passing_trouble_is_tried_again(
 @pytest.mark.parametrize(
     "error", [httpx.ConnectError("refused"), httpx.ReadError("reset"), httpx.ReadTimeout("slow")]
 )
-def test_a_connection_that_fails_is_tried_again(
-    session: Any, server: Any, error: Exception
-) -> None:
+def test_failed_connection_is_retried(session: Any, server: Any, error: Exception) -> None:
     def fail(_: httpx.Request) -> httpx.Response:
         raise error
 
@@ -133,7 +131,7 @@ def test_a_refused_request_fails_alone(session: Any, server: Any, faulty: Any) -
         ({"error": "flat"}, InvalidRequestError),
     ],
 )
-def test_errors_are_told_apart(
+def test_statuses_map_to_error_classes(
     session: Any, server: Any, body: dict[str, Any], kind: type[Exception]
 ) -> None:
     server.fails(PATH, lambda _: httpx.Response(400, json=body))
@@ -142,7 +140,7 @@ def test_errors_are_told_apart(
     assert type(caught.value) is kind
 
 
-def test_nobody_there_says_where(connect: Callable[..., Any], server: Any) -> None:
+def test_unreachable_server_is_named(connect: Callable[..., Any], server: Any) -> None:
     def refuse(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("connection refused")
 
@@ -170,7 +168,7 @@ def test_a_redirect_is_not_followed(session: Any, server: Any) -> None:
     assert {request.url.host for request in server.requests} == {"server.test"}
 
 
-def test_the_key_is_sent_and_nowhere_shown(
+def test_key_is_sent_and_never_shown(
     connect: Callable[..., Any],
     server: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -237,9 +235,7 @@ def test_requests_and_tokens_a_minute_are_kept(
     assert clock.time - before == pytest.approx(60.0, abs=12.0), "11 tokens a request"
 
 
-def test_a_word_that_serves_as_a_key_is_left_in_answers(
-    connect: Callable[..., Any], server: Any
-) -> None:
+def test_short_key_is_not_removed_from_answers(connect: Callable[..., Any], server: Any) -> None:
     session = connect(scoring="none", api_key="EMPTY", extra_headers={"X-Token-Mode": "text"})
     choice = {"text": "EMPTY text", "finish_reason": "stop"}
     server.fails(PATH, lambda _: httpx.Response(200, json={"choices": [choice]}))
@@ -247,7 +243,7 @@ def test_a_word_that_serves_as_a_key_is_left_in_answers(
     assert output.text == "EMPTY text"
 
 
-def test_an_answer_without_end_is_not_read_on(
+def test_endless_answer_is_cut_off(
     session: Any, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from evalution_openai.client import connection as connection
@@ -271,7 +267,7 @@ def test_an_answer_without_end_is_not_read_on(
         (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER]"), "WRONG_VERSION.* plain http"),
     ],
 )
-def test_tls_that_fails_is_told_and_not_tried_again(
+def test_tls_failure_is_reported_and_not_retried(
     connect: Callable[..., Any], server: Any, cause: ssl.SSLError, message: str
 ) -> None:
     def fail(_: httpx.Request) -> httpx.Response:

@@ -84,7 +84,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_server_that_lies_is_refused_before_the_run(
+def test_server_with_wrong_logprobs_is_refused_before_the_run(
     connect: Callable[..., Any], server: Any, name: str
 ) -> None:
     server.lie, reason = LIES[name]
