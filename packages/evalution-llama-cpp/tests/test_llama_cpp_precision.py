@@ -1,4 +1,4 @@
-"""What an f16 cache costs in precision is llama.cpp's own rounding, not the engine's."""
+"""Precision of an f16 cache: the loss is llama.cpp's own rounding, not the engine's."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class TestTinygradFloat32(EngineConformance):
 
 
 class TestTinygradQuantised(EngineConformance):
-    """What the file says is computed exactly: the reference runs the same weights, dequantised."""
+    """The same weights as the reference, which runs them dequantised."""
 
     engine = Tinygrad(device="cpu")
     model = Model(str(_Q8_0))

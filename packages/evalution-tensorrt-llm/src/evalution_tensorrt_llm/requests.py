@@ -26,7 +26,7 @@ from evalution_enginekit.serving import (
     ServingRequest,
     SpanGroup,
 )
-from evalution_tensorrt_llm.probe import ScoreSource
+from evalution_tensorrt_llm.runtime import ScoreSource
 from evalution_tensorrt_llm.upstream import Engine, MakesParameters, Output, Tensor, TokenLogprobs
 
 _log = logging.getLogger(__name__)

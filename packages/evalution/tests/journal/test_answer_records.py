@@ -91,7 +91,7 @@ def test_every_field_comes_back(answer: Any) -> None:
     assert found.metadata is METADATA
 
 
-def test_the_round_trip_knows_all_fields() -> None:
+def test_round_trip_knows_all_fields() -> None:
     for kind in REQUESTS:
         drawn = {f.name for f in dataclasses.fields(kind)}
         encoded = encode_answer(kind(**dict.fromkeys(drawn)))
@@ -115,14 +115,14 @@ def test_numbers_of_a_library_become_pythons() -> None:
     assert found == LoglikelihoodOutput(float(np.float32(0.1)), True, 2, METADATA, token_ids=[1, 2])
 
 
-def test_a_value_that_is_no_plain_one_is_refused() -> None:
+def test_value_that_is_no_plain_one_is_refused() -> None:
     with pytest.raises(
         EngineRuntimeError, match=r"gave a GenerationOutput that can't be recorded: builtins\.bytes"
     ):
         encode_answer(GenerationOutput("a", b"b"))  # pyright: ignore[reportArgumentType]
 
 
-def test_a_planted_key_is_not_recorded() -> None:
+def test_planted_key_is_not_recorded() -> None:
     runtime = {"api_key": "planted", "url": "http://u:planted@host/?token=planted"}
     failure = RequestFailure(InvalidRequestError("http://u:planted@host refused it"))
     for text in (
@@ -141,7 +141,7 @@ CORE_ERRORS = [
 
 
 @pytest.mark.parametrize("kind", CORE_ERRORS)
-def test_a_failure_keeps_its_class_and_message(kind: type[EvalutionError]) -> None:
+def test_failure_keeps_its_class_and_message(kind: type[EvalutionError]) -> None:
     request = REQUESTS[GenerationOutput]
     found = round_trip(RequestFailure(kind("too long: é"), {"other": 1}), request)
     assert type(found.error) is kind
@@ -153,12 +153,12 @@ class VendorError(InvalidRequestError):
     pass
 
 
-def test_a_vendors_error_becomes_the_core_error_it_is() -> None:
+def test_vendors_error_becomes_the_core_error_it_is() -> None:
     found = round_trip(RequestFailure(VendorError("no")), REQUESTS[GenerationOutput])
     assert type(found.error) is InvalidRequestError
 
 
-def test_a_class_of_another_version_becomes_a_runtime_error() -> None:
+def test_class_of_another_version_becomes_a_runtime_error() -> None:
     text = json.dumps({"failure": {"type": "QuotaError", "message": "spent"}})
     found = decode_answer(text, REQUESTS[GenerationOutput])
     assert isinstance(found, RequestFailure)

@@ -77,7 +77,7 @@ def test_flush_puts_the_answers_on_disk(journal: Journal, path: Path) -> None:
     assert committed(path) == ["a", "b"]
 
 
-def test_a_commit_waits_for_the_disk_in_a_run_and_not_in_a_cache(path: Path) -> None:
+def test_commit_waits_for_the_disk_in_a_run_and_not_in_a_cache(path: Path) -> None:
     level = "PRAGMA synchronous"
     Journal.create(path).close()
     alone = open_alone(path)
@@ -88,7 +88,7 @@ def test_a_commit_waits_for_the_disk_in_a_run_and_not_in_a_cache(path: Path) -> 
     shared.close()
 
 
-def test_an_answer_is_committed_though_nothing_else_comes(
+def test_answer_is_committed_though_nothing_else_comes(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = Event()
@@ -104,7 +104,7 @@ def test_an_answer_is_committed_though_nothing_else_comes(
     assert committed(journal.path) == ["a"]
 
 
-def test_the_last_attempt_counts(journal: Journal) -> None:
+def test_last_attempt_counts(journal: Journal) -> None:
     record(journal, KEY, "a")
     record(journal, KEY, "b")
     assert journal.find(KEY) == "b"
@@ -126,7 +126,7 @@ def test_answers_outlive_the_journal(path: Path) -> None:
         assert journal.notice is None
 
 
-def test_count_tells_requests_by_suite(journal: Journal) -> None:
+def test_count_returns_requests_by_suite(journal: Journal) -> None:
     for number, suite in enumerate("aab"):
         record(journal, bytes([number]), "x", suite=suite, row=number)
     assert (journal.count("a"), journal.count("b"), journal.count("c")) == (2, 1, 0)
@@ -170,13 +170,13 @@ def test_other_threads_recall_while_answers_come(journal: Journal) -> None:
     keys = [number.to_bytes(4, "big") for number in range(3000)]
     found: list[str | None] = []
 
-    def recall_all() -> None:
+    def find_all() -> None:
         for key in keys:
             while (answer := journal.find(key)) is None:
                 pass
             found.append(answer)
 
-    reader = Thread(target=recall_all)
+    reader = Thread(target=find_all)
     reader.start()
     for number, key in enumerate(keys):
         record(journal, key, str(number))
@@ -186,7 +186,7 @@ def test_other_threads_recall_while_answers_come(journal: Journal) -> None:
     assert found == [str(number) for number in range(3000)]
 
 
-def test_a_closed_journal_takes_no_answer(journal: Journal) -> None:
+def test_closed_journal_takes_no_answer(journal: Journal) -> None:
     journal.close()
     journal.close()
     with pytest.raises(JournalError, match="is closed"):
@@ -205,7 +205,7 @@ def test_open_needs_a_journal(path: Path) -> None:
         Journal.open(path)
 
 
-def test_a_journal_whose_making_was_killed_is_an_empty_one(path: Path) -> None:
+def test_journal_whose_making_was_killed_is_an_empty_one(path: Path) -> None:
     path.touch()
     with Journal.open(path) as journal:
         assert journal.count() == 0
@@ -218,8 +218,8 @@ def test_another_process_is_kept_out_of_a_run(journal: Journal, path: Path) -> N
         assert f"is writing this run: {path}; wait for its end, or name another" in refused.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a lock")
-def test_a_killed_process_leaves_its_committed_answers_and_no_lock(path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who holds a lock")
+def test_killed_process_leaves_its_committed_answers_and_no_lock(path: Path) -> None:
     killed = in_child(
         "import os, signal\n"
         "journal = Journal.create(path)\n"
@@ -235,7 +235,7 @@ def test_a_killed_process_leaves_its_committed_answers_and_no_lock(path: Path) -
         assert journal.notice is None
 
 
-def test_a_cache_is_shared_and_its_first_answer_stays(path: Path) -> None:
+def test_cache_is_shared_and_its_first_answer_stays(path: Path) -> None:
     cache = path.parent / "new" / "answers.sqlite"
     with Journal.shared(cache) as journal:
         record(journal, KEY, "a")

@@ -1,4 +1,4 @@
-"""Files and folders that can't be a journal: told before anything is written."""
+"""Files and folders that can't be a journal: reported before anything is written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Journal.{call}(Path(sys.argv[1]))
 """
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     path.write_text("rows, rows, rows\n" * 100)
     for call in (Journal.open, Journal.shared, Journal.delete):
@@ -33,7 +33,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     assert path.exists()
 
 
-def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
+def test_database_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     other = sqlite3.connect(path)
     other.execute("CREATE TABLE songs (name)")
@@ -42,7 +42,7 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
         Journal.open(path)
 
 
-def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+def test_journal_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     Journal.create(path).close()
     newer = sqlite3.connect(path)
@@ -57,7 +57,7 @@ def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no read-only folders")
 @pytest.mark.parametrize("call", ["create", "open", "shared", "delete"])
-def test_a_folder_that_cannot_be_written_is_told(call: str) -> None:
+def test_folder_that_cannot_be_written_is_reported(call: str) -> None:
     # Not below pytest's folder, which nobody but its owner can look into.
     with TemporaryDirectory() as base:
         folder = Path(base) / "run"
@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_written_is_told(call: str) -> None:
         program = PROGRAM.format(call=call)
         done = subprocess.run([sys.executable, "-c", program, target], stderr=subprocess.PIPE)
         folder.chmod(0o755)
-    told = done.stderr.decode().splitlines()[-1]
+    shown = done.stderr.decode().splitlines()[-1]
     start = f"evalution_core.errors.ConfigurationError: the journal {target} can't be written: "
-    assert told.startswith(start)
-    assert told.endswith("; name a folder that can be")
+    assert shown.startswith(start)
+    assert shown.endswith("; name a folder that can be")

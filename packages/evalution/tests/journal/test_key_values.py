@@ -33,7 +33,7 @@ DIGESTS = [
 
 def test_keys_are_the_same_in_every_process_and_version() -> None:
     """A change here makes every journal and cache worthless: raise the number of the keys then."""
-    told = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-c", GOLDEN], capture_output=True, text=True, check=True
     )
-    assert told.stdout.split() == DIGESTS
+    assert shown.stdout.split() == DIGESTS

@@ -126,7 +126,7 @@ def test_every_field_but_metadata_counts(request: GenerationRequest, data: st.Da
     assert key(dataclasses.replace(request, metadata={"row": 1})) == key(request)
 
 
-def test_a_key_depends_on_the_place_and_on_the_base() -> None:
+def test_key_depends_on_the_place_and_on_the_base() -> None:
     request = GenerationRequest("a")
     places = [
         {},
@@ -243,7 +243,7 @@ def _user(content: object, **more: object) -> list[dict[str, object]]:
         pytest.param(LoglikelihoodRequest(messages=_user(["a"])), id="part-of-no-kind"),
     ],
 )
-def test_an_answer_that_may_not_be_shared_has_a_key_in_its_run_alone(request_: Any) -> None:
+def test_answer_that_may_not_be_shared_has_a_key_in_its_run_alone(request_: Any) -> None:
     assert key(request_) is not None
     assert make_cache_key(BASE, request_) is None
 
@@ -258,7 +258,7 @@ def test_an_answer_that_may_not_be_shared_has_a_key_in_its_run_alone(request_: A
         RollingLoglikelihoodRequest("a"),
     ],
 )
-def test_an_answer_that_is_always_the_same_may_be_shared(request_: Any) -> None:
+def test_answer_that_is_always_the_same_may_be_shared(request_: Any) -> None:
     assert make_cache_key(BASE, request_) is not None
 
 
@@ -275,12 +275,12 @@ class Enriched(GenerationRequest):
         Enriched("a"),
     ],
 )
-def test_content_that_is_not_told_has_no_key(request_: Any) -> None:
+def test_content_that_can_not_be_spelled_out_has_no_key(request_: Any) -> None:
     assert key(request_) is None
     assert make_cache_key(BASE, request_) is None
 
 
-def test_a_character_is_not_its_surrogates() -> None:
+def test_character_is_not_its_surrogates() -> None:
     assert key(GenerationRequest("\U0001f600")) != key(GenerationRequest("\ud83d\ude00"))
 
 

@@ -44,7 +44,7 @@ def test_answers_of_a_chat_template_with_other_variables_are_not_shared(tmp_path
     shutil.copytree(builtin_path("builtin:tiny", "safetensors"), folder)
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}{{ thinks }}")
 
-    def recalled(**variables: bool) -> int:
+    def cached_requests(**variables: bool) -> int:
         model = Model(str(folder), chat_template_kwargs=variables)
         tests = [sums(max_rows=2, max_new_tokens=2)]
         found = evalution.run(
@@ -52,11 +52,11 @@ def test_answers_of_a_chat_template_with_other_variables_are_not_shared(tmp_path
         )
         return found["sums"].cached
 
-    assert [recalled(), recalled(), recalled(thinks=False)] == [0, 2, 0]
-    assert [recalled(thinks=True), recalled(thinks=False)] == [0, 2]
+    assert [cached_requests(), cached_requests(), cached_requests(thinks=False)] == [0, 2, 0]
+    assert [cached_requests(thinks=True), cached_requests(thinks=False)] == [0, 2]
 
 
-def test_a_cache_is_left_out_where_the_model_can_not_be_told_by_content(
+def test_cache_is_left_out_where_the_model_can_not_be_identified_by_content(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     for _ in range(2):
@@ -64,7 +64,7 @@ def test_a_cache_is_left_out_where_the_model_can_not_be_told_by_content(
         result = evalution.run(engine=engine, model="m", tests=[sums()], cache=tmp_path)
         assert result["sums"].cached == 0
         assert result.notices == [
-            "the cache isn't used: what this model is can't be told by its content"
+            "the cache isn't used: this model can't be identified by its content"
         ]
 
 

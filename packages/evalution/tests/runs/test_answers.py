@@ -1,4 +1,4 @@
-"""Values an engine may give that can't be scored: each is its row's failure, and told."""
+"""Values an engine may give that can't be scored: each fails its row, and is reported."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def test_any_real_number_that_is_a_log_probability_is_taken(logprob: Any) -> Non
         (np.float32("nan"), "the engine gave NaN"),
     ],
 )
-def test_what_is_no_log_probability_is_told(logprob: Any, message: str) -> None:
+def test_what_is_no_log_probability_is_reported(logprob: Any, message: str) -> None:
     assert message in str(find_answer_problem(LoglikelihoodOutput(logprob, None, 1)))
     assert message in str(find_answer_problem(RollingLoglikelihoodOutput(logprob, 1)))
 
 
 @pytest.mark.parametrize("text", [None, 4, "a\ud800b"])
-def test_what_is_no_text_is_told(text: Any) -> None:
+def test_what_is_no_text_is_reported(text: Any) -> None:
     assert "the engine gave" in str(find_answer_problem(GenerationOutput("p", text)))
 
 
 @pytest.mark.parametrize("count", [None, -1, 1.5, "3"])
-def test_what_is_no_count_is_told(count: Any) -> None:
+def test_what_is_no_count_is_reported(count: Any) -> None:
     problem = find_answer_problem(LoglikelihoodOutput(-1.0, None, count))
     assert problem == f"the engine gave {count!r} as token_count"
 
@@ -115,7 +115,7 @@ def test_near_ties_of_narrow_numbers_are_decided_as_they_are_when_they_are_read_
     assert run("in two", 9) == run("at once", 9)
 
 
-def test_an_engines_own_kind_of_output_is_kept_as_the_contracts(
+def test_engines_own_kind_of_output_is_kept_as_the_contracts(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     class OwnOutput(GenerationOutput):
@@ -132,7 +132,7 @@ def test_an_engines_own_kind_of_output_is_kept_as_the_contracts(
 
 
 @pytest.mark.parametrize("text", [None, "4\ud800"])
-def test_a_bad_text_is_a_failed_row_in_the_folder_too(
+def test_bad_text_is_a_failed_row_in_the_folder_too(
     scripted_session: Any, tmp_path: Path, text: Any
 ) -> None:
     class Bad(scripted_session):
@@ -146,7 +146,7 @@ def test_a_bad_text_is_a_failed_row_in_the_folder_too(
     assert [sample.index for sample in suite.samples] == [0, 1, 2]
 
 
-def test_an_impossible_log_probability_is_no_perplexity(scripted_session: Any) -> None:
+def test_impossible_log_probability_is_no_perplexity(scripted_session: Any) -> None:
     class Absurd(scripted_session):
         def loglikelihood_rolling(self, requests: Any, *, batch_size: Any = None) -> list[Any]:
             return [RollingLoglikelihoodOutput(5.0, 1) for _ in requests]

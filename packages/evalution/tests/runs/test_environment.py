@@ -47,7 +47,7 @@ def fresh_commits() -> Iterator[None]:
     find_commit.cache_clear()
 
 
-def test_the_runner_the_engine_and_what_it_computes_with_are_recorded() -> None:
+def test_runner_the_engine_and_what_it_computes_with_are_recorded() -> None:
     found = read_software_versions("evalution-reference")
     assert set(found) >= {
         "python",
@@ -64,7 +64,7 @@ def test_the_runner_the_engine_and_what_it_computes_with_are_recorded() -> None:
     assert found["python"] == sys.version.split()[0]
 
 
-def test_a_package_of_another_s_is_followed_no_further(install: Install) -> None:
+def test_package_of_another_s_is_followed_no_further(install: Install) -> None:
     install("evalution-made-up", "evalution-below[fast]>=1", "runtime>=2", "absent")
     install("evalution-below", "slow-part; extra == 'slow'", "fast-part; extra == 'fast'")
     install("runtime", "deeper")
@@ -80,7 +80,7 @@ def test_what_had_no_part_is_left_out(install: Install) -> None:
     assert "evalution-idle" not in read_software_versions("evalution-reference")
 
 
-def test_a_package_counts_once_its_suite_was_imported(
+def test_package_counts_once_its_suite_was_imported(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "suite_of_another.py").write_text("X = 1\n")
@@ -115,7 +115,7 @@ def editable(folder: Path) -> dict[str, Any]:
     return {"url": folder.as_uri(), "dir_info": {"editable": True}}
 
 
-def test_an_editable_package_is_recorded_with_its_commit(
+def test_editable_package_is_recorded_with_its_commit(
     install: Install, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = git(repository, "rev-parse", "HEAD")
@@ -128,7 +128,7 @@ def test_an_editable_package_is_recorded_with_its_commit(
     assert read_software_versions("evalution-two")["git"]["evalution-two"]["dirty"] is True
 
 
-def test_a_new_file_makes_it_dirty_and_an_ignored_one_doesn_t(
+def test_new_file_makes_it_dirty_and_an_ignored_one_doesn_t(
     install: Install, repository: Path
 ) -> None:
     install("evalution-one", origin=editable(repository / "one"))
@@ -140,7 +140,7 @@ def test_a_new_file_makes_it_dirty_and_an_ignored_one_doesn_t(
     assert (find_commit("evalution-one") or {})["dirty"] is True
 
 
-def test_a_package_from_a_repository_s_address_has_its_commit(install: Install) -> None:
+def test_package_from_a_repository_s_address_has_its_commit(install: Install) -> None:
     origin = {"url": "https://example.org/x", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
     install("from-git", origin=origin)
     assert find_commit("from-git") == {"commit": "c0ffee", "dirty": False}
@@ -179,13 +179,13 @@ def test_no_commit_yet_no_repository_and_no_git(
     assert find_commit("gitless") is None
 
 
-def test_a_folder_s_name_is_no_option(install: Install, repository: Path) -> None:
+def test_folder_s_name_is_no_option(install: Install, repository: Path) -> None:
     odd = repository.rename(repository.with_name("--exec=x;y"))
     install("odd", origin=editable(odd / "one"))
     assert find_commit("odd") is not None
 
 
-def test_the_tokenizer_is_recorded_by_what_it_does() -> None:
+def test_tokenizer_is_recorded_by_what_it_does() -> None:
     result = evalution.run(
         engine=evalution.engines.Reference(),
         model="builtin:tiny",
@@ -220,7 +220,7 @@ class Broken(Tokenizer):
         raise RuntimeError("https://me:planted@example.org")
 
 
-def test_the_same_ids_give_the_same_hash_and_another_template_another(
+def test_same_ids_give_the_same_hash_and_another_template_another(
     scripted_session: Any,
 ) -> None:
     records: list[Any] = []
@@ -249,7 +249,7 @@ def test_variables_of_the_template_are_recorded_and_a_servers_own_template_is_no
     assert "chat_template_kwargs_hash" not in record
 
 
-def test_variables_that_look_secret_are_told_apart(scripted_session: Any) -> None:
+def test_variables_that_look_secret_have_different_hashes(scripted_session: Any) -> None:
     session = scripted_session()
     session.tokenizer = Tokenizer()
     hashes: set[str] = set()
@@ -261,11 +261,11 @@ def test_variables_that_look_secret_are_told_apart(scripted_session: Any) -> Non
     assert len(hashes) == 2
 
 
-def test_a_session_without_a_tokenizer_has_no_record(scripted_session: Any) -> None:
+def test_session_without_a_tokenizer_has_no_record(scripted_session: Any) -> None:
     assert make_tokenizer_record(scripted_session()) is None
 
 
-def test_a_tokenizer_that_fails_costs_its_record_alone(scripted_session: Any) -> None:
+def test_tokenizer_that_fails_costs_its_record_alone(scripted_session: Any) -> None:
     session = scripted_session()
     session.tokenizer = Broken()
     found = make_tokenizer_record(session)

@@ -22,7 +22,7 @@ def generation(kind: type[Generation] = Generation, **options: Any) -> Generatio
     return kind(data=ROWS, prompt="q", target="a", name="mine", **options)
 
 
-def test_an_engine_that_exits_fails() -> None:
+def test_engine_that_exits_fails() -> None:
     with (
         pytest.raises(EngineRuntimeError, match="loading: SystemExit: 0"),
         wrap_errors("loading"),
@@ -54,12 +54,12 @@ class BadOptions(Mock):
         raise KeyError("dtype")
 
 
-def test_an_engine_that_can_not_tell_its_model_is_named() -> None:
+def test_engine_that_can_not_name_its_model_is_named() -> None:
     with pytest.raises(EngineRuntimeError, match="engine NoDefault: default_model: KeyError"):
         evalution.run(engine=NoDefault(), tests=[generation()])
 
 
-def test_an_engine_that_can_not_be_made_is_named() -> None:
+def test_engine_that_can_not_be_made_is_named() -> None:
     with pytest.raises(ConfigurationError, match="engine BadOptions can't be made: KeyError"):
         parse_engine(f"{__name__}:BadOptions")
 
@@ -70,7 +70,7 @@ def test_answers_that_are_no_pairs_end_the_suite(scripted_session: Any) -> None:
         evalution.run(session=session, tests=[generation()])
 
 
-def test_capabilities_may_be_a_list_and_what_is_none_is_told(scripted_session: Any) -> None:
+def test_capabilities_may_be_a_list_and_what_is_none_is_reported(scripted_session: Any) -> None:
     session = scripted_session()
     type(session).capabilities = ["generate"]
     try:
@@ -82,7 +82,7 @@ def test_capabilities_may_be_a_list_and_what_is_none_is_told(scripted_session: A
         del type(session).capabilities
 
 
-def test_a_check_that_gives_nothing_is_no_check(scripted_session: Any) -> None:
+def test_check_that_gives_nothing_is_no_check(scripted_session: Any) -> None:
     session = scripted_session()
     session.check = lambda: None
     choice = MultipleChoice(data=ROWS, prompt="q", choices="choices", target="right")
@@ -130,7 +130,7 @@ class Number:
         (generation(filters=[Number()]), 3, "filter Number gave 4, which is no text"),
     ],
 )
-def test_an_answer_that_can_not_be_scored_is_a_failed_row(
+def test_answer_that_can_not_be_scored_is_a_failed_row(
     scripted_session: Any, suite: Generation, failed: int, message: str
 ) -> None:
     found = evalution.run(session=scripted_session(), tests=[suite]).suites[0]
@@ -139,7 +139,7 @@ def test_an_answer_that_can_not_be_scored_is_a_failed_row(
     assert message in str(found.first_failure)
 
 
-def test_a_failure_that_is_no_error_is_told(scripted_session: Any) -> None:
+def test_failure_that_is_no_error_is_reported(scripted_session: Any) -> None:
     from evalution_core import RequestFailure
 
     def odd(events: Any) -> Iterator[Any]:
@@ -151,7 +151,7 @@ def test_a_failure_that_is_no_error_is_told(scripted_session: Any) -> None:
     assert "the session gave 'went wrong' as a request's failure" in str(found.first_failure)
 
 
-def test_a_load_that_fails_is_told_even_if_its_folder_can_not_be_removed(
+def test_load_that_fails_is_reported_even_if_its_folder_can_not_be_removed(
     scripted: Any, scripted_session: Any, tmp_path: Any
 ) -> None:
     class Stubborn(scripted_session):

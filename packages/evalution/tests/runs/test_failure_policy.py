@@ -35,7 +35,7 @@ def test_failures_are_recorded_and_the_run_goes_on(poisoned: Any) -> None:
     assert [suite.failed for suite in run(poisoned).suites] == [2, 2]
 
 
-def test_the_first_failure_ends_the_run_where_that_was_asked(poisoned: Any) -> None:
+def test_first_failure_ends_the_run_where_that_was_asked(poisoned: Any) -> None:
     with pytest.raises(TooManyFailuresError) as caught:
         run(poisoned, on_error="raise")
     assert str(caught.value) == "suite 'one', row 2: poison (on_error: raise)"
@@ -69,7 +69,7 @@ def test_as_many_failures_as_allowed_end_nothing(poisoned: Any) -> None:
         ({"max_failures": "3"}, "max_failures must be a whole number, got '3'"),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_told(options: dict[str, Any], message: str) -> None:
+def test_policy_that_makes_no_sense_is_reported(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         FailurePolicy(**options)
     assert str(caught.value) == message

@@ -39,23 +39,23 @@ def lines_of(clock: Clock, samples: int, seconds_each: float) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_a_fast_suite_gives_one_line(clock: Clock) -> None:
+def test_fast_suite_gives_one_line(clock: Clock) -> None:
     assert lines_of(clock, 1000, 0.001) == ["sums: 1000/1000, 1000.0/s, acc 0.500"]
 
 
-def test_a_long_suite_gives_a_line_each_tenth(clock: Clock) -> None:
+def test_long_suite_gives_a_line_each_tenth(clock: Clock) -> None:
     lines = lines_of(clock, 100, 3.0)
     assert len(lines) == 10
     assert lines[0] == "sums: 10/100, 0.3/s, acc 0.500"
 
 
-def test_a_slow_suite_gives_a_sign_of_life_each_minute(clock: Clock) -> None:
+def test_slow_suite_gives_a_sign_of_life_each_minute(clock: Clock) -> None:
     lines = lines_of(clock, 1000, 20.0)
     assert lines[0].startswith("sums: 3/1000, 0.1/s")
     assert len(lines) == 1000 * 20 // 60 + 1
 
 
-def test_a_suite_that_was_finished_before_has_no_rate(clock: Clock) -> None:
+def test_suite_that_was_finished_before_has_no_rate(clock: Clock) -> None:
     stream = io.StringIO()
     progress = PlainProgress(stream)
     progress.suite_started("sums", 2)
@@ -85,7 +85,7 @@ def test_failed_samples_are_shown(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_bar_is_closed_with_its_suite(fails: bool) -> None:
+def test_bar_is_closed_with_its_suite(fails: bool) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)
     bar = ProgressBar(console)

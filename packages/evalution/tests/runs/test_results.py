@@ -59,7 +59,7 @@ def test_what_json_does_not_know_is_written_too() -> None:
     }
 
 
-def test_a_lone_surrogate_is_written_as_its_escape(tmp_path: Path) -> None:
+def test_lone_surrogate_is_written_as_its_escape(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.append(SampleResult("sums", 0, prompt="a\ud800b"))
     folder.write_results(run_result(first_failure="\udfff"))
@@ -82,7 +82,7 @@ def test_a_lone_surrogate_is_written_as_its_escape(tmp_path: Path) -> None:
         ("taken", "holds a run without its journal.sqlite, which can't go on"),
     ],
 )
-def test_a_folder_that_can_not_be_used_is_told(tmp_path: Path, name: str, message: str) -> None:
+def test_folder_that_can_not_be_used_is_reported(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "samples.jsonl").write_text("kept", encoding="utf-8")
@@ -130,7 +130,7 @@ def test_samples_are_read_back_in_the_order_of_the_rows(tmp_path: Path) -> None:
     assert found.samples[1].prompt == "é\u2028"
 
 
-def test_a_full_disk_is_told_and_what_is_there_stays(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_what_is_there_stays(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full to write to")
     folder = RunFolder(tmp_path / "run")
@@ -189,7 +189,7 @@ def run_result(**suite: Any) -> RunResult:
     )
 
 
-def test_the_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> None:
     console().print(result_table(run_result(truncated=2)))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["p", "on", "Mock,", "at", "most", "4", "rows", "of", "each", "suite"]
@@ -202,9 +202,9 @@ def test_brackets_in_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> 
     found = run_result(name="a[/b] :smile:")
     found.model["label"] = "[/INST] x"
     console().print(result_table(found))
-    told = capsys.readouterr().out
-    assert "a[/b] :smile:" in told
-    assert "[/INST] x on Mock" in told
+    shown = capsys.readouterr().out
+    assert "a[/b] :smile:" in shown
+    assert "[/INST] x on Mock" in shown
 
 
 @pytest.mark.parametrize("width", [30, 40, 64, 120])
@@ -220,7 +220,7 @@ def test_every_score_is_readable_on_a_narrow_terminal(width: int) -> None:
 
 
 @pytest.mark.parametrize(("truncated", "is_shown"), [(0, False), (None, False), (7, True)])
-def test_a_narrow_terminal_shows_what_was_truncated(truncated: int | None, is_shown: bool) -> None:
+def test_narrow_terminal_shows_what_was_truncated(truncated: int | None, is_shown: bool) -> None:
     terminal = Console(width=50)
     found = run_result(name="rows")
     found.suites[0].truncated = truncated
@@ -229,7 +229,7 @@ def test_a_narrow_terminal_shows_what_was_truncated(truncated: int | None, is_sh
     assert ("cut" in shown.get()) == is_shown
 
 
-def test_a_progress_bar_shows_brackets_as_they_are() -> None:
+def test_progress_bar_shows_brackets_as_they_are() -> None:
     terminal = Console(width=80, force_terminal=True, file=io.StringIO())
     bar = ProgressBar(terminal)
     bar.model_loading("[/INST] x", "[red]Mock")

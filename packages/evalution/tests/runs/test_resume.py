@@ -65,7 +65,7 @@ def counted(scripted: Any, scripted_session: Any) -> Any:
 
 
 @pytest.mark.parametrize("dies_after", [0, 1, 5, 10, 11, 20, 29])
-def test_an_unfinished_run_goes_on_and_ends_as_if_it_had_never_stopped(
+def test_unfinished_run_goes_on_and_ends_as_if_it_had_never_stopped(
     counted: Any, tmp_path: Path, dies_after: int
 ) -> None:
     evalution.run(engine=counted.engine(), model="m", tests=suites(), output=tmp_path / "whole")
@@ -82,7 +82,7 @@ def test_an_unfinished_run_goes_on_and_ends_as_if_it_had_never_stopped(
     assert files(tmp_path / "run") == files(tmp_path / "whole")
 
 
-def test_a_failed_request_is_finished_work(counted: Any, tmp_path: Path) -> None:
+def test_failed_request_is_finished_work(counted: Any, tmp_path: Path) -> None:
     engine = counted.engine(dies_after=15, failing=(2,))
     with pytest.raises(EngineRuntimeError, match="device lost"):
         evalution.run(engine=engine, model="m", tests=suites(), output=tmp_path)
@@ -102,7 +102,7 @@ def test_failed_requests_are_asked_again_where_that_is_wanted(counted: Any, tmp_
     assert (result.failed, result.status) == (0, "done")
 
 
-def test_a_run_that_bore_too_many_failures_goes_on_with_them_asked_again(
+def test_run_that_bore_too_many_failures_goes_on_with_them_asked_again(
     counted: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(TooManyFailuresError, match="1 samples failed, and max_failures is 0"):
@@ -124,7 +124,7 @@ def test_a_run_that_bore_too_many_failures_goes_on_with_them_asked_again(
     assert (result.failed, len(counted.computed)) == (0, 31)
 
 
-def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+def test_finished_run_is_left_alone(tmp_path: Path) -> None:
     evalution.run(engine=Mock(), model="m", tests=suites(), output=tmp_path)
     before = files(tmp_path)
     with pytest.raises(ConfigurationError) as caught:
@@ -136,9 +136,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
-def test_a_fresh_start_leaves_nothing_of_the_run_that_was_there(
-    counted: Any, tmp_path: Path
-) -> None:
+def test_fresh_start_leaves_nothing_of_the_run_that_was_there(counted: Any, tmp_path: Path) -> None:
     evalution.run(engine=counted.engine(), model="m", tests=suites(), output=tmp_path)
     result = evalution.run(
         engine=counted.engine(), model="m", tests=suites()[:1], output=tmp_path, fresh=True
@@ -171,14 +169,14 @@ def test_another_spec_is_refused_with_the_difference(
     before = files(tmp_path)
     with pytest.raises(ConfigurationError) as caught:
         evalution.run(**{**options, **change})
-    told = str(caught.value)
-    assert told.startswith(f"{tmp_path} holds an unfinished run of another spec: ")
-    assert difference in told
-    assert told.endswith("; name another --output, or start over with --fresh")
+    shown = str(caught.value)
+    assert shown.startswith(f"{tmp_path} holds an unfinished run of another spec: ")
+    assert difference in shown
+    assert shown.endswith("; name another --output, or start over with --fresh")
     assert files(tmp_path) == before
 
 
-def test_a_batch_size_may_change_on_the_way(counted: Any, tmp_path: Path) -> None:
+def test_batch_size_may_change_on_the_way(counted: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"model": "m", "output": tmp_path}
     with pytest.raises(EngineRuntimeError, match="device lost"):
         evalution.run(engine=counted.engine(5), tests=suites(batch_size=8), **options)
@@ -186,7 +184,7 @@ def test_a_batch_size_may_change_on_the_way(counted: Any, tmp_path: Path) -> Non
     assert len(counted.computed) == 30
 
 
-def test_a_handle_goes_on_suite_by_suite(counted: Any, tmp_path: Path) -> None:
+def test_handle_goes_on_suite_by_suite(counted: Any, tmp_path: Path) -> None:
     first, second = suites()
     handle = Run(counted.engine(15), "m", RunOptions(output=tmp_path)).run(first)
     with pytest.raises(EngineRuntimeError, match="device lost"):
@@ -215,12 +213,12 @@ def test_other_weights_under_the_same_name_are_refused(
     with pytest.raises(ConfigurationError) as caught:
         evalution.run(engine=scripted(Known()), model="m", tests=suites(), output=tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path} holds an unfinished run of a model that was another: model.safetensors was "
+        f"{tmp_path} holds an unfinished run of another model: model.safetensors was "
         "'one', now 'two'; name another --output, or start over with --fresh"
     )
 
 
-def test_a_run_that_is_told_to_stop_finishes_what_is_in_flight(
+def test_run_that_is_reported_to_stop_finishes_what_is_in_flight(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     def script(events: Any) -> Iterator[Any]:
@@ -253,15 +251,15 @@ def test_nothing_runs_after_a_stop(scripted: Any, scripted_session: Any) -> None
     assert ran == []
 
 
-def test_what_is_told_as_finished_is_on_disk(
+def test_what_is_reported_as_finished_is_on_disk(
     scripted: Any, scripted_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalution.runs.suite_run._TELL_S", 0.0)
-    told: list[int] = []
+    monkeypatch.setattr("evalution.runs.suite_run._REPORT_S", 0.0)
+    shown: list[int] = []
 
     class Told(Silence):
         def sample_finished(self, done: int, failed: int, running: Any) -> None:
-            told.append(committed(tmp_path / "journal.sqlite") - done)
+            shown.append(committed(tmp_path / "journal.sqlite") - done)
 
     evalution.run(
         engine=scripted(scripted_session()),
@@ -270,7 +268,7 @@ def test_what_is_told_as_finished_is_on_disk(
         output=tmp_path,
         progress=Told(),
     )
-    assert set(told) == {0}
+    assert set(shown) == {0}
 
 
 def committed(journal: Path) -> int:
@@ -284,7 +282,7 @@ def committed(journal: Path) -> int:
         return found.count()
 
 
-def test_an_answer_that_can_not_be_written_down_fails_its_sample_alone(
+def test_answer_that_can_not_be_written_down_fails_its_sample_alone(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     def script(events: Any) -> Iterator[Any]:
@@ -298,7 +296,7 @@ def test_an_answer_that_can_not_be_written_down_fails_its_sample_alone(
     assert "can't be recorded" in str(result["sums"].first_failure)
 
 
-def test_an_isolated_model_gives_the_same_results_and_goes_on_without_isolation(
+def test_isolated_model_gives_the_same_results_and_goes_on_without_isolation(
     tmp_path: Path,
 ) -> None:
     options: dict[str, Any] = {"engine": Mock(), "model": "m", "tests": suites()}
@@ -312,15 +310,15 @@ def test_an_isolated_model_gives_the_same_results_and_goes_on_without_isolation(
     assert found.engine["execution"]["isolated"]
 
 
-def test_a_run_with_variables_of_the_chat_template_goes_on_with_the_same_alone(
+def test_run_with_variables_of_the_chat_template_goes_on_with_the_same_alone(
     counted: Any, tmp_path: Path
 ) -> None:
     model = Model("m", chat_template_kwargs={"enable_thinking": False})
     with pytest.raises(EngineRuntimeError, match="device lost"):
         evalution.run(engine=counted.engine(5), model=model, tests=suites(), output=tmp_path)
     other = Model("m", chat_template_kwargs={"enable_thinking": True})
-    told = "run.model.chat_template_kwargs.enable_thinking was False, now True"
-    with pytest.raises(ConfigurationError, match=told):
+    shown = "run.model.chat_template_kwargs.enable_thinking was False, now True"
+    with pytest.raises(ConfigurationError, match=shown):
         evalution.run(engine=counted.engine(), model=other, tests=suites(), output=tmp_path)
     evalution.run(engine=counted.engine(), model=model, tests=suites(), output=tmp_path)
     assert len(counted.computed) == 30
@@ -330,23 +328,23 @@ def test_a_run_with_variables_of_the_chat_template_goes_on_with_the_same_alone(
 
 @pytest.mark.parametrize("is_lent", [False, True])
 @pytest.mark.parametrize(
-    ("before", "now", "told"),
+    ("before", "now", "shown"),
     [
         ({"tone": "low"}, {"tone": "high"}, "tone was 'low', now 'high'"),
         ({"tone": False}, {"tone": 0}, "tone was False, now 0"),
         ({"agent_token": "one"}, {"agent_token": "two"}, "chat_template_kwargs_hash was"),
     ],
 )
-def test_a_run_goes_on_only_with_the_variables_that_a_server_has_bound(
+def test_run_goes_on_only_with_the_variables_that_a_server_has_bound(
     scripted: Any,
     scripted_session: Any,
     tmp_path: Path,
     is_lent: bool,
     before: dict[str, Any],
     now: dict[str, Any],
-    told: str,
+    shown: str,
 ) -> None:
-    """The model that is asked for tells nothing of them: the session's tokenizer does."""
+    """The model that is asked for has none of them: the session's tokenizer does."""
 
     def dying(events: Any) -> Iterator[Any]:
         yield from (next(events), next(events))
@@ -361,6 +359,6 @@ def test_a_run_goes_on_only_with_the_variables_that_a_server_has_bound(
 
     with pytest.raises(EngineRuntimeError, match="device lost"):
         go_on(before, dying)
-    with pytest.raises(ConfigurationError, match=f"of a model that was another: tokenizer.*{told}"):
+    with pytest.raises(ConfigurationError, match=f"of another model: tokenizer.*{shown}"):
         go_on(now)
     assert go_on(before)["sums"].cached == 2

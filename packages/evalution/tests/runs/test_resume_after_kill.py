@@ -46,8 +46,8 @@ class Job:
     @property
     def error(self) -> str:
         """What it ended with."""
-        ((_, told),) = self.details("error")
-        return ": ".join(told)
+        ((_, shown),) = self.details("error")
+        return ": ".join(shown)
 
     def details(self, start: str) -> Iterator[tuple[str, Any]]:
         return (event for event in self.events if event[0].startswith(start))
@@ -138,7 +138,7 @@ def assert_whole(folder: Path, whole: Whole) -> None:
     assert (folder / samples).read_bytes() == (whole.folder / samples).read_bytes()
 
 
-def test_an_uninterrupted_run_has_every_phase(whole: Whole) -> None:
+def test_uninterrupted_run_has_every_phase(whole: Whole) -> None:
     assert set(whole.counts) == {
         "the start",
         "before the journal is opened",
@@ -179,7 +179,7 @@ def points(counts: Counter[str]) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("number", range(POINTS))
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+def test_killed_run_goes_on_as_if_nothing_had_happened(
     work: Work, whole: Whole, tmp_path: Path, number: int
 ) -> None:
     kill = points(whole.counts)[number]
@@ -208,13 +208,13 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert_whole(folder, whole)
 
 
-def test_the_points_hit_every_phase(whole: Whole) -> None:
+def test_points_hit_every_phase(whole: Whole) -> None:
     chosen = points(whole.counts)
     assert len(set(chosen)) == len(chosen) == POINTS
     assert {phase for phase, _ in chosen} == set(whole.counts)
 
 
-def test_a_run_whose_files_may_not_grow_is_told_and_goes_on(
+def test_run_whose_files_may_not_grow_is_reported_and_goes_on(
     work: Work, whole: Whole, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -227,7 +227,9 @@ def test_a_run_whose_files_may_not_grow_is_told_and_goes_on(
     assert_goes_on(work, whole, folder, tmp_path / "scratch")
 
 
-def test_a_run_on_a_full_disk_is_told_and_goes_on(work: Work, whole: Whole, tmp_path: Path) -> None:
+def test_run_on_a_full_disk_is_reported_and_goes_on(
+    work: Work, whole: Whole, tmp_path: Path
+) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(disk)]

@@ -1,4 +1,4 @@
-"""Answers that a session took back or made up: told the same, in one go or in two."""
+"""Answers that a session took back or made up: reported the same, in one run or in two."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def files(folder: Path) -> tuple[dict[str, Any], bytes]:
     return found, (folder / "samples.jsonl").read_bytes()
 
 
-def test_a_run_in_two_parts_tells_of_both_what_one_would(
+def test_run_in_two_parts_reports_of_both_what_one_would(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     tests = [sums("one"), sums("two")]
@@ -107,7 +107,7 @@ def test_what_was_taken_back_is_asked_again_with_all_that_failed(
     assert asked == []
 
 
-def test_a_row_that_is_taken_back_shows_what_was_asked_and_counts_as_its_suite_says(
+def test_row_that_is_taken_back_shows_what_was_asked_and_counts_as_its_suite_says(
     scripted_session: Any, tmp_path: Path
 ) -> None:
     for subject in ("abstract_algebra", "anatomy"):
@@ -125,7 +125,7 @@ def test_a_row_that_is_taken_back_shows_what_was_asked_and_counts_as_its_suite_s
     assert list(found.samples[1].metrics) == ["acc", "acc,stem.abstract_algebra"]
 
 
-def test_a_row_that_is_taken_back_is_classified_wrongly(scripted_session: Any) -> None:
+def test_row_that_is_taken_back_is_classified_wrongly(scripted_session: Any) -> None:
     rows = [{"sentence1": "a", "sentence2": "b", "label": 0}] * 4
     suite = MRPC(data=rows)
     assert evalution.run(session=scripted_session(), tests=[suite]).suites[0].metrics["f1"].n == 4
@@ -138,7 +138,7 @@ def test_more_failures_than_allowed_end_the_run_here_too(scripted_session: Any) 
         evalution.run(session=scripted_session(doubling(3)), tests=[sums()], on_error="raise")
 
 
-def test_an_answer_that_came_twice_in_an_open_row_counts_no_tokens(
+def test_answer_that_came_twice_in_an_open_row_counts_no_tokens(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     def twice(dies_after: int) -> Any:

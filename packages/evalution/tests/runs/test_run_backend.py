@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import evalution
+from evalution.replicas import Replicas
 from evalution.report import write_report
 from evalution.runs.options import RunOptions
 from evalution.runs.reader import read_run
@@ -89,7 +90,7 @@ def suite(write_rows: Callable[..., str]) -> evalution.Generation:
     return evalution.Generation(data=rows, prompt="{question}", target="answer")
 
 
-def test_the_engine_attaches_between_prepare_and_teardown(
+def test_engine_attaches_between_prepare_and_teardown(
     scripted_session: type[Any], suite: evalution.Generation, tmp_path: Path
 ) -> None:
     session, backend = scripted_session(), Backend()
@@ -116,19 +117,19 @@ def test_without_a_folder_it_gets_one_that_is_removed(
 
 
 @pytest.mark.parametrize(
-    ("broken", "told", "expected"),
+    ("broken", "shown", "expected"),
     [
         ("prepare", "the loader broke", ["prepare"]),
         ("attach", "no such handles", ["prepare", "attach", "teardown"]),
         ("session", "must return a BaseInferenceSession", ["prepare", "attach", "teardown"]),
     ],
 )
-def test_a_run_that_can_not_begin_is_torn_down(
-    broken: str, told: str, expected: list[str], suite: evalution.Generation, tmp_path: Path
+def test_run_that_can_not_begin_is_torn_down(
+    broken: str, shown: str, expected: list[str], suite: evalution.Generation, tmp_path: Path
 ) -> None:
     error = ValueError("no such handles") if broken == "attach" else None
     engine = Attaching("no session", error)
-    with pytest.raises(EngineRuntimeError, match=told):
+    with pytest.raises(EngineRuntimeError, match=shown):
         evalution.run(
             engine=engine,
             backend=Backend(fails=broken),
@@ -139,7 +140,7 @@ def test_a_run_that_can_not_begin_is_torn_down(
     assert not (tmp_path / "run" / "results.json").exists()
 
 
-def test_a_suite_that_breaks_the_run_tears_down(
+def test_suite_that_breaks_the_run_tears_down(
     scripted_session: type[Any], suite: evalution.Generation
 ) -> None:
     def broken(answers: Any) -> Any:
@@ -150,11 +151,13 @@ def test_a_suite_that_breaks_the_run_tears_down(
     assert log == ["prepare", "attach", "teardown"]
 
 
-def test_an_engine_that_only_loads_models_is_refused_before_any_work(
+def test_engine_that_only_loads_models_is_refused_before_any_work(
     suite: evalution.Generation,
 ) -> None:
-    with pytest.raises(UnsupportedRequestError, match="engine Mock can't attach to a live model"):
-        evalution.run(engine=Mock(), backend=Backend(), tests=[suite])
+    with pytest.raises(
+        UnsupportedRequestError, match="engine Replicas can't attach to a live model"
+    ):
+        evalution.run(engine=Replicas(Mock(), 1), backend=Backend(), tests=[suite])
     assert log == []
 
 
@@ -176,7 +179,7 @@ def test_what_contradicts_a_backend_is_refused(
     assert log == []
 
 
-def test_a_resumed_run_must_have_the_same_backend(
+def test_resumed_run_must_have_the_same_backend(
     scripted_session: type[Any], suite: evalution.Generation, tmp_path: Path
 ) -> None:
     class Other(Backend):
@@ -205,7 +208,7 @@ def test_without_the_package_a_spec_says_what_to_install(
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, True])
-def test_a_step_is_a_count(step: Any, scripted_session: type[Any]) -> None:
+def test_step_is_a_count(step: Any, scripted_session: type[Any]) -> None:
     with pytest.raises(ConfigurationError, match="step must be an int of at least 0"):
         RunOptions(step=step)
 

@@ -1,4 +1,4 @@
-"""How a run ends: what is kept, what is told, and that no end but a good one looks like one."""
+"""How a run ends: what is kept and reported, and that only a good end looks like one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def results_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
-def test_a_failed_build_can_be_tried_again(
+def test_failed_build_can_be_tried_again(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     engine = scripted(scripted_session(), [ConfigurationError("no such weights")])
@@ -57,7 +57,7 @@ def test_ctrl_c_keeps_what_was_finished_and_closes(
     assert len(SamplesReader(tmp_path / "run" / "samples.jsonl").of("rows")) == 2
 
 
-def test_a_crash_keeps_the_suites_before_it(
+def test_crash_keeps_the_suites_before_it(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     session = scripted_session()
@@ -81,7 +81,7 @@ def test_a_crash_keeps_the_suites_before_it(
     }
 
 
-def test_a_run_that_the_caller_broke_off_is_no_success(
+def test_run_that_the_caller_broke_off_is_no_success(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     def break_off() -> None:
@@ -95,14 +95,14 @@ def test_a_run_that_the_caller_broke_off_is_no_success(
     assert (found["status"], found["error"]["message"]) == ("failed", "the caller's")
 
 
-def test_a_run_that_was_never_used_is_over_when_closed() -> None:
+def test_run_that_was_never_used_is_over_when_closed() -> None:
     handle = Mock().model(path="m")
     handle.close()
     assert isinstance(handle, Run)
     assert handle.result.status == "done"
 
 
-def test_a_load_that_failed_is_in_the_result(scripted: Any, scripted_session: Any) -> None:
+def test_load_that_failed_is_in_the_result(scripted: Any, scripted_session: Any) -> None:
     handle = Run(scripted(scripted_session(), [RuntimeError("no weights")]), "m")
     with pytest.raises(EngineRuntimeError, match="no weights"):
         handle.run(generation())
@@ -111,7 +111,7 @@ def test_a_load_that_failed_is_in_the_result(scripted: Any, scripted_session: An
     assert (handle.result.status, handle.result.error) == ("done", None)
 
 
-def test_the_first_error_wins_when_closing_fails_too(
+def test_first_error_wins_when_closing_fails_too(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     class Stubborn(scripted_session):
@@ -132,7 +132,7 @@ def test_the_first_error_wins_when_closing_fails_too(
     assert results_of(tmp_path / "run")["error"]["message"] == "suite 'rows': RuntimeError: boom"
 
 
-def test_a_close_that_fails_after_all_suites_is_told(
+def test_close_that_fails_after_all_suites_is_reported(
     scripted: Any, scripted_session: Any, tmp_path: Path
 ) -> None:
     class Stubborn(scripted_session):

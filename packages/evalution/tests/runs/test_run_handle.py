@@ -54,7 +54,7 @@ def test_run_gives_every_suite_and_closes(scripted: Any, scripted_session: Any) 
         result["other"]
 
 
-def test_an_engine_runs_suites_through_its_model() -> None:
+def test_engine_runs_suites_through_its_model() -> None:
     handle = Mock().model(path="m").run(generation(name="one")).run(generation(name="two"))
     assert isinstance(handle, Run)
     assert [suite.name for suite in handle.result.suites] == ["one", "two"]
@@ -83,7 +83,7 @@ def test_reading_results_changes_nothing(scripted: Any, scripted_session: Any) -
     assert len(handle.result.suites) == 2
 
 
-def test_a_closed_handle_refuses_and_closing_twice_is_nothing(
+def test_closed_handle_refuses_and_closing_twice_is_nothing(
     scripted: Any, scripted_session: Any
 ) -> None:
     session = scripted_session()
@@ -95,14 +95,14 @@ def test_a_closed_handle_refuses_and_closing_twice_is_nothing(
         handle.run(generation())
 
 
-def test_a_lent_session_stays_open(scripted_session: Any) -> None:
+def test_lent_session_stays_open(scripted_session: Any) -> None:
     session = scripted_session()
     result = evalution.run(session=session, tests=[generation()])
     assert session.calls == []
     assert result.engine["session"].endswith(":ScriptedSession")
 
 
-def test_a_handle_that_is_dropped_frees_its_model(scripted: Any, scripted_session: Any) -> None:
+def test_handle_that_is_dropped_frees_its_model(scripted: Any, scripted_session: Any) -> None:
     session = scripted_session()
     Run(scripted(session), "m").run(generation())
     gc.collect()
@@ -118,7 +118,7 @@ def test_results_grow_with_each_suite(scripted: Any, scripted_session: Any, tmp_
     assert results_of(tmp_path / "run")["status"] == "done"
 
 
-def test_the_run_folder_holds_all_of_it(tmp_path: Path) -> None:
+def test_run_folder_holds_all_of_it(tmp_path: Path) -> None:
     suites = [generation(max_new_tokens=2), choice(), Perplexity(data=ROWS, text="q", name="ppl")]
     result = evalution.run(engine=Mock(), model="m", tests=suites, output=tmp_path / "run", limit=4)
     found = results_of(tmp_path / "run")
@@ -145,7 +145,7 @@ def test_the_run_folder_holds_all_of_it(tmp_path: Path) -> None:
     assert [len(suite.samples) for suite in result.suites] == [4, 4, 4]
 
 
-def test_a_number_that_json_cannot_hold_is_null_with_a_note(
+def test_number_that_json_cannot_hold_is_null_with_a_note(
     scripted_session: Any, tmp_path: Path
 ) -> None:
     class Impossible(scripted_session):
@@ -159,7 +159,7 @@ def test_a_number_that_json_cannot_hold_is_null_with_a_note(
     assert metric["note"] == "the value is inf"
 
 
-def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
+def test_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
     evalution.run(engine=Mock(), model="m", tests=[choice()], output=tmp_path / "run")
     before = (tmp_path / "run" / "results.json").read_bytes()
     with pytest.raises(ConfigurationError, match="already holds a finished run; name another"):
@@ -167,7 +167,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "results.json").read_bytes() == before
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_the_model_loads(
+def test_folder_that_cannot_be_made_is_reported_before_the_model_loads(
     scripted: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -195,7 +195,7 @@ def test_secrets_are_in_no_file(tmp_path: Path) -> None:
     assert [name for name, content in files.items() if b"hunter2" in content] == []
 
 
-def test_what_an_engine_lacks_is_told_before_it_loads(scripted: Any) -> None:
+def test_what_an_engine_lacks_is_reported_before_it_loads(scripted: Any) -> None:
     with pytest.raises(UnsupportedRequestError) as caught:
         evalution.run(engine=Narrow(), model="m", tests=[generation(), choice()])
     assert str(caught.value) == (
@@ -203,7 +203,9 @@ def test_what_an_engine_lacks_is_told_before_it_loads(scripted: Any) -> None:
     )
 
 
-def test_what_a_session_lacks_is_told_before_it_works(scripted: Any, scripted_session: Any) -> None:
+def test_what_a_session_lacks_is_reported_before_it_works(
+    scripted: Any, scripted_session: Any
+) -> None:
     class Without(scripted_session):
         capabilities = frozenset({Capability.ROLLING})
 
@@ -211,21 +213,19 @@ def test_what_a_session_lacks_is_told_before_it_works(scripted: Any, scripted_se
         evalution.run(engine=scripted(Without()), model="m", tests=[generation()])
 
 
-def test_why_a_session_lacks_it_is_told(scripted: Any, scripted_session: Any) -> None:
+def test_why_a_session_lacks_it_is_reported(scripted: Any, scripted_session: Any) -> None:
     class Without(scripted_session):
         capabilities = frozenset({Capability.GENERATE})
 
         def loglikelihood(self, *_: Any, **__: Any) -> Any:
             raise UnsupportedRequestError("/v1/completions answered 404")
 
-    told = "suite 'rows' needs loglikelihood; /v1/completions answered 404"
-    with pytest.raises(UnsupportedRequestError, match=f"^{told}$"):
+    shown = "suite 'rows' needs loglikelihood; /v1/completions answered 404"
+    with pytest.raises(UnsupportedRequestError, match=f"^{shown}$"):
         evalution.run(engine=scripted(Without()), model="m", tests=[choice()])
 
 
-def test_a_session_that_fails_its_check_scores_nothing(
-    scripted: Any, scripted_session: Any
-) -> None:
+def test_session_that_fails_its_check_scores_nothing(scripted: Any, scripted_session: Any) -> None:
     class Wrong(scripted_session):
         def check(self) -> CheckResult:
             return CheckResult("failed", "positions are off by one", 3.0)
@@ -237,7 +237,7 @@ def test_a_session_that_fails_its_check_scores_nothing(
     assert handle.result.engine["self_check"]["outcome"] == "failed"
 
 
-def test_a_nan_from_an_engine_is_a_failed_sample(scripted: Any, scripted_session: Any) -> None:
+def test_nan_from_an_engine_is_a_failed_sample(scripted: Any, scripted_session: Any) -> None:
     class Broken(scripted_session):
         def loglikelihood(self, requests: Any, *, batch_size: Any = None) -> list[Any]:
             return [LoglikelihoodOutput(math.nan, None, 1) for _ in requests]
@@ -283,18 +283,18 @@ def test_options_are_checked_again_before_the_build() -> None:
         ({"limit": True}, "limit must be an int of at least 1, got True"),
     ],
 )
-def test_a_wrong_argument_is_told(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_argument_is_reported(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         evalution.run(**{"engine": Mock(), "model": "m", "tests": [generation()], **arguments})
     assert message in str(caught.value)
 
 
-def test_a_session_has_its_engine_already(scripted_session: Any) -> None:
+def test_session_has_its_engine_already(scripted_session: Any) -> None:
     with pytest.raises(ConfigurationError, match="name an engine or a session, not both"):
         evalution.run(engine=Mock(), session=scripted_session(), tests=[generation()])
 
 
-def test_a_session_that_is_falsy_is_one(scripted_session: Any) -> None:
+def test_session_that_is_falsy_is_one(scripted_session: Any) -> None:
     class Empty(scripted_session):
         def __len__(self) -> int:
             return 0
@@ -302,7 +302,7 @@ def test_a_session_that_is_falsy_is_one(scripted_session: Any) -> None:
     assert evalution.run(session=Empty(), tests=[generation()]).status == "done"
 
 
-def test_a_build_must_give_a_session(scripted: Any) -> None:
+def test_build_must_give_a_session(scripted: Any) -> None:
     with pytest.raises(EngineRuntimeError, match="must return a BaseInferenceSession, got 'x'"):
         evalution.run(engine=scripted("x"), model="m", tests=[generation()])
 

@@ -37,13 +37,13 @@ def test_only_equal_values_have_no_differences(before: Any, now: Any) -> None:
         ({"a": "x" * 99}, {"a": None}, [f"a was '{'x' * 58}…, now None"]),
     ],
 )
-def test_a_difference_names_what_changed_and_both_values(
+def test_difference_names_what_changed_and_both_values(
     before: Any, now: Any, expected: list[str]
 ) -> None:
     assert find_differences(before, now) == expected
 
 
-def test_a_long_list_is_cut() -> None:
+def test_long_list_is_cut() -> None:
     assert (
         format_differences([str(number) for number in range(10)])
         == "0; 1; 2; 3; 4; 5; 6; 7; and 2 more"

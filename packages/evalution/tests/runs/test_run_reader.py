@@ -50,7 +50,7 @@ def without_rates(document: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["run", "run/results.json"])
-def test_a_run_is_read_as_it_was(run: RunResult, tmp_path: Path, name: str) -> None:
+def test_run_is_read_as_it_was(run: RunResult, tmp_path: Path, name: str) -> None:
     found = read_run(tmp_path / name)
     written = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
     assert without_rates(found.to_dict()) == without_rates(written)
@@ -60,7 +60,7 @@ def test_a_run_is_read_as_it_was(run: RunResult, tmp_path: Path, name: str) -> N
     assert [sample.index for sample in found["prose"].samples] == [0, 1, 2, 3]
 
 
-def test_a_home_folder_may_be_written_as_a_tilde(
+def test_home_folder_may_be_written_as_a_tilde(
     run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -68,7 +68,7 @@ def test_a_home_folder_may_be_written_as_a_tilde(
     assert read_run("~/run")["sums"].n == 4
 
 
-def test_an_infinite_score_is_infinite_again(run: RunResult) -> None:
+def test_infinite_score_is_infinite_again(run: RunResult) -> None:
     run["prose"].metrics = {"word_perplexity": MetricResult(math.inf, None, False, 4)}
     written = run.to_dict()
 
@@ -87,7 +87,7 @@ def test_what_a_later_writer_adds_to_the_schema_is_left_alone(run: RunResult) ->
     assert read_run(rewritten(run, change))["sums"].n == 4
 
 
-def test_an_unfinished_run_is_read_up_to_where_it_is(
+def test_unfinished_run_is_read_up_to_where_it_is(
     tmp_path: Path, scripted: Any, scripted_session: Any
 ) -> None:
     def dying(answers: Any) -> Any:
@@ -150,7 +150,7 @@ def test_samples_are_read_when_they_are_asked_for(run: RunResult, tmp_path: Path
         ),
     ],
 )
-def test_a_file_that_is_no_result_is_told(
+def test_file_that_is_no_result_is_reported(
     tmp_path: Path, content: str | bytes | None, message: str
 ) -> None:
     if content is not None:
@@ -198,7 +198,7 @@ def empty(document: dict[str, Any]) -> None:
         (drop_status, "is damaged: status: the field is missing"),
     ],
 )
-def test_a_damaged_result_is_told_by_its_field(
+def test_damaged_result_is_reported_by_its_field(
     run: RunResult, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -206,7 +206,7 @@ def test_a_damaged_result_is_told_by_its_field(
     assert message in str(caught.value)
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read_run(tmp_path / "rum")
     assert f"there is no run folder {tmp_path / 'rum'}; name the folder" in str(caught.value)
@@ -214,13 +214,13 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
         read_run(tmp_path / ("r" * 300))
 
 
-def test_a_folder_of_runs_is_told_with_the_last_of_them(run: RunResult, tmp_path: Path) -> None:
+def test_folder_of_runs_is_reported_with_the_last_of_them(run: RunResult, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read_run(tmp_path)
     assert f"holds 1 runs; name one of them: {tmp_path / 'run'}" in str(caught.value)
 
 
-def test_a_run_that_never_began_is_told(tmp_path: Path) -> None:
+def test_run_that_never_began_is_reported(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").touch()
     with pytest.raises(ConfigurationError) as caught:
         read_run(tmp_path)

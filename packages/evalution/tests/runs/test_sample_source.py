@@ -57,7 +57,7 @@ def test_what_is_known_is_not_asked_again_and_the_rest_is(known: set[tuple[int, 
     assert {opened.sample.index for opened in in_flight.give_up_all()} == {row for row, _ in asked}
 
 
-def test_an_answer_that_turns_up_late_leaves_one_request_to_the_session() -> None:
+def test_answer_that_turns_up_late_leaves_one_request_to_the_session() -> None:
     # Another process may fill a shared cache between the two looks at it.
     store = Known((3, 0))
     found, _ = source(store)
@@ -75,7 +75,7 @@ def test_once_stopped_nothing_more_is_given_out() -> None:
     assert (list(requests), found.is_stopped) == ([], True)
 
 
-def test_a_stop_after_the_last_row_cuts_nothing_short() -> None:
+def test_stop_after_the_last_row_cuts_nothing_short() -> None:
     stop = Event()
     found, _ = source(stop=stop)
     assert len(list(found.read_requests())) == 40
@@ -83,7 +83,7 @@ def test_a_stop_after_the_last_row_cuts_nothing_short() -> None:
     assert (list(found.read_unread()), found.is_stopped) == ([], False)
 
 
-def test_a_stop_while_recalling_is_noticed() -> None:
+def test_stop_while_recalling_is_noticed() -> None:
     stop = Event()
     stop.set()
     found, _ = source(Known(*((row, p) for row in range(20) for p in (0, 1))), stop)
@@ -102,7 +102,7 @@ def test_what_was_read_and_what_was_not_are_all_rows(read: int) -> None:
     assert all("before it read row" in str(opened.error) for opened in unread)
 
 
-def test_a_thread_that_goes_on_reading_takes_no_row_away() -> None:
+def test_thread_that_goes_on_reading_takes_no_row_away() -> None:
     found, in_flight = source()
     reader = Thread(target=lambda: list(found.read_requests()))
     reader.start()

@@ -17,7 +17,7 @@ def line(suite: str, index: int, target: str) -> str:
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.text(max_size=5)), max_size=20)))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_finished_suite_lies_in_the_order_of_its_rows_with_the_last_word_of_each(
+def test_finished_suite_lies_in_the_order_of_its_rows_with_the_last_word_of_each(
     tmp_path: Path, suites: list[list[tuple[int, str]]]
 ) -> None:
     file = SamplesFile(tmp_path / "samples.jsonl")
@@ -44,7 +44,7 @@ def test_what_an_unfinished_suite_wrote_can_be_read(tmp_path: Path) -> None:
 def test_ordering_reads_each_line_and_not_a_buffer_for_each(tmp_path: Path) -> None:
     counters = Path("/proc/self/io")
     if not counters.exists():
-        pytest.skip("this system has no /proc/self/io to tell how much was read")
+        pytest.skip("this system has no /proc/self/io to measure how much was read")
 
     def bytes_read() -> int:
         return int(counters.read_text().split()[1])

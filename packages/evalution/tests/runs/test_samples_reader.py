@@ -33,7 +33,7 @@ def compact(sample: SampleResult) -> bytes:
 
 @given(PLACES, st.booleans(), st.sampled_from([to_line, compact]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_file_gives_what_memory_would(
+def test_file_gives_what_memory_would(
     tmp_path: Path, places: list[tuple[str, int]], is_ordered: bool, form: Form
 ) -> None:
     given = sorted(set(places)) if is_ordered else places
@@ -54,7 +54,7 @@ def test_a_file_gives_what_memory_would(
 
 
 @given(st.sampled_from(SUITES), st.integers(0, 2**40), st.text())
-def test_the_place_of_a_line_is_that_of_its_sample(suite: str, index: int, text: str) -> None:
+def test_place_of_a_line_is_that_of_its_sample(suite: str, index: int, text: str) -> None:
     sample = SampleResult(suite, index, prompt=text)
     for line in (to_line(sample), compact(sample)):
         assert parse_sample(line) == sample
@@ -73,7 +73,7 @@ def test_the_place_of_a_line_is_that_of_its_sample(suite: str, index: int, text:
         (b'{"suite": "s", "index": "0"}\n', "a sample has a suite and a row, got 's' and '0'"),
     ],
 )
-def test_a_line_that_holds_no_sample_is_told(tmp_path: Path, line: bytes, message: str) -> None:
+def test_line_that_holds_no_sample_is_reported(tmp_path: Path, line: bytes, message: str) -> None:
     file = tmp_path / "samples.jsonl"
     file.write_bytes(to_line(SampleResult("s", 0)) + line)
     with pytest.raises(ConfigurationError) as caught:
@@ -82,7 +82,7 @@ def test_a_line_that_holds_no_sample_is_told(tmp_path: Path, line: bytes, messag
     assert SamplesReader(file).suites == ["s"]
 
 
-def test_a_file_that_changes_between_two_looks_is_told(tmp_path: Path) -> None:
+def test_file_that_changes_between_two_looks_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "samples.jsonl"
     file.write_bytes(b"".join(to_line(SampleResult("s", row)) for row in (1, 0, 2)))
     found = suite_of(file).stored_samples

@@ -104,7 +104,7 @@ def assert_hidden(done: Any, *folders: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--debug"]], ids=["plain", "debug"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_run_tells_no_key(command_line: Any, keyed: Path, fault: str, options: list[str]) -> None:
+def test_run_prints_no_key(command_line: Any, keyed: Path, fault: str, options: list[str]) -> None:
     done = command_line("run", written(keyed, fault), "--output", "out", *options)
     assert done.returncode == FAULTS[fault], done.stderr
     assert_hidden(done, keyed / "out")
@@ -117,7 +117,9 @@ def test_validate_prints_no_key(command_line: Any, keyed: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["api_kez", "api_key"])
-def test_a_wrong_option_is_told_without_the_key(command_line: Any, keyed: Path, wrong: str) -> None:
+def test_wrong_option_is_reported_without_the_key(
+    command_line: Any, keyed: Path, wrong: str
+) -> None:
     spec = keyed / written(keyed, "none")
     value = f"[{KEY}]" if wrong == "api_key" else KEY
     text = spec.read_text(encoding="utf-8").replace(f"api_key: {KEY}", f"{wrong}: {value}")
@@ -128,7 +130,7 @@ def test_a_wrong_option_is_told_without_the_key(command_line: Any, keyed: Path, 
     assert_hidden(done)
 
 
-def test_commands_that_read_a_run_tell_no_key(command_line: Any, keyed: Path) -> None:
+def test_commands_that_read_a_run_print_no_key(command_line: Any, keyed: Path) -> None:
     for number, fault in enumerate(("request", "none")):
         command_line("run", written(keyed, fault), "--output", f"run{number}", "--cache", "cache")
     commands = [
@@ -146,7 +148,7 @@ def test_commands_that_read_a_run_tell_no_key(command_line: Any, keyed: Path) ->
     assert_hidden(command_line("show", "run1"), *folders)
 
 
-def test_a_report_tells_no_key(command_line: Any, keyed: Path) -> None:
+def test_report_prints_no_key(command_line: Any, keyed: Path) -> None:
     pytest.importorskip("plotly", reason="needs the extra evalution[report]")
     command_line("run", written(keyed, "request"), "--output", "run")
     (keyed / "pages").mkdir()
@@ -188,7 +190,7 @@ class Refusing(Planted):
     ],
     ids=" ".join,
 )
-def test_a_key_among_an_engine_s_defaults_is_not_told(
+def test_key_among_an_engine_s_defaults_is_not_told(
     command_line: Any, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     (tmp_path / "planted_defaults.py").write_text(PLANTED, encoding="utf-8")

@@ -60,7 +60,7 @@ def test_lost_answers_are_failed_samples_and_count_as_wrong(scripted_session: An
     assert result.first_failure == f"row 1: {result.samples[1].error}"
 
 
-def test_a_session_that_stops_early_fails_what_it_did_not_read(scripted_session: Any) -> None:
+def test_session_that_stops_early_fails_what_it_did_not_read(scripted_session: Any) -> None:
     class Early(scripted_session):
         def generate_continuous(self, requests: Any, *, batch_size: Any = None) -> Iterator[Any]:
             key, request = next(iter(requests))
@@ -74,7 +74,7 @@ def test_a_session_that_stops_early_fails_what_it_did_not_read(scripted_session:
     )
 
 
-def test_a_session_that_keeps_an_error_of_its_input_to_itself_is_no_success(
+def test_session_that_keeps_an_error_of_its_input_to_itself_is_no_success(
     scripted_session: Any,
 ) -> None:
     class Swallowing(scripted_session):
@@ -98,7 +98,9 @@ def test_a_session_that_keeps_an_error_of_its_input_to_itself_is_no_success(
         run(Swallowing(), Once(data=ROWS, prompt="q", target="a"))
 
 
-def test_rows_that_vanish_after_the_check_are_told(scripted_session: Any, write_rows: Any) -> None:
+def test_rows_that_vanish_after_the_check_are_reported(
+    scripted_session: Any, write_rows: Any
+) -> None:
     suite = Generation(data=write_rows(*ROWS), prompt="q", target="a")
     with evalution.Run(None, session=scripted_session()) as handle:
         handle.prepare([suite])
@@ -110,7 +112,7 @@ def test_rows_that_vanish_after_the_check_are_told(scripted_session: Any, write_
     assert handle.result.failed == 1
 
 
-def test_an_answer_that_comes_twice_takes_the_score_back(scripted_session: Any) -> None:
+def test_answer_that_comes_twice_takes_the_score_back(scripted_session: Any) -> None:
     def doubled(events: Any) -> Iterator[Any]:
         for key, answer in events:
             yield key, answer
@@ -123,7 +125,7 @@ def test_an_answer_that_comes_twice_takes_the_score_back(scripted_session: Any) 
     assert "answered request 0 of row 3 after that row was done" in str(result.samples[3].error)
 
 
-def test_an_answer_nobody_asked_for_is_told(scripted_session: Any) -> None:
+def test_answer_that_was_never_asked_is_reported(scripted_session: Any) -> None:
     def strange(events: Any) -> Iterator[Any]:
         yield from events
         yield ("stranger", GenerationOutput("p", "4"))
@@ -134,7 +136,7 @@ def test_an_answer_nobody_asked_for_is_told(scripted_session: Any) -> None:
     assert found.suites[0].metrics["exact_match"].value == 1.0
 
 
-def test_a_failed_request_leaves_the_others_alone(scripted_session: Any) -> None:
+def test_failed_request_leaves_the_others_alone(scripted_session: Any) -> None:
     def poisoned(events: Any) -> Iterator[Any]:
         for key, answer in events:
             is_poison = key == (2, 1)
@@ -147,7 +149,7 @@ def test_a_failed_request_leaves_the_others_alone(scripted_session: Any) -> None
     assert result.samples[2].prediction is None
 
 
-def test_a_runtime_that_dies_ends_the_suite_and_keeps_what_was_done(
+def test_runtime_that_dies_ends_the_suite_and_keeps_what_was_done(
     scripted_session: Any, tmp_path: Any
 ) -> None:
     def dying(events: Any) -> Iterator[Any]:
@@ -203,7 +205,7 @@ def test_what_was_cut_is_counted() -> None:
     assert result.samples[1].tokens["truncated"] == 0
 
 
-def test_an_engine_that_does_not_count_is_not_guessed_at(scripted_session: Any) -> None:
+def test_engine_that_does_not_count_is_not_guessed_at(scripted_session: Any) -> None:
     assert run(scripted_session(), generation()).truncated is None
 
 

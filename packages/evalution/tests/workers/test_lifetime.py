@@ -55,7 +55,7 @@ threading.Event().wait()
 
 
 @linux
-def test_the_workers_of_a_worker_end_with_it(
+def test_workers_of_a_worker_end_with_it(
     build: Build, engines: Any, tmp_path: Path, processes: Any
 ) -> None:
     engine = Replicas(engine=engines.Troubled(folder=str(tmp_path)), replicas=2)
@@ -109,7 +109,7 @@ def test_workers_end_with_their_parent(
 
 
 @posix
-def test_an_interrupt_is_the_parents_business(
+def test_interrupt_is_the_parents_business(
     build: Build, engines: Any, tmp_path: Path, processes: Any
 ) -> None:
     session = build(engines.Troubled(folder=str(tmp_path)))
@@ -121,7 +121,7 @@ def test_an_interrupt_is_the_parents_business(
 
 
 @linux
-def test_the_memory_stays_with_the_worker(build: Build, engines: Any) -> None:
+def test_memory_stays_with_the_worker(build: Build, engines: Any) -> None:
     def memory() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1])
 
@@ -134,7 +134,7 @@ def test_the_memory_stays_with_the_worker(build: Build, engines: Any) -> None:
 
 
 @linux
-def test_a_tree_is_found_by_its_mark(tmp_path: Path, processes: Any) -> None:
+def test_tree_is_found_by_its_mark(tmp_path: Path, processes: Any) -> None:
     code = "import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', 'input()'], "
     code += "stdin=subprocess.PIPE, start_new_session=True); print(c.pid, flush=True); input()"
     process = subprocess.Popen(
@@ -177,7 +177,7 @@ engine = {engine}
     ("engine", "guard", "imports"),
     [("Own()", 'if __name__ == "__main__":', 1), ("Mock()", "if True:", 0)],
 )
-def test_a_script_needs_a_guard_only_for_classes_of_its_own(
+def test_script_needs_a_guard_only_for_classes_of_its_own(
     tmp_path: Path, engine: str, guard: str, imports: int
 ) -> None:
     file = tmp_path / "script.py"

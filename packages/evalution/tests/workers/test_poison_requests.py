@@ -1,4 +1,4 @@
-"""The search for what ends workers: guilty ones are poisonous, no innocent is, none is lost."""
+"""The search for requests that end workers: all of them are found, and nothing else is lost."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from evalution.workers.assignment import PoisonRequestFinder
 class Request:
     """A suspect that may stand for several, as a list call does."""
 
-    guilty: list[bool]
+    poison: list[bool]
     crashes_alone: int = 0
     is_dropped: bool = False
     parts: list[Request] = field(default_factory=lambda: list[Request]())
 
     def halves(self) -> Sequence[Request]:
-        if len(self.guilty) < 2:
+        if len(self.poison) < 2:
             return [self]
-        half = len(self.guilty) // 2
-        self.parts = [Request(self.guilty[:half]), Request(self.guilty[half:])]
+        half = len(self.poison) // 2
+        self.parts = [Request(self.poison[:half]), Request(self.poison[half:])]
         return self.parts
 
 
@@ -33,12 +33,12 @@ def leaves(request: Request) -> list[Request]:
 
 
 def search(poison: PoisonRequestFinder[Request]) -> tuple[list[Request], list[Request], int]:
-    """Run all groups; a group with a guilty member ends its worker."""
+    """Run all groups; a group with a poison request ends its worker."""
     answered: list[Request] = []
     poisonous: list[Request] = []
     deaths = 0
     while group := poison.next_group():
-        if any(any(request.guilty) for request in group):
+        if any(any(request.poison) for request in group):
             deaths += 1
             poisonous += poison.report_crash(group)
         else:
@@ -50,20 +50,20 @@ jobs = st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=1, max
 
 
 @given(jobs)
-def test_exactly_the_guilty_are_convicted(guilts: list[list[bool]]) -> None:
-    requests = [Request(guilty) for guilty in guilts]
+def test_exactly_the_poison_requests_are_found(poisons: list[list[bool]]) -> None:
+    requests = [Request(poison) for poison in poisons]
     poison: PoisonRequestFinder[Request] = PoisonRequestFinder()
     poisonous = poison.report_crash(requests)
     answered, later, _ = search(poison)
     poisonous += later
     everyone = [leaf for request in requests for leaf in leaves(request)]
     assert sorted(map(id, answered + poisonous)) == sorted(map(id, everyone))
-    assert all(request.guilty == [True] for request in poisonous)
-    assert not any(any(request.guilty) for request in answered)
+    assert all(request.poison == [True] for request in poisonous)
+    assert not any(any(request.poison) for request in answered)
 
 
 @given(st.integers(1, 300), st.data())
-def test_one_guilty_costs_few_workers(count: int, data: st.DataObject) -> None:
+def test_one_poison_request_costs_few_workers(count: int, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, count - 1))
     poison: PoisonRequestFinder[Request] = PoisonRequestFinder()
     poison.report_crash([Request([index == at]) for index in range(count)])
@@ -73,14 +73,14 @@ def test_one_guilty_costs_few_workers(count: int, data: st.DataObject) -> None:
     assert deaths <= count.bit_length() + 2
 
 
-def test_one_death_alone_is_no_proof() -> None:
+def test_one_crash_alone_proves_nothing() -> None:
     poison: PoisonRequestFinder[Request] = PoisonRequestFinder()
     request = Request([False])
     assert poison.report_crash([request]) == []
     assert poison.next_group() == [request]
 
 
-def test_what_nobody_wants_is_not_run_again() -> None:
+def test_dropped_jobs_are_not_run_again() -> None:
     poison: PoisonRequestFinder[Request] = PoisonRequestFinder()
     dropped = Request([True], is_dropped=True)
     poison.report_crash([dropped, Request([False])])
@@ -93,7 +93,7 @@ def test_what_nobody_wants_is_not_run_again() -> None:
     assert deaths == 0
 
 
-def test_company_that_nobody_wants_is_company() -> None:
+def test_dropped_jobs_count_when_their_worker_crashes() -> None:
     poison: PoisonRequestFinder[Request] = PoisonRequestFinder()
     request = Request([False])
     poison.report_crash([Request([True], is_dropped=True), request])

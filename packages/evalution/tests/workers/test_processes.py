@@ -74,7 +74,7 @@ def test_ten_kills_cost_no_answer(
 
 
 @linux
-def test_a_forked_process_does_not_hide_the_end(
+def test_forked_process_does_not_hide_the_end(
     build: Build, engines: Any, tmp_path: Path, processes: Any
 ) -> None:
     engine = engines.Troubled(folder=str(tmp_path), forks=True)
@@ -86,7 +86,7 @@ def test_a_forked_process_does_not_hide_the_end(
 
 
 @posix
-def test_a_crashing_request_is_found_with_its_stack(build: Build, engines: Any) -> None:
+def test_crashing_request_is_found_with_its_stack(build: Build, engines: Any) -> None:
     failed = answered(build(engines.Troubled("crash")), 200, poison=77)
     assert failed.keys() == {77}
     error = failed[77]
@@ -98,7 +98,7 @@ def test_a_crashing_request_is_found_with_its_stack(build: Build, engines: Any) 
 
 @posix
 @pytest.mark.slow
-def test_a_hanging_request_is_found_with_its_stack(build: Build, engines: Any) -> None:
+def test_hanging_request_is_found_with_its_stack(build: Build, engines: Any) -> None:
     session = build(engines.Troubled("hang", batch_size=2), request_timeout=2.0)
     failed = answered(session, 12, poison=5)
     assert failed.keys() == {5}
@@ -107,7 +107,7 @@ def test_a_hanging_request_is_found_with_its_stack(build: Build, engines: Any) -
 
 
 @posix
-def test_a_request_that_blocks_the_interpreter_is_found(build: Build, engines: Any) -> None:
+def test_request_that_blocks_the_interpreter_is_found(build: Build, engines: Any) -> None:
     session = build(engines.Troubled("hang_with_the_lock"), heartbeat_timeout=2.0)
     (failure,) = dict(session.generate_continuous([(0, ask(0, poison=True))])).values()
     assert isinstance(failure, RequestFailure)
@@ -115,7 +115,7 @@ def test_a_request_that_blocks_the_interpreter_is_found(build: Build, engines: A
     assert " in hang_with_the_lock" in str(failure.error.__cause__)
 
 
-def test_a_session_that_fails_is_asked_again(
+def test_session_that_fails_is_asked_again(
     build: Build, engines: Any, tmp_path: Path, processes: Any
 ) -> None:
     session = build(engines.Troubled("fail", folder=str(tmp_path)))
@@ -126,7 +126,7 @@ def test_a_session_that_fails_is_asked_again(
     assert len(processes.builders(tmp_path)) == 2, "one fresh process, for the second opinion"
 
 
-def test_list_calls_are_divided_and_tell_what_ended_them(build: Build, engines: Any) -> None:
+def test_list_calls_are_divided_and_report_what_ended_them(build: Build, engines: Any) -> None:
     session = build(engines.Troubled("exit"), workers=2)
     pairs = [LoglikelihoodRequest(f"{n}", "x", metadata={"n": n}) for n in range(9)]
     outputs = session.loglikelihood(pairs)
@@ -149,7 +149,7 @@ def test_whole_texts_are_a_stream_too(build: Build, engines: Any) -> None:
     assert [key for key, value in found.items() if isinstance(value, RequestFailure)] == [2]
 
 
-def test_an_answer_that_comes_twice_is_told(build: Build, engines: Any) -> None:
+def test_answer_that_comes_twice_is_reported(build: Build, engines: Any) -> None:
     session = build(engines.Doubling())
     with pytest.raises(EngineRuntimeError, match="the session answered a request twice"):
         list(session.generate_continuous((n, ask(n)) for n in range(20)))
@@ -175,7 +175,7 @@ def test_request_whose_text_was_streamed_in_part_fails_with_its_worker(
     assert session.generate([request])[0].text.startswith(deltas[0].text)
 
 
-def test_a_request_that_can_not_be_sent_is_its_own_failure(build: Build, engines: Any) -> None:
+def test_request_that_can_not_be_sent_is_its_own_failure(build: Build, engines: Any) -> None:
     session = build(engines.Troubled())
     odd = GenerationRequest("a", stop=[lambda: None], metadata={"n": 1})  # pyright: ignore
     found = dict(session.generate_continuous([(0, ask(0)), (1, odd), (2, ask(2))]))
@@ -208,7 +208,7 @@ def test_metadata_stays_here_and_may_be_anything(build: Build, engines: Any) -> 
         ("exit", EngineRuntimeError, "exited with code 3 while it loaded the model"),
     ],
 )
-def test_a_failed_build_is_told_and_not_tried_again(
+def test_failed_build_is_reported_and_not_tried_again(
     build: Build,
     engines: Any,
     tmp_path: Path,
@@ -223,14 +223,14 @@ def test_a_failed_build_is_told_and_not_tried_again(
 
 
 @posix
-def test_a_build_has_a_deadline(build: Build, engines: Any) -> None:
+def test_build_has_a_deadline(build: Build, engines: Any) -> None:
     text = "had not loaded the model after 5 s and was killed"
     with pytest.raises(EngineRuntimeError, match=text):
         build(engines.Unbuildable("hang"), build_timeout=5.0)
 
 
 @linux
-def test_a_session_whose_workers_can_not_be_built_again_ends(
+def test_session_whose_workers_can_not_be_built_again_ends(
     build: Build, engines: Any, tmp_path: Path, processes: Any
 ) -> None:
     session = build(engines.Unbuildable("later", folder=str(tmp_path)), restarts=1, backoff=0.0)

@@ -73,7 +73,7 @@ def test_work_goes_to_the_worker_that_is_free(stage: Any) -> None:
     assert free.given == 100 - stage.cap
 
 
-def test_a_cap_is_shared_out(stage: Any) -> None:
+def test_cap_is_shared_out(stage: Any) -> None:
     play = stage(2)
     play.feed(play.stream(batch_size=3), iter(range(100)))
     for worker, share in zip(play.alive, (2, 1), strict=True):
@@ -119,7 +119,7 @@ def test_calls_are_answered_by_any_worker(stage: Any) -> None:
     assert [job.result.result(0) for job in jobs] == ["identity", "identity"]
 
 
-def test_a_request_without_progress_ends_its_worker(stage: Any) -> None:
+def test_request_without_progress_ends_its_worker(stage: Any) -> None:
     play, chance = stage(1), random.Random(0)
     stream = play.stream()
     play.feed(stream, iter(range(2)))
@@ -136,7 +136,7 @@ def test_a_request_without_progress_ends_its_worker(stage: Any) -> None:
     play.alive[0].step(chance)
 
 
-def test_a_silent_worker_is_ended(stage: Any) -> None:
+def test_silent_worker_is_ended(stage: Any) -> None:
     play = stage(1)
     play.pass_time(150)
     assert not play.made[0].is_gone
@@ -147,7 +147,7 @@ def test_a_silent_worker_is_ended(stage: Any) -> None:
     assert play.made[0].is_gone
 
 
-def test_a_seat_is_given_up_and_then_the_session(stage: Any) -> None:
+def test_slot_is_given_up_and_then_the_session(stage: Any) -> None:
     play = stage(2, restarts=1)
     stream = play.stream()
     play.feed(stream, iter(range(100)))
@@ -179,7 +179,7 @@ def test_restarts_in_a_row_wait_longer_and_longer(stage: Any) -> None:
     assert waits == [0.0, 0.5, 1.0, 2.0]
 
 
-def test_an_error_of_the_session_itself_ends_the_stream(stage: Any) -> None:
+def test_error_of_the_session_itself_ends_the_stream(stage: Any) -> None:
     play = stage(2)
     stream = play.stream()
     play.feed(stream, iter(range(10)))
@@ -192,7 +192,7 @@ def test_an_error_of_the_session_itself_ends_the_stream(stage: Any) -> None:
     assert Abort(0) in second.inbox
 
 
-def test_a_session_that_drops_a_request_is_told_of(stage: Any) -> None:
+def test_session_that_drops_a_request_is_reported(stage: Any) -> None:
     play = stage(1)
     stream = play.stream()
     play.feed(stream, iter(range(2)))

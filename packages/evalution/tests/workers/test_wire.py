@@ -65,7 +65,7 @@ def test_batches_arrive_whole_and_the_end_is_noticed() -> None:
     close(there)
 
 
-def test_an_outbox_keeps_the_order_and_sends_the_last_count_alone() -> None:
+def test_outbox_keeps_the_order_and_sends_the_last_count_alone() -> None:
     here, there = channel_pair()
     outbox = Outbox(here, "test outbox")
     for _ in range(300):
@@ -100,7 +100,7 @@ def test_errors_cross_with_class_text_and_cause() -> None:
     assert "OSError: disk" in str(found.__cause__)
 
 
-def test_a_foreign_error_becomes_one_of_the_runtime_without_its_credentials() -> None:
+def test_foreign_error_becomes_one_of_the_runtime_without_its_credentials() -> None:
     found = unpack_error(pack_error(ValueError("GET https://me:word@host/x"), "generate"))
     assert type(found) is EngineRuntimeError
     assert str(found) == "generate: ValueError: GET https://***@host/x"
@@ -111,7 +111,7 @@ class LocalError(EvalutionError):
     """Stands for a class that the other process doesn't have."""
 
 
-def test_an_error_of_an_unknown_class_keeps_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_an_unknown_class_keeps_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = pack_error(LocalError("odd"), "generate")
     monkeypatch.setitem(sys.modules, LocalError.__module__, sys.modules["os"])
     found = unpack_error(packed)
@@ -126,7 +126,7 @@ def test_configurations_cross() -> None:
         pack_request(lambda: None)
 
 
-def test_the_main_module_goes_along_only_where_it_is_needed(
+def test_main_module_goes_along_only_where_it_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert main_module(b"evalution_acme") == {}
