@@ -23,7 +23,7 @@ CORE = "evalution_core"
 
 MODULES, LINES = 350, 54_000
 PACKAGE_MODULES = {"evalution": 110, "evalution_enginekit": 26}
-MODULE_CEILING, MODULE_FLOOR, FUNCTION_CEILING, CORE_CEILING = 500, 40, 50, 900
+MODULE_CEILING, MODULE_FLOOR, FUNCTION_CEILING, CORE_CEILING = 500, 40, 50, 1_200
 REASON = "own module"
 """A module below the floor with one importer says in its docstring why it is its own module."""
 
