@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution_core import (
-    CancellableStream,
     Capability,
     GenerationRequest,
     InvalidRequestError,
     LoglikelihoodRequest,
     RequestFailure,
+    RequestStream,
 )
 from evalution_enginekit.runtime_thread import Emit, RequestJob, RequestLoop
 from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
@@ -257,7 +257,7 @@ def test_a_session_drops_a_cancelled_request_and_goes_on(
     session.before_step = before_step
     requests = [("long", ask("abc", ignore_eos=True)), ("short", ask("abcdef"))]
     results = getattr(session, call)(requests)
-    assert isinstance(cast(object, results), CancellableStream)
+    assert isinstance(cast(object, results), RequestStream)
     with ThreadPoolExecutor(1) as reader:
         reading = reader.submit(lambda: [key for key, _ in results])
         assert is_running.wait(WAIT_S)

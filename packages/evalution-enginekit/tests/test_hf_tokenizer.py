@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, Model, builtin_path
+from evalution_core import ConfigurationError, Model
+from evalution_core.builtins import builtin_path
 from evalution_enginekit import TokenizerFile, load_tokenizer
 from evalution_enginekit.tokenizer import HFTokenizer, checkpoint_tokenizer
 

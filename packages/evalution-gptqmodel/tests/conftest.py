@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from evalution_core import builtin_path
+from evalution_core.builtins import builtin_path
 from evalution_gptqmodel.runtime import divert_output, import_gptqmodel
 
 BITS = 4

@@ -18,8 +18,8 @@ from evalution_core import (
     LoglikelihoodRequest,
     Model,
     UnsupportedRequestError,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_core.options import options_schema
 from evalution_openvino import OpenVINO
 

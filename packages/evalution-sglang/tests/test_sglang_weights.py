@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, Model, builtin_path
+from evalution_core import ConfigurationError, Model
+from evalution_core.builtins import builtin_path
 from evalution_sglang import SGLang
 
 pytest.importorskip("sglang", reason="sglang is not installed")

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, EngineUnavailableError, Model, scrub
+from evalution_core import ConfigurationError, EngineUnavailableError, Model
+from evalution_core.redaction import scrub
 from evalution_tinker import Tinker
 from evalution_tinker import runtime as clients
 

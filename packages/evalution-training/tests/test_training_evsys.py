@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, EngineRuntimeError, redact
+from evalution_core import ConfigurationError, EngineRuntimeError
+from evalution_core.redaction import redact
 from evalution_training import available_backends, load_backend, make_backend, prepared
 from evalution_training.registry import EVSYS_GROUP
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, EngineUnavailableError, scrub
+from evalution_core import ConfigurationError, EngineUnavailableError
+from evalution_core.redaction import scrub
 from evalution_training import backends as libraries
 from evalution_training import make_backend, prepared
 

@@ -18,8 +18,8 @@ from evalution_core import (
     GenerationRequest,
     LoglikelihoodRequest,
     Model,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_enginekit.runtime import is_in_range
 from evalution_transformers import Transformers
 from evalution_transformers.runtime import loading_errors

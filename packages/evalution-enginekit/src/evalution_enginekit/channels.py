@@ -139,6 +139,8 @@ class Channel:
 
     def leave(self, call: Call) -> None:
         """Give up what is not finished of a call."""
+        if not (call.to_go or call.in_flight):
+            return
         with self.changed:
             call.to_go.clear()
             with suppress(ValueError):  # a round would open for it, and find nothing
@@ -273,7 +275,8 @@ class _Reader:
                         call.begun.add(index)
                     else:
                         del self.running[number], call.in_flight[number]
-                    call.send((index, event))
+                # Not under the lock: the caller's thread would wake and wait for it.
+                call.send((index, event))
 
     def _requests(self, round_number: int) -> Iterator[tuple[int, Request]]:
         """Yield what waits, for as long as the stream of this round is the one that is read."""

@@ -13,15 +13,10 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from evalution_core import (
-    ConfigurationError,
-    EngineUnavailableError,
-    InvalidRequestError,
-    Message,
-    Model,
-    did_you_mean,
-    redact,
-)
+from evalution_core import ConfigurationError, EngineUnavailableError, InvalidRequestError, Model
+from evalution_core.plugins import did_you_mean
+from evalution_core.redaction import redact
+from evalution_core.requests import Message
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -8,14 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evalution_core import (
-    EngineRuntimeError,
-    FinishReason,
-    GenerationOutput,
-    GenerationRequest,
-    TextDelta,
-    TopLogprobs,
-)
+from evalution_core import EngineRuntimeError, GenerationOutput, GenerationRequest, TextDelta
+from evalution_core.requests import FinishReason, TopLogprobs
 from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenPrompt
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from evalution_core import BaseEngine, ConfigurationError, Model, builtin_path
-from evalution_core.builtins import PREFIX
+from evalution_core import BaseEngine, ConfigurationError, Model
+from evalution_core.builtins import PREFIX, builtin_path
 from evalution_core.redaction import redact
 from evalution_enginekit.tokenizer import find_tokenizer_name
 

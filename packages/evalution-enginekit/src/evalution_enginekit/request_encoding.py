@@ -15,11 +15,9 @@ from evalution_core import (
     InvalidRequestError,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
-    Message,
     RequestFailure,
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
-    raise_failures,
 )
 from evalution_core.encoding import (
     ContextEncoder,
@@ -33,6 +31,8 @@ from evalution_core.encoding import (
     rolling_windows,
     strip_leading,
 )
+from evalution_core.errors import raise_failures
+from evalution_core.requests import Message
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.generation import GenerationJob
 from evalution_enginekit.runtime import runtime_errors

@@ -21,9 +21,9 @@ from evalution_core import (
     EngineUnavailableError,
     EvalutionError,
     Model,
-    did_you_mean,
-    scrub,
 )
+from evalution_core.plugins import did_you_mean
+from evalution_core.redaction import scrub
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from itertools import count
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
-from evalution_core import EngineRuntimeError, EvalutionError, FinishReason
+from evalution_core import EngineRuntimeError, EvalutionError
 from evalution_core.encoding import TokenSpan
+from evalution_core.requests import FinishReason
 from evalution_enginekit.generation import PromptQueue
 from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore, WrongScoresError
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evalution_core import EngineRuntimeError, EvalutionError, FinishReason
+from evalution_core import EngineRuntimeError, EvalutionError
+from evalution_core.requests import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

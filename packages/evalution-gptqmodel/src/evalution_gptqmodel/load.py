@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_core.plugins import did_you_mean
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit import Tokenizer, load_tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder
 from evalution_enginekit.runtime import find_changed_options, shorten_error
@@ -264,7 +264,7 @@ def _find_folder(model: Model, path: str) -> tuple[Path, str | None]:
         found = snapshot_download(path, revision=model.revision, allow_patterns=fetched)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"no folder {path!r} here, and the Hub gave none: {scrub(str(error))}"
+            f"no folder {path!r} here, and the Hub gave none: {redact_text(str(error))}"
         ) from error
     # The cache keeps each commit in a folder of that name.
     return Path(found), Path(found).name

@@ -62,7 +62,7 @@ def load_model(options: LlamaCppOptions, model: Model, library: Library) -> Load
     check_llama_kwargs(library, options.llama_kwargs or {})
     file = read_model_file(model, "LlamaCpp")
     if file.hyperparameter("attention.causal") is False:
-        raise unsuitable_model(file.path.name, "a model whose tokens see those behind them")
+        raise unsuitable_model_error(file.path.name, "a model whose tokens see those behind them")
     type_k = choose_cache_types(options, device).k
     check_key_type(type_k, file, flash_attn=options.flash_attn)
     params = make_model_params(library, options, [gpus[name] for name in device.gpus])
@@ -98,7 +98,7 @@ def _identify(model: Model, file: GGUFFile) -> dict[str, Any] | None:
     return {**parts, **beside, **list_identity_arguments(model)}
 
 
-def unsuitable_model(name: str, kind: str) -> ConfigurationError:
+def unsuitable_model_error(name: str, kind: str) -> ConfigurationError:
     """Return the error for a model in the file `name` that isn't run here."""
     return ConfigurationError(
         f"{name} is {kind}, and engine LlamaCpp runs decoders with a KV cache: a token is scored "
@@ -127,7 +127,7 @@ class Weights:
         self.vocabulary_size = library.llama_vocab_n_tokens(self.vocabulary)
         if (kind := self._find_obstacle()) is not None:
             self.free()
-            raise unsuitable_model(path.name, kind)
+            raise unsuitable_model_error(path.name, kind)
 
     @property
     def handle(self) -> Handle:

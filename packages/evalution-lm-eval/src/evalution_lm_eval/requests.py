@@ -13,9 +13,9 @@ from evalution_core import (
     GenerationRequest,
     InvalidRequestError,
     LoglikelihoodRequest,
-    Message,
-    did_you_mean,
 )
+from evalution_core.plugins import did_you_mean
+from evalution_core.requests import Message
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.request_encoding import RequestValidator
 

@@ -22,8 +22,8 @@ from evalution_core import (
     Model,
     RequestFailure,
     UnsupportedRequestError,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_openai.engine import OpenAICompatible
 
 pytestmark = pytest.mark.wide

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from evalution_core import ConfigurationError, EngineRuntimeError, EngineUnavailableError, Model
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
 from evalution_openvino.options import OpenVINOOptions
 from evalution_openvino.runtime import import_genai, load_openvino
@@ -178,7 +178,7 @@ class GenaiBatching:
                     str(self._folder), config, self._device, dict(self._properties)
                 )
             except RuntimeError as error:
-                problem = scrub(str(error)).strip().splitlines()[-1]
+                problem = redact_text(str(error)).strip().splitlines()[-1]
                 if self._required:
                     raise EngineRuntimeError(
                         f"genai=True: openvino-genai can't take the model: {problem}; leave genai "

@@ -28,7 +28,7 @@ from optimum.intel.openvino import OVConfig, OVModelForCausalLM
 from safetensors import SafetensorError
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
-from evalution_core.redaction import redact, scrub
+from evalution_core.redaction import redact, redact_text
 from evalution_enginekit import Tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
 from evalution_enginekit.runtime import shorten_error
@@ -163,7 +163,7 @@ def load_model(model: Model, device: str, properties: Mapping[str, Any]) -> Expo
             raise
         except ImportError as error:
             raise EngineUnavailableError(
-                f"loading {source!r} needs more: {scrub(str(error))}{torchvision_hint(error)}"
+                f"loading {source!r} needs more: {redact_text(str(error))}{torchvision_hint(error)}"
             ) from error
         except (
             OSError,
@@ -174,8 +174,8 @@ def load_model(model: Model, device: str, properties: Mapping[str, Any]) -> Expo
             SafetensorError,
         ) as error:
             raise ConfigurationError(
-                f"no causal model for OpenVINO could be loaded from {source!r}: {shorten_error(error)}"
-                f"{torchvision_hint(error)}"
+                f"no causal model for OpenVINO could be loaded from {source!r}: "
+                f"{shorten_error(error)}{torchvision_hint(error)}"
             ) from error
     # With the model, not with the session: its weights are read from there as they are needed.
     loaded.evalution_export = export

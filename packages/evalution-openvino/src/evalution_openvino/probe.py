@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy
 
 from evalution_core import ConfigurationError
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit.self_check import logits_alike, probe_ids
 from evalution_openvino.load import Exported
 from evalution_openvino.runtime import load_openvino, read_execution
@@ -101,7 +101,7 @@ def _refuse_without_state(model: Graph) -> None:
 
 def _last_line(error: RuntimeError) -> str:
     """Return the problem, which stands below a list of OpenVINO's own source files."""
-    lines = [line.strip() for line in scrub(str(error)).splitlines() if line.strip()]
+    lines = [line.strip() for line in redact_text(str(error)).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
 

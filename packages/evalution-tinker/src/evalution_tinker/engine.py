@@ -12,9 +12,9 @@ from evalution_core import (
     Capability,
     ConfigurationError,
     Model,
-    hide,
     validate_options,
 )
+from evalution_core.redaction import hide
 from evalution_tinker.options import TinkerOptions
 
 TINKER_CAPABILITIES = frozenset(Capability) - {

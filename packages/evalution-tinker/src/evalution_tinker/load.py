@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from evalution_core import (
-    Capability,
-    ConfigurationError,
-    Model,
-    builtin_path,
-    did_you_mean,
-    scrub,
-)
+from evalution_core import Capability, ConfigurationError, Model
+from evalution_core.builtins import builtin_path
+from evalution_core.plugins import did_you_mean
+from evalution_core.redaction import scrub
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
 from evalution_enginekit.tokenizer import checkpoint_tokenizer
 from evalution_tinker.options import TinkerOptions

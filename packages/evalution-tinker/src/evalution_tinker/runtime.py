@@ -15,7 +15,8 @@ from importlib.metadata import version
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
-from evalution_core import ConfigurationError, EngineUnavailableError, hide, scrub
+from evalution_core import ConfigurationError, EngineUnavailableError
+from evalution_core.redaction import hide, scrub
 from evalution_enginekit import import_runtime, runtime_errors
 from evalution_tinker.options import TinkerOptions
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from evalution_core import EngineRuntimeError, FinishReason
+from evalution_core import EngineRuntimeError
+from evalution_core.requests import FinishReason
 from evalution_enginekit import (
     CompletionChunk,
     RequestPrompt,

@@ -17,8 +17,8 @@ from evalution_core import (
     EngineRuntimeError,
     EngineUnavailableError,
     InvalidRequestError,
-    scrub,
 )
+from evalution_core.redaction import scrub
 from evalution_enginekit import WrongScoresError
 from evalution_tinker.runtime import read_client_version, read_server_name
 

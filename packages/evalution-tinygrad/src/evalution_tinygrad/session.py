@@ -118,13 +118,13 @@ class TinygradSession(TokenSession):
         self._forward = self._prefixes = self._scorer = self._generator = None
         # tinygrad's graphs refer to themselves, so their buffers wait for the cycles' collection.
         gc.collect()
-        with self._placement.entered():
+        with self._placement.activate():
             self._placement.free_memory()
 
     def _run_steps(self, steps: Iterator[T]) -> Iterator[T]:
         """Run each step in the session's settings; between two steps others may use tinygrad."""
         while True:
-            with self._placement.entered():
+            with self._placement.activate():
                 found = next(steps, None)
             if found is None:
                 return

@@ -16,18 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from evalution_core import (
-    ConfigurationError,
-    EngineUnavailableError,
-    EvalutionError,
-    did_you_mean,
-    hide,
-    normalized,
-    redact,
-    scrub,
-)
-from evalution_core.plugins import installed
-from evalution_core.redaction import is_secret_name
+from evalution_core import ConfigurationError, EngineUnavailableError, EvalutionError
+from evalution_core.plugins import did_you_mean, installed, normalized
+from evalution_core.redaction import hide, is_secret_name, redact, scrub
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -14,9 +14,8 @@ from evalution_core import (
     EngineUnavailableError,
     EvalutionError,
     Model,
-    redact,
-    scrub,
 )
+from evalution_core.redaction import redact, scrub
 from evalution_training.models import NAME, evaluated_model, training_model
 from evalution_training.registry import TrainingBackend, load_backend, validated_params
 

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from evalution_core import EngineRuntimeError
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
 from evalution_transformers.upstream import CausalModel
 
@@ -184,7 +184,7 @@ def make_memory_error(error: BaseException) -> EngineRuntimeError:
     It lives as long as the prompt's result, and so must not keep what the failed pass held.
     """
     traceback.clear_frames(error.__traceback__)
-    failure = EngineRuntimeError(f"memory ran out for this prompt alone: {scrub(str(error))}")
+    failure = EngineRuntimeError(f"memory ran out for this prompt alone: {redact_text(str(error))}")
     failure.__cause__ = error
     return failure
 

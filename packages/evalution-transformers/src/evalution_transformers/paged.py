@@ -16,7 +16,7 @@ import transformers
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from evalution_core import ConfigurationError, EngineRuntimeError
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
 from evalution_enginekit.runtime import find_changed_options, is_in_range
 from evalution_transformers.generate import FixedBatches, is_plain_greedy
@@ -265,7 +265,9 @@ class PagedBatching:
             error = manager.background_thread_status.fatal_error
             manager.destroy()
             self._manager = None
-            raise EngineRuntimeError(f"continuous batching ended: {scrub(str(error))}") from error
+            raise EngineRuntimeError(
+                f"continuous batching ended: {redact_text(str(error))}"
+            ) from error
         return events
 
     def _cancel(self, keys: Sequence[int], running: dict[str, _Request]) -> None:
@@ -292,7 +294,7 @@ def cache_size(model: CausalModel, wanted: int) -> int:
 def _to_event(request: _Request, result: RequestResult) -> TokenEvent:
     key = request.prompt.key
     if result.error is not None:
-        return TokenEvent(key, error=EngineRuntimeError(scrub(str(result.error))))
+        return TokenEvent(key, error=EngineRuntimeError(redact_text(str(result.error))))
     tokens = list(result.generated_tokens)
     fresh, request.reported = tokens[request.reported :], len(tokens)
     return TokenEvent(key, fresh, finish="length" if result.is_finished() else None)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from evalution_core import ConfigurationError, EngineUnavailableError, EvalutionError
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit import import_runtime
 from evalution_enginekit.runtime import is_in_range, shorten_error
 
@@ -102,11 +102,11 @@ def loading_errors(kind: str, path: str, *, missing: str) -> Generator[None]:
     except EvalutionError:
         raise
     except ImportError as error:
-        raise EngineUnavailableError(f"{missing}: {scrub(str(error))}") from error
+        raise EngineUnavailableError(f"{missing}: {redact_text(str(error))}") from error
     except torch.OutOfMemoryError as error:
         raise EngineUnavailableError(
             f"{path!r} doesn't fit; set model_kwargs device_map, or a smaller dtype: "
-            f"{scrub(str(error))}"
+            f"{redact_text(str(error))}"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise ConfigurationError(

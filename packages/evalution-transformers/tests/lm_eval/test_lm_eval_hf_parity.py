@@ -15,8 +15,8 @@ from evalution_core import (
     LoglikelihoodRequest,
     Model,
     RollingLoglikelihoodRequest,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_core.encoding import encode_pair
 
 pytest.importorskip("lm_eval", reason="needs the environment lm-eval of tools/envs")

@@ -10,7 +10,7 @@ import pytest
 
 from evalution.cli.listings import complete_engines, complete_known_engines, complete_suites
 from evalution.suites import available_suites
-from evalution_core import available
+from evalution_core.discovery import available
 
 
 def package(site: Path, name: str, entry_points: str) -> None:

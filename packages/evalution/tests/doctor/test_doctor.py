@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from evalution.doctor.engines import examine_engine, examine_engines, find_requirements
-from evalution_core import ConfigurationError, EngineEntry, available
-from evalution_core.discovery import ENGINES
+from evalution_core import ConfigurationError
+from evalution_core.discovery import ENGINES, EngineEntry, available
 from evalution_core.plugins import PluginEntry
 
 GOOD = """

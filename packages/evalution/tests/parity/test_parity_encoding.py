@@ -16,8 +16,8 @@ from evalution_core import (
     LoglikelihoodRequest,
     Model,
     RollingLoglikelihoodRequest,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_core.encoding import conditioning_id, encode_pair, encode_with_leading
 from evalution_enginekit import ByteTokenizer, load_tokenizer
 from evalution_enginekit.mock import Mock

@@ -11,7 +11,8 @@ import pytest
 import evalution
 from evalution import Generation
 from evalution.replicas import Replicas
-from evalution_core import EngineSpec, Model, builtin_path
+from evalution_core import EngineSpec, Model
+from evalution_core.builtins import builtin_path
 from evalution_reference import Reference
 
 ROWS = [{"q": f"{i} + 0?", "a": "4"} for i in range(10)]

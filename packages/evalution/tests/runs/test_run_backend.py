@@ -19,7 +19,6 @@ from evalution.runs.reader import read_run
 from evalution.yaml_spec import run_spec
 from evalution.yaml_spec.run_spec import load_spec
 from evalution_core import (
-    GUIDE_CAPABILITIES,
     BaseEngine,
     BaseInferenceSession,
     Capability,
@@ -28,6 +27,7 @@ from evalution_core import (
     Model,
     UnsupportedRequestError,
 )
+from evalution_core.capabilities import GUIDE_CAPABILITIES
 from evalution_enginekit.mock import Mock
 
 log: list[str] = []

@@ -16,7 +16,9 @@ from evalution.suites import available_suites
 from evalution.yaml_spec.option_schema import NamedDeclaration, any_declaration, filter_definitions
 from evalution.yaml_spec.run_spec import SECTIONS, load_spec
 from evalution.yaml_spec.schema import spec_schema
-from evalution_core import ConfigurationError, builtin_path, normalized
+from evalution_core import ConfigurationError
+from evalution_core.builtins import builtin_path
+from evalution_core.plugins import normalized
 
 ROOT = Path(__file__).parents[4]
 EXAMPLES = [

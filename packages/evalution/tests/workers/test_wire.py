@@ -32,9 +32,9 @@ from evalution_core import (
     GenerationOutput,
     InvalidRequestError,
     Model,
-    RemoteCause,
     TextDelta,
 )
+from evalution_core.errors import RemoteCause
 from evalution_enginekit.mock import Mock
 
 

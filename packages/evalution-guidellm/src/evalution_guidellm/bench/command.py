@@ -15,7 +15,8 @@ import typer
 
 from evalution.cli.errors import EXIT_INTERRUPTED, EXIT_WITH_FAILURES
 from evalution.table import console
-from evalution_core import ConfigurationError, scrub
+from evalution_core import ConfigurationError
+from evalution_core.redaction import scrub
 from evalution_enginekit import runtime as command_options
 from evalution_guidellm.bench.drive import drive
 from evalution_guidellm.bench.load import Load, Profile, row_count

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError, scrub
+from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError
+from evalution_core.redaction import scrub
 from evalution_guidellm.bench.load import Load
 from evalution_guidellm.bench.subject import Subject
 

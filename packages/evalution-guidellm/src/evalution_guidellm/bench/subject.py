@@ -8,16 +8,10 @@ from typing import Any, Protocol
 
 import httpx
 
-from evalution_core import (
-    ConfigurationError,
-    EngineUnavailableError,
-    Model,
-    builtin_path,
-    did_you_mean,
-    hide,
-    load_engine,
-    scrub,
-)
+from evalution_core import ConfigurationError, EngineUnavailableError, Model, load_engine
+from evalution_core.builtins import builtin_path
+from evalution_core.plugins import did_you_mean
+from evalution_core.redaction import hide, scrub
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _CONNECT_S, _ANSWER_S = 5.0, 30.0

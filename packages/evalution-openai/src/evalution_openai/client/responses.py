@@ -12,12 +12,11 @@ from evalution_core import (
     ContextLengthError,
     EngineRuntimeError,
     EvalutionError,
-    FinishReason,
     InvalidRequestError,
     UnsupportedRequestError,
-    redact,
 )
-from evalution_core.redaction import redact_text
+from evalution_core.redaction import redact, redact_text
+from evalution_core.requests import FinishReason
 from evalution_enginekit.completion import CompletionChunk
 from evalution_openai.client.dialects import find_unasked_fields
 
@@ -63,16 +62,16 @@ class ResponseReader:
         choice = _choice(answer)
         if choice is None:
             raise EngineRuntimeError(f"the answer has no choice: {quote(str(dict(answer)))}")
-        return self._read_piece(answer, choice, choice.get("message"), is_last=True)
+        return self._read_chunk(answer, choice, choice.get("message"), is_last=True)
 
     def read_event(self, event: Fields) -> CompletionChunk:
         """Read an event of a stream; the last one may hold only the usage."""
         choice = _choice(event)
         if choice is None:
             return CompletionChunk(**_usage(event))
-        return self._read_piece(event, choice, choice.get("delta"), is_last=False)
+        return self._read_chunk(event, choice, choice.get("delta"), is_last=False)
 
-    def _read_piece(
+    def _read_chunk(
         self, answer: Fields, choice: Fields, message: Any, *, is_last: bool
     ) -> CompletionChunk:
         content: Fields = cast("Fields", message) if isinstance(message, Mapping) else choice

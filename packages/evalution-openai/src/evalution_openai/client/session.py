@@ -69,10 +69,10 @@ class OpenAISession(RequestSession):
         begun, first = clock.now(), None
         async with aclosing(self._events(sent)) as events:
             async for event in events:
-                piece = reader.read_event(event)
-                if first is None and piece.text:
+                chunk = reader.read_event(event)
+                if first is None and chunk.text:
                     first = clock.now() - begun
-                yield piece
+                yield chunk
         timed = {"first_text_s": first, "total_s": clock.now() - begun}
         yield CompletionChunk(runtime=timed)
 

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from evalution_core import Capability, ConfigurationError, GenerationRequest, Message
+from evalution_core import Capability, ConfigurationError, GenerationRequest
+from evalution_core.requests import Message
 from evalution_enginekit import ChatTemplate
 from evalution_openai.server.errors import ApiError, make_unsupported
 from evalution_openai.server.serving import ServedModel, WholeTokenizer

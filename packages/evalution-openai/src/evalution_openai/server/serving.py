@@ -262,10 +262,10 @@ class ServedModel:
             self.validation.generation(request)
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
-        """Return the outputs in the order of the requests; raises as `generate_each`."""
-        async with aclosing(self.generate_each(requests)) as outputs:
-            found = {index: output async for index, output in outputs}
-        return [found[index] for index in range(len(requests))]
+        """Return the outputs in the order of the requests; raises like `generate_each`."""
+        async with aclosing(self._calls.events(requests)) as events:
+            outputs = {index: _check_output(event) async for index, event in events}
+        return [outputs[index] for index in range(len(requests))]
 
     async def generate_each(
         self, requests: Sequence[GenerationRequest]

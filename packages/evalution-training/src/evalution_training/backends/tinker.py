@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from evalution_core import ConfigurationError, EngineUnavailableError, hide, scrub
+from evalution_core import ConfigurationError, EngineUnavailableError
+from evalution_core.redaction import hide, scrub
 from evalution_training.backends import library
 from evalution_training.models import NAME
 

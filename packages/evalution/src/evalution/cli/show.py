@@ -16,7 +16,8 @@ from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.reader import read_partial_suites, read_run
 from evalution.samples import SuiteSamples
 from evalution.table import complaints, console, result_table
-from evalution_core import ConfigurationError, did_you_mean
+from evalution_core import ConfigurationError
+from evalution_core.plugins import did_you_mean
 
 _SAMPLES_SHOWN = 5
 _PROMPT_SHOWN = 1000

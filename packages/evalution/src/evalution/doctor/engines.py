@@ -19,13 +19,9 @@ from packaging.version import InvalidVersion
 from evalution.environment import read_requirements
 from evalution.hints import INSTALL_HINTS
 from evalution.redaction import mask_text
-from evalution_core import (
-    ConfigurationError,
-    EngineEntry,
-    available,
-    did_you_mean,
-    normalized,
-)
+from evalution_core import ConfigurationError
+from evalution_core.discovery import EngineEntry, available
+from evalution_core.plugins import did_you_mean, normalized
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

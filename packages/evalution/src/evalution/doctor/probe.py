@@ -13,16 +13,10 @@ from typing import Any
 
 from evalution.error_boundary import wrap_errors
 from evalution.redaction import mask_text, register_secrets
-from evalution_core import (
-    BaseEngine,
-    ConfigurationError,
-    EngineEntry,
-    EngineUnavailableError,
-    EvalutionError,
-    redact,
-)
-from evalution_core.discovery import ENGINES
+from evalution_core import BaseEngine, ConfigurationError, EngineUnavailableError, EvalutionError
+from evalution_core.discovery import ENGINES, EngineEntry
 from evalution_core.plugins import PluginEntry
+from evalution_core.redaction import redact
 
 
 def main() -> None:

@@ -15,7 +15,8 @@ from typing import Any, cast
 
 from evalution.redaction import mask_text
 from evalution.results import RunResult, to_json
-from evalution_core import ConfigurationError, redact
+from evalution_core import ConfigurationError
+from evalution_core.redaction import redact
 
 _FROM_HERE_IN_DIGITS = 1000
 _LEAST_CHANCE_SHOWN = 0.0001

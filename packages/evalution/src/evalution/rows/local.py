@@ -14,12 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from evalution.user_input import parse_path, path_errors
-from evalution_core import (
-    ConfigurationError,
-    builtin_path,
-    did_you_mean,
-    nearest_name,
-)
+from evalution_core import ConfigurationError
+from evalution_core.builtins import builtin_path
+from evalution_core.plugins import did_you_mean, nearest_name
 
 BUILTIN = "builtin:"
 Data = str | os.PathLike[str] | Sequence[Mapping[str, Any]]

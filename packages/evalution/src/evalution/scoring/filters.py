@@ -16,10 +16,8 @@ from typing import Annotated, Any, Literal, Protocol, cast, runtime_checkable
 
 from pydantic import Field
 
-from evalution_core import (
-    ConfigurationError,
-    did_you_mean,
-)
+from evalution_core import ConfigurationError
+from evalution_core.plugins import did_you_mean
 
 
 @runtime_checkable

@@ -25,7 +25,8 @@ from evalution.suites.dataset import LocalQuestions
 from evalution.suites.prompted_suite import PromptedSuite, Template, parse_template
 from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import RequestKind, Sample
-from evalution_core import ConfigurationError, LoglikelihoodOutput, LoglikelihoodRequest, Message
+from evalution_core import ConfigurationError, LoglikelihoodOutput, LoglikelihoodRequest
+from evalution_core.requests import Message
 
 LEAST_CHOICES = 2
 

@@ -21,9 +21,9 @@ from evalution_core import (
     ConfigurationError,
     GenerationOutput,
     LoglikelihoodOutput,
-    Message,
     RollingLoglikelihoodOutput,
 )
+from evalution_core.requests import Message
 
 _YAML_HINT = "; for a brace of the text itself write {{ or }}"
 

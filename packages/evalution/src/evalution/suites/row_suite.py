@@ -22,12 +22,11 @@ from evalution_core import (
     GenerationRequest,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
-    Message,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
-    nearest_name,
 )
-from evalution_core.requests import Request
+from evalution_core.plugins import nearest_name
+from evalution_core.requests import Message, Request
 
 NATIVE = "native"
 _SPELLINGS = (NATIVE, "shuffle", "shuffle|<seed>", "length|asc", "length|desc")

@@ -22,12 +22,11 @@ from evalution_core import (
     ConfigurationError,
     GenerationOutput,
     LoglikelihoodOutput,
-    Message,
     RollingLoglikelihoodOutput,
-    redact,
 )
 from evalution_core.options import check_option_names, option_fields, option_problems
-from evalution_core.requests import Request
+from evalution_core.redaction import redact
+from evalution_core.requests import Message, Request
 
 _PARSE = "evalution.parse"
 _SHOW = "evalution.show"

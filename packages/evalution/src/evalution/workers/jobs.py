@@ -20,8 +20,8 @@ from evalution_core import (
     RequestFailure,
     TextDelta,
     UnsupportedRequestError,
-    raise_failures,
 )
+from evalution_core.errors import raise_failures
 
 _numbers = count()
 

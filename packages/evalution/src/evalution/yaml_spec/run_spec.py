@@ -24,17 +24,10 @@ from evalution.suites.discovery import load_suite
 from evalution.suites.suite import SuiteDeclaration
 from evalution.user_input import parse_path, path_errors
 from evalution.yaml_spec.yaml_file import EXAMPLES, as_mapping, declaration, read_yaml
-from evalution_core import (
-    BaseEngine,
-    ConfigurationError,
-    Model,
-    builtin_path,
-    did_you_mean,
-    load_engine,
-    nearest_name,
-)
+from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
+from evalution_core.builtins import builtin_path
 from evalution_core.options import option_fields
-from evalution_core.plugins import PluginRegistry
+from evalution_core.plugins import PluginRegistry, did_you_mean, nearest_name
 
 
 def _check_reader(found: object, what: str) -> BackendReader:
