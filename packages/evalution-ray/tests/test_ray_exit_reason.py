@@ -53,8 +53,8 @@ HEAD = "The actor died unexpectedly before finishing this task.\n\tpid: 4711\n\t
                 f"{HEAD}The actor is dead because its worker process has died. Worker exit type: "
                 "SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits"
             ),
-            "died: process 4711 on node 10.0.0.3 was killed, ran out of memory or crashed; Ray's "
-            "log on that node",
+            "died: process 4711 on node 10.0.0.3 was killed, ran out of memory or crashed; "
+            "see Ray's log on that node",
         ),
         (
             OutOfMemoryError(

@@ -51,14 +51,14 @@ def test_runtime_environment_is_taken_for_secret() -> None:
         ({"engine": Mock()}, "engine RayReplicas needs the option 'replicas'"),
         ({"engine": Mock(), "replicas": 0}, "workers must be an int of at least 1, got 0"),
         ({"engine": Mock(), "replicas": 1, "num_cpu": 1}, "did you mean 'num_cpus'"),
-        ({"engine": Mock(), "replicas": 1, "num_cpus": -1}, "'num_cpus'.* at least 0, got -1"),
+        ({"engine": Mock(), "replicas": 1, "num_cpus": -1}, "'num_cpus'.* at least 0.0, got -1"),
         (
             {"engine": Mock(), "replicas": 1, "num_cpus": math.nan},
-            "'num_cpus'.* at least 0, got nan",
+            "'num_cpus'.* finite number, got 'nan'",
         ),
         (
             {"engine": Mock(), "replicas": 1, "num_gpus": math.inf},
-            "'num_gpus'.* at least 0, got inf",
+            "'num_gpus'.* finite number, got 'inf'",
         ),
         ({"engine": Mock(), "replicas": 1, "num_gpus": 1.5}, "'num_gpus'.*share of one or a whole"),
         ({"engine": Mock(), "replicas": 1, "resources": {"big": math.inf}}, "got 'big': inf"),
