@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import shutil
 from pathlib import Path
@@ -22,6 +23,8 @@ pytest.importorskip("tinygrad", reason="tinygrad is not installed")
 gguf: Any = pytest.importorskip("gguf", reason="gguf is not installed")
 
 _MADE = TemporaryDirectory()
+# Not at the module's end: tests that run in parallel may return to it.
+atexit.register(_MADE.cleanup)
 _Q8_0 = builtin_path("builtin:tiny", "gguf-q8_0")
 
 _HF_NAMES = {
@@ -81,10 +84,6 @@ def _hf_name(name: str) -> str:
 _COMPILES_S = 240.0
 """For one check on a busy machine: each fresh session compiles again."""
 _UNTEMPLATED = Model(str(_untemplated(Path(_MADE.name))))
-
-
-def teardown_module() -> None:
-    _MADE.cleanup()
 
 
 class TestTinygradFloat32(EngineConformance):

@@ -1,7 +1,7 @@
 """The import of tinygrad and the versions that work.
 
-A module of its own because the others import tinygrad at their top: this one reports that it is
-missing.
+It is its own module because the others import tinygrad at their top, and this one reports that
+tinygrad is missing.
 """
 
 from __future__ import annotations
