@@ -9,7 +9,8 @@ import pytest
 from evalution.parity import Tolerance, check_parity
 from evalution.runs.preflight import EngineAndModel
 from evalution.yaml_spec.run_spec import load_spec
-from evalution_core import Model, available, load_engine
+from evalution_core import Model, load_engine
+from evalution_core.discovery import available
 
 QUICKSTART = "builtin:tiny/quickstart"
 ROWS = 12

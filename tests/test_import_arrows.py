@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from lint_imports import RUNNER_MODULES  # noqa: E402
 
 
 def lint(root: Path) -> subprocess.CompletedProcess[str]:
@@ -68,3 +72,22 @@ def test_any_other_arrow_is_broken(house: Path, package: str, text: str) -> None
     done = lint(house)
     assert done.returncode == 1
     assert f"{package}.planted ->" in done.stdout
+
+
+def test_bridge_may_import_only_documented_modules_of_the_runner(house: Path) -> None:
+    write(house, "evalution", "results.py", "")
+    write(house, "evalution", "inner.py", "")
+    write(house, "evalution_inspect", "__init__.py", "from evalution import results\n")
+    assert lint(house).returncode == 0
+    write(house, "evalution_inspect", "logs.py", "import evalution.inner\n")
+    done = lint(house)
+    assert done.returncode == 1
+    assert "evalution_inspect.logs -> evalution.inner" in done.stdout
+
+
+def test_readme_of_the_runner_lists_the_modules_for_bridges() -> None:
+    text = (ROOT / "packages" / "evalution" / "README.md").read_text(encoding="utf-8")
+    section = text.partition("## Modules for bridges")[2].partition("\n| extra |")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall(r"`([a-z_.]+)`", row)}
+    assert listed == set(RUNNER_MODULES)

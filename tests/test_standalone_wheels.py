@@ -50,7 +50,7 @@ def test_core_brings_pydantic_and_nothing_of_weight(
         "typing-extensions",
         "typing-inspection",
     }
-    listed = run(python, "import evalution_core; print(evalution_core.available())")
+    listed = run(python, "from evalution_core.discovery import available; print(available())")
     assert listed.strip() == "[]"
 
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -43,6 +44,12 @@ PROGRAMS = {
 OTHER_PYTHONS = {"3.12": ["packages"], "3.13": []}
 """Further versions of Python, and the tests that run on each; none named: all light ones."""
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
+
+
+def read_light() -> set[str]:
+    """Return the members that `uv run pytest` installs: the root's own dependencies."""
+    root = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return {name.partition("[")[0] for name in root["project"]["dependencies"]}
 
 
 def find_python(version: str = "") -> str:
@@ -97,7 +104,8 @@ def build_commands(environment: Environment) -> Iterator[list[str]]:
         yield [*administrator, *install, *missing]
     folder = environment.folder
     if not environment.requirements.is_file():
-        packages = [f"--package={member}" for member in environment.members]
+        names = ["evalution-workspace", *environment.members]  # the root, for its tools
+        packages = [f"--package={name}" for name in names]
         yield ["uv", "sync", "--quiet", *packages]
         return
     yield ["uv", "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)]
@@ -191,12 +199,12 @@ class Stages:
             text=True,
             errors="replace",
         )
-        assert process.stdout
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            if COUNTS.search(line) and re.search(r" in [\d.]+s", line):
-                summary = line
-        status = process.wait()
+        with process:
+            for line in process.stdout or ():
+                print(line, end="", flush=True)
+                if COUNTS.search(line) and re.search(r" in [\d.]+s", line):
+                    summary = line
+            status = process.wait()
         self.add(name, time.monotonic() - start, status == 0, summary)
         return status == 0
 
@@ -265,7 +273,7 @@ def run_all() -> int:
 
 def run_light(stages: Stages) -> None:
     """Run the README's two commands as they stand there, the static checks, and other Pythons."""
-    light = {"EVALUTION_REQUIRE": " ".join([*light_members(), "evalution-openai"])}
+    light = {"EVALUTION_REQUIRE": " ".join(sorted(read_light()))}
     quickstart = ["uv", "run", "evalution", "run", "docs/examples/quickstart.yaml"]
     stages.run("quickstart", quickstart, light)
     stages.run("light", ["uv", "run", "pytest"], light)

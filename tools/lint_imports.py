@@ -31,6 +31,32 @@ ARROWS = {
     "evalution_training": (CORE,),
 }
 
+# The runner's modules that other members may import; the table "Modules for bridges" in its README
+# says what each is for.
+RUNNER_MODULES = (
+    "evalution",
+    "evalution.cli.errors",
+    "evalution.engines",
+    "evalution.error_boundary",
+    "evalution.hints",
+    "evalution.redaction",
+    "evalution.replicas",
+    "evalution.report.figures",
+    "evalution.report.rendering",
+    "evalution.results",
+    "evalution.runs.preflight",
+    "evalution.runs.reader",
+    "evalution.samples",
+    "evalution.scoring.accumulators",
+    "evalution.scoring.metrics",
+    "evalution.suites",
+    "evalution.suites.suite",
+    "evalution.table",
+    "evalution.user_input",
+    "evalution.workers",
+    "evalution.yaml_spec.yaml_file",
+)
+
 # What a member must not import from outside, whether at module level or inside a function. The kit
 # gets transformers for its extra `hf` through `import_runtime`.
 RUNTIMES = ("numpy", "tokenizers", "torch", "transformers")
@@ -49,8 +75,22 @@ def source_folders(root: Path) -> dict[str, Path]:
     return {file.parent.name: file.parents[1] for file in sorted(found)}
 
 
-def configuration(members: list[str]) -> str:
-    """Return the import-linter configuration that holds `members` to their arrows."""
+def find_private_modules(package: Path, documented: tuple[str, ...]) -> list[str]:
+    """Return the modules of a package that aren't documented for others, in order of name."""
+    found: list[str] = []
+    for file in sorted(package.rglob("*.py")):
+        parts = file.relative_to(package.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if name not in documented and file.name != "__init__.py":
+            found.append(name)
+    return found
+
+
+def configuration(members: list[str], runner: Path | None = None) -> str:
+    """Return the import-linter configuration that holds `members` to their arrows.
+
+    With `runner`, the folder of its package, others may import its documented modules alone.
+    """
     lines = [
         "[importlinter]",
         "include_external_packages = True",
@@ -68,6 +108,18 @@ def configuration(members: list[str]) -> str:
             *_listed("ignore_imports", [*OPT_IN.get(member, ())]),
             "unmatched_ignore_imports_alerting = none",
         ]
+    if runner is not None:
+        private = find_private_modules(runner, RUNNER_MODULES)
+        for member in members:
+            if RUNNER in ARROWS.get(member, ()):
+                lines += [
+                    f"[importlinter:contract:{member}_modules]",
+                    f"name = {member} imports the runner's documented modules",
+                    "type = forbidden",
+                    f"source_modules = {member}",
+                    *_listed("forbidden_modules", private),
+                    "allow_indirect_imports = True",
+                ]
     return "\n".join(lines) + "\n"
 
 
@@ -84,7 +136,8 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path[:0] = [str(folder.resolve()) for folder in folders.values()]
     with tempfile.TemporaryDirectory() as temporary:
         config = Path(temporary) / "importlinter.ini"
-        config.write_text(configuration(list(folders)), encoding="utf-8")
+        runner = folders[RUNNER] / RUNNER if RUNNER in folders else None
+        config.write_text(configuration(list(folders), runner), encoding="utf-8")
         return lint_imports(config_filename=str(config), no_cache=True, no_logo=True)
 
 

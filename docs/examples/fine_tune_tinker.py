@@ -19,7 +19,7 @@ import tinker
 
 import evalution
 from evalution.report import write_report
-from evalution_core import builtin_path
+from evalution_core.builtins import builtin_path
 from evalution_enginekit import TokenizerFile
 from evalution_tinker import Tinker
 from evalution_training import PeriodicEvaluation, prepared

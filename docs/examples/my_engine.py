@@ -14,19 +14,24 @@ from evalution_core import (
     LoglikelihoodOutput,
     Model,
     RollingLoglikelihoodOutput,
+    SessionInfo,
 )
+
+CAPABILITIES = frozenset({Capability.GENERATE, Capability.LOGLIKELIHOOD, Capability.ROLLING})
 
 
 @dataclass(slots=True)
 class MyEngine(BaseEngine):
     smoothing: float = 0.01
-    capabilities = frozenset({Capability.GENERATE, Capability.LOGLIKELIHOOD, Capability.ROLLING})
+    capabilities = CAPABILITIES
 
     def build(self, model: Model) -> BaseInferenceSession:
         return MySession(Path(model.path).read_bytes(), self.smoothing)
 
 
 class MySession(BaseInferenceSession):
+    info = SessionInfo(CAPABILITIES)
+
     def __init__(self, text, smoothing):
         self.pairs, self.firsts, self.smoothing = Counter(pairwise(text)), Counter(text), smoothing
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from evalution_core import BaseEngine, Capability, ConfigurationError, Model, speed_only
 from evalution_enginekit import (
     ByteTokenizer,
+    PromptQueue,
     TokenEvent,
-    TokenFeed,
     Tokenizer,
     TokenPrompt,
     TokenScore,
     TokenSession,
     TokenSpan,
-    bound_tokenizer,
+    bind_tokenizer,
 )
 
 CAPABILITIES = frozenset(
@@ -49,7 +49,7 @@ class TokenEngine(BaseEngine):
         file = Path(model.path or "")
         if not file.is_file():
             raise ConfigurationError(f"TokenEngine counts a text file; {model.path!r} is none")
-        tokenizer = bound_tokenizer(model, ByteTokenizer())
+        tokenizer = bind_tokenizer(model, ByteTokenizer())
         return PairSession(file.read_text("utf-8"), tokenizer, self.smoothing, self.batch_size)
 
 
@@ -73,7 +73,7 @@ class PairSession(TokenSession):
             row = [math.log((pairs[first, i] + unseen[i]) / total) for i in vocabulary]
             self._rows.append(row)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         running: dict[int, tuple[TokenPrompt, int, int]] = {}
         while True:
             for key in feed.cancelled():

@@ -1,8 +1,8 @@
 """Print how generation by evalution-transformers compares with upstream's own, on a random Llama.
 
 Run it in the environment torch of tools/envs; on the CPU, or on a CUDA device where one is there or
-`--device cuda` is said. Ours is measured twice: with upstream's manager, and with our own
-forward passes. The peers are `generate_batch`, upstream's continuous batching, with as large a cache, and
+`--device cuda` is said. Ours is measured twice: with upstream's manager, and with our own forward
+passes. The peers are `generate_batch`, upstream's continuous batching, with as large a cache, and
 `generate` in batches; each at the fastest of its settings. All get the same ids, and make as many
 tokens of each prompt as its budget says, whatever they are. `generate_batch` has one budget for all
 prompts: where they differ, what it does is done with one for each.

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from evalution_core import LoglikelihoodRequest, Model, builtin_path
+from evalution_core import LoglikelihoodRequest, Model
+from evalution_core.builtins import builtin_path
 from evalution_core.encoding import encode_pair
 from evalution_enginekit import TokenSpan, plan_scoring
 from evalution_enginekit.sampling import token_logprobs

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evalution_core import ConfigurationError, builtin_path
+from evalution_core import ConfigurationError
+from evalution_core.builtins import builtin_path
 
 MODULE = """
 from pathlib import Path

@@ -17,11 +17,11 @@ from evalution_core import (
     EngineUnavailableError,
     Model,
     UnknownEngineError,
-    available,
     discovery,
     load_engine,
     register_engine,
 )
+from evalution_core.discovery import available
 
 ENGINE = """
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from evalution_core import (
-    CONTRACT_VERSION,
-    GUIDE_CAPABILITIES,
     BaseEngine,
     BaseInferenceSession,
     Capability,
@@ -20,6 +18,8 @@ from evalution_core import (
     Model,
     UnsupportedRequestError,
 )
+from evalution_core.capabilities import GUIDE_CAPABILITIES
+from evalution_core.engine import CONTRACT_VERSION
 
 
 @dataclass(slots=True)

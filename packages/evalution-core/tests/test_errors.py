@@ -14,12 +14,11 @@ from evalution_core import (
     EngineUnavailableError,
     EvalutionError,
     InvalidRequestError,
-    RemoteCause,
     SessionClosedError,
     UnknownEngineError,
     UnsupportedRequestError,
-    raise_failures,
 )
+from evalution_core.errors import RemoteCause, raise_failures
 
 BASES: dict[type[EvalutionError], tuple[type[BaseException], ...]] = {
     EvalutionError: (Exception,),

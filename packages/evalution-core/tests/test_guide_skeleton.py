@@ -12,13 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from evalution_core import (
-    GUIDE_CAPABILITIES,
-    BaseInferenceSession,
-    ConfigurationError,
-    Model,
-    load_engine,
-)
+from evalution_core import BaseInferenceSession, ConfigurationError, Model, load_engine
+from evalution_core.capabilities import GUIDE_CAPABILITIES
 
 SKELETON = Path(__file__).parent / "data" / "guide_skeleton.py"
 

@@ -14,10 +14,10 @@ from evalution_core import (
     BaseInferenceSession,
     ConfigurationError,
     Model,
-    numeric_options,
     secret,
     speed_only,
 )
+from evalution_core.options import numeric_options
 
 
 class Buildable(BaseEngine):

@@ -290,3 +290,15 @@ def test_engine_that_is_no_dataclass_has_a_representation() -> None:
             raise NotImplementedError
 
     assert "Plain object at" in repr(object.__new__(Plain))
+
+
+def test_key_in_a_named_environment_variable_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Hosted:
+        api_key_env: str | None = "ACME_KEY"
+
+    assert find_secrets(Hosted()) == frozenset()
+    monkeypatch.setenv("ACME_KEY", "planted-in-the-environment")
+    assert find_secrets(Hosted()) == {"planted-in-the-environment"}
+    assert find_secrets({"api_key_env": "ACME_KEY"}) == {"planted-in-the-environment"}
+    assert find_secrets({"path_env": "ACME_KEY"}) == frozenset()

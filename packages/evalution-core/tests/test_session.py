@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution_core import (
-    GUIDE_CAPABILITIES,
     BaseInferenceSession,
     Capability,
     CheckResult,
@@ -27,8 +26,9 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     SessionInfo,
     UnsupportedRequestError,
-    raise_failures,
 )
+from evalution_core.capabilities import GUIDE_CAPABILITIES
+from evalution_core.errors import raise_failures
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ import pytest
 from evalution_core import Capability, EvalutionError
 from evalution_enginekit import (
     ByteTokenizer,
+    PromptQueue,
     TokenEvent,
-    TokenFeed,
     TokenizerFile,
     TokenPrompt,
     TokenScore,
@@ -59,7 +59,7 @@ class Echo(TokenSession):
         self.chunks: list[list[TokenSpan]] = []
         self.released = 0
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         running: dict[int, Iterator[tuple[TokenEvent, bool]]] = {}
         while True:
             for key in feed.cancelled():

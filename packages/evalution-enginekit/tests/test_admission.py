@@ -17,9 +17,9 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_enginekit.validation import Admission, check_batch_size
+from evalution_enginekit.request_encoding import RequestValidator, parse_batch_size
 
-ALL = Admission("Toy", frozenset(Capability))
+ALL = RequestValidator("Toy", frozenset(Capability))
 USER = {"role": "user", "content": "hi"}
 
 
@@ -147,7 +147,7 @@ def test_a_wrong_rolling_request_is_refused(
     ],
 )
 def test_what_is_not_declared_is_unsupported(capability: Capability, request_: Any) -> None:
-    def check(admission: Admission) -> None:
+    def check(admission: RequestValidator) -> None:
         if isinstance(request_, GenerationRequest):
             admission.generation(request_)
         elif isinstance(request_, LoglikelihoodRequest):
@@ -160,12 +160,12 @@ def test_what_is_not_declared_is_unsupported(capability: Capability, request_: A
         UnsupportedRequestError,
         match=rf"engine Toy can't do .*: it lacks the capability '{capability}' \(declares: ",
     ):
-        check(Admission("Toy", frozenset(Capability) - {capability}))
+        check(RequestValidator("Toy", frozenset(Capability) - {capability}))
 
 
 def test_a_seed_that_greedy_decoding_ignores_needs_no_capability() -> None:
     greedy_only = frozenset({Capability.GENERATE})
-    Admission("Toy", greedy_only).generation(GenerationRequest("p", seed=1, temperature=0.7))
+    RequestValidator("Toy", greedy_only).generation(GenerationRequest("p", seed=1, temperature=0.7))
 
 
 TEXTS = st.text(max_size=5)
@@ -223,7 +223,7 @@ def test_list_calls_name_every_bad_request() -> None:
     with pytest.raises(InvalidRequestError, match=r"^5 of 6 requests refused.* and 2 more$") as e:
         ALL.check_all(ALL.generation, requests)
     assert list(e.value.failures) == [1, 2, 3, 4, 5]
-    few = Admission("Toy", frozenset({Capability.GENERATE}))
+    few = RequestValidator("Toy", frozenset({Capability.GENERATE}))
     with pytest.raises(UnsupportedRequestError) as unsupported:
         few.check_all(few.generation, [GenerationRequest("p", num_beams=2)])
     assert list(unsupported.value.failures) == [0]
@@ -235,6 +235,7 @@ def test_list_calls_name_every_bad_request() -> None:
 @pytest.mark.parametrize("batch_size", [0, -1, True, 1.0, "8"])
 def test_a_batch_size_is_a_positive_int(batch_size: object) -> None:
     with pytest.raises(InvalidRequestError, match="batch_size must be an int >= 1, got"):
-        check_batch_size(batch_size)
-    check_batch_size(None)
-    check_batch_size(1)
+        parse_batch_size(batch_size)
+    assert parse_batch_size(None) is None
+    assert parse_batch_size("auto") is None
+    assert parse_batch_size(1) == 1

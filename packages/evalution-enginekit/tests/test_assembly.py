@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution_core import EngineRuntimeError, GenerationOutput, GenerationRequest
-from evalution_enginekit import ByteTokenizer, CompletionPiece, RequestPrompt
-from evalution_enginekit.assembly import Assembly
+from evalution_enginekit import ByteTokenizer, CompletionChunk, RequestPrompt
+from evalution_enginekit.completion import OutputAssembler
 
 TEXTS = st.text(alphabet="ab c\n", max_size=30)
 
 
 def assembled(
-    pieces: list[CompletionPiece], *, tokenizer: bool = False, **request: object
+    pieces: list[CompletionChunk], *, tokenizer: bool = False, **request: object
 ) -> tuple[GenerationOutput, str, list[int]]:
     """The output, and the text and ids of the deltas before it."""
     asked = GenerationRequest("prompt", **request)  # pyright: ignore[reportArgumentType]
     prompt = RequestPrompt(asked, "prompt", stop_ids=ByteTokenizer().eos_ids)
-    assembly = Assembly(prompt, ByteTokenizer() if tokenizer else None)
+    assembly = OutputAssembler(prompt, ByteTokenizer() if tokenizer else None)
     text, ids = "", list[int]()
     for piece in pieces:
         if (delta := assembly.take(piece)) is not None:
@@ -32,13 +32,13 @@ def assembled(
     return assembly.output(), text, ids
 
 
-def text_pieces(text: str, cuts: list[int], finish: str = "length") -> list[CompletionPiece]:
+def text_pieces(text: str, cuts: list[int], finish: str = "length") -> list[CompletionChunk]:
     borders = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     pieces = [
-        CompletionPiece(text[a:b], token_ids=[ord(c) for c in text[a:b]])
+        CompletionChunk(text[a:b], token_ids=[ord(c) for c in text[a:b]])
         for a, b in pairwise(borders)
     ]
-    return [*pieces, CompletionPiece("", [], finish=finish)]  # pyright: ignore[reportArgumentType]
+    return [*pieces, CompletionChunk("", [], finish=finish)]  # pyright: ignore[reportArgumentType]
 
 
 @given(
@@ -59,9 +59,9 @@ def test_text_is_cut_as_a_whole_text_is(text: str, cuts: list[int], stops: list[
 
 @given(TEXTS, st.lists(st.text("ab c", min_size=1), max_size=3))
 def test_ids_read_as_their_text_does(text: str, stops: list[str]) -> None:
-    pieces = [CompletionPiece(token_ids=[i]) for i in ByteTokenizer().encode(text)]
+    pieces = [CompletionChunk(token_ids=[i]) for i in ByteTokenizer().encode(text)]
     by_ids, told, ids = assembled(
-        [*pieces, CompletionPiece(token_ids=[], finish="length")], tokenizer=True, stop=stops
+        [*pieces, CompletionChunk(token_ids=[], finish="length")], tokenizer=True, stop=stops
     )
     by_text, _, _ = assembled(text_pieces(text, list(range(len(text)))), stop=stops)
     assert (by_ids.text, by_ids.finish_reason) == (by_text.text, by_text.finish_reason)
@@ -71,19 +71,19 @@ def test_ids_read_as_their_text_does(text: str, stops: list[str]) -> None:
 
 def test_a_completion_that_breaks_off_is_no_answer() -> None:
     with pytest.raises(EngineRuntimeError, match="broke off before it was finished"):
-        assembled([CompletionPiece("half an ans")])
+        assembled([CompletionChunk("half an ans")])
 
 
 def test_ids_without_text_need_a_tokenizer() -> None:
     with pytest.raises(EngineRuntimeError, match="no tokenizer"):
-        assembled([CompletionPiece(token_ids=[1], finish="stop")])
+        assembled([CompletionChunk(token_ids=[1], finish="stop")])
 
 
 def test_counts_may_come_after_the_end() -> None:
     output, _, _ = assembled(
         [
-            CompletionPiece("yes", [7], finish="stop", runtime={"finish_reason": "eos"}),
-            CompletionPiece(prompt_tokens=3, completion_tokens=2, runtime={"cached_tokens": 1}),
+            CompletionChunk("yes", [7], finish="stop", runtime={"finish_reason": "eos"}),
+            CompletionChunk(prompt_tokens=3, completion_tokens=2, runtime={"cached_tokens": 1}),
         ]
     )
     assert (output.prompt_tokens, output.completion_tokens) == (3, 2)
@@ -91,29 +91,29 @@ def test_counts_may_come_after_the_end() -> None:
 
 
 def test_a_cut_here_makes_the_count_unknown() -> None:
-    output, _, _ = assembled([CompletionPiece("yes and no", completion_tokens=9)], stop=[" and"])
+    output, _, _ = assembled([CompletionChunk("yes and no", completion_tokens=9)], stop=[" and"])
     assert (output.text, output.finish_reason, output.completion_tokens) == ("yes", "stop", None)
     assert output.token_ids is None
 
 
 def test_ids_of_a_piece_that_a_stop_cuts_through_are_not_told() -> None:
-    pieces = [CompletionPiece("ab", [1, 2]), CompletionPiece("cd", [3, 4], finish="length")]
+    pieces = [CompletionChunk("ab", [1, 2]), CompletionChunk("cd", [3, 4], finish="length")]
     assert assembled(pieces, stop=["bc"])[0].token_ids is None
-    single = [CompletionPiece("ab", [1]), CompletionPiece("cd", [2], finish="length")]
+    single = [CompletionChunk("ab", [1]), CompletionChunk("cd", [2], finish="length")]
     assert assembled(single, stop=["bc"])[0].token_ids == [1]
 
 
 def test_logprobs_are_told_only_beside_ids() -> None:
-    known = CompletionPiece("a", [97], [-0.5], [{97: -0.5}], finish="stop")
+    known = CompletionChunk("a", [97], [-0.5], [{97: -0.5}], finish="stop")
     assert assembled([known], logprobs=1)[0].token_logprobs == [-0.5]
-    unknown = CompletionPiece("a", None, [-0.5], finish="stop")
+    unknown = CompletionChunk("a", None, [-0.5], finish="stop")
     assert assembled([unknown], logprobs=1)[0].token_logprobs is None
 
 
 def test_messages_that_the_runtime_rendered_are_told_as_json() -> None:
     request = GenerationRequest(messages=[{"role": "user", "content": "é?"}])
-    assembly = Assembly(RequestPrompt(request), None)
-    assembly.take(CompletionPiece("yes", finish="stop"))
+    assembly = OutputAssembler(RequestPrompt(request), None)
+    assembly.take(CompletionChunk("yes", finish="stop"))
     assert assembly.output().prompt == '[{"role": "user", "content": "é?"}]'
-    assembly.take(CompletionPiece(prompt="<user>é?"))
+    assembly.take(CompletionChunk(prompt="<user>é?"))
     assert assembly.output().prompt == "<user>é?"

@@ -431,9 +431,9 @@ def test_scores_are_those_of_the_list_calls(session: MockSession, front: AsyncSe
         scores = asyncio.gather(*map(front.score, pairs))
         return await scores, await front.answer(texts)
 
-    scores, rolled = run(work())
+    scores, make_rolling_outputs = run(work())
     assert list(scores) == session.loglikelihood(pairs)
-    assert rolled == session.loglikelihood_rolling(texts)
+    assert make_rolling_outputs == session.loglikelihood_rolling(texts)
 
 
 def test_one_caller_gets_its_failures_as_values_and_in_order(front: AsyncSession) -> None:

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution_core import (
-    CancellableStream,
     Capability,
     GenerationRequest,
     InvalidRequestError,
     LoglikelihoodRequest,
     RequestFailure,
+    RequestStream,
 )
-from evalution_enginekit.request_loop import RequestJob, RequestLoop, Tell
+from evalution_enginekit.runtime_thread import Emit, RequestJob, RequestLoop
 from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
 
 WAIT_S = 20
@@ -257,7 +257,7 @@ def test_a_session_drops_a_cancelled_request_and_goes_on(
     session.before_step = before_step
     requests = [("long", ask("abc", ignore_eos=True)), ("short", ask("abcdef"))]
     results = getattr(session, call)(requests)
-    assert isinstance(cast(object, results), CancellableStream)
+    assert isinstance(cast(object, results), RequestStream)
     with ThreadPoolExecutor(1) as reader:
         reading = reader.submit(lambda: [key for key, _ in results])
         assert is_running.wait(WAIT_S)
@@ -312,7 +312,7 @@ class Held:
         self._gates: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Event]] = {}
 
     def job(self, name: str) -> RequestJob:
-        async def serve(_: Tell) -> str:
+        async def serve(_: Emit) -> str:
             self._gates[name] = asyncio.get_running_loop(), asyncio.Event()
             self.began.release()
             try:
@@ -359,7 +359,7 @@ def test_a_request_loop_aborts_a_cancelled_request_and_refills_its_slot(loop: Re
 def test_an_error_out_of_a_cancelled_request_is_nobodys(loop: RequestLoop) -> None:
     began = threading.Event()
 
-    async def serve(_: Tell) -> str:
+    async def serve(_: Emit) -> str:
         began.set()
         try:
             return await asyncio.get_running_loop().create_future()

@@ -12,7 +12,7 @@ import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, InvalidRequestError, Model
 from evalution_enginekit import ChatTemplate
-from evalution_enginekit.chat import bound_template
+from evalution_enginekit.chat import bind_template
 
 USER = {"role": "user", "content": "hi"}
 THINKS = (
@@ -190,9 +190,9 @@ def test_a_broken_template_takes_no_variables() -> None:
 
 
 def test_a_model_without_a_template_takes_no_variables() -> None:
-    assert bound_template(Model("m"), None) is None
+    assert bind_template(Model("m"), None) is None
     with pytest.raises(ConfigurationError) as caught:
-        bound_template(Model("m", chat_template_kwargs={"a": 1, "b": 2}), None)
+        bind_template(Model("m", chat_template_kwargs={"a": 1, "b": 2}), None)
     assert str(caught.value) == (
         "model.chat_template_kwargs sets a, b, and this model has no chat template that could read "
         "it; leave it out, or set tokenizer_path to the tokenizer of the matching chat model"
@@ -218,7 +218,7 @@ def test_a_variable_is_plain(name: Any, value: Any, got: str) -> None:
         "as text"
     )
     with pytest.raises(ConfigurationError) as caught:
-        bound_template(Model("m", chat_template_kwargs={1: "x"}), None)  # pyright: ignore[reportArgumentType]
+        bind_template(Model("m", chat_template_kwargs={1: "x"}), None)  # pyright: ignore[reportArgumentType]
     assert str(caught.value) == (
         "a name in model.chat_template_kwargs must be text, got 1; quote it"
     )

@@ -14,10 +14,10 @@ from evalution_core import (
     LoglikelihoodRequest,
     RequestFailure,
 )
-from evalution_enginekit.completion import CompletionPiece, RequestPrompt
+from evalution_enginekit.completion import CompletionChunk, RequestPrompt
 from evalution_enginekit.mock import MockSession
-from evalution_enginekit.request_loop import RequestLoop
 from evalution_enginekit.request_session import RequestSession
+from evalution_enginekit.runtime_thread import RequestLoop
 from evalution_enginekit.tokenizer import ByteTokenizer
 
 REQUESTS = [
@@ -36,12 +36,12 @@ class Fragile(ByteTokenizer):
 class FragileSession(MockSession):
     def __init__(self) -> None:
         super().__init__("a", 64, 2)
-        self._preparation._tokenizer = Fragile()
+        self._encoder._tokenizer = Fragile()
 
 
 class HostedFragileSession(RequestSession):
-    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionPiece]:
-        yield CompletionPiece(token_ids=[97], finish="stop")
+    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionChunk]:
+        yield CompletionChunk(token_ids=[97], finish="stop")
 
     def identity(self) -> dict[str, object]:
         return {}

@@ -21,7 +21,7 @@ from evalution_core import (
     TextDelta,
     UnsupportedRequestError,
 )
-from evalution_enginekit import TokenEvent, TokenFeed
+from evalution_enginekit import PromptQueue, TokenEvent
 
 WAIT_S = 20
 Echoes = Callable[..., Any]
@@ -216,7 +216,7 @@ def test_an_engine_that_fails_before_it_takes_a_prompt_ends_those_who_wait(
     echo_class: Any, aside: ThreadPoolExecutor
 ) -> None:
     class NeverStarts(echo_class):
-        def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+        def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
             raise OSError("no device")
 
     session = NeverStarts()
@@ -228,7 +228,7 @@ def test_an_engine_that_fails_before_it_takes_a_prompt_ends_those_who_wait(
 
 def test_a_malformed_event_is_a_failure_of_the_runtime(echo_class: Any) -> None:
     class Unspellable(echo_class):
-        def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+        def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
             yield [TokenEvent(prompt.key, [10**6]) for prompt in feed.take(1)]
 
     with Unspellable() as session, pytest.raises(EngineRuntimeError, match="IndexError"):
@@ -249,12 +249,12 @@ def test_a_list_call_names_its_lost_requests_by_index(echo: Echoes) -> None:
 
 
 class _NeverAsks:
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         return iter(())
 
 
 class _GivesUp:
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         yield [TokenEvent(prompt.key, [97]) for prompt in feed.take(8)]
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalution_core import ConfigurationError, Model, builtin_path
+from evalution_core import ConfigurationError, Model
+from evalution_core.builtins import builtin_path
 from evalution_enginekit.gguf.file import read_gguf
 from evalution_enginekit.gguf.source import find_gguf, list_parts, read_model_file
 

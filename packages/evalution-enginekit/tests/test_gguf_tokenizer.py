@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalution_core import ConfigurationError, Model, builtin_path
+from evalution_core import ConfigurationError, Model
+from evalution_core.builtins import builtin_path
 from evalution_enginekit import ByteTokenizer, TokenizerFile
 from evalution_enginekit.gguf.file import GGUFFile, read_gguf
 from evalution_enginekit.gguf.tokenizer import (

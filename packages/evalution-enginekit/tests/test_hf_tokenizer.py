@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, Model, builtin_path
+from evalution_core import ConfigurationError, Model
+from evalution_core.builtins import builtin_path
 from evalution_enginekit import TokenizerFile, load_tokenizer
-from evalution_enginekit.tokenizer_files import HFTokenizer, checkpoint_tokenizer
+from evalution_enginekit.tokenizer import HFTokenizer, checkpoint_tokenizer
 
 pytest.importorskip("transformers", reason="needs the environment torch of tools/envs")
 pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("default")]

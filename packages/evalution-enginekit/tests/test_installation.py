@@ -9,7 +9,7 @@ import pytest
 
 from evalution_core import EngineUnavailableError
 from evalution_enginekit.runtime import (
-    described_distribution,
+    describe_distribution,
     linux_install_hint,
     require_distribution,
     require_linux,
@@ -52,8 +52,8 @@ def test_elsewhere_other_engines_are_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_first_installed_distribution_is_described() -> None:
     known = f"pytest {version('pytest')}"
-    assert described_distribution(MISSING, "pytest") == known
-    assert described_distribution(MISSING, "another-one") == MISSING
+    assert describe_distribution(MISSING, "pytest") == known
+    assert describe_distribution(MISSING, "another-one") == MISSING
     require_distribution(MISSING, "pytest", install="pip install acme")
     with pytest.raises(EngineUnavailableError, match="nobody-has or x-y-z is not installed; pip"):
         require_distribution(MISSING, "x-y-z", install="pip install acme")

@@ -10,7 +10,7 @@ import pytest
 from evalution_core import Capability, SessionInfo
 from evalution_enginekit import (
     ByteTokenizer,
-    CompletionPiece,
+    CompletionChunk,
     RequestLoop,
     RequestPrompt,
     RequestSession,
@@ -18,8 +18,8 @@ from evalution_enginekit import (
 
 
 class Silent(RequestSession):
-    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionPiece]:
-        yield CompletionPiece("", finish="length")
+    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionChunk]:
+        yield CompletionChunk("", finish="length")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
-from evalution_enginekit.planning import SpanScores, grouped_order
+from evalution_enginekit.planning import SpanScores, order_by_prefix
 
 
 @st.composite
@@ -66,7 +66,7 @@ def test_choices_of_one_question_share_the_question_and_one_row() -> None:
 @settings(deadline=None, max_examples=200)
 @given(SPANS)
 def test_the_grouped_order_keeps_every_shared_prefix_together(spans: list[TokenSpan]) -> None:
-    order = grouped_order(spans)
+    order = order_by_prefix(spans)
     assert sorted(order) == list(range(len(spans)))
     fed = [tuple(spans[index].fed) for index in order]
     for prefix in {run[:end] for run in fed for end in range(1, len(run) + 1)}:

@@ -131,10 +131,10 @@ def test_a_runtime_that_never_scored_has_no_control(echo: Echoes) -> None:
 def test_an_error_in_place_of_the_controls_score_is_no_score(echo: Echoes) -> None:
     session = echo()
     session.check()
-    control = session._scoring._liveness.control
+    canary = session._scoring._liveness.canary
 
     def failing(span: TokenSpan) -> Any:
-        if span == control:
+        if span == canary:
             return EngineRuntimeError("no score")
         raise OSError("worker died")
 
@@ -148,11 +148,11 @@ def test_a_stream_that_is_closed_in_a_trial_is_let_go(
 ) -> None:
     session = echo()
     session.check()
-    control, on_trial = session._scoring._liveness.control, threading.Event()
+    canary, on_trial = session._scoring._liveness.canary, threading.Event()
     good = session.score
 
     def failing(span: TokenSpan) -> Any:
-        if span != control:
+        if span != canary:
             raise OSError("worker died")
         on_trial.set()
         assert gate.wait(WAIT_S)
@@ -231,7 +231,7 @@ def test_what_fails_a_step_with_its_neighbours_is_found(toys: Any, form: str) ->
         pairs = questions([2, 3], choices=10)
         results = dict(session.loglikelihood_continuous(pairs))
         assert failed_rows(results) == {2, 3}
-        assert not session.loop.in_flight
+        assert not session._loop.in_flight
 
 
 @pytest.mark.parametrize("form", ["Stepping", "Async", "Batches"])
@@ -253,7 +253,7 @@ def test_a_dead_serving_runtime_ends_a_stream_of_scores(toys: Any, form: str) ->
         with pytest.raises(EngineRuntimeError, match="the core is gone") as raised:
             list(stream)
         assert raised.value.in_flight
-        assert runtime.calls <= 12
+        assert runtime.calls <= 16
 
 
 class Noted:

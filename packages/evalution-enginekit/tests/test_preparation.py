@@ -20,8 +20,7 @@ from evalution_core import (
 )
 from evalution_enginekit import ByteTokenizer, TokenSpan
 from evalution_enginekit.chat import ChatTemplate
-from evalution_enginekit.request_encoding import Preparation, or_failure
-from evalution_enginekit.validation import Admission
+from evalution_enginekit.request_encoding import RequestEncoder, RequestValidator, catch_failure
 
 BOS, EOS, USER, ASSISTANT = 256, 257, 258, 259
 CHAT = [{"role": "user", "content": "hi"}]
@@ -29,9 +28,9 @@ CHAT = [{"role": "user", "content": "hi"}]
 
 def prepared(
     max_model_len: int = 32, model_vocabulary: int | None = None, **options: Any
-) -> Preparation:
-    admission = Admission("Toy", frozenset(Capability))
-    return Preparation(admission, ByteTokenizer(**options), max_model_len, model_vocabulary)
+) -> RequestEncoder:
+    admission = RequestValidator("Toy", frozenset(Capability))
+    return RequestEncoder(admission, ByteTokenizer(**options), max_model_len, model_vocabulary)
 
 
 def ask(prompt: str | None = None, **options: Any) -> GenerationRequest:
@@ -67,7 +66,7 @@ def test_the_first_form_given_is_encoded_with_one_bos(
 def test_an_empty_prompt_without_bos_and_eos_is_refused() -> None:
     tokenizer = ByteTokenizer(adds_bos=False)
     tokenizer.bos_id = tokenizer.eos_id = None
-    preparation = Preparation(Admission("Toy", frozenset(Capability)), tokenizer, 32)
+    preparation = RequestEncoder(RequestValidator("Toy", frozenset(Capability)), tokenizer, 32)
     with pytest.raises(InvalidRequestError, match="an empty context needs a BOS or EOS token"):
         preparation.generation(ask(""))
 
@@ -180,7 +179,7 @@ def test_an_answer_behind_an_open_thought_is_refused() -> None:
             super().__init__()
             self.chat_template = ChatTemplate("{{ messages[0].content }}<think> ")
 
-    preparation = Preparation(Admission("Toy", frozenset(Capability)), Thinking(), 64)
+    preparation = RequestEncoder(RequestValidator("Toy", frozenset(Capability)), Thinking(), 64)
     with pytest.raises(InvalidRequestError, match=r"ends the prompt with <think>, so an answer"):
         preparation.loglikelihood(LoglikelihoodRequest("", "B", messages=CHAT))
     whole = LoglikelihoodRequest("", "so</think>B", messages=CHAT)
@@ -195,13 +194,13 @@ def test_given_context_ids_win_over_messages() -> None:
 
 def test_a_failure_keeps_the_requests_metadata() -> None:
     failures = [
-        or_failure(prepared().generation)(GenerationRequest(metadata={"row": 1})),
-        or_failure(prepared().loglikelihood)(LoglikelihoodRequest("a", "", metadata={"row": 1})),
+        catch_failure(prepared().generation)(GenerationRequest(metadata={"row": 1})),
+        catch_failure(prepared().loglikelihood)(LoglikelihoodRequest("a", "", metadata={"row": 1})),
     ]
     for failure in failures:
         assert isinstance(failure, RequestFailure)
         assert failure.metadata == {"row": 1}
-    odd = or_failure(prepared().generation)("not a request")
+    odd = catch_failure(prepared().generation)("not a request")
     assert isinstance(odd, RequestFailure)
     assert odd.metadata == {}
 

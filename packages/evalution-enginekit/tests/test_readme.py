@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import evalution_enginekit
 
 README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+
+
+KIT = "evalution_enginekit."
 
 
 def test_the_engine_runs_as_written(tmp_path: Path) -> None:
@@ -28,20 +33,45 @@ def test_the_names_in_its_table_are_public() -> None:
     assert named <= set(evalution_enginekit.__all__)
 
 
-def test_the_modules_that_other_packages_import_are_listed() -> None:
-    kit = Path(evalution_enginekit.__file__).parent
-    listed = names_between("| module | for |", "The rule that turns") - {"Model", "Mock"}
-    assert listed <= {module.stem for module in kit.iterdir()}
-    imported = {
-        name
-        for file in (Path(__file__).parents[2]).glob("*/src/**/*.py")
-        if "evalution-enginekit" not in file.parts
-        for name in re.findall(
-            r"from evalution_enginekit\.(\w+)[\w.]* import", file.read_text("utf-8")
-        )
-    }
+ROW = re.compile(r"^\| `([\w.]+)` \| (.+) \|$", re.MULTILINE)
+REPOSITORY = Path(__file__).parents[3]
+
+
+def read_surface() -> dict[str, set[str]]:
+    """Return the public names of each module as the README has them."""
+    begin = README.index("| module | names |")
+    rows = ROW.findall(README[begin : README.index("\n\n", begin)])
+    return {module: set(re.findall(r"`(\w+)`", names)) for module, names in rows}
+
+
+def read_imports() -> dict[str, set[str]]:
+    """Return the names that other packages and the tools import from each module of the kit."""
+    found: dict[str, set[str]] = {}
+    for file in (*REPOSITORY.glob("packages/*/src/**/*.py"), *REPOSITORY.glob("tools/**/*.py")):
+        if "evalution-enginekit" in file.parts:
+            continue
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(KIT):
+                module = (node.module or "").removeprefix(KIT)
+                found.setdefault(module, set()).update(alias.name for alias in node.names)
+    return found
+
+
+def test_names_that_other_packages_import_are_listed() -> None:
+    surface, imported = read_surface(), read_imports()
     assert len(imported) > 10
-    assert imported <= listed
+    unlisted = {
+        f"{module}.{name}"
+        for module, names in imported.items()
+        for name in names - surface.get(module, set())
+    }
+    assert sorted(unlisted) == []
+
+
+def test_names_that_are_listed_exist() -> None:
+    for module, names in read_surface().items():
+        missing = [name for name in names if not hasattr(import_module(KIT + module), name)]
+        assert (module, missing) == (module, [])
 
 
 def names_between(begin: str, end: str) -> set[str]:

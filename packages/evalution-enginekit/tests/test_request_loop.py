@@ -16,7 +16,7 @@ from evalution_core import (
     SessionClosedError,
     TextDelta,
 )
-from evalution_enginekit.request_loop import RequestJob, RequestLoop, Tell
+from evalution_enginekit.runtime_thread import Emit, RequestJob, RequestLoop
 from evalution_enginekit.streams import StreamLimits
 
 WAIT_S = 10.0
@@ -34,7 +34,7 @@ class Server:
         self._changed = threading.Condition()
 
     def job(self, name: str) -> RequestJob:
-        async def serve(_: Tell) -> str:
+        async def serve(_: Emit) -> str:
             gate = asyncio.Event()
             with self._changed:
                 self.began.append(name)
@@ -74,14 +74,14 @@ async def _nothing() -> None:
 
 
 def failing(error: BaseException) -> RequestJob:
-    async def serve(_: Tell) -> Any:
+    async def serve(_: Emit) -> Any:
         raise error
 
     return RequestJob(serve, {})
 
 
 def immediate(value: Any) -> RequestJob:
-    async def serve(_: Tell) -> Any:
+    async def serve(_: Emit) -> Any:
         return value
 
     return RequestJob(serve, {})
@@ -141,7 +141,7 @@ def test_what_lets_go_slowly_is_not_broken_into(loop: RequestLoop) -> None:
     begun, leaving, let_go = threading.Event(), threading.Event(), threading.Event()
     go_on = threading.Event()
 
-    async def serve(_: Tell) -> None:
+    async def serve(_: Emit) -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -222,7 +222,7 @@ def test_successes_between_failures_keep_the_stream(loop: RequestLoop) -> None:
 
 
 def test_unread_deltas_of_a_request_are_joined(loop: RequestLoop) -> None:
-    async def serve(tell: Tell) -> str:
+    async def serve(tell: Emit) -> str:
         for letter in "abc":
             tell(TextDelta(letter, (ord(letter),)))
         return "abc"
@@ -269,7 +269,7 @@ def test_closing_leaves_the_tasks_of_a_request_to_it() -> None:
     async def child() -> None:
         ran.append("child")
 
-    async def serve(_: Tell) -> None:
+    async def serve(_: Emit) -> None:
         loop.close(_nothing)
         await asyncio.sleep(0)  # it is about to cancel
         task = asyncio.ensure_future(child())
@@ -287,11 +287,11 @@ def test_closing_leaves_the_tasks_of_a_request_to_it() -> None:
 
 
 def test_who_does_not_let_go_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evalution_enginekit.request_loop._LETTING_GO_S", 0.05)
+    monkeypatch.setattr("evalution_enginekit.runtime_thread._LETTING_GO_S", 0.05)
     loop = RequestLoop("the test session", 2)
     server = Server()
 
-    async def serve(tell: Tell) -> None:
+    async def serve(tell: Emit) -> None:
         try:
             await server.job("a").serve(tell)
         finally:

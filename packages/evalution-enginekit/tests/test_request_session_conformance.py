@@ -20,13 +20,13 @@ from evalution_core import (
 )
 from evalution_enginekit import (
     ByteTokenizer,
-    CompletionPiece,
+    CompletionChunk,
     RequestLoop,
     RequestPrompt,
     RequestSession,
     TokenScore,
     TokenSpan,
-    bound_tokenizer,
+    bind_tokenizer,
 )
 from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock, table
 
@@ -64,7 +64,7 @@ class Hosted(BaseEngine):
             engine="Hosted",
             capabilities=MOCK_CAPABILITIES,
             loop=RequestLoop("the Hosted session", self.batch_size),
-            tokenizer=bound_tokenizer(model, ByteTokenizer()),
+            tokenizer=bind_tokenizer(model, ByteTokenizer()),
             max_model_len=self.max_model_len,
             dtype="float64",
         )
@@ -73,7 +73,7 @@ class Hosted(BaseEngine):
 class HostedSession(RequestSession):
     _model = HostedModel("hosted")
 
-    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionPiece]:
+    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionChunk]:
         asked = prompt.request
         ids = list(prompt.token_ids or ())
         for _ in range(asked.max_new_tokens):
@@ -87,7 +87,7 @@ class HostedSession(RequestSession):
             ids.append(token_id)
             best = sorted(range(len(row)), key=lambda i: -row[i])[: asked.logprobs or 0]
             ends = token_id in prompt.stop_ids
-            yield CompletionPiece(
+            yield CompletionChunk(
                 token_ids=[token_id],
                 logprobs=[row[token_id]],
                 top_logprobs=[{i: row[i] for i in best}],
@@ -95,7 +95,7 @@ class HostedSession(RequestSession):
             )
             if ends:
                 return
-        yield CompletionPiece(token_ids=[], finish="length")
+        yield CompletionChunk(token_ids=[], finish="length")
 
     async def _score(self, span: TokenSpan) -> TokenScore:
         rows = (await self._model.logprobs(list(span.token_ids)))[span.start - 1 :]

@@ -20,13 +20,13 @@ from evalution_core import (
 )
 from evalution_enginekit import (
     ByteTokenizer,
-    CompletionPiece,
+    CompletionChunk,
     RequestPrompt,
     RequestSession,
     TokenScore,
     TokenSpan,
 )
-from evalution_enginekit.request_loop import RequestJob, RequestLoop, Tell
+from evalution_enginekit.runtime_thread import Emit, RequestJob, RequestLoop
 from evalution_enginekit.streams import StreamLimits
 
 WAIT_S = 20
@@ -54,7 +54,7 @@ class Runtime:
         self.on_serve: Callable[[str], Any] = lambda _: None
 
     def job(self, name: str) -> RequestJob:
-        async def serve(_: Tell) -> str:
+        async def serve(_: Emit) -> str:
             self.served.append(name)
             if (awaited := self.on_serve(name)) is not None:
                 await awaited
@@ -86,7 +86,7 @@ def test_poisoned_requests_in_a_row_cost_themselves_alone(loop: RequestLoop, dep
     results = dict(stream.results())
     assert results.keys() == set(names)
     assert failures(results) == {name for name in names if name.startswith("bad")}
-    assert 1 < runtime.served.count("first") <= 1 + 30 // 3, "the control, once in a while"
+    assert 1 < runtime.served.count("first") <= 1 + 30 // 3, "the canary, once in a while"
 
 
 def test_a_runtime_that_died_ends_the_stream_once_the_control_fails_too(loop: RequestLoop) -> None:
@@ -108,7 +108,7 @@ def test_what_is_given_for_a_control_stands_in_until_a_request_has_succeeded(
     loop: RequestLoop,
 ) -> None:
     runtime = Runtime()
-    loop.control_with(runtime.job("given"))
+    loop.set_canary(runtime.job("given"))
     names = [*(f"bad {n}" for n in range(4)), "good", *(f"bad again {n}" for n in range(4))]
     results = dict(submitted(loop, {name: runtime.job(name) for name in names}).results())
     assert failures(results) == set(names) - {"good"}
@@ -119,7 +119,7 @@ def test_what_is_given_for_a_control_stands_in_until_a_request_has_succeeded(
 
 
 class Trial:
-    """Holds the control while it is served, until it is told to go on."""
+    """Holds the canary while it is served, until it is told to go on."""
 
     def __init__(self, runtime: Runtime):
         self.begun = threading.Event()
@@ -128,7 +128,7 @@ class Trial:
         runtime.on_serve = self._held
 
     def _held(self, name: str) -> Any:
-        if name != "control":
+        if name != "canary":
             return None
         self._loop = asyncio.get_running_loop()
         self.begun.set()
@@ -142,7 +142,7 @@ def test_a_request_that_is_cancelled_in_its_trial_proves_nothing(loop: RequestLo
     runtime = Runtime()
     trial = Trial(runtime)
     loop.set_depth(1)
-    loop.control_with(runtime.job("control"))
+    loop.set_canary(runtime.job("canary"))
     stream = submitted(loop, {name: runtime.job(name) for name in ("bad 0", "bad 1", "bad 2", "c")})
     assert trial.begun.wait(WAIT_S)
     stream.cancel("bad 2")
@@ -154,7 +154,7 @@ def test_a_request_that_is_cancelled_in_its_trial_proves_nothing(loop: RequestLo
 def test_closing_a_stream_ends_the_trial(loop: RequestLoop) -> None:
     runtime = Runtime()
     trial = Trial(runtime)
-    loop.control_with(runtime.job("control"))
+    loop.set_canary(runtime.job("canary"))
     stream = submitted(loop, {f"bad {n}": runtime.job(f"bad {n}") for n in range(9)})
     assert trial.begun.wait(WAIT_S)
     stream.close()
@@ -166,7 +166,7 @@ def test_closing_a_stream_ends_the_trial(loop: RequestLoop) -> None:
 def test_a_success_beside_the_trial_is_as_good_as_the_control(loop: RequestLoop) -> None:
     runtime = Runtime()
     trial = Trial(runtime)
-    loop.control_with(runtime.job("control"))
+    loop.set_canary(runtime.job("canary"))
     jobs = {name: runtime.job(name) for name in ("bad 0", "bad 1", "bad 2", "good", "bad 3")}
     stream = submitted(loop, jobs)
     results = stream.results()
@@ -184,9 +184,9 @@ class Hosted(RequestSession):
 
     dead = False
 
-    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionPiece]:
+    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionChunk]:
         self._ask(repr(prompt.request.messages or prompt.text))
-        yield CompletionPiece("x", finish="length")
+        yield CompletionChunk("x", finish="length")
 
     async def _score(self, span: TokenSpan) -> TokenScore:
         self._ask(bytes(i for i in span.token_ids if i < 256).decode())

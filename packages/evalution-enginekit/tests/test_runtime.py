@@ -10,7 +10,7 @@ import pytest
 
 from evalution_core import EngineRuntimeError, EngineUnavailableError, InvalidRequestError
 from evalution_enginekit import import_runtime, runtime_errors
-from evalution_enginekit.runtime import brief, in_range
+from evalution_enginekit.runtime import is_in_range, shorten_error
 
 INSTALL = "pip install evalution-toyrun"
 
@@ -86,12 +86,12 @@ def test_a_runtime_that_does_not_import_keeps_its_own_error(toyrun: Path) -> Non
     ],
 )
 def test_release_numbers_are_compared_part_by_part(found: str, versions: str, inside: bool) -> None:
-    assert in_range(found, versions) is inside
+    assert is_in_range(found, versions) is inside
 
 
 def test_a_bound_that_is_none_is_the_authors_mistake() -> None:
     with pytest.raises(ValueError, match="not a version bound: '~=1'"):
-        in_range("1.0", "~=1")
+        is_in_range("1.0", "~=1")
 
 
 def test_a_runtimes_error_is_chained_and_rid_of_secrets() -> None:
@@ -114,8 +114,8 @@ def test_our_own_errors_and_interrupts_pass_the_border() -> None:
 
 
 def test_a_long_message_keeps_both_ends() -> None:
-    assert brief(ValueError("no such architecture")) == "no such architecture"
-    told = brief(ValueError(f"begins {'x' * 5000} ends"))
+    assert shorten_error(ValueError("no such architecture")) == "no such architecture"
+    told = shorten_error(ValueError(f"begins {'x' * 5000} ends"))
     assert told.startswith("begins x")
     assert told.endswith("x ends")
     assert len(told) < 700

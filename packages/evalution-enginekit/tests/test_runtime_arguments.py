@@ -10,9 +10,9 @@ import pytest
 from evalution_core import BaseEngine, BaseInferenceSession, ConfigurationError, Model
 from evalution_enginekit.runtime import (
     SET_BY_THE_ENGINE,
-    further_arguments,
+    find_changed_options,
+    merge_arguments,
     refuse_unknown,
-    set_options,
 )
 
 REFUSED = {"model": "set model.path", "runner": SET_BY_THE_ENGINE}
@@ -29,7 +29,7 @@ class Acme(BaseEngine):
 
 
 def further(**sources: dict[str, Any]) -> dict[str, Any]:
-    return further_arguments(sources, refused=REFUSED, taken={"width"})
+    return merge_arguments(sources, refused=REFUSED, taken={"width"})
 
 
 def test_all_places_give_arguments() -> None:
@@ -55,7 +55,9 @@ def test_an_argument_that_may_not_be_there_is_named(sources: Any, message: str) 
 
 
 def test_only_what_was_set_counts_as_set() -> None:
-    assert set_options(Acme(width=1, depth=0, mode="fast"), ("width", "depth", "mode")) == {
+    assert find_changed_options(
+        Acme(width=1, depth=0, mode="fast"), ("width", "depth", "mode")
+    ) == {
         "depth": 0,
         "mode": "fast",
     }

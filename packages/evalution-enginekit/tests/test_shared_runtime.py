@@ -19,7 +19,7 @@ from evalution_core import (
     RequestFailure,
     TextDelta,
 )
-from evalution_enginekit import TokenEvent, TokenFeed
+from evalution_enginekit import PromptQueue, TokenEvent
 
 Echoes = Callable[..., Any]
 WAIT_S = 20
@@ -76,7 +76,7 @@ def test_a_runtime_that_fails_at_once_costs_that_call_alone(
     session = echo()
     healthy = session._generation._generate
 
-    def fails(feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def fails(feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         raise error
 
     monkeypatch.setattr(session._generation, "_generate", fails)
@@ -140,8 +140,8 @@ def test_unread_deltas_join_and_keep_nobody_waiting(echo: Echoes) -> None:
     session = echo(batch_size=2)
     stream = session._generation.open(session._generation_limits(None), deltas=True)
     done = threading.Event()
-    stream.submit("a", session._preparation.generation(ask("abcdefgh")))
-    stream.submit("b", session._preparation.generation(ask("xyz")))
+    stream.submit("a", session._encoder.generation(ask("abcdefgh")))
+    stream.submit("b", session._encoder.generation(ask("xyz")))
     stream.finish_input()
     threading.Thread(target=lambda: (session.generate([ask("k")]), done.set())).start()
     assert done.wait(WAIT_S)
@@ -162,7 +162,7 @@ def test_an_engine_that_waits_for_its_runtime_is_told_of_new_prompts(
     session = echo()
     told = threading.Event()
 
-    def waiting(feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def waiting(feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         changed = threading.Event()
         feed.on_change(changed.set)
         running: list[Any] = []

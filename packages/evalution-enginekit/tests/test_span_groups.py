@@ -1,4 +1,4 @@
-"""Spans as requests: nothing lost, nothing mixed."""
+"""Spans grouped into requests: all of them, in order, and only neighbours that may share one."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def test_groups_hold_all_spans_in_order_and_differ_in_the_last_token_alone(
             assert group.inner == len(span.token_ids) - span.start - 1
 
 
-def test_neighbours_that_could_share_do() -> None:
+def test_neighbours_that_can_share_a_request_do() -> None:
     choices = [TokenSpan([5, 6, letter], 2) for letter in (1, 2, 3, 4)]
     assert [len(group.spans) for group in group_spans(choices, listed_limit=128)] == [4]

@@ -12,8 +12,8 @@ import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_enginekit import ByteTokenizer, ChatTemplate, TokenizerFile, load_tokenizer
-from evalution_enginekit.tokenizer_files import (
-    bound_tokenizer,
+from evalution_enginekit.tokenizer import (
+    bind_tokenizer,
     checkpoint_tokenizer,
     declared_eos,
     parse_eos_ids,
@@ -171,7 +171,7 @@ def test_the_library_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     def find(name: str, *_: Any) -> Any:
         return None if name == "tokenizers" else importlib.util.find_spec(name)
 
-    monkeypatch.setattr("evalution_enginekit.tokenizer_files.find_spec", find)
+    monkeypatch.setattr("evalution_enginekit.tokenizer.find_spec", find)
     with pytest.raises(
         EngineUnavailableError, match=r'pip install "evalution-enginekit\[tokenizers\]"'
     ):
@@ -228,7 +228,7 @@ def test_a_checkpoint_has_the_tokenizer_of_its_folder_or_the_callers(folder: Pat
 
 
 def test_without_a_folder_the_tokenizer_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evalution_enginekit import tokenizer_files as hf_tokenizer
+    from evalution_enginekit import tokenizer as hf_tokenizer
 
     asked: list[tuple[str, set[int]]] = []
 
@@ -260,7 +260,7 @@ def test_a_tokenizer_of_the_callers_keeps_its_own_template(tmp_path: Path) -> No
     own = ByteTokenizer()
     own.chat_template = template = ChatTemplate("{{ tone }}")
     model = Model("m", tokenizer=own, chat_template_kwargs={"tone": "calm"})
-    bound = bound_tokenizer(model, own)
+    bound = bind_tokenizer(model, own)
     for found in (load_tokenizer(model, tmp_path), checkpoint_tokenizer(model, None), bound):
         for each in (found, pickle.loads(pickle.dumps(found))):
             assert each.chat_template is not None

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from evalution_core import builtin_path
-from evalution_gptqmodel.runtime import import_gptqmodel, quiet
+from evalution_core.builtins import builtin_path
+from evalution_gptqmodel.runtime import divert_output, import_gptqmodel
 
 BITS = 4
 GROUP_SIZE = 32
@@ -38,7 +38,7 @@ def tiny() -> Path:
 
 @pytest.fixture(scope="session")
 def wrapper(runtime: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """What GPTQModel gives: the tiny model, quantised in memory."""
+    """The tiny model, quantised in memory by GPTQModel."""
     rows = (tiny / "rows" / "prose.jsonl").read_text("utf-8").splitlines()
     settings = runtime.QuantizeConfig(
         bits=BITS,
@@ -49,7 +49,7 @@ def wrapper(runtime: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) 
         pack_impl="original",  # the default compiles C++ first
         offload_to_disk=False,
     )
-    with pytest.MonkeyPatch.context() as patch, quiet():
+    with pytest.MonkeyPatch.context() as patch, divert_output():
         # On two cores gptqmodel 7.6 and 7.7 give themselves one worker, and ask it for two.
         patch.setenv("GPTQMODEL_CPU_WORKERS", "2")
         # It writes its logs to the working directory.
@@ -63,7 +63,7 @@ def wrapper(runtime: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) 
 def quantized(wrapper: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a quantised checkpoint."""
     folder = tmp_path_factory.mktemp("tiny") / "quantized"
-    with quiet():
+    with divert_output():
         wrapper.save(str(folder))
     return folder
 

@@ -11,7 +11,7 @@ import transformers
 
 from evalution_core import ConfigurationError, LoglikelihoodRequest, Model
 from evalution_gptqmodel import GPTQModel
-from evalution_gptqmodel.runtime import quiet
+from evalution_gptqmodel.runtime import divert_output
 
 PAIR = LoglikelihoodRequest("Question: What is 3 + 4?\nAnswer:", " 3 + 4 = 7")
 
@@ -23,8 +23,8 @@ def tokenizer(quantized: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def loaded(runtime: Any, quantized: Path) -> Any:
-    """What GPTQModel's loader gives."""
-    with quiet():
+    """The return value of GPTQModel's loader."""
+    with divert_output():
         return runtime.GPTQModel.load(str(quantized), device="cpu", dtype=torch.float32)
 
 
@@ -49,7 +49,7 @@ def test_a_model_in_memory_scores_as_its_folder_does(
     )
 
 
-def test_the_model_inside_is_taken_too(loaded: Any, tokenizer: Any) -> None:
+def test_the_wrapped_transformers_model_can_be_attached(loaded: Any, tokenizer: Any) -> None:
     with GPTQModel().attach({"model": loaded.model, "tokenizer": tokenizer}) as session:
         execution = session.describe_execution()
     assert (execution["quantization"], execution["quantized_layers"]) == ("gptq", 14)
@@ -57,9 +57,7 @@ def test_the_model_inside_is_taken_too(loaded: Any, tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("inner", [False, True])
-def test_what_was_quantised_just_now_is_not_ready(
-    wrapper: Any, tokenizer: Any, inner: bool
-) -> None:
+def test_a_model_quantised_in_memory_is_refused(wrapper: Any, tokenizer: Any, inner: bool) -> None:
     with pytest.raises(ConfigurationError) as caught:
         GPTQModel().attach({"model": wrapper.model if inner else wrapper, "tokenizer": tokenizer})
     assert str(caught.value) == (
@@ -85,13 +83,13 @@ def test_a_model_without_quantised_layers_is_for_another_engine(tiny: Path, toke
         (None, "got a NoneType"),
     ],
 )
-def test_both_handles_are_needed(handles: Any, problem: str) -> None:
+def test_a_missing_handle_is_refused(handles: Any, problem: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         GPTQModel().attach(handles)
     assert str(caught.value) == f"attach needs a mapping with model and tokenizer; {problem}"
 
 
-def test_options_of_loading_come_too_late(loaded: Any, tokenizer: Any) -> None:
+def test_loading_options_are_refused_for_an_attached_model(loaded: Any, tokenizer: Any) -> None:
     engine = GPTQModel(backend="gptq_torch", dtype="bfloat16")
     with pytest.raises(ConfigurationError) as caught:
         engine.attach({"model": loaded, "tokenizer": tokenizer})

@@ -1,4 +1,4 @@
-"""What importing GPTQModel and loading with it does to the process around them."""
+"""Importing GPTQModel and loading with it leave the process around them as it was."""
 
 from __future__ import annotations
 

@@ -94,10 +94,10 @@ def test_dequantized_weights_give_their_exact_scores(
     engine = GPTQModel(dtype=dtype, device="cpu", dequantize=True)
     with engine.build(Model(path=str(quantized))) as built:
         found = rolled(built, texts)
-        told = built.describe_execution()
+        execution = built.describe_execution()
     assert max(abs(a - b) for a, b in zip(found, right, strict=True)) < 1e-4
-    assert told["quantized_backend"] == "dequantized"
-    assert (told["dtype"], told["quantization"], told["quantized_layers"]) == (
+    assert execution["quantized_backend"] == "dequantized"
+    assert (execution["dtype"], execution["quantization"], execution["quantized_layers"]) == (
         "float32",
         "gptq",
         14,
@@ -113,7 +113,7 @@ def test_dequantized_weights_take_another_dtype(
         assert built.describe_execution()["dtype"] == "bfloat16"
 
 
-def test_weights_that_were_not_quantised_are_told_apart(
+def test_weights_that_were_not_quantised_are_kept_apart(
     texts: list[str], right: list[float]
 ) -> None:
     with Reference(dtype="float64").build(Model(path="builtin:tiny")) as built:
@@ -160,7 +160,7 @@ def oracle_gaps(oracle: Any, prompt: str, length: int) -> list[float]:
 
 
 def test_the_execution_is_described(session: Any) -> None:
-    told = session.describe_execution()
+    execution = session.describe_execution()
     expected = {
         "backend": "GPTQModel",
         "device": "cpu",
@@ -177,8 +177,8 @@ def test_the_execution_is_described(session: Any) -> None:
         "group_size": 32,
         "fallback": None,
     }
-    assert {name: told[name] for name in expected} == expected
-    assert json.loads(json.dumps(told)) == told
+    assert {name: execution[name] for name in expected} == expected
+    assert json.loads(json.dumps(execution)) == execution
 
 
 def test_the_identity_has_each_file(session: Any, quantized: Path) -> None:

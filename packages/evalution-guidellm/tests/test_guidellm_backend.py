@@ -198,7 +198,7 @@ def test_a_prompt_that_is_too_long_is_that_requests_error() -> None:
 
 
 def test_a_model_without_a_chat_template_is_found_before_the_load(tmp_path: Any) -> None:
-    from evalution_core import builtin_path
+    from evalution_core.builtins import builtin_path
 
     source = builtin_path("builtin:tiny", "safetensors")
     for file in source.iterdir():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evalution_core import builtin_path
+from evalution_core.builtins import builtin_path
 
 Evaluate = Callable[..., Any]
 

@@ -26,8 +26,8 @@ from evalution_core import (
     EngineRuntimeError,
     SessionClosedError,
     UnsupportedRequestError,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_inspect.models import MODEL_CACHE
 from evalution_inspect.provider import ModelSetupError
 

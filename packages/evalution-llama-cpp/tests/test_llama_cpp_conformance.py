@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from evalution_conformance import EngineConformance
-from evalution_core import BaseEngine, BaseInferenceSession, Model, builtin_path
+from evalution_core import BaseEngine, BaseInferenceSession, Model
+from evalution_core.builtins import builtin_path
 from evalution_llama_cpp import LlamaCpp
 from evalution_reference import Reference
 

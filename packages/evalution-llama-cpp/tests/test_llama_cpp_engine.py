@@ -17,8 +17,8 @@ from evalution_core import (
     GenerationRequest,
     Model,
     SessionClosedError,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_llama_cpp import LlamaCpp
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
@@ -140,10 +140,10 @@ def test_options_arrive_under_llama_cpps_names() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_batch": 0}, "option 'n_batch' of engine LlamaCpp: .* greater than or equal to 1"),
-        ({"n_ctx": 2**32 + 64}, "option 'n_ctx' .* less than or equal to 2147483647"),
-        ({"max_model_len": 1}, "'max_model_len' .* greater than or equal to 2, got 1"),
-        ({"batch_size": 0}, "'batch_size' .* greater than or equal to 1 or .* 'auto', got 0"),
+        ({"n_batch": 0}, "option 'n_batch' of engine LlamaCpp must be at least 1, got 0"),
+        ({"n_ctx": 2**32 + 64}, "option 'n_ctx' of engine LlamaCpp must be at most 2147483647"),
+        ({"max_model_len": 1}, "'max_model_len' of engine LlamaCpp must be at least 2, got 1"),
+        ({"batch_size": 0}, "'batch_size' of engine LlamaCpp must be at least 1 or 'auto', got 0"),
         ({"type_k": "q9"}, "type_k"),
         ({"device": "tpu"}, "device"),
         ({"flash_atn": True}, "no option 'flash_atn'; did you mean 'flash_attn'"),
@@ -186,7 +186,7 @@ def test_cache_type_that_needs_flash_attention_is_refused_without() -> None:
 def test_the_window_is_what_cache_and_model_hold() -> None:
     for options, window in (({}, 512), ({"n_ctx": 100}, 100), ({"max_model_len": 64}, 64)):
         with LlamaCpp(device="cpu", n_threads=1, **options).build(TINY) as session:
-            assert session.max_model_len == window
+            assert session.info.max_model_len == window
     with pytest.raises(ConfigurationError, match=r"max_model_len=200 must be .* the n_ctx of 100"):
         LlamaCpp(device="cpu", n_ctx=100, max_model_len=200).build(TINY)
     with pytest.raises(ConfigurationError, match="must be between 2 and the n_ctx of 1"):
@@ -247,7 +247,7 @@ def test_a_tokenizer_by_path_takes_the_place_of_the_files() -> None:
     assert "tokenizer/tokenizer.json" in identity
 
 
-def test_variables_of_the_template_belong_to_what_answers(tmp_path: Path) -> None:
+def test_identity_holds_the_templates_variables(tmp_path: Path) -> None:
     shutil.copytree(FOLDER, tmp_path / "named")
     (tmp_path / "named" / "chat_template.jinja").write_text("{{ tone }}")
     named = str(tmp_path / "named")

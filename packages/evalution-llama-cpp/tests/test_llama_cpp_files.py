@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, GenerationRequest, Model, builtin_path
+from evalution_core import ConfigurationError, GenerationRequest, Model
+from evalution_core.builtins import builtin_path
 from evalution_llama_cpp import LlamaCpp
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")

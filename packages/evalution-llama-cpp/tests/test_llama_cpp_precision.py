@@ -1,4 +1,4 @@
-"""What an f16 cache costs in precision is llama.cpp's own rounding, not the engine's."""
+"""Precision of an f16 cache: the loss is llama.cpp's own rounding, not the engine's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from evalution_core import BaseInferenceSession, LoglikelihoodRequest, Model, builtin_path
+from evalution_core import BaseInferenceSession, LoglikelihoodRequest, Model
+from evalution_core.builtins import builtin_path
 from evalution_llama_cpp import LlamaCpp
 from evalution_reference import Reference
 

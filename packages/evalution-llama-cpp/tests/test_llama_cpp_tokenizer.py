@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalution_core import Model, builtin_path
+from evalution_core import Model
+from evalution_core.builtins import builtin_path
 from evalution_enginekit import Tokenizer, TokenizerFile
 from evalution_llama_cpp import LlamaCpp
 

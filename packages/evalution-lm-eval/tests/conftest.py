@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evalution.rows.local import Rows
-from evalution_core import builtin_path
+from evalution_core.builtins import builtin_path
 
 HERE = Path(__file__).parent
 DRAWS = 200

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from evalution_core import ConfigurationError, InvalidRequestError, builtin_path
+from evalution_core import ConfigurationError, InvalidRequestError
+from evalution_core.builtins import builtin_path
 from evalution_enginekit.chat import ChatTemplate
 from evalution_lm_eval.arguments import read_arguments
 from evalution_lm_eval.requests import ChatPrompt, generation_fields, rendered

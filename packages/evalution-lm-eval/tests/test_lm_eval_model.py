@@ -22,8 +22,8 @@ from evalution_core import (
     Model,
     RequestFailure,
     UnsupportedRequestError,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_lm_eval import EvalutionLM
 from evalution_lm_eval.collection import FailedRequestError
 from evalution_lm_eval.requests import ChatPrompt

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import evalution
-from evalution_core import builtin_path
+from evalution_core.builtins import builtin_path
 from evalution_lm_eval import LmEval
 
 torch = pytest.importorskip("torch", reason="lm-eval's hf model takes torch")

@@ -11,7 +11,8 @@ pytest.importorskip("starlette", reason="the extra `server` isn't installed: no 
 pytest.importorskip("uvicorn", reason="the extra `server` isn't installed: no uvicorn")
 
 from evalution_conformance import EngineConformance
-from evalution_core import Model, builtin_path
+from evalution_core import Model
+from evalution_core.builtins import builtin_path
 from evalution_openai.engine import OpenAICompatible
 from evalution_openai.server import build_openai_compatible_server
 from evalution_reference.engine import Reference

@@ -38,7 +38,7 @@ def test_without_genai_it_generates_in_fixed_batches(monkeypatch: pytest.MonkeyP
     assert "continuous batching: needs openvino-genai>=9999" in execution["fallback"]
 
 
-def test_genai_completes_what_fixed_batches_do(tiny: Any) -> None:
+def test_genai_and_fixed_batches_complete_prompts_alike(tiny: Any) -> None:
     requests = [
         GenerationRequest("1 + 2 =", max_new_tokens=1 + at % 9, stop=["\n"] if at % 2 else [])
         for at in range(12)

@@ -52,7 +52,9 @@ def _requests(**options: Any) -> list[GenerationRequest]:
     return [GenerationRequest(prompt, max_new_tokens=5, **options) for prompt in prompts]
 
 
-def test_half_of_a_batch_is_tried(random_session: Callable[..., Any], scarce: _Scarce) -> None:
+def test_out_of_memory_halves_the_batch(
+    random_session: Callable[..., Any], scarce: _Scarce
+) -> None:
     session = random_session("llama")
     scarce.most = 16
     expected = [output.text for output in session.generate(_requests())]
@@ -62,7 +64,7 @@ def test_half_of_a_batch_is_tried(random_session: Callable[..., Any], scarce: _S
     assert scarce.sizes[-1] <= 2
 
 
-def test_a_search_without_room_leaves_nothing_behind(
+def test_a_beam_search_out_of_memory_does_not_change_later_answers(
     random_session: Callable[..., Any], scarce: _Scarce
 ) -> None:
     session = random_session("llama")
@@ -87,7 +89,7 @@ def test_messages_of_lacking_memory_are_recognised(message: str) -> None:
         raise RuntimeError(message)
 
 
-def test_other_errors_stay_what_they_are() -> None:
+def test_other_runtime_errors_pass_unchanged() -> None:
     with pytest.raises(RuntimeError, match="shapes differ") as caught, memory_errors():
         raise RuntimeError("shapes differ")
     assert caught.type is RuntimeError

@@ -18,8 +18,8 @@ from evalution_core import (
     LoglikelihoodRequest,
     Model,
     UnsupportedRequestError,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_core.options import options_schema
 from evalution_openvino import OpenVINO
 
@@ -128,7 +128,7 @@ def test_the_runtime_is_described_without_a_model() -> None:
 
 
 @pytest.mark.parametrize("device", ["CPU", "AUTO", "AUTO:CPU"])
-def test_float32_is_really_used(device: str) -> None:
+def test_float32_is_the_precision_in_use(device: str) -> None:
     with _built(OpenVINO(dtype="float32", device=device, genai=False)) as session:
         execution = session.describe_execution()
         assert (execution["device"], execution["dtype"]) == ("CPU", "float32")
@@ -176,7 +176,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", [None, b"123"], ids=["none", "broken"])
-def test_an_export_that_fails_leaves_nothing(
+def test_a_failed_export_removes_its_folder(
     weights: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = builtin_path("builtin:tiny", "safetensors")
@@ -194,7 +194,7 @@ def test_an_export_that_fails_leaves_nothing(
     assert not list(made.iterdir())
 
 
-def test_weights_that_are_missing_are_not_made_up(
+def test_a_checkpoint_that_lacks_weights_is_refused(
     write_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     from safetensors.torch import load_file, save_file
@@ -209,7 +209,7 @@ def test_weights_that_are_missing_are_not_made_up(
     assert "(lm_head.weight); its answers would be those of random ones" in message
 
 
-def test_what_was_exported_goes_with_the_last_model(write_checkpoint: Callable[..., Path]) -> None:
+def test_an_export_is_removed_with_its_last_model(write_checkpoint: Callable[..., Path]) -> None:
     import gc
 
     engine = OpenVINO(dtype="float32", genai=False)
@@ -226,7 +226,7 @@ def test_what_was_exported_goes_with_the_last_model(write_checkpoint: Callable[.
 
 
 @pytest.mark.usefixtures("tiny")
-def test_compressed_weights_are_asked_for() -> None:
+def test_weights_are_compressed_only_on_request() -> None:
     model = Model(path="builtin:tiny", model_kwargs={"load_in_8bit": True})
     with _built(OpenVINO(dtype="float32"), model) as session:
         execution = session.describe_execution()

@@ -128,7 +128,7 @@ def test_a_shared_prefix_is_run_once(random_session: Callable[..., Any]) -> None
     assert again < head / 2
 
 
-def test_no_sequence_of_a_run_reaches_another(random_session: Callable[..., Any]) -> None:
+def test_sequences_of_one_run_do_not_affect_each_other(random_session: Callable[..., Any]) -> None:
     spans = _spans(4)
     session = random_session("llama")
     together = _scores(session._scorer, spans)
@@ -141,7 +141,7 @@ def test_no_sequence_of_a_run_reaches_another(random_session: Callable[..., Any]
     assert _worst(together, alone) < FLOAT32
 
 
-def test_a_pass_that_finds_no_memory_is_halved(
+def test_out_of_memory_halves_the_pass(
     random_session: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans = _spans(5)

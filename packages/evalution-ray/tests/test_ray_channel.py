@@ -14,7 +14,7 @@ from evalution_ray.channel import ActorChannel
 WAIT_S = 20
 
 
-def test_a_batch_goes_to_the_call_that_waits() -> None:
+def test_batch_goes_to_the_call_that_waits() -> None:
     line = ActorChannel(pause=0.0)
     with ThreadPoolExecutor() as pool:
         with line.turn(0):
@@ -24,7 +24,7 @@ def test_a_batch_goes_to_the_call_that_waits() -> None:
         assert call.result(WAIT_S) == [Pulled(1, 1)]
 
 
-def test_a_call_that_is_followed_returns_with_nothing() -> None:
+def test_call_that_is_followed_returns_with_nothing() -> None:
     line = ActorChannel(pause=0.0)
     with ThreadPoolExecutor() as pool:
         with line.turn(0):

@@ -87,7 +87,7 @@ def test_ten_kills_of_actors_cost_no_answer(build: Build, engines: Any, tmp_path
 
 
 @pytest.mark.slow
-def test_a_node_may_go_and_another_one_come(
+def test_node_may_go_and_another_one_come(
     build: Build, cluster: Any, engines: Any, tmp_path: Path
 ) -> None:
     session = build(engines.Troubled(str(tmp_path)))
@@ -107,7 +107,7 @@ def test_a_node_may_go_and_another_one_come(
 
 
 @pytest.mark.slow
-def test_a_poisoned_request_is_found_and_told(build: Build, engines: Any) -> None:
+def test_poisoned_request_is_found_and_reported(build: Build, engines: Any) -> None:
     session = build(engines.Troubled())
     asked = ((n, ask(n, poison=n == 77)) for n in range(500))
     found = list(session.generate_continuous(asked))
@@ -117,12 +117,12 @@ def test_a_poisoned_request_is_found_and_told(build: Build, engines: Any) -> Non
     error = failed[77].error
     assert isinstance(error, EngineRuntimeError)
     assert "a worker that ran this request alone died: process " in str(error)
-    assert str(error).endswith("Ray's log on that node may tell, twice")
+    assert str(error).endswith("see Ray's log on that node, twice")
     assert error.in_flight == (77,)
 
 
 @pytest.mark.slow
-def test_a_hanging_request_is_found_with_its_stack(build: Build, engines: Any) -> None:
+def test_hanging_request_is_found_with_its_stack(build: Build, engines: Any) -> None:
     session = build(engines.Troubled(trouble="hang"), 1, request_timeout=2.0)
     asked = ((n, ask(n, poison=n == 1)) for n in range(3))
     found = dict(session.generate_continuous(asked, batch_size=1))
@@ -142,7 +142,7 @@ def test_list_calls_are_divided_over_the_actors(build: Build, engines: Any) -> N
     assert described["replica_resources"] == {"CPU": 1.0}
 
 
-def test_a_class_that_only_this_process_has_goes_along(build: Build, engines: Any) -> None:
+def test_class_that_only_this_process_has_goes_along(build: Build, engines: Any) -> None:
     import ray
 
     ray.cloudpickle.register_pickle_by_value(engines)  # as one of a notebook or script does
@@ -172,12 +172,12 @@ def test_what_others_hold_is_waited_for_until_the_deadline(build: Build, engines
         build(engines.Troubled(), 2, start_timeout=3.0)
 
 
-def test_a_failed_build_is_told_as_what_it_is(build: Build, engines: Any) -> None:
+def test_failed_build_is_reported_as_what_it_is(build: Build, engines: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^planted: no such model$"):
         build(engines.Troubled(refuses=True))
 
 
-def test_an_engine_that_a_node_lacks_is_told_with_its_cause(
+def test_engine_that_a_node_lacks_is_reported_with_its_cause(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "engine_of_here.py").write_text(
@@ -188,13 +188,13 @@ def test_an_engine_that_a_node_lacks_is_told_with_its_cause(
     monkeypatch.syspath_prepend(tmp_path)
     import engine_of_here  # pyright: ignore[reportMissingImports]
 
-    with pytest.raises(EngineUnavailableError, match="can't import what the engine needs") as told:
+    with pytest.raises(EngineUnavailableError, match="can't import what the engine needs") as shown:
         build(engine_of_here.Here(), 1)
-    assert "No module named 'engine_of_here'" in str(told.value)
-    assert "ModuleNotFoundError" in repr(told.value.__cause__)
+    assert "No module named 'engine_of_here'" in str(shown.value)
+    assert "ModuleNotFoundError" in repr(shown.value.__cause__)
 
 
-def test_an_environment_that_can_not_be_set_up_is_told(build: Build, engines: Any) -> None:
+def test_environment_that_can_not_be_set_up_is_reported(build: Build, engines: Any) -> None:
     missing = {"working_dir": "/no/such/folder"}
     text = r"with these options: .* is not a valid path.*; look at resources and runtime_env"
     with pytest.raises(EngineUnavailableError, match=text):
@@ -207,7 +207,7 @@ def test_variables_of_the_environment_reach_the_actors(build: Build, engines: An
 
 
 @pytest.mark.slow
-def test_an_actor_that_runs_out_of_memory_is_told_as_that(
+def test_actor_that_runs_out_of_memory_is_reported_as_that(
     build: Build, cluster: Any, engines: Any
 ) -> None:
     node = cluster.add_tight_node()
@@ -225,8 +225,6 @@ def test_another_cluster_than_the_connected_one_is_refused(cluster: Any, engines
         RayReplicas(engines.Troubled(), 1, "127.0.0.1:1").build(MODEL)
 
 
-def test_a_connection_that_was_found_is_left_alone(
-    cluster: Any, build: Build, engines: Any
-) -> None:
+def test_connection_that_was_found_is_left_alone(cluster: Any, build: Build, engines: Any) -> None:
     build(engines.Troubled(), 1, address=cluster.address).close()
     assert cluster.ray.is_initialized()

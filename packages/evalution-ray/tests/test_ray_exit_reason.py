@@ -54,7 +54,7 @@ HEAD = "The actor died unexpectedly before finishing this task.\n\tpid: 4711\n\t
                 "SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits"
             ),
             "died: process 4711 on node 10.0.0.3 was killed, ran out of memory or crashed; Ray's "
-            "log on that node may tell",
+            "log on that node",
         ),
         (
             OutOfMemoryError(
@@ -70,7 +70,7 @@ HEAD = "The actor died unexpectedly before finishing this task.\n\tpid: 4711\n\t
         (ValueError("planted: \n\x1b[36mlast line\x1b[39m\n"), "ended: last line"),
     ],
 )
-def test_an_end_is_told_as_what_it_is(error: Exception, reason: str) -> None:
+def test_end_is_reported_as_what_it_is(error: Exception, reason: str) -> None:
     assert describe_exit(error, RAY) == reason
 
 
@@ -88,7 +88,9 @@ def test_an_end_is_told_as_what_it_is(error: Exception, reason: str) -> None:
         (ValueError("Use the 'memory' keyword"), "these options: Use the 'memory' keyword; look"),
     ],
 )
-def test_an_actor_that_can_not_begin_is_told_with_its_cause(error: Exception, message: str) -> None:
+def test_actor_that_can_not_begin_is_reported_with_its_cause(
+    error: Exception, message: str
+) -> None:
     failure = find_build_failure(error, RAY)
     assert isinstance(failure, EngineUnavailableError)
     assert failure.__cause__ is error
@@ -97,5 +99,5 @@ def test_an_actor_that_can_not_begin_is_told_with_its_cause(error: Exception, me
 
 
 @pytest.mark.parametrize("kind", [ActorDiedError, ActorUnavailableError, OutOfMemoryError])
-def test_an_end_in_the_middle_is_no_failure_to_begin(kind: type[Exception]) -> None:
+def test_end_in_the_middle_is_no_failure_to_begin(kind: type[Exception]) -> None:
     assert find_build_failure(kind(HEAD), RAY) is None

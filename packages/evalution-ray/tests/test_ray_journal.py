@@ -28,7 +28,7 @@ def asked(folder: Path) -> Counter[str]:
     return Counter(line for path in files for line in path.read_text().splitlines() if line)
 
 
-def test_a_killed_run_goes_on_from_its_journal(cluster: Any, tmp_path: Path) -> None:
+def test_killed_run_goes_on_from_its_journal(cluster: Any, tmp_path: Path) -> None:
     folder, run = tmp_path / "actors", tmp_path / "run"
     folder.mkdir()
     rows = [{"q": f"{n} {'gate' if n >= GATE else ''}", "a": str(n)} for n in range(ROWS)]

@@ -29,7 +29,7 @@ LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_cluster")
-def test_a_cluster_is_started_shared_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_is_started_shared_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
@@ -61,7 +61,7 @@ def test_a_cluster_is_started_shared_and_ended(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_cluster")
-def test_a_client_drives_actors_too(tmp_path: Path) -> None:
+def test_client_drives_actors_too(tmp_path: Path) -> None:
     gcs, client = _free_port(), _free_port()
     start = ["start", "--head", "--block", "--num-cpus=1", "--include-dashboard=false"]
     start += [f"--port={gcs}", f"--ray-client-server-port={client}", "--disable-usage-stats"]
@@ -105,7 +105,7 @@ def _wait_for(port: int) -> None:
 
 @pytest.mark.usefixtures("no_cluster")
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
-def test_an_address_where_nothing_listens_is_told(address: str) -> None:
+def test_address_where_nothing_listens_is_reported(address: str) -> None:
     text = rf"no Ray cluster can be used at '{address}': ConnectionRefusedError.*ray start --head"
     with pytest.raises(EngineUnavailableError, match=text):
         RayReplicas(Mock(), 1, address).build(MODEL)
@@ -113,20 +113,20 @@ def test_an_address_where_nothing_listens_is_told(address: str) -> None:
 
 @pytest.mark.usefixtures("no_cluster")
 @pytest.mark.parametrize("address", ["", "my-cluster", ":6379", "http://127.0.0.1:8265"])
-def test_an_address_of_another_form_is_told(address: str) -> None:
+def test_address_of_another_form_is_reported(address: str) -> None:
     with pytest.raises(ConfigurationError, match=r"must be 'auto', 'host:port' or 'ray://host"):
         RayReplicas(Mock(), 1, address).build(MODEL)
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_an_address_of_the_environment_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_of_the_environment_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(EngineUnavailableError, match=r"at '127.0.0.1:1'.* or unset RAY_ADDRESS"):
         RayReplicas(Mock(), 1).build(MODEL)
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_a_field_that_ray_would_leave_out_is_refused_before_anything_is_started() -> None:
+def test_field_that_ray_would_leave_out_is_refused_before_anything_is_started() -> None:
     import ray
 
     text = "has a field 'env_var' that Ray doesn't know; did you mean 'env_vars'"
@@ -136,7 +136,7 @@ def test_a_field_that_ray_would_leave_out_is_refused_before_anything_is_started(
     assert not ray.is_initialized()
 
 
-def test_the_version_of_ray_is_told_without_a_cluster() -> None:
+def test_version_of_ray_is_reported_without_a_cluster() -> None:
     from importlib.metadata import version
 
     described: dict[str, Any] = RayReplicas(Mock(), 1).describe_runtime()

@@ -20,7 +20,7 @@ from evalution_ray.capacity import count_actors, format_nodes, format_resources
 MOCK = "evalution_enginekit.mock:Mock"
 
 
-def test_the_engine_within_may_be_written_in_any_form() -> None:
+def test_engine_within_may_be_written_in_any_form() -> None:
     made = RayReplicas(Mock(99), 2)
     assert made == RayReplicas(EngineSpec(MOCK, {"max_model_len": 99}), 2)
     written = {"engine": {"type": MOCK, "max_model_len": 99}, "replicas": 2}
@@ -37,7 +37,7 @@ def test_where_it_runs_is_no_part_of_a_runs_identity() -> None:
     assert {**here.to_dict(), "engine": None}.keys() == {**there.to_dict(), "engine": None}.keys()
 
 
-def test_a_runtime_environment_is_taken_for_secret() -> None:
+def test_runtime_environment_is_taken_for_secret() -> None:
     environment = {"env_vars": {"SERVICE": "kept-secret-4711"}}
     made = RayReplicas(Mock(), 2, runtime_env=environment)
     assert "kept-secret" not in repr(made)
@@ -70,12 +70,15 @@ def test_a_runtime_environment_is_taken_for_secret() -> None:
         ({"engine": Mock(), "replicas": 1, "resources": {"GPU": 1}}, "have the options num_cpus"),
         ({"engine": Mock(), "replicas": 1, "resources": {"big": 0}}, "got 'big': 0"),
         ({"engine": Mock(), "replicas": 1, "start_timeout": 0}, "'start_timeout'.*above 0"),
-        ({"engine": Mock(), "replicas": 1, "request_timeout": 0}, "request_timeout must be"),
+        (
+            {"engine": Mock(), "replicas": 1, "request_timeout": 0},
+            "request_timeout.*must be above 0",
+        ),
         ({"engine": RayReplicas(Mock(), 2), "replicas": 2}, "is another RayReplicas; replicas of"),
         ({"engine": Replicas(Mock(), 2), "replicas": 2}, "is another Replicas; replicas of"),
     ],
 )
-def test_misuse_is_told(options: dict[str, Any], message: str) -> None:
+def test_misuse_is_reported(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         RayReplicas(**options)
 

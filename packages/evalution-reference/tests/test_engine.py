@@ -18,9 +18,9 @@ from evalution_core import (
     GenerationRequest,
     LoglikelihoodRequest,
     Model,
-    builtin_path,
     load_engine,
 )
+from evalution_core.builtins import builtin_path
 from evalution_reference import Reference
 
 
@@ -37,7 +37,7 @@ def test_it_pickles_with_its_options() -> None:
 def test_options_have_a_least_value_and_a_description(name: str, least: int) -> None:
     options: dict[str, Any] = {name: least}
     assert getattr(Reference(**options), name) == least
-    refused = f"option {name!r} of engine Reference: Input should be greater than .*got {least - 1}"
+    refused = f"option {name!r} of engine Reference must be at least {least}.*got {least - 1}"
     options[name] -= 1
     with pytest.raises(ConfigurationError, match=refused):
         Reference(**options)

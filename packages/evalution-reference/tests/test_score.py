@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalution_core import EngineRuntimeError, builtin_path
+from evalution_core import EngineRuntimeError
+from evalution_core.builtins import builtin_path
 from evalution_enginekit import TokenScore, TokenSpan
 from evalution_reference.kv_cache import KVCache
 from evalution_reference.llama import Llama

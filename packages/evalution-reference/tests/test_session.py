@@ -20,8 +20,8 @@ from evalution_core import (
     Model,
     RollingLoglikelihoodRequest,
     TextDelta,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_enginekit import TokenSpan, plan_scoring
 from evalution_reference import Reference
 from evalution_reference.llama import Llama

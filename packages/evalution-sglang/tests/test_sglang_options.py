@@ -45,15 +45,15 @@ def runtime() -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SGLang(batch_size=0), "'batch_size' of engine SGLang: Input should be greater"),
+        (lambda: SGLang(batch_size=0), "must be at least 1 or 'auto', got 0"),
         (
             lambda: SGLang(max_model_len=64, context_length=32),
             "max_model_len=64 and context_length=32 of engine SGLang mean the same: give one",
         ),
-        (lambda: SGLang(tp_size=0), "Input should be greater than or equal to 1, got 0"),
-        (lambda: SGLang(scored_tokens=-1), "'scored_tokens' of engine SGLang: Input should be"),
-        (lambda: SGLang(mem_fraction_static=1.0), "Input should be less than 1, got 1.0"),
-        (lambda: SGLang(max_model_len=1), "greater than or equal to 2, got 1"),
+        (lambda: SGLang(tp_size=0), "'tp_size' of engine SGLang must be at least 1"),
+        (lambda: SGLang(scored_tokens=-1), "'scored_tokens' of engine SGLang must be"),
+        (lambda: SGLang(mem_fraction_static=1.0), "must be below 1.0, got 1.0"),
+        (lambda: SGLang(max_model_len=1), "must be at least 2, got 1"),
         (lambda: SGLang(dtype="float64"), "dtype"),  # pyright: ignore[reportArgumentType]
         (lambda: SGLang.from_options({"max_runing_requests": 3}), "mean 'max_running_requests'"),
     ],

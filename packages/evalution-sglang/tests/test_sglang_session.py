@@ -183,7 +183,7 @@ def test_closed_stream_leaves_no_request_at_the_scheduler(session: SGLangSession
     assert output.runtime == {"cached_tokens": 0}
 
 
-def test_prompts_are_refilled_up_to_what_the_scheduler_runs(session: SGLangSession) -> None:
+def test_batch_size_defaults_to_the_schedulers_slots(session: SGLangSession) -> None:
     assert session.preferred_batch_size == 16
     outputs = session.generate(
         [GenerationRequest("The", max_new_tokens=1 + at % 7, ignore_eos=True) for at in range(40)]
@@ -191,7 +191,7 @@ def test_prompts_are_refilled_up_to_what_the_scheduler_runs(session: SGLangSessi
     assert [output.completion_tokens for output in outputs] == [1 + at % 7 for at in range(40)]
 
 
-def test_identity_tells_the_files(session: SGLangSession) -> None:
+def test_identity_holds_file_hashes(session: SGLangSession) -> None:
     identity = session.identity() or {}
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(identity)
 

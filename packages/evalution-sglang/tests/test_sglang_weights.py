@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, Model, builtin_path
+from evalution_core import ConfigurationError, Model
+from evalution_core.builtins import builtin_path
 from evalution_sglang import SGLang
 
 pytest.importorskip("sglang", reason="sglang is not installed")
@@ -42,7 +43,7 @@ def sharded(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def test_whole_checkpoints_are_let_through(tmp_path: Path) -> None:
+def test_complete_checkpoints_are_accepted(tmp_path: Path) -> None:
     check_weights(TINY)
     check_weights(sharded(tmp_path, text_config={"num_hidden_layers": 2}))
 

@@ -23,7 +23,7 @@ def question(number: int, choice: int) -> SpanGroup:
     return group(*HEAD, *own, choice, choice, scored=3)
 
 
-def test_one_request_computes_the_head_and_one_of_each_question_the_question() -> None:
+def test_first_group_with_a_prefix_computes_it() -> None:
     prefixes = SharedPrefixes()
     names = [f"{number}{choice}" for number in (1, 2, 3) for choice in "abc"]
     started = [name for name in names if prefixes.enter(name, question(int(name[0]), ord(name[1])))]

@@ -179,7 +179,7 @@ class Worker:
         )
 
     def _reused(self, sequence: Sequence) -> int:
-        """Count the tokens of the prompt that come in whole blocks from prompts of the same salt."""
+        """Count the prompt's tokens that come in whole blocks from prompts of the same salt."""
         if not self._cache_config.enable_block_reuse:
             return 0
         block = self._cache_config.tokens_per_block

@@ -44,14 +44,11 @@ CACHE = "kv_cache_config"
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TensorRTLLM(batch_size=0), "'batch_size' of engine TensorRTLLM: Input should be"),
-        (
-            lambda: TensorRTLLM(max_batch_size=0),
-            "should be greater than or equal to 1, got 0",
-        ),
-        (lambda: TensorRTLLM(scored_tokens=-1), "'scored_tokens' of engine TensorRTLLM: Input"),
-        (lambda: TensorRTLLM(free_gpu_memory_fraction=1.5), "less than or equal to 1, got 1.5"),
-        (lambda: TensorRTLLM(max_model_len=1), "greater than or equal to 2, got 1"),
+        (lambda: TensorRTLLM(batch_size=0), "must be at least 1 or 'auto', got 0"),
+        (lambda: TensorRTLLM(max_batch_size=0), "must be at least 1, got 0"),
+        (lambda: TensorRTLLM(scored_tokens=-1), "'scored_tokens' of engine TensorRTLLM must be"),
+        (lambda: TensorRTLLM(free_gpu_memory_fraction=1.5), "must be at most 1.0, got 1.5"),
+        (lambda: TensorRTLLM(max_model_len=1), "must be at least 2, got 1"),
         (lambda: TensorRTLLM(dtype="float64"), "dtype"),  # pyright: ignore[reportArgumentType]
         (lambda: TensorRTLLM(runtime_backend="tensorrt"), "'pytorch'"),  # pyright: ignore
         (lambda: TensorRTLLM.from_options({"max_batch": 3}), "did you mean 'max_batch_size'"),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from evalution_core import EngineRuntimeError
 from evalution_enginekit import TokenPrompt, TokenSpan
 from evalution_enginekit.serving import SpanGroup
-from evalution_tensorrt_llm.probe import ScoreSource
 from evalution_tensorrt_llm.requests import generation_update, group_scores, scored_ids
+from evalution_tensorrt_llm.runtime import ScoreSource
 
 VOCABULARY = 11
 TOKENS = st.lists(st.integers(0, VOCABULARY - 1), min_size=2, max_size=9)

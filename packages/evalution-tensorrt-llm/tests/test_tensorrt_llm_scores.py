@@ -15,7 +15,7 @@ from evalution_core import (
 )
 from evalution_reference import Reference
 from evalution_tensorrt_llm import TensorRTLLM
-from evalution_tensorrt_llm.probe import ScoreSource, choose_score_source
+from evalution_tensorrt_llm.runtime import ScoreSource, choose_score_source
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 

@@ -66,7 +66,7 @@ def test_used_api_is_the_recorded_one() -> None:
 
 @pytest.mark.parametrize("release", ["1.2", "1.3"])
 @pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
-def test_planted_drift_is_told_with_file_and_line(
+def test_planted_drift_is_reported_with_file_and_line(
     copy: Path, release: str, planted: tuple[str, str, str, str]
 ) -> None:
     name, old, new, expected = planted

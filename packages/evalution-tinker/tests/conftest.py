@@ -46,7 +46,7 @@ def skyrl_url(tmp_path_factory: pytest.TempPathFactory, client_settings: None) -
     """A real server of the tiny model, under the path of its folder."""
     from skyrl_server import skyrl
 
-    from evalution_core import builtin_path
+    from evalution_core.builtins import builtin_path
 
     tiny = builtin_path("builtin:tiny", "safetensors")
     with skyrl(tmp_path_factory.mktemp("skyrl"), tiny) as url:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from tinker.proto import tinker_public_pb2 as wire
 
-from evalution_core import builtin_path
+from evalution_core.builtins import builtin_path
 from evalution_enginekit import TokenizerFile, TokenPrompt
 from evalution_enginekit.sampling import TokenChoice
 from evalution_reference.llama import Llama

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evalution_core import builtin_path
+from evalution_core.builtins import builtin_path
 
 pytest.importorskip("skyrl", reason="skyrl is not installed")
 pytest.importorskip("tinker", reason="tinker is not installed")

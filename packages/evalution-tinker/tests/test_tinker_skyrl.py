@@ -19,8 +19,8 @@ from evalution_core import (
     Model,
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_reference import Reference
 from evalution_tinker import Tinker
 

@@ -10,7 +10,8 @@ from collections.abc import Generator
 import pytest
 
 from evalution_conformance import EngineConformance
-from evalution_core import Model, builtin_path
+from evalution_core import Model
+from evalution_core.builtins import builtin_path
 from evalution_reference import Reference
 from evalution_tinker import Tinker
 

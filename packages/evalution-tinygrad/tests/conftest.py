@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalution_core import builtin_path
+from evalution_core.builtins import builtin_path
 
 TINY = builtin_path("builtin:tiny", "gguf")
 

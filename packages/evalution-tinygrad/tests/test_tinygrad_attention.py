@@ -55,7 +55,7 @@ def test_packed_sequences_give_what_upstreams_blocks_give(kind: str) -> None:
     # Three sequences with a common beginning, packed across the borders of two passes.
     head = [3, 1, 4, 1, 5, 9, 2, 6]
     sequences = [[*head, 5, 3], [*head, 8, 9, 7, 9, 3], [2, 7, 1]]
-    with open_device("cpu", None, None).entered():
+    with open_device("cpu", None, None).activate():
         model = _random_model(_KINDS[kind])
         expected = [_upstream(model, sequence, 16) for sequence in sequences]
         found = _packed(model, sequences)

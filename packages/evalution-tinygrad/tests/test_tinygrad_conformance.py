@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from evalution_conformance import EngineConformance
-from evalution_core import Model, builtin_path
+from evalution_core import Model
+from evalution_core.builtins import builtin_path
 from evalution_reference import Reference
 from evalution_tinygrad import Tinygrad
 
@@ -94,7 +95,7 @@ class TestTinygradFloat32(EngineConformance):
 
 
 class TestTinygradQuantised(EngineConformance):
-    """What the file says is computed exactly: the reference runs the same weights, dequantised."""
+    """The same weights as the reference, which runs them dequantised."""
 
     engine = Tinygrad(device="cpu")
     model = Model(str(_Q8_0))

@@ -1,4 +1,4 @@
-"""Where tinygrad runs, what it leaves behind, and what is said when it can't."""
+"""Devices of tinygrad: choice, refusal, and the restored settings."""
 
 # tinygrad doesn't mark what it exports.
 # pyright: reportPrivateImportUsage=false
@@ -83,13 +83,13 @@ def test_the_environments_device_and_beam_are_taken(monkeypatch: pytest.MonkeyPa
         open_device("cpu", None, 0)
 
 
-def test_nothing_of_it_outlasts_a_step() -> None:
+def test_settings_are_restored_after_a_step() -> None:
     before, environment = _settings(), dict(os.environ)
-    with _X86.entered():
+    with _X86.activate():
         assert _settings()[0] == "CPU:X86"
         assert (Tensor([1, 2, 3]) * 2).tolist() == [2, 4, 6]
     assert _settings() == before
-    with pytest.raises(ZeroDivisionError), _X86.entered():
+    with pytest.raises(ZeroDivisionError), _X86.activate():
         _ = 1 / 0
     assert _settings() == before
     assert dict(os.environ) == environment
@@ -100,7 +100,7 @@ def test_any_thread_may_compile() -> None:
     found: list[Any] = []
 
     def work(at: int) -> None:
-        with _X86.entered():
+        with _X86.activate():
             key = f"evalution-{os.getpid()}-{at}"
             helpers.diskcache_put("evalution_test", key, at)
             found.append(helpers.diskcache_get("evalution_test", key))
@@ -118,7 +118,7 @@ def test_any_thread_may_search_for_fast_kernels() -> None:
     found: list[Any] = []
 
     def work() -> None:
-        with Placement("CPU:X86", 1, 1).entered(), helpers.Context(CACHELEVEL=0):
+        with Placement("CPU:X86", 1, 1).activate(), helpers.Context(CACHELEVEL=0):
             found.append((Tensor([1.0] * 24) * 3).tolist())
 
     thread = threading.Thread(target=work)
@@ -145,7 +145,7 @@ def test_the_broken_release_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         Tinygrad().build(Model("builtin:tiny"))
 
 
-def test_a_machine_without_tinygrad_is_told_what_to_install(
+def test_missing_tinygrad_is_reported_with_the_command_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def missing(name: str) -> str:
@@ -156,7 +156,7 @@ def test_a_machine_without_tinygrad_is_told_what_to_install(
         Tinygrad().describe_runtime()
 
 
-def test_the_runtime_is_told_without_a_model() -> None:
+def test_runtime_is_described_without_a_model() -> None:
     assert Tinygrad(device="cpu:x86", jit=2, jitbeam=0).describe_runtime() == {
         "version": f"tinygrad {metadata.version('tinygrad')}",
         "device": "CPU:X86",

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("tinygrad", reason="tinygrad is not installed")
 
-from evalution_core import ConfigurationError, builtin_path
+from evalution_core import ConfigurationError
+from evalution_core.builtins import builtin_path
 from evalution_enginekit.gguf.file import GGUFFile, GGUFTensor, read_gguf
 from evalution_tinygrad.hyperparameters import check_hyperparameters
 
@@ -41,7 +42,7 @@ def _file(architecture: str, says: dict[str, Any], *, biased: bool = False) -> G
         ("glm4moe", {"rope.dimension_sections": [4, 6, 6, 0]}),
     ],
 )
-def test_what_tinygrad_computes_is_let_through(architecture: str, says: dict[str, Any]) -> None:
+def test_keys_that_tinygrad_computes_are_accepted(architecture: str, says: dict[str, Any]) -> None:
     check_hyperparameters(_file(architecture, says))
 
 
@@ -83,7 +84,7 @@ def test_a_sigmoid_router_has_a_bias(architecture: str, says: dict[str, Any]) ->
         ("deepseek2", {"attention.temperature_scale": 0.1}, "attention.temperature_scale = 0.1"),
     ],
 )
-def test_what_tinygrad_leaves_out_is_refused(
+def test_keys_that_tinygrad_ignores_are_refused(
     architecture: str, says: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=rf"{message}.*wrong; engine LlamaCpp"):

@@ -14,7 +14,8 @@ pytest.importorskip("tinygrad", reason="tinygrad is not installed")
 
 from evalution import Run
 from evalution.suites import Generation
-from evalution_core import ConfigurationError, LoglikelihoodRequest, Model, builtin_path
+from evalution_core import ConfigurationError, LoglikelihoodRequest, Model
+from evalution_core.builtins import builtin_path
 from evalution_tinygrad import Tinygrad
 from evalution_tinygrad.device import open_device
 from evalution_tinygrad.load import read_file, read_weights
@@ -27,12 +28,12 @@ TINY = Model("builtin:tiny")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "'batch_size' of engine Tinygrad: .* greater than 0 .*'auto', got 0"),
-        ({"pass_tokens": 0}, "'pass_tokens' of engine Tinygrad: .* greater than 0, got 0"),
-        ({"cache_tokens": 0}, "'cache_tokens' of engine Tinygrad: .* greater than 0, got 0"),
-        ({"jitbeam": -1}, "'jitbeam' of engine Tinygrad: .* greater than or equal to 0, got -1"),
-        ({"jit": 3}, "'jit' of engine Tinygrad: .* less than or equal to 2, got 3"),
-        ({"max_model_len": 1}, "'max_model_len' .* greater than or equal to 2, got 1"),
+        ({"batch_size": 0}, "'batch_size' of engine Tinygrad must be at least 1 or 'auto', got 0"),
+        ({"pass_tokens": 0}, "'pass_tokens' of engine Tinygrad must be at least 1, got 0"),
+        ({"cache_tokens": 0}, "'cache_tokens' of engine Tinygrad must be at least 1, got 0"),
+        ({"jitbeam": -1}, "'jitbeam' of engine Tinygrad must be at least 0, got -1"),
+        ({"jit": 3}, "'jit' of engine Tinygrad must be at most 2, got 3"),
+        ({"max_model_len": 1}, "'max_model_len' of engine Tinygrad must be at least 2, got 1"),
         ({"max_model_len": 8, "max_context": 9}, "mean the same; give one of them"),
     ],
 )
@@ -117,7 +118,7 @@ def test_biases_of_llama_are_in_the_order_of_their_matrices(
     # A bias of the first column must end where that column ends, whatever is done to the rows.
     biases = {f"{part}.bias": weights[f"{part}.weight"][:, 0] for part in parts}
     path = rewrite_tiny(tensors=biases)
-    with open_device("cpu", None, None).entered():
+    with open_device("cpu", None, None).activate():
         weights = read_weights(read_file(Model(str(path))), "auto", "CPU", realize=True)
         blocks: Any = weights.transformer.blk
         for block in blocks:
@@ -128,7 +129,7 @@ def test_biases_of_llama_are_in_the_order_of_their_matrices(
 def test_a_sliding_window_bounds_the_models_own(rewrite_tiny: Callable[..., Path]) -> None:
     path = rewrite_tiny(metadata={"llama.attention.sliding_window": 64})
     with Tinygrad(device="cpu").build(Model(str(path))) as session:
-        assert session.max_model_len == 64
+        assert session.info.max_model_len == 64
     with pytest.raises(ConfigurationError, match="between 2 and the model's own 64"):
         Tinygrad(device="cpu", max_model_len=65).build(Model(str(path)))
 
@@ -152,7 +153,7 @@ def test_missing_rope_base_is_llama_cpps_default(
     rewrite_tiny: Callable[..., Path],
 ) -> None:
     path = rewrite_tiny(metadata={"llama.rope.freq_base": None})
-    with open_device("cpu", None, None).entered():
+    with open_device("cpu", None, None).activate():
         weights = read_weights(read_file(Model(str(path))), "auto", "CPU", realize=True)
     assert weights.transformer.blk[0].config.rope_theta == 10000.0
 
@@ -170,7 +171,7 @@ def test_dtype_of_quantised_weights_depends_on_the_device(
     device: str, dtype: Any, held: str
 ) -> None:
     file = read_file(Model(str(builtin_path("builtin:tiny", "gguf-q8_0"))))
-    with open_device("cpu", None, None).entered():
+    with open_device("cpu", None, None).activate():
         weights = read_weights(file, dtype, device, realize=False)
     assert weights.dtype == held
 

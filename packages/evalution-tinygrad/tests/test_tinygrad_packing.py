@@ -120,7 +120,7 @@ def test_slots_are_free_when_no_path_holds_them() -> None:
 
 def test_a_device_without_room_leaves_the_cache_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = KVCache(lambda tokens: [(2, 1, tokens, 4)])
-    with open_device("cpu", None, None).entered():
+    with open_device("cpu", None, None).activate():
         cache.find_room(8)
         before = cache.capacity, [*cache.tensors]
 

@@ -1,4 +1,4 @@
-"""What a session answers whatever runs beside it, and how little it runs for that."""
+"""Answers that don't depend on other requests, and the tokens that are run for them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_scoring_and_generation_take_turns_on_one_cache(small: Any, reference: A
     ]
 
 
-def test_each_token_of_the_trie_is_run_once_and_a_head_never_again(small: Any) -> None:
+def test_each_token_is_run_once_and_a_kept_prefix_never_again(small: Any) -> None:
     head = " ".join(_WORDS * 3)
     pairs = [LoglikelihoodRequest(f"{head} {word}", " is three") for word in _WORDS]
     small.gc()
@@ -166,9 +166,9 @@ def test_a_closed_session_holds_no_weights() -> None:
 def test_the_execution_is_described() -> None:
     with Tinygrad(device="cpu:x86", max_context=64, batch_size="auto").build(TINY) as session:
         described = session.describe_execution() or {}
-        assert session.max_model_len == 64
+        assert session.info.max_model_len == 64
         assert session.preferred_batch_size == 16
-        assert Capability.CONTINUOUS_BATCHING in (session.capabilities or Tinygrad.capabilities)
+        assert Capability.CONTINUOUS_BATCHING in session.info.capabilities
         identity = session.identity() or {}
     wanted = {
         "device": "CPU:X86",

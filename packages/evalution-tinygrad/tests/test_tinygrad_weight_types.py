@@ -1,4 +1,4 @@
-"""Which types of weights tinygrad reads, on the renderer that needs no compiler."""
+"""Types of weights that tinygrad reads on the renderer that needs no compiler."""
 
 # tinygrad leaves most of its functions without types, and doesn't mark what it exports.
 # pyright: reportPrivateImportUsage=false
@@ -16,7 +16,8 @@ pytest.importorskip("tinygrad", reason="tinygrad is not installed")
 from tinygrad import Tensor
 from tinygrad.llm.gguf import ggml_data_to_tensor
 
-from evalution_core import ConfigurationError, builtin_path
+from evalution_core import ConfigurationError
+from evalution_core.builtins import builtin_path
 from evalution_enginekit.gguf.file import GGUFFile, GGUFTensor, read_gguf
 from evalution_tinygrad.device import open_device
 from evalution_tinygrad.load import check_weight_types
@@ -34,7 +35,7 @@ def _with(type_name: str) -> GGUFFile:
 
 
 def _values(type_name: str) -> tuple[int, Any]:
-    """How many values, and random bytes that stand for them, with scales that are numbers."""
+    """Return the number of values and random bytes for them, with scales that are numbers."""
     number = gguf.GGMLQuantizationType[type_name]
     count, size = gguf.GGML_QUANT_SIZES[number]
     chance = np.random.default_rng(3)
@@ -54,7 +55,7 @@ def test_values_are_those_of_gguf(type_name: str) -> None:
     check_weight_types(_with(type_name), "CPU:X86")
     number = gguf.GGMLQuantizationType[type_name]
     count, data = _values(type_name)
-    with open_device("cpu", None, None).entered():
+    with open_device("cpu", None, None).activate():
         found = ggml_data_to_tensor(Tensor(data), count, number.value).cast("float32").numpy()
     expected = gguf.quants.dequantize(data.reshape(1, -1), number)
     np.testing.assert_allclose(found.reshape(-1), expected.reshape(-1), rtol=1e-6)
@@ -64,7 +65,10 @@ def test_values_are_those_of_gguf(type_name: str) -> None:
 def test_a_type_that_tinygrad_lacks_is_refused(type_name: str) -> None:
     count, data = _values(type_name)
     number = gguf.GGMLQuantizationType[type_name].value
-    with open_device("cpu", None, None).entered(), pytest.raises(ValueError, match="not supported"):
+    with (
+        open_device("cpu", None, None).activate(),
+        pytest.raises(ValueError, match="not supported"),
+    ):
         ggml_data_to_tensor(Tensor(data), count, number)
     expected = rf"weights of type {type_name}; tinygrad reads BF16, .*another quantisation"
     with pytest.raises(ConfigurationError, match=expected):

@@ -80,7 +80,7 @@ def test_attached_model_answers_as_its_checkpoint(
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_a_step_of_training_shows_in_the_next_score(
+def test_changed_weights_change_the_next_score(
     kind: type[TransformersCompat], handles: dict[str, Any]
 ) -> None:
     pair = LoglikelihoodRequest(" ".join(f"w{number}" for number in range(3, 60)), " w7")
@@ -117,7 +117,7 @@ def test_model_is_in_its_callers_state_between_steps(handles: dict[str, Any], be
     assert all(seen)
 
 
-def test_a_model_is_attached_and_answers_alike_under_autocast(handles: dict[str, Any]) -> None:
+def test_autocast_does_not_change_answers(handles: dict[str, Any]) -> None:
     pair = LoglikelihoodRequest("w5 w6", " w7 w8")
     with Transformers().attach(handles) as session:
         expected = session.loglikelihood([pair])
@@ -195,7 +195,7 @@ def test_a_missing_handle_is_named() -> None:
         Transformers().attach({"model": None})
 
 
-def test_options_of_loading_are_refused(handles: dict[str, Any]) -> None:
+def test_loading_options_are_refused_for_an_attached_model(handles: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="dtype, device can't be set for a model that is"):
         Transformers(dtype="float32", device="cpu").attach(handles)
 

@@ -168,7 +168,7 @@ class OutOfMemory(RuntimeError):
 
 @pytest.mark.parametrize("path", ["fixed batches", "forward passes"])
 @pytest.mark.parametrize("rows", [0, 1])
-def test_running_out_of_memory_costs_speed_or_the_one_prompt(
+def test_out_of_memory_runs_smaller_batches_or_fails_one_prompt(
     write_checkpoint: Callable[..., Path],
     random_model: Callable[..., Any],
     path: str,
@@ -205,7 +205,7 @@ def test_running_out_of_memory_costs_speed_or_the_one_prompt(
             assert "memory ran out for this prompt alone: no room" in str(result.error)
 
 
-def test_prompts_with_a_common_head_run_it_once(write_checkpoint: Callable[..., Path]) -> None:
+def test_a_common_prompt_prefix_is_run_once(write_checkpoint: Callable[..., Path]) -> None:
     head = " ".join(f"w{number}" for number in range(3, 83))
     requests = [GenerationRequest(f"{head} w{at}", max_new_tokens=1) for at in range(3, 23)]
     for size in (1, 4):
@@ -227,7 +227,7 @@ def test_prompts_with_a_common_head_run_it_once(write_checkpoint: Callable[..., 
     not hasattr(transformers, "ContinuousBatchingConfig"),
     reason="this transformers has no continuous batching that can be configured",
 )
-def test_gc_ends_the_manager_and_generation_goes_on(
+def test_gc_ends_the_manager_and_the_next_prompt_starts_one(
     write_checkpoint: Callable[..., Path],
 ) -> None:
     with ENGINES["paged"].build(Model(str(write_checkpoint()))) as built:
@@ -291,7 +291,7 @@ def test_gc_during_a_generation_ends_the_manager_when_it_is_idle(
 
 
 @pytest.mark.parametrize("path", ["fixed batches", "forward passes"])
-def test_a_step_that_fails_half_way_leaves_no_trace(
+def test_a_failed_step_does_not_change_later_answers(
     write_checkpoint: Callable[..., Path], random_model: Callable[..., Any], path: str
 ) -> None:
     head = " ".join(f"w{number}" for number in range(3, 43))
@@ -315,7 +315,7 @@ def test_a_step_that_fails_half_way_leaves_no_trace(
         assert [output.token_ids for output in built.generate(requests)] == right
 
 
-def test_searches_without_a_seed_draw_their_own_numbers(session: TransformersSession) -> None:
+def test_beam_sampling_without_a_seed_differs_between_calls(session: TransformersSession) -> None:
     hot: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "temperature": 3.0}
     request = GenerationRequest("w5 w6", num_beams=2, ignore_eos=True, **hot)
     found = [tuple(output.token_ids or ()) for output in session.generate([request] * 4)]

@@ -17,7 +17,7 @@ MODEL = Model("bartowski/Llama-3.2-1B-Instruct-GGUF", model_kwargs=FILE, tokeniz
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", [Transformers, TransformersCompat])
-def test_the_guides_fixture_answers(kind: type[TransformersCompat]) -> None:
+def test_the_hub_model_of_the_guide_answers(kind: type[TransformersCompat]) -> None:
     ask = [{"role": "user", "content": "What is the capital of France? Answer with its name."}]
     context = "The capital of France is"
     with kind(dtype="bfloat16", max_model_len=512).build(MODEL) as session:

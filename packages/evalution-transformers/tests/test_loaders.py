@@ -18,9 +18,9 @@ from evalution_core import (
     GenerationRequest,
     LoglikelihoodRequest,
     Model,
-    builtin_path,
 )
-from evalution_enginekit.runtime import in_range
+from evalution_core.builtins import builtin_path
+from evalution_enginekit.runtime import is_in_range
 from evalution_transformers import Transformers
 from evalution_transformers.runtime import loading_errors
 
@@ -28,10 +28,10 @@ PAIR = LoglikelihoodRequest("One plus two is", " three.")
 SUM = GenerationRequest("8 + 1 =", max_new_tokens=6)
 VERSION = version("transformers")
 needs_hooks = pytest.mark.skipif(
-    not in_range(VERSION, ">=5.4"), reason=f"transformers {VERSION} has no hook on its bars"
+    not is_in_range(VERSION, ">=5.4"), reason=f"transformers {VERSION} has no hook on its bars"
 )
 needs_gguf_tokenizers = pytest.mark.skipif(
-    not in_range(VERSION, ">=5.23"), reason=f"transformers {VERSION} misreads a GGUF's tokenizer"
+    not is_in_range(VERSION, ">=5.23"), reason=f"transformers {VERSION} misreads a GGUF's tokenizer"
 )
 
 
@@ -83,7 +83,9 @@ def test_a_gguf_file_answers_as_the_checkpoint_it_was_made_of(
 
 
 @needs_gguf_tokenizers
-def test_a_gguf_file_may_bring_its_tokenizer(gguf: Path, right: tuple[float, str]) -> None:
+def test_the_tokenizer_of_a_gguf_file_is_used_on_request(
+    gguf: Path, right: tuple[float, str]
+) -> None:
     named = {"gguf_file": gguf.name}
     model = Model(str(gguf.parent), model_kwargs=named, tokenizer_kwargs=named)
     check_gguf(model, gguf, right)
@@ -103,7 +105,7 @@ def test_a_version_that_misreads_the_tokenizer_of_a_gguf_file_is_refused(
         Transformers(device="cpu").build(model)
 
 
-def test_a_path_to_a_file_says_how_it_is_named(gguf: Path) -> None:
+def test_a_path_to_a_gguf_file_is_refused_with_the_right_arguments(gguf: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=rf"is a file; give its folder, .* gguf_file='{gguf.name}'"
     ):
@@ -145,7 +147,7 @@ def test_a_model_quantised_by_bitsandbytes_answers_as_upstreams_forward_pass(
 
 
 @bitsandbytes_warns
-def test_layers_that_look_at_the_whole_batch_are_named() -> None:
+def test_8_bit_layers_with_outlier_detection_are_refused() -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     wanted = transformers.BitsAndBytesConfig(load_in_8bit=True)
     model = Model("builtin:tiny", model_kwargs={"quantization_config": wanted})
@@ -162,20 +164,22 @@ def upstream() -> Iterator[Any]:
     found.set_verbosity(before)
 
 
-def test_loading_shows_no_bar(capfd: pytest.CaptureFixture[str]) -> None:
+def test_loading_prints_no_progress_bar(capfd: pytest.CaptureFixture[str]) -> None:
     Transformers(device="cpu").build(Model("builtin:tiny")).close()
     assert "Loading" not in capfd.readouterr().err
 
 
 @needs_hooks
-def test_a_bar_that_is_asked_for_is_shown(upstream: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_bars_are_shown_on_request(
+    upstream: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     upstream.set_verbosity_info()
     Transformers(device="cpu").build(Model("builtin:tiny")).close()
     assert "Loading weights" in capfd.readouterr().err
 
 
 @needs_hooks
-def test_bars_are_upstreams_again_once_the_weights_are_there(upstream: Any) -> None:
+def test_progress_bar_hook_is_restored_after_loading(upstream: Any) -> None:
     Transformers(device="cpu").build(Model("builtin:tiny")).close()
     assert upstream.set_tqdm_hook(None) is None
 
@@ -203,18 +207,18 @@ def test_bars_are_upstreams_again_once_the_weights_are_there(upstream: Any) -> N
         (ConfigurationError("as it is"), ConfigurationError, "^as it is$"),
     ],
 )
-def test_what_a_loader_raises_is_told_in_our_words(
+def test_errors_of_a_loader_become_errors_of_evalution(
     raised: Exception, kind: type[Exception], message: str
 ) -> None:
     with (
-        pytest.raises(kind, match=message) as told,
+        pytest.raises(kind, match=message) as caught,
         loading_errors("model", "x", missing="more is needed"),
     ):
         raise raised
-    assert "word" not in str(told.value)
+    assert "word" not in str(caught.value)
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_told(tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
     source = builtin_path("builtin:tiny", "safetensors")
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source)
     tokenizer.add_tokens([f"extra{at}" for at in range(100)])

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:Futu
 PAIR = LoglikelihoodRequest("w5 w6", " w7 w8")
 
 
-def test_weights_that_are_missing_are_not_made_up(write_checkpoint: Callable[..., Path]) -> None:
+def test_a_checkpoint_that_lacks_weights_is_refused(write_checkpoint: Callable[..., Path]) -> None:
     folder = write_checkpoint()
     weights = load_file(folder / "model.safetensors")
     del weights["lm_head.weight"]
@@ -31,14 +31,14 @@ def test_weights_that_are_missing_are_not_made_up(write_checkpoint: Callable[...
         Transformers(device="cpu").build(Model(str(folder)))
 
 
-def test_broken_weights_are_a_message(write_checkpoint: Callable[..., Path]) -> None:
+def test_broken_weights_are_refused(write_checkpoint: Callable[..., Path]) -> None:
     folder = write_checkpoint()
     (folder / "model.safetensors").write_bytes(b"\0" * 64)
     with pytest.raises(ConfigurationError, match="no causal model could be loaded"):
         Transformers(device="cpu").build(Model(str(folder)))
 
 
-def test_weights_of_another_shape_are_a_message(write_checkpoint: Callable[..., Path]) -> None:
+def test_weights_of_another_shape_are_refused(write_checkpoint: Callable[..., Path]) -> None:
     folder = write_checkpoint()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
@@ -54,7 +54,7 @@ def test_a_model_of_another_kind_is_refused_briefly(write_checkpoint: Callable[.
     assert len(str(refused.value)) < 1000
 
 
-def test_a_place_is_given_once() -> None:
+def test_device_and_device_map_together_are_refused() -> None:
     model = Model("builtin:tiny", model_kwargs={"device_map": "cpu"})
     with pytest.raises(ConfigurationError, match=r"device='cpu' and .* device_map say"):
         Transformers(device="cpu").build(model)
@@ -72,7 +72,7 @@ def adapter(write_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", [Transformers, TransformersCompat])
-def test_an_adapter_answers_and_is_part_of_what_answers(
+def test_an_adapter_changes_answers_and_identity(
     kind: type[TransformersCompat], adapter: Path, write_checkpoint: Callable[..., Path]
 ) -> None:
     import peft
@@ -112,14 +112,14 @@ def test_an_adapter_is_read_from_safetensors(
         Transformers(device="cpu", adapter=str(adapter)).build(Model(str(write_checkpoint())))
 
 
-def test_identity_tells_two_configurations_apart(write_checkpoint: Callable[..., Path]) -> None:
+def test_identities_of_two_configurations_differ(write_checkpoint: Callable[..., Path]) -> None:
     folder = str(write_checkpoint())
-    told: list[Any] = []
+    found: list[Any] = []
     for bits in (4, 8):
         settings = transformers.GPTQConfig(bits=bits, dataset=["w5"])
-        told.append(to_plain({"quantization_config": settings, "torch": torch.float16}))
-    assert told[0] != told[1]
-    json.dumps(told)
+        found.append(to_plain({"quantization_config": settings, "torch": torch.float16}))
+    assert found[0] != found[1]
+    json.dumps(found)
     with TransformersCompat(device="cpu").build(
         Model(folder, model_kwargs={"config": transformers.AutoConfig.from_pretrained(folder)})
     ) as session:

@@ -1,4 +1,4 @@
-"""What an engine refuses, in words; what a session says of itself."""
+"""Options that engines refuse, and the description of sessions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ TINY = Model("builtin:tiny")
         (Transformers(adapter="./nowhere"), TINY, "'./nowhere'"),
     ],
 )
-def test_a_wrong_option_is_named(
+def test_options_that_contradict_the_model_or_the_runtime_are_refused(
     engine: Transformers | TransformersCompat, model: Model, message: str
 ) -> None:
     with pytest.raises((ConfigurationError, EngineUnavailableError)) as refused:
@@ -103,7 +103,9 @@ def test_weights_that_are_not_safetensors_are_not_read(
         Transformers(device="cpu").build(Model(str(folder)))
 
 
-def test_code_of_a_checkpoint_is_not_run_unasked(write_checkpoint: Callable[..., Path]) -> None:
+def test_code_of_a_checkpoint_runs_only_with_trust_remote_code(
+    write_checkpoint: Callable[..., Path],
+) -> None:
     folder = write_checkpoint()
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
@@ -186,7 +188,7 @@ def test_auto_is_the_default_of_each_option() -> None:
     asked = Transformers(device="auto", batch_size="auto", attn_implementation="auto")
     with asked.build(TINY) as session, Transformers().build(TINY) as unasked:
         assert session.describe_execution() == unasked.describe_execution()
-        assert session.preferred_batch_size == unasked.preferred_batch_size
+        assert session.info == unasked.info
 
 
 def test_the_runtime_is_described_without_a_model() -> None:

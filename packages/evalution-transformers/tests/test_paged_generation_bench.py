@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from evalution_enginekit.runtime import in_range
+from evalution_enginekit.runtime import is_in_range
 
 BENCH = Path(__file__).parents[3] / "tools" / "bench" / "paged_generation.py"
 WAYS = ["paged", "paged", "forward passes", "forward passes"]
@@ -50,7 +50,7 @@ most_tokens = 6
 """
 
 pytestmark = pytest.mark.skipif(
-    not in_range(transformers.__version__, ">=5.23"),
+    not is_in_range(transformers.__version__, ">=5.23"),
     reason=f"the manager of transformers {transformers.__version__} may not be paused and sized",
 )
 
@@ -81,7 +81,7 @@ def test_all_sides_make_the_same_tokens_on_the_cpu(small: Path) -> None:
         assert all(line.endswith(" 100.0") for line in found), found
 
 
-def test_what_is_not_there_is_refused(
+def test_a_missing_device_or_manager_is_refused(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(BENCH.parent)

@@ -22,7 +22,7 @@ WINDOW = 128
 @pytest.mark.parametrize(
     ("kind", "splits"), [("llama", True), ("gpt2", True), ("gemma2", False), ("granite", False)]
 )
-def test_an_output_layer_with_more_behind_it_is_never_applied_alone(
+def test_logits_changed_after_the_output_layer_rule_out_row_projection(
     random_model: Callable[..., Any], kind: str, splits: bool, dtype: torch.dtype
 ) -> None:
     """A cap of 30 and a scale of 1.05 are less than the noise of bfloat16 at small logits."""
@@ -41,7 +41,7 @@ def test_a_window_in_the_models_own_code_keeps_prefixes_apart(
     assert found.obstacle == "its own code bounds the reach of its attention (window_size=20)"
 
 
-def test_the_window_of_a_model_with_parts_is_its_texts() -> None:
+def test_a_multimodal_model_has_the_window_of_its_text_decoder() -> None:
     config = transformers.Gemma3Config(
         text_config={
             "vocab_size": 97,
@@ -81,7 +81,7 @@ def test_a_model_with_a_window_gets_no_warning(
     assert not caplog.messages
 
 
-def test_a_model_that_looks_ahead_is_refused(random_model: Callable[..., Any]) -> None:
+def test_a_non_causal_model_is_refused(random_model: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match="BertLMHeadModel at a token depend on the tokens"):
         probe_architecture(random_model("bert"), WINDOW)
 
@@ -98,13 +98,13 @@ def test_an_encoder_decoder_is_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "pads"), [("llama", True), ("bloom", True), ("mamba", True), ("roberta", False)]
 )
-def test_only_a_model_that_sees_no_padding_is_given_any(
+def test_padding_is_used_only_where_it_changes_no_logits(
     random_model: Callable[..., Any], kind: str, pads: bool
 ) -> None:
     assert probe_architecture(random_model(kind), WINDOW).pads is pads
 
 
-def test_a_model_that_sees_padding_completes_each_prompt_as_if_alone(
+def test_a_padding_sensitive_model_completes_prompts_one_by_one(
     random_model: Callable[..., Any], tokenizer: Any
 ) -> None:
     model = random_model("roberta")

@@ -11,7 +11,7 @@ import torch
 
 from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
 from evalution_transformers.forward import _chosen
-from evalution_transformers.generate import top_logprobs
+from evalution_transformers.generate import rank_logprobs
 from evalution_transformers.probe import probe_architecture
 from evalution_transformers.session import Scorer, make_scorer
 
@@ -100,7 +100,7 @@ def test_any_size_of_pass_scores_as_the_plain_forward(
         ("falcon", "eager", False, "differ when prefixes are shared"),
     ],
 )
-def test_only_a_model_that_can_shares_prefixes(
+def test_prefixes_are_shared_where_the_model_allows_it(
     random_model: Callable[..., Any], kind: str, attention: str, packs: bool, reason: str | None
 ) -> None:
     found = probe_architecture(random_model(kind, torch.float32, attention), WINDOW)
@@ -115,9 +115,7 @@ def test_a_window_within_the_reach_of_attention_shares_prefixes(
 
 
 @pytest.mark.parametrize("tokens", [128, 512])
-def test_little_more_than_the_trie_is_forwarded(
-    random_model: Callable[..., Any], tokens: int
-) -> None:
+def test_shared_prefixes_are_forwarded_once(random_model: Callable[..., Any], tokens: int) -> None:
     model = random_model("llama")
     spans = [span for span in questions(rows=40, head=90) if span.start > 1]
     scorer = make_scorer(model, probe_architecture(model, WINDOW), pass_tokens=tokens)
@@ -125,7 +123,7 @@ def test_little_more_than_the_trie_is_forwarded(
     assert forwarded <= 1.05 * plan_scoring(spans).unique_tokens
 
 
-def test_the_next_call_continues_behind_the_last_head(random_model: Callable[..., Any]) -> None:
+def test_the_next_call_reuses_the_cached_prefix(random_model: Callable[..., Any]) -> None:
     model = random_model("llama")
     spans = [span for span in questions(rows=12, head=90) if span.start > 1]
     scorer = make_scorer(model, probe_architecture(model, WINDOW), pass_tokens=96)
@@ -172,7 +170,7 @@ def limited(model: Any, most: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
-def test_running_out_of_memory_halves_the_pass_and_is_remembered(
+def test_out_of_memory_halves_this_and_later_passes(
     random_model: Callable[..., Any], kind: str
 ) -> None:
     from evalution_transformers.forward import Forward
@@ -210,7 +208,7 @@ def test_running_out_of_memory_halves_the_pass_and_is_remembered(
             hook.remove()
 
 
-def test_a_single_token_that_does_not_fit_raises_the_runtimes_error(
+def test_out_of_memory_for_one_token_raises_the_runtimes_error(
     random_model: Callable[..., Any],
 ) -> None:
     from evalution_transformers.forward import Forward
@@ -228,7 +226,7 @@ def test_a_single_token_that_does_not_fit_raises_the_runtimes_error(
         hook.remove()
 
 
-def test_a_pass_that_fails_half_way_leaves_no_trace(random_model: Callable[..., Any]) -> None:
+def test_a_failed_pass_does_not_change_later_scores(random_model: Callable[..., Any]) -> None:
     model = random_model("llama")
     spans = [span for span in questions(rows=6, head=60) if span.start > 1]
     right = [expected(model, span) for span in spans]
@@ -257,7 +255,7 @@ def test_narrow_logits_are_scored_in_float32() -> None:
     rows, targets = torch.arange(64), torch.arange(64) * 60
     chosen, _ = _chosen(logits, rows, targets)
     assert (chosen.double() - right[rows, targets]).abs().max() < 1e-4
-    value, top = top_logprobs(logits[0], 7, 3)
+    value, top = rank_logprobs(logits[0], 7, 3)
     assert abs(value - right[0, 7]) < 1e-4
     assert len(top) == 3
     assert all(abs(found - right[0, token_id]) < 1e-4 for token_id, found in top.items())

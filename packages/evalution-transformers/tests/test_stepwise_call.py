@@ -22,7 +22,7 @@ def counting(upto: int, seen: list[int]) -> Callable[[Callable[[int], None]], No
     return call
 
 
-def test_it_moves_only_while_it_is_advanced() -> None:
+def test_call_runs_only_while_its_iterator_is_advanced() -> None:
     seen: list[int] = []
     steps = StepwiseCall(counting(3, seen), "test").steps()
     assert not seen
@@ -31,7 +31,7 @@ def test_it_moves_only_while_it_is_advanced() -> None:
     assert list(steps) == [1, 2]
 
 
-def test_its_exception_is_raised_where_it_is_read() -> None:
+def test_exception_of_the_call_is_raised_by_the_iterator() -> None:
     def broken(report: Callable[[int], None]) -> None:
         report(1)
         raise ValueError("planted")
@@ -42,7 +42,7 @@ def test_its_exception_is_raised_where_it_is_read() -> None:
         next(steps)
 
 
-def test_closing_ends_the_call_and_its_thread() -> None:
+def test_closing_the_iterator_ends_the_call_and_its_thread() -> None:
     seen: list[int] = []
     ended: list[str] = []
 
@@ -63,7 +63,7 @@ def test_closing_ends_the_call_and_its_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_its_exception_keeps_nothing_alive() -> None:
+def test_raised_exception_keeps_no_frames_alive() -> None:
     class Held:
         """Stands for the tensors of a pass for which memory ran out."""
 

@@ -43,11 +43,11 @@ def runtime() -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: VLLM(batch_size=0), "'batch_size' of engine VLLM: Input should be greater than"),
-        (lambda: VLLM(max_num_seqs=0), "'max_num_seqs' of engine VLLM: Input should be greater"),
-        (lambda: VLLM(scored_tokens=-1), "'scored_tokens' of engine VLLM: Input should be greater"),
-        (lambda: VLLM(max_model_len=1), "Input should be greater than or equal to 2, got 1"),
-        (lambda: VLLM(gpu_memory_utilization=1.5), "less than or equal to 1, got 1.5"),
+        (lambda: VLLM(batch_size=0), "must be at least 1 or 'auto', got 0"),
+        (lambda: VLLM(max_num_seqs=0), "'max_num_seqs' of engine VLLM must be at least 1"),
+        (lambda: VLLM(scored_tokens=-1), "'scored_tokens' of engine VLLM must be at least"),
+        (lambda: VLLM(max_model_len=1), "must be at least 2, got 1"),
+        (lambda: VLLM(gpu_memory_utilization=1.5), "must be at most 1.0, got 1.5"),
         (
             lambda: VLLM(batch_invariant=True, multiprocessing=False),
             "batch_invariant=True is a switch of a whole process: leave multiprocessing on",

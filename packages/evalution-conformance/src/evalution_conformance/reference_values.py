@@ -17,11 +17,11 @@ from evalution_core import (
     Capability,
     GenerationRequest,
     LoglikelihoodRequest,
-    Message,
     RollingLoglikelihoodRequest,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_core.encoding import encode_with_leading
+from evalution_core.requests import Message
 
 MODEL = "builtin:tiny"
 SMALL_WINDOW = 64

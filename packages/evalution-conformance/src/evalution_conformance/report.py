@@ -12,7 +12,7 @@ import pytest  # noqa: TC002 - pluggy reads the annotations
 
 from evalution_conformance.subject import Subject
 from evalution_conformance.suite import Check, Conformance, get_group
-from evalution_core import CONTRACT_VERSION
+from evalution_core.engine import CONTRACT_VERSION
 
 SCHEMA_VERSION = 1
 PROPERTY = "evalution_conformance"

@@ -17,7 +17,7 @@ from evalution_core import (
     RequestStream,
     TextDelta,
 )
-from evalution_enginekit import TokenEvent, TokenFeed
+from evalution_enginekit import PromptQueue, TokenEvent
 from mutants.catalogue import session_fault
 from mutants.toy import ToySession
 
@@ -83,7 +83,7 @@ class IgnoresAbort(ToySession):
         super().__init__(*args)
         self._abandoned: list[Results] = []
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         for events in super()._generate_tokens(feed):
             time.sleep(0.02)  # a runtime that takes its time
             yield events

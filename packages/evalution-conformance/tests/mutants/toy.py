@@ -32,14 +32,14 @@ from evalution_core import (
 )
 from evalution_enginekit import (
     ByteTokenizer,
+    PromptQueue,
     TokenEvent,
-    TokenFeed,
     TokenPrompt,
     TokenScore,
     TokenSession,
     TokenSpan,
     batch_continuously,
-    bound_tokenizer,
+    bind_tokenizer,
 )
 
 _MERGES = ("answer", "garden", " the", "the", " an", "an", " is", "ne", "ng", "é", ". ")
@@ -158,7 +158,7 @@ class ToySession(TokenSession):
         super().__init__(
             engine=type(engine).__name__,
             capabilities=engine.capabilities,
-            tokenizer=bound_tokenizer(model, tokenizer),
+            tokenizer=bind_tokenizer(model, tokenizer),
             max_model_len=engine.max_model_len,
             batch_size=engine.batch_size,
             dtype="float64",
@@ -168,7 +168,7 @@ class ToySession(TokenSession):
     def table(self) -> Table:
         return table(self.salt)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         return batch_continuously(feed, self._batch_size, _Sequence, self._step)
 
     def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:

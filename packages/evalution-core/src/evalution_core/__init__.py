@@ -1,9 +1,15 @@
-"""The contract between evaluation and engines: types, two base classes, errors, discovery."""
+"""The contract between evaluation and engines: types, two base classes, errors, discovery.
 
-from evalution_core.builtins import builtin_path
-from evalution_core.capabilities import GUIDE_CAPABILITIES, Capability
-from evalution_core.discovery import EngineEntry, available, load_engine, register_engine
-from evalution_core.engine import CONTRACT_VERSION, BaseEngine, RunHandle
+Engines and their callers need these names; everything else is in the modules:
+`requests`, `kinds`, `streams`, `encoding`, `discovery`, `options`, `redaction`, `plugins`.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from evalution_core.capabilities import Capability
+from evalution_core.discovery import load_engine, register_engine
+from evalution_core.engine import BaseEngine
 from evalution_core.errors import (
     ConfigurationError,
     ContextLengthError,
@@ -11,107 +17,92 @@ from evalution_core.errors import (
     EngineUnavailableError,
     EvalutionError,
     InvalidRequestError,
-    RemoteCause,
     SessionClosedError,
     UnknownEngineError,
     UnsupportedRequestError,
-    raise_failures,
 )
 from evalution_core.model import Model
-from evalution_core.options import (
-    EngineSpec,
-    numeric_options,
-    secret,
-    speed_only,
-    validate_options,
-)
-from evalution_core.plugins import did_you_mean, nearest_name, normalized
-from evalution_core.redaction import hide, redact, scrub
+from evalution_core.options import EngineSpec, secret, speed_only, validate_options
 from evalution_core.requests import (
-    FinishReason,
     GenerationOutput,
     GenerationRequest,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
-    Message,
     RequestFailure,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
     StreamEvent,
     TextDelta,
-    TopLogprobs,
-    Truncation,
 )
 from evalution_core.session import (
     BaseInferenceSession,
-    CancellableStream,
     CheckResult,
-    HasMaxModelLen,
-    HasPreferredBatchSize,
-    HasRequestsInFlight,
-    HasTokenizer,
     SessionInfo,
-    SpecialTokens,
     TextCodec,
 )
 from evalution_core.streams import RequestStream
 
 __all__ = [
-    "CONTRACT_VERSION",
-    "GUIDE_CAPABILITIES",
     "BaseEngine",
     "BaseInferenceSession",
-    "CancellableStream",
     "Capability",
     "CheckResult",
     "ConfigurationError",
     "ContextLengthError",
-    "EngineEntry",
     "EngineRuntimeError",
     "EngineSpec",
     "EngineUnavailableError",
     "EvalutionError",
-    "FinishReason",
     "GenerationOutput",
     "GenerationRequest",
-    "HasMaxModelLen",
-    "HasPreferredBatchSize",
-    "HasRequestsInFlight",
-    "HasTokenizer",
     "InvalidRequestError",
     "LoglikelihoodOutput",
     "LoglikelihoodRequest",
-    "Message",
     "Model",
-    "RemoteCause",
     "RequestFailure",
     "RequestStream",
     "RollingLoglikelihoodOutput",
     "RollingLoglikelihoodRequest",
-    "RunHandle",
     "SessionClosedError",
     "SessionInfo",
-    "SpecialTokens",
     "StreamEvent",
     "TextCodec",
     "TextDelta",
-    "TopLogprobs",
-    "Truncation",
     "UnknownEngineError",
     "UnsupportedRequestError",
-    "available",
-    "builtin_path",
-    "did_you_mean",
-    "hide",
     "load_engine",
-    "nearest_name",
-    "normalized",
-    "numeric_options",
-    "raise_failures",
-    "redact",
     "register_engine",
-    "scrub",
     "secret",
     "speed_only",
     "validate_options",
 ]
+
+
+_ELSEWHERE = {
+    "CONTRACT_VERSION": "engine",
+    "EngineEntry": "discovery",
+    "FinishReason": "requests",
+    "GUIDE_CAPABILITIES": "capabilities",
+    "Message": "requests",
+    "RemoteCause": "errors",
+    "RunHandle": "engine",
+    "TopLogprobs": "requests",
+    "Truncation": "requests",
+    "available": "discovery",
+    "builtin_path": "builtins",
+    "did_you_mean": "plugins",
+    "hide": "redaction",
+    "nearest_name": "plugins",
+    "normalized": "plugins",
+    "numeric_options": "options",
+    "raise_failures": "errors",
+    "redact": "redaction",
+    "scrub": "redaction",
+}
+"""Going: names that left this door and may still be imported from it by packages that follow."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ELSEWHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ELSEWHERE[name]}"), name)

@@ -1,4 +1,4 @@
-"""What an engine can do, declared before any weights are loaded."""
+"""Capabilities of engines, declared before any weights are loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Capability(StrEnum):
-    """One thing a request may ask for. What isn't declared is refused before any work."""
+    """One thing a request may ask for. A request for one that isn't declared is refused."""
 
     GENERATE = "generate"
     """Complete a prompt."""
@@ -45,4 +45,4 @@ class Capability(StrEnum):
 GUIDE_CAPABILITIES = frozenset(
     {Capability.GENERATE, Capability.CHAT, Capability.LOGLIKELIHOOD, Capability.ROLLING}
 )
-"""What every engine of the Engine Guide has: the default of an engine that declares nothing."""
+"""Capabilities of every engine of the Engine Guide: the default of one that declares nothing."""

@@ -38,7 +38,6 @@ class Declaration(Protocol):
 
     declared_as: ClassVar[str]
     """Its word in messages: `engine`."""
-    __name__: str
 
 
 def secret(*, default: Any = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -40,9 +41,10 @@ def is_secret_name(name: str) -> bool:
 def find_secrets(value: object, *, is_secret: bool = False) -> frozenset[str]:
     """Return every credential in `value`: an engine, a model, a mapping of options, a URL.
 
-    Those of `secret()` fields, under secret names, and in URLs; at least 8 characters long. A
-    runtime may put a key into the message of an error, where nothing tells it from another word:
-    whoever writes messages gives these values to `redact_text`.
+    Those of `secret()` fields, under secret names, in URLs, and in environment variables that an
+    option such as `api_key_env` names; at least 8 characters long. A
+    runtime may put a key into the message of an error, where it looks like any
+    other word: whoever writes messages gives these values to `redact_text`.
     """
     found: set[str] = set()
     if isinstance(value, str):
@@ -53,15 +55,24 @@ def find_secrets(value: object, *, is_secret: bool = False) -> frozenset[str]:
         found |= {match[0].partition("=")[2] for match in _URL_QUERY.finditer(value)}
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
+            member = getattr(value, field.name)
             named = field.metadata.get(SECRET_FIELD, False) or is_secret_name(field.name)
-            found |= find_secrets(getattr(value, field.name), is_secret=named)
+            found |= find_secrets(member, is_secret=named) | _read_variable(field.name, member)
     elif isinstance(value, Mapping):
         for key, member in cast("Mapping[Any, Any]", value).items():
             found |= find_secrets(member, is_secret=is_secret or is_secret_name(str(key)))
+            found |= _read_variable(str(key), member)
     elif isinstance(value, list | tuple):
         for member in cast("list[Any]", value):
             found |= find_secrets(member, is_secret=is_secret)
     return frozenset(text for text in found if len(text) >= _LEAST_HIDDEN)
+
+
+def _read_variable(name: str, value: object) -> set[str]:
+    """Return the secret in the environment variable that an option like `api_key_env` names."""
+    if isinstance(value, str) and name.endswith("_env") and is_secret_name(name[: -len("_env")]):
+        return {os.environ.get(value, "")}
+    return set()
 
 
 def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
@@ -76,9 +87,9 @@ def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
 _hidden: set[str] = set()
 
 
-def hide(value: Any) -> None:
+def hide(value: Any, *, is_secret: bool = False) -> None:
     """Going: `find_secrets` returns the values that a caller then gives to `redact_text`."""
-    _hidden.update(find_secrets(value))
+    _hidden.update(find_secrets(value, is_secret=is_secret))
 
 
 def scrub(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
 from evalution_core.capabilities import GUIDE_CAPABILITIES, Capability
 from evalution_core.errors import UnsupportedRequestError
@@ -226,51 +226,3 @@ class BaseInferenceSession(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-# The protocols below are going, for `info`, `tokenizer`, `requests_in_flight` and `RequestStream`.
-
-
-class _Present(type(Protocol)):
-    def __instancecheck__(cls, instance: Any) -> bool:
-        names = [name for name in vars(cls) if not name.startswith("_")]
-        return all(getattr(instance, name, None) is not None for name in names)
-
-
-@runtime_checkable
-class CancellableStream(Protocol):
-    def cancel(self, key: Hashable) -> None: ...
-
-
-@runtime_checkable
-class SpecialTokens(Protocol):
-    @property
-    def leading_ids(self) -> tuple[int, ...]: ...
-    @property
-    def bos_id(self) -> int | None: ...
-    @property
-    def eos_id(self) -> int | None: ...
-
-
-@runtime_checkable
-class HasTokenizer(Protocol, metaclass=_Present):
-    @property
-    def tokenizer(self) -> TextCodec: ...
-
-
-@runtime_checkable
-class HasMaxModelLen(Protocol, metaclass=_Present):
-    @property
-    def max_model_len(self) -> int: ...
-
-
-@runtime_checkable
-class HasPreferredBatchSize(Protocol, metaclass=_Present):
-    @property
-    def preferred_batch_size(self) -> int: ...
-
-
-@runtime_checkable
-class HasRequestsInFlight(Protocol, metaclass=_Present):
-    @property
-    def requests_in_flight(self) -> int: ...

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, NoReturn, Self, TypeVar, cast
 
 from evalution_core.errors import (
     EngineRuntimeError,
@@ -14,7 +14,7 @@ from evalution_core.errors import (
     InvalidRequestError,
     UnsupportedRequestError,
 )
-from evalution_core.requests import RequestFailure, TextDelta
+from evalution_core.requests import Request, RequestFailure, TextDelta
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -85,6 +85,21 @@ def to_request_stream(results: Iterable[tuple[K, T]]) -> RequestStream[K, T]:
     return _IteratorStream(iter(results), None)
 
 
+def parse_item(item: object, position: int) -> tuple[Any, Any] | RequestFailure:
+    """Return the key and the request of an item of a continuous call's input.
+
+    An item that is no pair is a failure of its own; it has no key, so its result comes under None.
+    """
+    if isinstance(item, tuple | list) and len(cast("Sequence[Any]", item)) == 2:
+        key, request = cast("Sequence[Any]", item)
+        return key, request
+    return RequestFailure(
+        InvalidRequestError(
+            f"item {position} of the input must be a pair of key and request, got {item!r}"
+        )
+    )
+
+
 class _Input(Iterator[tuple[K, R]]):
     """The input of a continuous call, with the keys that were given and have no result yet."""
 
@@ -94,8 +109,9 @@ class _Input(Iterator[tuple[K, R]]):
 
     def __next__(self) -> tuple[K, R]:
         pair = next(self._requests)
-        if self.in_flight is not None:
-            self.in_flight.add(pair[0])
+        parsed = parse_item(pair, 0)
+        if self.in_flight is not None and not isinstance(parsed, RequestFailure):
+            self.in_flight.add(parsed[0])
         return pair
 
 
@@ -134,11 +150,7 @@ class _IteratorStream(RequestStream[K, T]):
             self._cancelled.add(key)
 
 
-class _Request(Protocol):
-    metadata: dict[str, object]
-
-
-Q = TypeVar("Q", bound=_Request)
+Q = TypeVar("Q", bound=Request)
 A = TypeVar("A")
 
 
@@ -167,8 +179,15 @@ def stream_windows(
             `in_flight` has the keys that were read and not answered.
     """
     windows: _Windows[K, Q, A] = _Windows(call, control)
-    source = iter(requests)
-    while part := list(islice(source, window)):
+    source = enumerate(requests)
+    while items := list(islice(source, window)):
+        part: list[tuple[K, Q]] = []
+        for position, item in items:
+            parsed = parse_item(item, position)
+            if isinstance(parsed, RequestFailure):
+                yield cast("K", None), parsed
+            else:
+                part.append(parsed)
         yield from windows.answer(part)
 
 
@@ -178,7 +197,7 @@ class _Windows(Generic[K, Q, A]):
         self._control = control
 
     def answer(self, window: list[tuple[K, Q]]) -> Iterator[tuple[K, A | RequestFailure]]:
-        parts = [window]
+        parts = [window] if window else []
         while parts:
             part = parts.pop()
             failures: dict[int, EvalutionError] = {}
@@ -203,7 +222,7 @@ class _Windows(Generic[K, Q, A]):
                 yield from zip((key for key, _ in part), outputs, strict=True)
             for index, failure in failures.items():
                 key, request = part[index]
-                yield key, RequestFailure(failure, request.metadata)
+                yield key, RequestFailure(failure, _read_metadata(request))
 
     def _is_alive(self) -> bool:
         try:
@@ -211,6 +230,10 @@ class _Windows(Generic[K, Q, A]):
         except (EngineRuntimeError, InvalidRequestError, UnsupportedRequestError):
             return False
         return True
+
+
+def _read_metadata(request: object) -> dict[str, Any]:
+    return request.metadata if isinstance(request, Request) else {}
 
 
 def _check_count(outputs: Sequence[object], part: Sequence[object]) -> None:

@@ -1,18 +1,31 @@
 """For engine authors: text above, tokens below, and everything in between written once."""
 
 from evalution_core.encoding import TokenSpan
-from evalution_enginekit.batching import BatchLimits, batches, run_halving
 from evalution_enginekit.chat import ChatTemplate
-from evalution_enginekit.completion import CompletionPiece, RequestPrompt
-from evalution_enginekit.generation import TokenFeed, batch_continuously
+from evalution_enginekit.completion import CompletionChunk, RequestPrompt
+from evalution_enginekit.generation import PromptQueue, batch_continuously
 from evalution_enginekit.model_source import files_identity, model_identity
-from evalution_enginekit.planning import ScoringPlan, Segment, Target, plan_scoring, shared_prefix
-from evalution_enginekit.request_loop import RequestLoop
+from evalution_enginekit.planning import (
+    BatchLimits,
+    ScoringPlan,
+    Segment,
+    Target,
+    batches,
+    plan_scoring,
+    run_halving,
+    shared_prefix,
+)
 from evalution_enginekit.request_session import RequestSession
 from evalution_enginekit.runtime import import_runtime, runtime_errors
+from evalution_enginekit.runtime_thread import RequestLoop
 from evalution_enginekit.session import TokenSession
-from evalution_enginekit.tokenizer import ByteTokenizer, Tokenizer
-from evalution_enginekit.tokenizer_files import TokenizerFile, bound_tokenizer, load_tokenizer
+from evalution_enginekit.tokenizer import (
+    ByteTokenizer,
+    Tokenizer,
+    TokenizerFile,
+    bind_tokenizer,
+    load_tokenizer,
+)
 from evalution_enginekit.tokens import (
     TokenEvent,
     TokenPrompt,
@@ -24,7 +37,8 @@ __all__ = [
     "BatchLimits",
     "ByteTokenizer",
     "ChatTemplate",
-    "CompletionPiece",
+    "CompletionChunk",
+    "PromptQueue",
     "RequestLoop",
     "RequestPrompt",
     "RequestSession",
@@ -32,7 +46,6 @@ __all__ = [
     "Segment",
     "Target",
     "TokenEvent",
-    "TokenFeed",
     "TokenPrompt",
     "TokenScore",
     "TokenSession",
@@ -42,7 +55,7 @@ __all__ = [
     "WrongScoresError",
     "batch_continuously",
     "batches",
-    "bound_tokenizer",
+    "bind_tokenizer",
     "files_identity",
     "import_runtime",
     "load_tokenizer",

@@ -86,7 +86,7 @@ class AsyncSession:
 
     @property
     def streams_text(self) -> bool:
-        """Whether `stream` yields text as it grows; if not, it yields it once, at the end."""
+        """True if `stream` yields text as it grows; if not, it yields it once, at the end."""
         return self._streams_text
 
     async def generate(self, request: GenerationRequest) -> GenerationOutput:

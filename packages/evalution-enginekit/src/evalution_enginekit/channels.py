@@ -23,10 +23,10 @@ from evalution_core.requests import Output, Request
 Event = TextDelta | Output | RequestFailure
 
 _ROUND_S = 0.2
-"""How long a round stays open at most, or requests that come steadily would keep it from starting.
+"""Seconds that a round stays open at most, or a steady flow would keep it from starting.
 """
 _CLOSE_WAIT_S = 10.0
-"""How long `close` waits for the session to release what runs; it normally takes one step."""
+"""Seconds that `close` waits for the session to release what runs; one step is normal."""
 
 
 class Call:
@@ -139,8 +139,12 @@ class Channel:
 
     def leave(self, call: Call) -> None:
         """Give up what is not finished of a call."""
+        if not (call.to_go or call.in_flight):
+            return
         with self.changed:
             call.to_go.clear()
+            with suppress(ValueError):  # a round would open for it, and find nothing
+                self.callers.remove(call)
             numbers = list(call.in_flight)
             call.in_flight.clear()
         self.cancel(numbers)
@@ -271,7 +275,8 @@ class _Reader:
                         call.begun.add(index)
                     else:
                         del self.running[number], call.in_flight[number]
-                    call.send((index, event))
+                # Not under the lock: the caller's thread would wake and wait for it.
+                call.send((index, event))
 
     def _requests(self, round_number: int) -> Iterator[tuple[int, Request]]:
         """Yield what waits, for as long as the stream of this round is the one that is read."""
@@ -303,3 +308,6 @@ class _Reader:
             # Given up in the moment before the stream had it, it was not in flight to be cancelled.
             if self._is_given_up and self._stream is not None:
                 self._stream.cancel(number)
+        with self._changed:
+            if channel.callers:
+                self._changed.notify()  # the round is full: another reader may begin the next one

@@ -13,15 +13,10 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from evalution_core import (
-    ConfigurationError,
-    EngineUnavailableError,
-    InvalidRequestError,
-    Message,
-    Model,
-    did_you_mean,
-    redact,
-)
+from evalution_core import ConfigurationError, EngineUnavailableError, InvalidRequestError, Model
+from evalution_core.plugins import did_you_mean
+from evalution_core.redaction import redact
+from evalution_core.requests import Message
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -42,15 +37,15 @@ _SET = frozenset(
         *SPECIAL_TOKENS,
     }
 )
-"""What a template is given anyway, so that nobody else may set it."""
+"""Variables that every template is given, so that callers may not set them."""
 _TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What a template's own expressions raise on messages that it wasn't written for."""
+"""Errors that a template's expressions raise on messages that it wasn't written for."""
 
 
 class ChatTemplate:
     """One template with the special tokens it may print (`bos_token`, `eos_token`, …).
 
-    `variables` are what it is rendered with besides, as `with_variables` has bound them.
+    `variables` are further ones that `with_variables` has bound.
     """
 
     def __init__(
@@ -126,7 +121,7 @@ class ChatTemplate:
             raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
 
 
-def bound_template(model: Model, template: ChatTemplate | None) -> ChatTemplate | None:
+def bind_template(model: Model, template: ChatTemplate | None) -> ChatTemplate | None:
     """`template`, rendered with what `model.chat_template_kwargs` says.
 
     Raises:
@@ -149,7 +144,7 @@ def bound_template(model: Model, template: ChatTemplate | None) -> ChatTemplate 
 def check_variables(variables: Mapping[str, Any], special_tokens: Iterable[str] = ()) -> None:
     """Refuse what can't be a variable of a chat template.
 
-    Servers are sent the variables, and journals tell answers apart by them, so a value must be one
+    Servers are sent the variables, and journals distinguish answers by them, so a value must be one
     of JSON. A date, as YAML reads it from `2026-07-26`, is none.
 
     Raises:

@@ -14,7 +14,7 @@ from evalution_core import (
     RequestFailure,
     TextDelta,
 )
-from evalution_enginekit.completion import Completion, joined
+from evalution_enginekit.completion import Completion, join_deltas
 from evalution_enginekit.runtime import end_steps, runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
 from evalution_enginekit.streams import ResultStream, StreamLimits
@@ -22,7 +22,7 @@ from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenPrompt
 
 _BATCH_PATIENCE_S = 0.05
-"""How long an engine without continuous batching lets a batch fill after the last request came."""
+"""Seconds that a batch of fixed size may fill after the last request came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class _Running:
     completion: Completion
 
 
-class TokenFeed:
-    """What `_generate_tokens` pulls from. Ask for `cancelled` first, then `take` what fits."""
+class PromptQueue:
+    """Prompts for `_generate_tokens`. Ask for `cancelled` first, then `take` what fits."""
 
     def __init__(self, loop: GenerationLoop, thread: RuntimeThread):
         self._loop = loop
@@ -77,7 +77,7 @@ class GenerationLoop:
         self,
         thread: RuntimeThread,
         tokenizer: Tokenizer,
-        generate: Callable[[TokenFeed], Iterator[Sequence[TokenEvent]]],
+        generate: Callable[[PromptQueue], Iterator[Sequence[TokenEvent]]],
         *,
         continuous: bool,
     ):
@@ -87,7 +87,7 @@ class GenerationLoop:
         self._patience = 0.0 if continuous else _BATCH_PATIENCE_S
         self._asked = False
         self._streams: list[GenerationStream] = []
-        self._telling: set[GenerationStream] = set()
+        self._with_deltas: set[GenerationStream] = set()
         self._running: dict[int, _Running] = {}
         self._finished: set[int] = set()
         self._steps: Iterator[Sequence[TokenEvent]] | None = None
@@ -100,12 +100,12 @@ class GenerationLoop:
             self._thread.ensure_open()
             self._streams.append(stream)
             if deltas:
-                self._telling.add(stream)
+                self._with_deltas.add(stream)
         return stream
 
     @property
     def running(self) -> int:
-        """Prompts that the engine has not let go of."""
+        """Prompts that the engine has not released."""
         return len(self._running)
 
     def step(self) -> float:
@@ -118,7 +118,7 @@ class GenerationLoop:
             with runtime_errors("generation"):
                 if self._steps is None:
                     self._asked = False
-                    self._steps = iter(self._generate(TokenFeed(self, self._thread)))
+                    self._steps = iter(self._generate(PromptQueue(self, self._thread)))
                 events = next(self._steps, None)
                 with self._thread.lock:
                     for event in events or ():
@@ -195,8 +195,8 @@ class GenerationLoop:
             return
         completion = running.completion
         ended_by_itself = completion.take(event)
-        if running.stream in self._telling and (delta := completion.delta()) is not None:
-            running.stream.deliver_part(event.key, delta, joined)
+        if running.stream in self._with_deltas and (delta := completion.delta()) is not None:
+            running.stream.deliver_part(event.key, delta, join_deltas)
         if completion.finish is None:
             return
         job = running.job
@@ -240,9 +240,9 @@ class GenerationLoop:
                 keys = lost.get(stream, [])
                 if not keys and (lost or not stream.admissible()):
                     continue
-                told = EngineRuntimeError(f"{error} ({len(keys)} in flight)", in_flight=keys)
-                told.__cause__ = error.__cause__ or error
-                stream.fail(told)
+                lost_error = EngineRuntimeError(f"{error} ({len(keys)} in flight)", in_flight=keys)
+                lost_error.__cause__ = error.__cause__ or error
+                stream.fail(lost_error)
 
     def _release(self, key: int) -> None:
         running = self._running.pop(key)
@@ -253,7 +253,7 @@ class GenerationLoop:
         over = [s for s in self._streams if s.ended and not s.running]
         for stream in over:
             self._streams.remove(stream)
-            self._telling.discard(stream)
+            self._with_deltas.discard(stream)
 
 
 class Decoding(Protocol):
@@ -261,7 +261,7 @@ class Decoding(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether the last step gave it a stop id or its last token."""
+        """True once a step gave it a stop id or its last token."""
         ...
 
 
@@ -269,16 +269,16 @@ S = TypeVar("S", bound=Decoding)
 
 
 def batch_continuously(
-    feed: TokenFeed,
+    feed: PromptQueue,
     slots: int,
     begin: Callable[[TokenPrompt], S],
     step: Callable[[list[S]], Sequence[TokenEvent]],
 ) -> Iterator[Sequence[TokenEvent]]:
     """Continuous batching for an engine whose step advances all running sequences by a token.
 
-    What `_generate_tokens` of such an engine returns: `begin` makes a sequence of a prompt, `step`
-    runs all of them once and says what each got. A sequence leaves when it is done or its key was
-    cancelled, and its slot is taken before the next step.
+    Returned by `_generate_tokens` of such an engine: `begin` makes a sequence of a prompt, `step`
+    runs all of them once and returns their events. A sequence leaves when it is done or its key
+    was cancelled, and its slot is taken before the next step.
     """
     running: dict[int, S] = {}
     while True:

@@ -25,10 +25,9 @@ from evalution_core import (
     validate_options,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_enginekit.generation import TokenFeed, batch_continuously
+from evalution_enginekit.generation import PromptQueue, batch_continuously
 from evalution_enginekit.session import TokenSession
-from evalution_enginekit.tokenizer import ByteTokenizer, Tokenizer
-from evalution_enginekit.tokenizer_files import bound_tokenizer
+from evalution_enginekit.tokenizer import ByteTokenizer, Tokenizer, bind_tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore
 
 _ROWS = 61
@@ -72,7 +71,7 @@ class Mock(BaseEngine):
         return self.build(model or Model())
 
     def build(self, model: Model) -> MockSession:
-        tokenizer = bound_tokenizer(model, ByteTokenizer())
+        tokenizer = bind_tokenizer(model, ByteTokenizer())
         return MockSession(model.path or "mock", self.max_model_len, self.batch_size, tokenizer)
 
 
@@ -91,7 +90,7 @@ class MockSession(TokenSession):
         self._name = name
         self._table = table(name)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         return batch_continuously(feed, self._batch_size, _Sequence, self._step)
 
     def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:

@@ -1,4 +1,4 @@
-"""What a model's files are, by content, so that a cached answer can't be another model's."""
+"""Files of a model: where they are, and their identity by content, for cached answers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from evalution_core import BaseEngine, ConfigurationError, Model, builtin_path
-from evalution_core.builtins import PREFIX
+from evalution_core import BaseEngine, ConfigurationError, Model
+from evalution_core.builtins import PREFIX, builtin_path
 from evalution_core.redaction import redact
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.tokenizer import find_tokenizer_name
 
 _CHUNK = 1 << 20
 _DESCRIBING_FILES = (
@@ -27,32 +27,32 @@ _DESCRIBING_FILES = (
     "*.model",
     "*.py",
 )
-"""What besides the weights decides an answer: configuration, tokenizer, template, own code."""
+"""Files beside the weights that decide an answer: configuration, tokenizer, template, code."""
 
 
 def model_identity(model: Model, folder: Path, weights: Sequence[str]) -> dict[str, Any] | None:
-    """What answers for `model`, whose files are in `folder`: the SHA-256 of each, by name.
+    """Identify what answers for `model`, whose files are in `folder`: the SHA-256 of each, by name.
 
     `weights` are the glob patterns of the engine's weight files there; configuration and tokenizer
     files are taken without being named. Files of a tokenizer that lies elsewhere are
-    `tokenizer/<name>`, and what `told_arguments` tells is there too.
+    `tokenizer/<name>`, and what `list_identity_arguments` returns is there too.
 
-    None where the tokenizer can't be told by content: it is an object of the caller's, or comes
-    from the Hub.
+    None where the tokenizer can't be identified by content: it is an object of the caller's, or
+    comes from the Hub.
     """
     if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
         return None
     identity: dict[str, Any] = dict(
-        files_identity(_matching(folder, (*weights, *_DESCRIBING_FILES)))
+        files_identity(_match_files(folder, (*weights, *_DESCRIBING_FILES)))
     )
-    if (named := named_tokenizer(model)) is not None:
+    if (named := find_tokenizer_name(model)) is not None:
         path = Path(named)
         if not path.exists():
             return None
-        beside = _matching(path if path.is_dir() else path.parent, _DESCRIBING_FILES)
+        beside = _match_files(path if path.is_dir() else path.parent, _DESCRIBING_FILES)
         files = beside if path.is_dir() else beside | {path}
-        identity |= {f"tokenizer/{name}": told for name, told in files_identity(files).items()}
-    return identity | told_arguments(model)
+        identity |= {f"tokenizer/{name}": digest for name, digest in files_identity(files).items()}
+    return identity | list_identity_arguments(model)
 
 
 def checkpoint_identity(
@@ -67,7 +67,9 @@ def checkpoint_identity(
     elif revision is None or model.tokenizer is not None or model.tokenizer_path is not None:
         return None
     else:
-        identified = {"repository": model.path, "revision": revision} | told_arguments(model)
+        identified = {"repository": model.path, "revision": revision} | list_identity_arguments(
+            model
+        )
     if identified is not None and model.model_kwargs:
         identified["model_kwargs"] = redact(model.model_kwargs)
     return identified
@@ -83,7 +85,7 @@ def read_commit_hash(config: object) -> str | None:
     return None if commit is None else str(commit)
 
 
-def told_arguments(model: Model) -> dict[str, Any]:
+def list_identity_arguments(model: Model) -> dict[str, Any]:
     """`tokenizer_kwargs` and `chat_template_kwargs`, redacted, where the model has some."""
     given = {
         "tokenizer_kwargs": model.tokenizer_kwargs,
@@ -117,7 +119,7 @@ def files_identity(files: Iterable[Path]) -> dict[str, str]:
     return identity
 
 
-def _matching(folder: Path, patterns: Iterable[str]) -> set[Path]:
+def _match_files(folder: Path, patterns: Iterable[str]) -> set[Path]:
     return {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
 
 

@@ -1,4 +1,4 @@
-"""What serves one request of a session, and all requests of a list call in order."""
+"""Sessions for runtimes that are asked for whole requests: a server, a hosted model."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_enginekit.assembly import Assembly
-from evalution_enginekit.completion import CompletionPiece, RequestPrompt
-from evalution_enginekit.request_encoding import Preparation, or_failure
-from evalution_enginekit.request_loop import RequestJob, RequestLoop, RequestStream, Tell
-from evalution_enginekit.scoring import ScoringJob
-from evalution_enginekit.session import READ_AHEAD, KitSession, rolled, span_job
+from evalution_enginekit.completion import CompletionChunk, OutputAssembler, RequestPrompt
+from evalution_enginekit.request_encoding import RequestEncoder, catch_failure
+from evalution_enginekit.runtime_thread import Emit, RequestJob, RequestLoop, RequestStream
+from evalution_enginekit.scoring import RollingStream, ScoringJob
+from evalution_enginekit.session import READ_AHEAD, KitSession, make_rolling_outputs, make_span_job
 from evalution_enginekit.streams import PulledStream, StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokens import TokenScore
@@ -47,23 +46,23 @@ from evalution_enginekit.tokens import TokenScore
 Q = TypeVar("Q", LoglikelihoodRequest, RollingLoglikelihoodRequest)
 
 
-def completion_job(
+def make_completion_job(
     prompt: RequestPrompt,
     tokenizer: Tokenizer | None,
-    complete: Callable[[RequestPrompt], AsyncIterator[CompletionPiece]],
+    complete: Callable[[RequestPrompt], AsyncIterator[CompletionChunk]],
     *,
-    tells: bool,
+    deltas: bool,
 ) -> RequestJob:
-    """Reads the pieces of one completion up to its end or its cut; with `tells`, deltas too."""
+    """Return a job that reads one completion to its end or cut; with `deltas`, emits them too."""
 
-    async def serve(tell: Tell) -> GenerationOutput:
-        assembly = Assembly(prompt, tokenizer)
+    async def serve(emit: Emit) -> GenerationOutput:
+        assembly = OutputAssembler(prompt, tokenizer)
         pieces = cast("Any", complete(prompt))
         async with aclosing(pieces):
             async for piece in pieces:
                 delta = assembly.take(piece)
-                if tells and delta is not None:
-                    tell(delta)
+                if deltas and delta is not None:
+                    emit(delta)
                 if assembly.is_cut:
                     break
         return assembly.output()
@@ -71,35 +70,35 @@ def completion_job(
     return RequestJob(serve, prompt.request.metadata)
 
 
-def score_job(
+def make_score_job(
     scoring: ScoringJob, score: Callable[[TokenSpan], Awaitable[TokenScore]]
 ) -> RequestJob:
-    """Scores a prepared span, and makes of the score what its request is answered with."""
+    """Return a job that scores a prepared span and turns the score into an output."""
 
-    async def serve(_: Tell) -> Any:
+    async def serve(_: Emit) -> Any:
         return scoring.conclude(await score(scoring.span))
 
     return RequestJob(serve, scoring.metadata)
 
 
-def answer_job(request: Q, answer: Callable[[Q], Awaitable[Any]]) -> RequestJob:
-    """Has the runtime answer a request as it was asked; the metadata are the request's own."""
+def make_answer_job(request: Q, answer: Callable[[Q], Awaitable[Any]]) -> RequestJob:
+    """Return a job that has the runtime answer a request by itself; metadata are the request's."""
 
-    async def serve(_: Tell) -> Any:
+    async def serve(_: Emit) -> Any:
         return replace(await answer(request), metadata=request.metadata)
 
     return RequestJob(serve, request.metadata)
 
 
-def results_in_order(
+def collect_results(
     loop: RequestLoop,
     jobs: Sequence[RequestJob],
     limits: StreamLimits,
     requests: Sequence[int] | None = None,
 ) -> list[Any]:
-    """Results in the order of the jobs.
+    """Return results in the order of the jobs.
 
-    What the runtime finds wrong with requests is raised for all of them, once every job is done.
+    Faults that the runtime finds in requests are raised for all of them, once every job is done.
     Any other error is raised at once, and what still runs is aborted. `requests` has the index of
     the request that each job is a part of, where that isn't the job's own.
     """
@@ -129,7 +128,7 @@ def results_in_order(
 def _refusal(
     refused: Mapping[int, EvalutionError], total: int
 ) -> InvalidRequestError | UnsupportedRequestError:
-    """One error for requests that only the runtime could find wrong; the others did run."""
+    """Return one error for requests that only the runtime could refuse; the others did run."""
     kinds = {type(error) for error in refused.values()}
     kind = kinds.pop() if len(kinds) == 1 else InvalidRequestError
     shown = "; ".join(f"[{index}] {error}" for index, error in sorted(refused.items())[:3])
@@ -141,10 +140,10 @@ def _refusal(
 
 K = TypeVar("K", bound=Hashable)
 
-_CONTROL, _CONTROL_TOKENS = "Hello", 16
-"""What is asked of a runtime in doubt that has answered nothing yet; some refuse to say less."""
+_CANARY, _CANARY_TOKENS = "Hello", 16
+"""Asked of a runtime in doubt that has answered nothing yet; some refuse to generate less."""
 _UNLIMITED = 1 << 31
-"""Stands for a window that nobody told: then the runtime decides what is too long."""
+"""Stands for an unknown window: then the runtime decides what is too long."""
 
 
 class RequestSession(KitSession):
@@ -197,17 +196,17 @@ class RequestSession(KitSession):
         self._loop = loop
         self._most = most or loop.depth
         self._known_tokenizer = tokenizer
-        self._preparation = (
-            Preparation(self._admission, tokenizer, max_model_len or _UNLIMITED)
+        self._encoder = (
+            RequestEncoder(self._validator, tokenizer, max_model_len or _UNLIMITED)
             if encodes and tokenizer is not None
             else None
         )
-        loop.control_with(RequestJob(self._serve_control, {}))
+        loop.set_canary(RequestJob(self._serve_canary, {}))
 
     # what an engine writes
 
     @abstractmethod
-    def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionPiece]:
+    def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionChunk]:
         """Complete one prompt; the last piece has `finish`.
 
         The stop strings are in `prompt.request.stop`, for a runtime that can end by them; the kit
@@ -239,9 +238,9 @@ class RequestSession(KitSession):
 
         Runs once, before the first score.
         """
-        if self._preparation is None or self._known_tokenizer is None:
+        if self._encoder is None or self._known_tokenizer is None:
             return CheckResult("not checkable", "the runtime encodes by itself")
-        return self._compared_paths(self._known_tokenizer, self._known_window or _UNLIMITED)
+        return self._compare_paths(self._known_tokenizer, self._known_window or _UNLIMITED)
 
     # the contract
 
@@ -264,36 +263,36 @@ class RequestSession(KitSession):
     def generate(
         self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
     ) -> list[GenerationOutput]:
-        self._begin(batch_size)
-        prompts: list[RequestPrompt] = self._admission.check_all(self._prompt, requests)
-        jobs = [self._completing(prompt, tells=False) for prompt in prompts]
+        batch_size = self._begin(batch_size)
+        prompts: list[RequestPrompt] = self._validator.check_all(self._prompt, requests)
+        jobs = [self._completing(prompt, deltas=False) for prompt in prompts]
         return self._all(jobs, batch_size)
 
     def generate_continuous(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
-        self._begin(batch_size)
+        batch_size = self._begin(batch_size)
 
         def job(request: GenerationRequest) -> RequestJob:
-            return self._completing(self._prompt(request), tells=False)
+            return self._completing(self._prompt(request), deltas=False)
 
-        return self._pulled(requests, job, batch_size)
+        return self._make_stream(requests, job, batch_size)
 
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, StreamEvent]]:
-        self._begin(batch_size, streams=True)
+        batch_size = self._begin(batch_size, streams=True)
 
         def job(request: GenerationRequest) -> RequestJob:
-            return self._completing(replace(self._prompt(request), is_live=True), tells=True)
+            return self._completing(replace(self._prompt(request), is_live=True), deltas=True)
 
-        return self._pulled(requests, job, batch_size)
+        return self._make_stream(requests, job, batch_size)
 
     def loglikelihood(
         self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[LoglikelihoodOutput]:
-        self._begin(batch_size)
-        jobs = self._admission.check_all(self._scoring, requests)
+        batch_size = self._begin(batch_size)
+        jobs = self._validator.check_all(self._scoring, requests)
         self._ensure_checked()
         return self._all(jobs, batch_size)
 
@@ -301,25 +300,37 @@ class RequestSession(KitSession):
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
         """Scores in completion order; the input is consumed on another thread."""
-        self._begin(batch_size)
-        return self._pulled(requests, self._scoring, batch_size, scores=True)
+        batch_size = self._begin(batch_size)
+        return self._make_stream(requests, self._scoring, batch_size, scores=True)
 
     def loglikelihood_rolling(
         self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[RollingLoglikelihoodOutput]:
-        self._begin(batch_size)
-        if self._preparation is None:
-            jobs = self._admission.check_all(self._rolling, requests)
+        batch_size = self._begin(batch_size)
+        if self._encoder is None:
+            jobs = self._validator.check_all(self._rolling, requests)
             self._ensure_checked()
             return self._all(jobs, batch_size)
-        texts: list[list[TokenSpan]] = self._admission.check_all(
-            self._preparation.rolling, requests
-        )
+        texts: list[list[TokenSpan]] = self._validator.check_all(self._encoder.rolling, requests)
         self._ensure_checked()
         jobs = [self._span_job(span) for windows in texts for span in windows]
         parts = [index for index, windows in enumerate(texts) for _ in windows]
-        scores = results_in_order(self._loop, jobs, self._limits(batch_size), parts)
-        return rolled(requests, texts, iter(scores))
+        scores = collect_results(self._loop, jobs, self._limits(batch_size), parts)
+        return make_rolling_outputs(requests, texts, iter(scores))
+
+    def loglikelihood_rolling_continuous(
+        self,
+        requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
+        *,
+        batch_size: int | None = None,
+    ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
+        """Scores in completion order; `batch_size` counts windows of texts."""
+        batch_size = self._begin(batch_size)
+        if self._encoder is None:
+            return self._make_stream(requests, self._rolling, batch_size, scores=True)
+        prepare = catch_failure(self._encoder.rolling)
+        opening = self._opening(batch_size, scores=True)
+        return RollingStream(requests, opening, prepare, self._span_job, self._engine)
 
     def gc(self) -> None:
         self._loop.call(self._release_caches)
@@ -337,31 +348,31 @@ class RequestSession(KitSession):
         return "continuous"
 
     def _prompt(self, request: GenerationRequest) -> RequestPrompt:
-        if self._preparation is None:
-            self._admission.generation(request)
+        if self._encoder is None:
+            self._validator.generation(request)
             text = request.rendered_prompt
             if text is None and request.messages is None:
                 text = request.prompt
             ids = request.input_ids
             return RequestPrompt(request, None if ids is not None else text, ids)
-        job = self._preparation.generation(request)
+        job = self._encoder.generation(request)
         ids, stop_ids = job.prompt.token_ids, job.prompt.stop_ids
         return RequestPrompt(request, job.prompt_text, ids, job.truncated_tokens, stop_ids)
 
-    def _completing(self, prompt: RequestPrompt, *, tells: bool) -> RequestJob:
-        return completion_job(prompt, self._known_tokenizer, self._complete, tells=tells)
+    def _completing(self, prompt: RequestPrompt, *, deltas: bool) -> RequestJob:
+        return make_completion_job(prompt, self._known_tokenizer, self._complete, deltas=deltas)
 
     def _scoring(self, request: LoglikelihoodRequest) -> RequestJob:
-        if self._preparation is None:
-            self._admission.loglikelihood(request)
-            return answer_job(request, self._score_pair)
-        return score_job(self._preparation.loglikelihood(request), self._score)
+        if self._encoder is None:
+            self._validator.loglikelihood(request)
+            return make_answer_job(request, self._score_pair)
+        return make_score_job(self._encoder.loglikelihood(request), self._score)
 
     def _rolling(self, request: RollingLoglikelihoodRequest) -> RequestJob:
-        self._admission.rolling(request)
-        return answer_job(request, self._score_text)
+        self._validator.rolling(request)
+        return make_answer_job(request, self._score_text)
 
-    def _pulled(
+    def _make_stream(
         self,
         requests: Iterable[tuple[K, Any]],
         job: Callable[[Any], RequestJob],
@@ -369,30 +380,34 @@ class RequestSession(KitSession):
         *,
         scores: bool = False,
     ) -> Iterator[tuple[K, Any]]:
+        opening = self._opening(batch_size, scores=scores)
+        return PulledStream(requests, opening, catch_failure(job), self._engine)
+
+    def _opening(self, batch_size: int | None, *, scores: bool) -> Callable[[], RequestStream]:
         def opening() -> RequestStream:
             if scores:
                 self._ensure_checked()
             return self._loop.open(self._limits(batch_size))
 
-        return PulledStream(requests, opening, or_failure(job), self._engine)
+        return opening
 
     def _limits(self, batch_size: int | None) -> StreamLimits:
         return StreamLimits(running=batch_size or self._most, ahead=READ_AHEAD)
 
-    async def _serve_control(self, tell: Tell) -> object:
-        """A request that a runtime which lives can serve, for want of one that it has served."""
+    async def _serve_canary(self, emit: Emit) -> object:
+        """Serve a request that any live runtime can serve, for want of one that it has served."""
         if Capability.GENERATE not in self._capabilities:
-            pair = LoglikelihoodRequest(_CONTROL, " " + _CONTROL)
+            pair = LoglikelihoodRequest(_CANARY, " " + _CANARY)
             job = await asyncio.to_thread(self._scoring, pair)
-            return await job.serve(tell)
-        request = GenerationRequest(_CONTROL, max_new_tokens=_CONTROL_TOKENS)
-        if self._preparation is None and Capability.CHAT in self._capabilities:
-            request = replace(request, messages=[{"role": "user", "content": _CONTROL}])
+            return await job.serve(emit)
+        request = GenerationRequest(_CANARY, max_new_tokens=_CANARY_TOKENS)
+        if self._encoder is None and Capability.CHAT in self._capabilities:
+            request = replace(request, messages=[{"role": "user", "content": _CANARY}])
         prompt = await asyncio.to_thread(self._prompt, request)
-        return await self._completing(prompt, tells=False).serve(tell)
+        return await self._completing(prompt, deltas=False).serve(emit)
 
     def _all(self, jobs: Sequence[RequestJob], batch_size: int | None) -> list[Any]:
-        return results_in_order(self._loop, jobs, self._limits(batch_size))
+        return collect_results(self._loop, jobs, self._limits(batch_size))
 
     def _score_spans(
         self, spans: Sequence[TokenSpan], batch_size: int | None = None
@@ -400,10 +415,10 @@ class RequestSession(KitSession):
         return self._all([self._span_job(span) for span in spans], batch_size)
 
     def _span_job(self, span: TokenSpan) -> RequestJob:
-        return score_job(span_job(span), self._score)
+        return make_score_job(make_span_job(span), self._score)
 
     def _complete_ids(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
         request = GenerationRequest(input_ids=list(token_ids), max_new_tokens=length, logprobs=2)
         prompt = RequestPrompt(request, "", list(token_ids), 0)
-        (output,) = self._all([self._completing(prompt, tells=False)], None)
+        (output,) = self._all([self._completing(prompt, deltas=False)], None)
         return output

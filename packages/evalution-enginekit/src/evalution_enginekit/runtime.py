@@ -9,11 +9,11 @@ import re
 import sys
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from evalution_core import (
     ConfigurationError,
@@ -21,9 +21,9 @@ from evalution_core import (
     EngineUnavailableError,
     EvalutionError,
     Model,
-    did_you_mean,
-    scrub,
 )
+from evalution_core.plugins import did_you_mean
+from evalution_core.redaction import scrub
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def import_runtime(
     if not installed:
         raise EngineUnavailableError(f"{' or '.join(names)} is not installed; {install}")
     name, found = installed[0]
-    if not in_range(found, versions):
+    if not is_in_range(found, versions):
         raise EngineUnavailableError(f"needs {name}{versions}, found {name} {found}; {install}")
     try:
         return import_module(module)
@@ -62,8 +62,8 @@ def import_runtime(
         ) from error
 
 
-def in_range(found: str, versions: str) -> bool:
-    """Whether a version's release number (`0.32.1` of `0.32.1.post2+cpu`) is within all bounds."""
+def is_in_range(found: str, versions: str) -> bool:
+    """Report whether a version's release number (`0.32.1` of `0.32.1.post2+cpu`) is in bounds."""
     release = _release(found)
     for clause in versions.split(","):
         match = _CLAUSE.match(clause.strip())
@@ -71,7 +71,7 @@ def in_range(found: str, versions: str) -> bool:
             raise ValueError(f"not a version bound: {clause!r}")
         operator, bound = match[1], _release(match[2])
         width = max(len(release), len(bound))
-        left, right = _padded(release, width), _padded(bound, width)
+        left, right = _pad(release, width), _pad(bound, width)
         holds = {
             ">=": left >= right,
             "<=": left <= right,
@@ -85,7 +85,7 @@ def in_range(found: str, versions: str) -> bool:
     return True
 
 
-def brief(error: BaseException) -> str:
+def shorten_error(error: BaseException) -> str:
     """Its message without secrets, and without the middle of one that lists all there is."""
     text = scrub(str(error))
     half = _LONGEST // 2
@@ -131,7 +131,7 @@ def _release(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else (0,)
 
 
-def _padded(release: tuple[int, ...], width: int) -> tuple[int, ...]:
+def _pad(release: tuple[int, ...], width: int) -> tuple[int, ...]:
     return release + (0,) * (width - len(release))
 
 
@@ -148,7 +148,7 @@ def require_linux(runtime: str) -> None:
 
 def require_distribution(*names: str, install: str) -> None:
     """Raise `EngineUnavailableError` where none is installed, before anything is imported."""
-    if _installed(names) is None:
+    if _describe_installed(names) is None:
         raise EngineUnavailableError(f"{' or '.join(names)} is not installed; {install}")
 
 
@@ -172,12 +172,12 @@ def linux_install_hint(runtime: str, command: str, *, lowest: Python, highest: P
     )
 
 
-def described_distribution(*names: str) -> str:
+def describe_distribution(*names: str) -> str:
     """The first of them that is installed, with its version; the first one's name if none is."""
-    return _installed(names) or names[0]
+    return _describe_installed(names) or names[0]
 
 
-def _installed(names: Sequence[str]) -> str | None:
+def _describe_installed(names: Sequence[str]) -> str | None:
     for name in names:
         try:
             return f"{name} {version(name)}"
@@ -200,7 +200,7 @@ def _text(python: Python) -> str:
 SET_BY_THE_ENGINE = "the engine sets it"
 
 
-def further_arguments(
+def merge_arguments(
     sources: Mapping[str, Mapping[str, Any]],
     *,
     refused: Mapping[str, str],
@@ -227,7 +227,7 @@ def further_arguments(
     return found
 
 
-def set_options(options: object, names: Iterable[str]) -> dict[str, Any]:
+def find_changed_options(options: object, names: Iterable[str]) -> dict[str, Any]:
     """Return those of the named options, with their values, that aren't at their defaults."""
     default = type(options)()
     return {
@@ -276,7 +276,7 @@ _PLACED = ("path", "tokenizer")
 """Fields of a model that have a place of their own, or no form as text."""
 
 
-def option_pairs(option: str, pairs: Sequence[str] | None) -> dict[str, Any]:
+def parse_option_pairs(option: str, pairs: Sequence[str] | None) -> dict[str, Any]:
     """Values by name; they are JSON where they can be read as such, else text.
 
     Args:
@@ -298,9 +298,9 @@ def option_pairs(option: str, pairs: Sequence[str] | None) -> dict[str, Any]:
     return found
 
 
-def model_fields(option: str, pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Fields of a `Model` besides its path; errors as `option_pairs`, and for an unknown field."""
-    given = option_pairs(option, pairs)
+def parse_model_fields(option: str, pairs: Sequence[str] | None) -> dict[str, Any]:
+    """Return the fields of a `Model` but its path; raise also over a field that it lacks."""
+    given = parse_option_pairs(option, pairs)
     known = [field.name for field in fields(Model) if field.name not in _PLACED]
     for name in given:
         if name not in known:
@@ -309,3 +309,37 @@ def model_fields(option: str, pairs: Sequence[str] | None) -> dict[str, Any]:
                 f"(fields: {', '.join(known)})"
             )
     return given
+
+
+C = TypeVar("C")
+
+PATIENCE = 3
+"""Failures in a row, each of one request by itself, until a runtime is doubted."""
+
+
+@dataclass(slots=True)
+class Liveness(Generic[C]):
+    """Evidence on a runtime: its failures in a row, and its canary.
+
+    Requests that fail side by side are no proof: the choices of one bad question do. So a runtime
+    in doubt is given its canary, and is dead if that fails too.
+    """
+
+    canary: C | None = None
+    """The request that worked last; before that, one that a live runtime is sure to serve."""
+    failures: int = 0
+
+    def worked(self, done: C | None) -> None:
+        """The runtime answered: `done` is what it did right, if it did."""
+        self.failures = 0
+        if done is not None:
+            self.canary = done
+
+    def failed(self, *, patience: int = PATIENCE) -> bool:
+        """Count a request that failed by itself; return whether the runtime is in doubt."""
+        self.failures += 1
+        return self.failures >= patience
+
+    def ended(self) -> None:
+        """Forget the failures of a runtime that was taken for dead: it may be tried again."""
+        self.failures = 0

@@ -21,7 +21,7 @@ _ROWS_AT_ONCE = 64
 
 
 class TokenChoice:
-    """How one prompt's tokens are chosen, with random numbers of its own.
+    """Choice of one prompt's tokens, with random numbers of its own.
 
     The same seed gives the same numbers, whatever else is in the batch.
     """

@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from evalution_core import (
     EngineRuntimeError,
     EvalutionError,
     LoglikelihoodOutput,
     RequestFailure,
+    RequestStream,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_enginekit.planning import grouped_order
-from evalution_enginekit.request_loop import Liveness
-from evalution_enginekit.runtime import end_steps, runtime_errors
+from evalution_core.streams import parse_item
+from evalution_enginekit.planning import order_by_prefix
+from evalution_enginekit.runtime import Liveness, end_steps, runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
-from evalution_enginekit.streams import ResultStream, StreamLimits
+from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
 from evalution_enginekit.tokens import TokenScore, WrongScoresError
 
 _CHUNK_PATIENCE_S = 0.005
-"""How long a chunk may fill after its last span came: the choices of a question come together."""
+"""Seconds that a chunk may fill after its last span: the choices of a question come together."""
 
+K = TypeVar("K", bound=Hashable)
+J = TypeVar("J")
 SpanScores = Sequence[TokenScore | EvalutionError]
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringJob:
-    """A span and what its score becomes."""
+    """A span, and the function that makes its request's output of the score."""
 
     span: TokenSpan
     conclude: Callable[[TokenScore], Any]
@@ -48,7 +51,7 @@ class _Chunk:
     """Spans of one stream that the engine is given together, those with a shared prefix adjacent.
 
     `done` counts those whose score has come; `steps` is the engine at work on the others. While
-    `fault` is set, which is what a lone span failed with, they score the control in its place.
+    `fault` is set, which is what a lone span failed with, they score the canary in its place.
     """
 
     stream: ScoringStream
@@ -62,7 +65,7 @@ class _Chunk:
         return self.jobs[self.done :]
 
     def end(self) -> None:
-        """Have the engine let go of it."""
+        """Have the engine release it."""
         steps, self.steps = self.steps, None
         end_steps(steps, "scoring")
 
@@ -128,14 +131,14 @@ class ScoringLoop:
         self._streams.append(stream)
         numbers = islice(self._numbers, stream.admissible())
         jobs = [(number, *stream.admit(number)) for number in numbers]
-        order = grouped_order([job.span for _, _, job in jobs])
+        order = order_by_prefix([job.span for _, _, job in jobs])
         return _Chunk(stream, [jobs[index] for index in order])
 
     def _spans(self, chunk: _Chunk) -> list[TokenSpan]:
         if chunk.fault is None:
             return [job.span for _, _, job in chunk.rest]
-        assert self._liveness.control is not None
-        return [self._liveness.control]
+        assert self._liveness.canary is not None
+        return [self._liveness.canary]
 
     def _deliver(self, chunk: _Chunk, scores: SpanScores | None) -> None:
         """Hand on one step's scores; None means that the engine has no more."""
@@ -145,7 +148,7 @@ class ScoringLoop:
         if len(found) > len(chunk.rest):
             raise EngineRuntimeError(f"scored more than the {len(chunk.jobs)} spans there were")
         results = [
-            (number, job.span, _conclusion(job, score))
+            (number, job.span, _conclude(job, score))
             for (number, _, job), score in zip(chunk.rest, found, strict=False)
         ]
         if len(found) == len(chunk.rest):
@@ -171,15 +174,15 @@ class ScoringLoop:
                 )
             elif not self._liveness.failed():
                 self._fail_alone(chunk, error)
-            elif self._liveness.control is None:
+            elif self._liveness.canary is None:
                 self._give_up(chunk, error)
             else:
                 chunk.fault = error
 
     def _clear(self, chunk: _Chunk, fault: EvalutionError, scores: SpanScores | None) -> None:
-        """The control has scored: it is the chunk's span that is bad, and not the runtime."""
+        """The canary has scored: it is the chunk's span that is bad, and not the runtime."""
         if scores is None or any(isinstance(score, EvalutionError) for score in scores):
-            raise EngineRuntimeError("the control has no score")
+            raise EngineRuntimeError("the canary has no score")
         if not scores:
             return
         chunk.end()
@@ -190,12 +193,12 @@ class ScoringLoop:
     def _fail_alone(self, chunk: _Chunk, error: EvalutionError) -> None:
         self._chunks.popleft()
         ((number, key, job),) = chunk.rest
-        chunk.stream.deliver(number, RequestFailure(_with_ids(error, [key]), job.metadata))
+        chunk.stream.deliver(number, RequestFailure(_add_ids(error, [key]), job.metadata))
         chunk.stream.release(number)
 
     def _give_up(self, chunk: _Chunk, error: EvalutionError) -> None:
         self._chunks.popleft()
-        chunk.stream.fail(_with_ids(error, list(chunk.stream.running.values())))
+        chunk.stream.fail(_add_ids(error, list(chunk.stream.running.values())))
         for number, _, _ in chunk.rest:
             chunk.stream.release(number)
         self._liveness.ended()
@@ -205,7 +208,7 @@ class ScoringLoop:
             ended = [chunk for chunk in self._chunks if chunk.stream.ended]
             for chunk in ended:
                 self._chunks.remove(chunk)
-        # Without the lock, as every call of the engine; released once it has let go.
+        # Without the lock, as every call of the engine.
         for chunk in ended:
             chunk.end()
         with self._thread.lock:
@@ -214,14 +217,14 @@ class ScoringLoop:
                     chunk.stream.release(number)
 
 
-def _with_ids(error: EvalutionError, lost: Sequence[Hashable]) -> EngineRuntimeError:
+def _add_ids(error: EvalutionError, lost: Sequence[Hashable]) -> EngineRuntimeError:
     kind = WrongScoresError if isinstance(error, WrongScoresError) else EngineRuntimeError
-    told = kind(f"{error} ({len(lost)} in flight)", in_flight=lost)
-    told.__cause__ = error.__cause__ or error
-    return told
+    lost_error = kind(f"{error} ({len(lost)} in flight)", in_flight=lost)
+    lost_error.__cause__ = error.__cause__ or error
+    return lost_error
 
 
-def _conclusion(job: ScoringJob, score: TokenScore | EvalutionError) -> Any:
+def _conclude(job: ScoringJob, score: TokenScore | EvalutionError) -> Any:
     if isinstance(score, EvalutionError):
         return RequestFailure(score, job.metadata)
     if not isinstance(score, TokenScore):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -266,3 +269,118 @@ def rolling_output(
         token_ids=token_ids,
         token_logprobs=logprobs,
     )
+
+
+@dataclass(slots=True)
+class _Text(Generic[K]):
+    """A text of a stream; its windows are scored one by one. `left` counts those without score."""
+
+    key: K
+    request: RollingLoglikelihoodRequest
+    windows: Sequence[TokenSpan]
+    scores: list[TokenScore | None]
+    left: int
+    is_over: bool = False
+
+
+class RollingStream(RequestStream[K, RollingLoglikelihoodOutput | RequestFailure], Generic[K, J]):
+    """A stream of texts, on a stream of their windows.
+
+    Args:
+        requests: the input, read on another thread.
+        opening: begins the stream of windows.
+        prepare: a request's windows, or what is wrong with it.
+        make_job: a job that scores one window.
+        name: whose stream it is, for the names of threads.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
+        opening: Callable[[], ResultStream[Any, J, Any]],
+        prepare: Callable[[RollingLoglikelihoodRequest], list[TokenSpan] | RequestFailure],
+        make_job: Callable[[TokenSpan], J],
+        name: str,
+    ):
+        self._texts: dict[int, _Text[K]] = {}
+
+        def prepare_window(part: TokenSpan | RequestFailure) -> J | RequestFailure:
+            return part if isinstance(part, RequestFailure) else make_job(part)
+
+        parts = _read_windows(requests, self._texts, prepare)
+        self._windows = PulledStream(parts, opening, prepare_window, name)
+
+    def __next__(self) -> tuple[K, RollingLoglikelihoodOutput | RequestFailure]:
+        while True:
+            try:
+                (number, index), score = next(self._windows)
+            except EngineRuntimeError as error:
+                renamed = self._with_keys(error)
+                raise renamed from renamed.__cause__
+            text = self._texts.get(number)
+            if text is None:
+                continue
+            if isinstance(score, RequestFailure):
+                error = score.error
+                if isinstance(error, EngineRuntimeError):
+                    error = self._with_keys(error)
+                self._drop(number)
+                return text.key, RequestFailure(error, _metadata(text.request, score))
+            text.scores[index] = score
+            text.left -= 1
+            if not text.left:
+                del self._texts[number]
+                scores = [found for found in text.scores if found is not None]
+                try:
+                    return text.key, rolling_output(text.request, text.windows, scores)
+                except EvalutionError as error:
+                    return text.key, RequestFailure(error, text.request.metadata)
+
+    def close(self) -> None:
+        self._windows.close()
+
+    def cancel(self, key: Hashable) -> None:
+        for number in [number for number, text in self._texts.items() if text.key == key]:
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        text = self._texts.pop(number, None)
+        if text is not None:
+            text.is_over = True
+            for index in range(len(text.windows)):
+                self._windows.cancel((number, index))
+
+    def _with_keys(self, error: EngineRuntimeError) -> EngineRuntimeError:
+        """Return the error with the keys of texts in place of those of their windows."""
+        numbers = dict.fromkeys(cast("tuple[int, int]", part)[0] for part in error.in_flight)
+        keys = [self._texts[number].key for number in numbers if number in self._texts]
+        renamed = type(error)(str(error), in_flight=keys)
+        renamed.__cause__ = error.__cause__
+        return renamed
+
+
+def _read_windows(
+    requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
+    texts: dict[int, _Text[K]],
+    prepare: Callable[[RollingLoglikelihoodRequest], list[TokenSpan] | RequestFailure],
+) -> Iterator[tuple[tuple[int, int], TokenSpan | RequestFailure]]:
+    """Yield each window of each text, or the failure of a request that can't be scored."""
+    for number, item in enumerate(requests):
+        parsed = parse_item(item, number)
+        key, request = (None, None) if isinstance(parsed, RequestFailure) else parsed
+        found = parsed if isinstance(parsed, RequestFailure) else prepare(parsed[1])
+        windows = [] if isinstance(found, RequestFailure) else found
+        text = _Text(
+            cast("K", key), cast("Any", request), windows, [None] * len(windows), len(windows)
+        )
+        texts[number] = text
+        parts = enumerate([found] if isinstance(found, RequestFailure) else windows)
+        for index, part in parts:
+            if text.is_over:
+                break
+            yield (number, index), part
+
+
+def _metadata(request: object, failure: RequestFailure) -> dict[str, Any]:
+    is_known = isinstance(request, RollingLoglikelihoodRequest)
+    return request.metadata if is_known else failure.metadata

@@ -81,12 +81,12 @@ def self_check(
     What either path raises is raised, but for `WrongScoresError`, which is a failure.
     """
     try:
-        return _compared(tokenizer, complete, score, max_model_len, dtype)
+        return _compare(tokenizer, complete, score, max_model_len, dtype)
     except WrongScoresError as error:
         return CheckResult("failed", str(error))
 
 
-def _compared(
+def _compare(
     tokenizer: Tokenizer, complete: Complete | None, score: Score, max_model_len: int, dtype: str
 ) -> CheckResult:
     room = max_model_len - _LENGTH
@@ -97,7 +97,7 @@ def _compared(
     whole, head, tail = score(
         [TokenSpan(known, 1), TokenSpan(known[:-2], 1), TokenSpan(known, len(known) - 2)]
     )
-    problem = _implausible(whole.logprobs, len(known) - 1)
+    problem = _find_implausible(whole.logprobs, len(known) - 1)
     if problem is not None:
         return CheckResult("failed", problem)
     parts = [*head.logprobs, *tail.logprobs]
@@ -113,10 +113,10 @@ def _compared(
         return CheckResult(
             "passed", "scored whole and in parts alike; no next-token path to compare", split
         )
-    return _against_next_tokens(known, complete(known, _LENGTH), score, tolerance)
+    return _compare_next_tokens(known, complete(known, _LENGTH), score, tolerance)
 
 
-def _against_next_tokens(
+def _compare_next_tokens(
     known: list[int], completion: GenerationOutput, score: Score, tolerance: float
 ) -> CheckResult:
     generated = completion.token_ids or []
@@ -145,12 +145,12 @@ def _against_next_tokens(
 
 
 def _smallest_gap(completion: GenerationOutput) -> float:
-    """How far the chosen token was ahead of the next one, at the closest step."""
+    """Distance of the chosen token from the next one, at the closest step."""
     ranked = [sorted(step.values()) for step in completion.top_logprobs or []]
     return min((step[-1] - step[-2] for step in ranked if len(step) > 1), default=math.inf)
 
 
-def _implausible(logprobs: Sequence[float], expected: int) -> str | None:
+def _find_implausible(logprobs: Sequence[float], expected: int) -> str | None:
     if len(logprobs) != expected:
         return f"{expected} tokens were to be scored and {len(logprobs)} log-probabilities came"
     if not all(math.isfinite(value) and value <= 1e-6 for value in logprobs):

@@ -22,9 +22,10 @@ from itertools import count
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
-from evalution_core import EngineRuntimeError, EvalutionError, FinishReason
+from evalution_core import EngineRuntimeError, EvalutionError
 from evalution_core.encoding import TokenSpan
-from evalution_enginekit.generation import TokenFeed
+from evalution_core.requests import FinishReason
+from evalution_enginekit.generation import PromptQueue
 from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore, WrongScoresError
 
 
@@ -140,7 +141,7 @@ class ServingLoop:
         """The requests at the runtime by id: the key of a prompt, or a group of spans."""
         return {name: pending.running[name] for name, pending in self._owners.items()}
 
-    def generate(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def generate(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         """Yield the events of each step until nothing runs, as `_generate_tokens` does."""
         pending = _Pending()
         feed.on_change(self._runtime.wake)

@@ -19,13 +19,12 @@ from evalution_core import (
 )
 from evalution_core.encoding import TokenSpan
 from evalution_core.redaction import scrub
-from evalution_enginekit.generation import TokenFeed
+from evalution_enginekit.generation import PromptQueue
 from evalution_enginekit.model_source import checkpoint_identity, model_folder
-from evalution_enginekit.runtime import brief, runtime_errors
+from evalution_enginekit.runtime import runtime_errors, shorten_error
 from evalution_enginekit.serving import ServingLoop, ServingRuntime, SpanGroup, group_spans
 from evalution_enginekit.session import TokenSession
-from evalution_enginekit.tokenizer import Tokenizer
-from evalution_enginekit.tokenizer_files import HFTokenizer, checkpoint_tokenizer
+from evalution_enginekit.tokenizer import HFTokenizer, Tokenizer, checkpoint_tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenScore
 
 _log = logging.getLogger(__name__)
@@ -75,22 +74,22 @@ def loading_errors(path: str, hints: LoadingHints) -> Generator[None]:
         raise EngineUnavailableError(f"loading {path!r} needs more: {scrub(str(error))}") from error
     except Exception as error:
         # An error of a worker comes from another process, and only its text is left.
-        text = str(error).lower()
+        text, message = str(error).lower(), shorten_error(error)
         if _NO_MEMORY in text:
             raise EngineUnavailableError(
-                f"{path!r} doesn't fit into memory; set {hints.memory_options}: {brief(error)}"
+                f"{path!r} doesn't fit into memory; set {hints.memory_options}: {message}"
             ) from error
         if hints.device is not None and any(sign in text for sign in _NO_DEVICE):
             raise EngineUnavailableError(
-                f"{hints.runtime} needs {hints.device}: {brief(error)}"
+                f"{hints.runtime} needs {hints.device}: {message}"
             ) from error
         if isinstance(error, hints.process_errors):
             raise EngineUnavailableError(
-                f"{hints.runtime}'s processes didn't start for {path!r}: {brief(error)} Their "
+                f"{hints.runtime}'s processes didn't start for {path!r}: {message} Their "
                 f"output is on standard error; if memory ran out, set {hints.memory_options}"
             ) from error
         raise ConfigurationError(
-            f"{hints.runtime} couldn't load {path!r}: {type(error).__name__}: {brief(error)}"
+            f"{hints.runtime} couldn't load {path!r}: {type(error).__name__}: {message}"
         ) from error
 
 
@@ -113,7 +112,7 @@ class StartedModel(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel(Generic[R]):
-    """A checkpoint that a runtime serves; fields as in `StartedModel`, and `identity` as there."""
+    """A checkpoint that a runtime serves; `identity` is that of `checkpoint_identity`."""
 
     runtime: R
     tokenizer: Tokenizer
@@ -268,7 +267,7 @@ class ServingSession(TokenSession):
         """Return the SHA-256 of each file, or repository and revision; None where unknowable."""
         return None if self._identity is None else dict(self._identity)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         return self._loop.generate(feed)
 
     def _score_tokens(

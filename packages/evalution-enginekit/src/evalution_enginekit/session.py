@@ -1,11 +1,12 @@
-"""What both session bases are alike in: what was checked, and what they say of themselves."""
+"""Session bases: what all sessions share, and `TokenSession` for runtimes on token ids."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from evalution_core import (
     BaseInferenceSession,
@@ -24,11 +25,17 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_enginekit.generation import GenerationLoop, GenerationStream, TokenFeed
-from evalution_enginekit.planning import grouped_order
-from evalution_enginekit.request_encoding import Preparation, or_failure
+from evalution_enginekit.generation import GenerationLoop, GenerationStream, PromptQueue
+from evalution_enginekit.planning import order_by_prefix
+from evalution_enginekit.request_encoding import (
+    RequestEncoder,
+    RequestValidator,
+    catch_failure,
+    parse_batch_size,
+)
 from evalution_enginekit.runtime_thread import RuntimeThread
 from evalution_enginekit.scoring import (
+    RollingStream,
     ScoringJob,
     ScoringLoop,
     ScoringStream,
@@ -39,10 +46,12 @@ from evalution_enginekit.self_check import self_check
 from evalution_enginekit.streams import PulledStream, StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
 from evalution_enginekit.tokens import TokenEvent, TokenScore
-from evalution_enginekit.validation import Admission, check_batch_size
+
+_log = logging.getLogger("evalution.session")
 
 READ_AHEAD = 2
-"""Requests that wait prepared, so that a free slot is refilled at once."""
+"""Requests that wait prepared, so that a free slot is filled at once."""
+_BATCH_SIZE = 16
 
 
 class KitSession(BaseInferenceSession):
@@ -72,7 +81,8 @@ class KitSession(BaseInferenceSession):
         self._known_window = max_model_len
         self._info = SessionInfo(capabilities, max_model_len, preferred_batch_size)
         self._dtype = dtype
-        self._admission = Admission(engine, capabilities, lacking)
+        self._validator = RequestValidator(engine, capabilities, lacking)
+        self._is_described = False
         self._check_lock = threading.Lock()
         self._check_result: CheckResult | None = None
 
@@ -95,7 +105,7 @@ class KitSession(BaseInferenceSession):
         """Greedy continuation of ids with its log-probabilities, through the next-token path."""
 
     def _describe(self) -> dict[str, Any]:
-        """What `describe_execution` adds to, or puts in place of, what the kit knows."""
+        """Facts that `describe_execution` adds to, or puts in place of, those of the kit."""
         return {}
 
     @property
@@ -133,14 +143,19 @@ class KitSession(BaseInferenceSession):
             else "fixed batches"
         )
 
-    def _begin(self, batch_size: int | None, *, streams: bool = False) -> None:
+    def _begin(self, batch_size: int | None, *, streams: bool = False) -> int | None:
+        """Check that a call may begin; return its cap on what runs at once."""
         self._ensure_open()
-        check_batch_size(batch_size)
+        cap = parse_batch_size(batch_size)
         if streams and Capability.STREAM not in self._capabilities:
             raise UnsupportedRequestError(f"engine {self._engine} can't stream")
+        if not self._is_described and _log.isEnabledFor(logging.INFO):
+            self._is_described = True
+            _log.info("%s is ready: %s", self._engine, self.describe_execution())
+        return cap
 
-    def _compared_paths(self, tokenizer: Tokenizer, max_model_len: int) -> CheckResult:
-        """The self check on ids, against the next-token path where that tells log-probabilities."""
+    def _compare_paths(self, tokenizer: Tokenizer, max_model_len: int) -> CheckResult:
+        """Run the self check on ids, against the next-token path if it gives log-probabilities."""
         compares = {Capability.GENERATE, Capability.LOGPROBS} <= self._capabilities
         return self_check(
             tokenizer,
@@ -159,17 +174,17 @@ class KitSession(BaseInferenceSession):
             )
 
 
-def span_job(span: TokenSpan) -> ScoringJob:
-    """A job that gives the score of a span as it is."""
+def make_span_job(span: TokenSpan) -> ScoringJob:
+    """Return a job that gives the score of a span as it is."""
     return ScoringJob(span, _itself, {})
 
 
-def rolled(
+def make_rolling_outputs(
     requests: Sequence[RollingLoglikelihoodRequest],
     texts: Sequence[Sequence[TokenSpan]],
     scores: Iterator[TokenScore],
 ) -> list[RollingLoglikelihoodOutput]:
-    """The outputs of texts, of each text's windows and of the scores of all windows in order."""
+    """Return the outputs of texts from their windows and the scores of all windows in order."""
     return [
         rolling_output(request, windows, [next(scores) for _ in windows])
         for request, windows in zip(requests, texts, strict=True)
@@ -195,7 +210,7 @@ class TokenSession(KitSession):
         capabilities: what this session can do, at most what the engine declares.
         tokenizer: text to ids and back.
         max_model_len: how many tokens the model can be fed.
-        batch_size: requests in flight when a call leaves it to the session.
+        batch_size: requests in flight when a call leaves it to the session; None or "auto": 16.
         scoring_window: spans in one call of `_score_tokens`, unless a call caps it lower.
         dtype: name of the arithmetic (`float32`, …), which sets the self check's tolerance.
         model_vocabulary: ids that the model has an embedding for; None: as the tokenizer.
@@ -208,7 +223,7 @@ class TokenSession(KitSession):
         capabilities: frozenset[Capability],
         tokenizer: Tokenizer,
         max_model_len: int,
-        batch_size: int = 16,
+        batch_size: int | Literal["auto"] | None = None,
         scoring_window: int = 64,
         dtype: str = "float32",
         model_vocabulary: int | None = None,
@@ -217,14 +232,14 @@ class TokenSession(KitSession):
             engine=engine,
             capabilities=capabilities,
             max_model_len=max_model_len,
-            preferred_batch_size=batch_size,
+            preferred_batch_size=parse_batch_size(batch_size) or _BATCH_SIZE,
             dtype=dtype,
         )
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._batch_size = batch_size
+        self._batch_size = parse_batch_size(batch_size) or _BATCH_SIZE
         self._scoring_window = scoring_window
-        self._preparation = Preparation(self._admission, tokenizer, max_model_len, model_vocabulary)
+        self._encoder = RequestEncoder(self._validator, tokenizer, max_model_len, model_vocabulary)
         self._thread = RuntimeThread(f"the {engine} session")
         self._generation = GenerationLoop(
             self._thread,
@@ -239,7 +254,7 @@ class TokenSession(KitSession):
     # what an engine writes
 
     @abstractmethod
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         """Run prompts from `feed`, yielding the events of each runtime step; return when idle.
 
         Before each step drop what `feed.cancelled()` names and take what fits. A prompt ends by
@@ -283,8 +298,8 @@ class TokenSession(KitSession):
     def generate(
         self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
     ) -> list[GenerationOutput]:
-        self._begin(batch_size)
-        jobs = self._admission.check_all(self._preparation.generation, requests)
+        batch_size = self._begin(batch_size)
+        jobs = self._validator.check_all(self._encoder.generation, requests)
         stream = self._generation.open(self._generation_limits(batch_size))
         outputs: dict[int, GenerationOutput] = {}
         try:
@@ -303,22 +318,20 @@ class TokenSession(KitSession):
     def generate_continuous(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
-        self._begin(batch_size)
+        batch_size = self._begin(batch_size)
         return self._generated(requests, batch_size, deltas=False)  # pyright: ignore[reportReturnType]
 
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, StreamEvent]]:
-        self._begin(batch_size, streams=True)
+        batch_size = self._begin(batch_size, streams=True)
         return self._generated(requests, batch_size, deltas=True)
 
     def loglikelihood(
         self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[LoglikelihoodOutput]:
-        self._begin(batch_size)
-        jobs: list[ScoringJob] = self._admission.check_all(
-            self._preparation.loglikelihood, requests
-        )
+        batch_size = self._begin(batch_size)
+        jobs: list[ScoringJob] = self._validator.check_all(self._encoder.loglikelihood, requests)
         self._ensure_checked()
         scores = self._score_spans([job.span for job in jobs], batch_size)
         return [job.conclude(score) for job, score in zip(jobs, scores, strict=True)]
@@ -330,19 +343,30 @@ class TokenSession(KitSession):
 
         The input is consumed on another thread, at most two windows ahead.
         """
-        self._begin(batch_size)
+        batch_size = self._begin(batch_size)
         return self._scored(requests, batch_size)
 
     def loglikelihood_rolling(
         self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[RollingLoglikelihoodOutput]:
-        self._begin(batch_size)
-        texts: list[list[TokenSpan]] = self._admission.check_all(
-            self._preparation.rolling, requests
-        )
+        batch_size = self._begin(batch_size)
+        texts: list[list[TokenSpan]] = self._validator.check_all(self._encoder.rolling, requests)
         self._ensure_checked()
         spans = [span for windows in texts for span in windows]
-        return rolled(requests, texts, iter(self._score_spans(spans, batch_size)))
+        return make_rolling_outputs(requests, texts, iter(self._score_spans(spans, batch_size)))
+
+    def loglikelihood_rolling_continuous(
+        self,
+        requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
+        *,
+        batch_size: int | None = None,
+    ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
+        """Scores in completion order; `batch_size` counts windows of texts."""
+        batch_size = self._begin(batch_size)
+        prepare = catch_failure(self._encoder.rolling)
+        return RollingStream(
+            requests, self._open_scoring(batch_size), prepare, make_span_job, self._engine
+        )
 
     def gc(self) -> None:
         self._thread.ensure_open()
@@ -357,7 +381,7 @@ class TokenSession(KitSession):
         self._thread.ensure_open()
 
     def _self_check(self) -> CheckResult:
-        return self._compared_paths(self._tokenizer, self._max_model_len)
+        return self._compare_paths(self._tokenizer, self._max_model_len)
 
     def _generation_limits(self, batch_size: int | None) -> StreamLimits:
         cap = batch_size or self._batch_size
@@ -374,22 +398,25 @@ class TokenSession(KitSession):
         def opening() -> GenerationStream:
             return self._generation.open(self._generation_limits(batch_size), deltas=deltas)
 
-        prepare = or_failure(self._preparation.generation)
+        prepare = catch_failure(self._encoder.generation)
         return PulledStream(requests, opening, prepare, self._engine)
 
     def _scored(
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], batch_size: int | None
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
+        prepare = catch_failure(self._encoder.loglikelihood)
+        return PulledStream(  # pyright: ignore[reportReturnType]
+            requests, self._open_scoring(batch_size), prepare, self._engine
+        )
+
+    def _open_scoring(self, batch_size: int | None) -> Callable[[], ScoringStream]:
         window = min(batch_size or self._scoring_window, self._scoring_window)
 
         def opening() -> ScoringStream:
             self._ensure_checked()
             return self._scoring.open(StreamLimits(running=window, ahead=window))
 
-        prepare = or_failure(self._preparation.loglikelihood)
-        return PulledStream(  # pyright: ignore[reportReturnType]
-            requests, opening, prepare, self._engine
-        )
+        return opening
 
     def _score_spans(
         self, spans: Sequence[TokenSpan], batch_size: int | None = None
@@ -398,8 +425,8 @@ class TokenSession(KitSession):
         stream = self._scoring.open(StreamLimits(running=window, ahead=window))
         scores: dict[int, TokenScore] = {}
         try:
-            for index in grouped_order(spans):
-                stream.submit(index, span_job(spans[index]))
+            for index in order_by_prefix(spans):
+                stream.submit(index, make_span_job(spans[index]))
             stream.finish_input()
             for index, score in stream.results():
                 if isinstance(score, RequestFailure):
@@ -413,7 +440,7 @@ class TokenSession(KitSession):
     def _complete_ids(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
         stream = self._generation.open(StreamLimits(running=1, ahead=0))
         try:
-            stream.submit(0, self._preparation.probe(token_ids, length))
+            stream.submit(0, self._encoder.probe(token_ids, length))
             stream.finish_input()
             for _, result in stream.results():
                 if isinstance(result, RequestFailure):

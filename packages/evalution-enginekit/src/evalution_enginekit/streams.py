@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from evalution_core import RequestFailure, RequestStream
+from evalution_core.streams import parse_item
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J")
@@ -24,12 +25,12 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _ABORT_WAIT_S = 10.0
-"""How long `close` waits for the runtime to let go; it normally takes one step."""
+"""Seconds that `close` waits for the runtime to release its jobs; one step is normal."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """How much of a stream may be where.
+    """Bounds of a stream.
 
     `running` jobs at once; `ahead` more may wait; with `running` results unread no job is admitted.
     """
@@ -48,7 +49,7 @@ class _Result(Generic[K, T]):
 
 
 class StreamOwner(Protocol):
-    """What a stream needs of the thread that serves it, a `RuntimeThread`."""
+    """The part of a `RuntimeThread` or `RequestLoop` that a stream needs."""
 
     @property
     def lock(self) -> threading.RLock: ...
@@ -116,7 +117,7 @@ class ResultStream(Generic[K, J, T]):
     # the runtime thread's side
 
     def admissible(self) -> int:
-        """How many waiting jobs may start now."""
+        """Return the number of waiting jobs that may start now."""
         if self.ended or self._unread >= self.limits.running:
             return 0
         return min(len(self.waiting), self.limits.running - len(self.running))
@@ -141,13 +142,13 @@ class ResultStream(Generic[K, J, T]):
         return key, job
 
     def release(self, number: int) -> None:
-        """The runtime is rid of the job."""
+        """Note that the runtime has released the job."""
         self.running.pop(number, None)
         self._cancelled.discard(number)
         self._changed.notify_all()
 
     def wants(self, number: int) -> bool:
-        """Whether anybody waits for what becomes of a running job; if not, it is to be dropped."""
+        """Report whether the result of a running job is wanted; if not, it is to be dropped."""
         return not self.ended and number not in self._cancelled
 
     def deliver(self, number: int, result: T | RequestFailure) -> None:
@@ -192,7 +193,7 @@ class ResultStream(Generic[K, J, T]):
     def cancel(self, key: Hashable) -> None:
         """Drop the jobs with that key wherever they are, with what is unread of them.
 
-        One that runs is to be dropped by the runtime, as `wants` tells it; one that is expected
+        One that runs is to be dropped by the runtime, as `wants` reports; one that is expected
         never enters. A key that is none of theirs changes nothing, now or when it comes.
         """
         with self._changed:
@@ -219,7 +220,7 @@ class ResultStream(Generic[K, J, T]):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Abort, and wait until the runtime has let go of the stream's jobs."""
+        """Abort, and wait until the runtime has released the stream's jobs."""
         self.abort()
         self._owner.wake()
         if self._owner.is_current:
@@ -257,7 +258,7 @@ class ResultStream(Generic[K, J, T]):
         return result.key, result.value
 
     def _enters(self) -> bool:
-        """Whether the request that comes is still wanted."""
+        """Report whether the request that comes is still wanted."""
         is_wanted = not (self.ended or self._is_turned_away)
         self._on_its_way, self._is_turned_away = (), False
         return is_wanted
@@ -286,7 +287,7 @@ class PulledStream(RequestStream[K, T | RequestFailure], Generic[K, Q, J, T]):
 
     Nothing is opened or read before the first result is asked for. An exception of the input
     iterator is raised here after the results of all it had given; closing this iterator aborts the
-    stream. A producer that blocks for ever keeps its thread, a daemon.
+    stream. A producer that never returns keeps its thread, a daemon.
     """
 
     def __init__(
@@ -298,7 +299,7 @@ class PulledStream(RequestStream[K, T | RequestFailure], Generic[K, Q, J, T]):
     ):
         self._opened: list[ResultStream[K, J, T]] = []
         # No method of this object, which would keep it alive: a stream that is dropped must end.
-        self._results = _pulled(requests, opening, prepare, name, self._opened)
+        self._results = _make_stream(requests, opening, prepare, name, self._opened)
 
     def __next__(self) -> tuple[K, T | RequestFailure]:
         return next(self._results)
@@ -311,7 +312,7 @@ class PulledStream(RequestStream[K, T | RequestFailure], Generic[K, Q, J, T]):
             stream.cancel(key)
 
 
-def _pulled(
+def _make_stream(
     requests: Iterable[tuple[K, Q]],
     opening: Callable[[], ResultStream[K, J, T]],
     prepare: Callable[[Q], J | RequestFailure],
@@ -335,13 +336,19 @@ def _feed(
     prepare: Callable[[Q], J | RequestFailure],
 ) -> None:
     try:
-        source = iter(requests)
+        source = enumerate(requests)
         while stream.wait_for_room():
             try:
-                key, request = next(source)
+                position, item = next(source)
             except StopIteration:
                 stream.finish_input()
                 return
+            parsed = parse_item(item, position)
+            if isinstance(parsed, RequestFailure):
+                stream.expect(None)
+                stream.reject(None, parsed)
+                continue
+            key, request = parsed
             stream.expect(key)
             job = prepare(request)
             if isinstance(job, RequestFailure):

@@ -1,4 +1,4 @@
-"""The types below the seam: what a token engine is given and what it gives back."""
+"""The types below the seam: prompts and spans in, events and scores out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evalution_core import EngineRuntimeError, EvalutionError, FinishReason
+from evalution_core import EngineRuntimeError, EvalutionError
+from evalution_core.requests import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """What one runtime step gave one prompt.
+    """Tokens that one runtime step gave one prompt.
 
     `logprobs` and `top_logprobs` run beside `token_ids` where the prompt asks for them. `finish`
     is needed only where the runtime ends for a reason of its own. `error` ends this prompt alone.
@@ -62,7 +63,7 @@ class TokenScore:
 
 
 class WrongScoresError(EngineRuntimeError):
-    """A runtime told other scores than were asked for: fewer, or of other tokens.
+    """A runtime returned other scores than were asked for: fewer, or of other tokens.
 
     It works, and can't be trusted: in the self check this is a failure, where other errors of a
     runtime are raised.

@@ -25,7 +25,7 @@ from evalution_core.encoding import (
     rolling_windows,
 )
 from evalution_enginekit import Tokenizer, TokenizerFile
-from evalution_enginekit.tokenizer_files import HFTokenizer
+from evalution_enginekit.tokenizer import HFTokenizer
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs the environment lm-eval of tools/envs")
 transformers = pytest.importorskip("transformers", reason="needs the environment lm-eval")

@@ -17,11 +17,11 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
-from evalution_core.redaction import scrub
 from evalution_core.plugins import did_you_mean
+from evalution_core.redaction import redact_text
 from evalution_enginekit import Tokenizer, load_tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder
-from evalution_enginekit.runtime import brief, set_options
+from evalution_enginekit.runtime import find_changed_options, shorten_error
 from evalution_gptqmodel.layers import (
     are_kernels_ready,
     count_kernels,
@@ -30,11 +30,11 @@ from evalution_gptqmodel.layers import (
     find_quantized_layers,
 )
 from evalution_gptqmodel.options import GPTQModelOptions
-from evalution_gptqmodel.runtime import import_gptqmodel, packable_layer, quiet
+from evalution_gptqmodel.runtime import divert_output, find_packable_layer, import_gptqmodel
 from evalution_gptqmodel.upstream import Runtime, Wrapper
 from evalution_transformers.attached_model import read_handles, refuse_loading_options
-from evalution_transformers.load import refuse_two_places
-from evalution_transformers.options import attention_to_load
+from evalution_transformers.load import refuse_missing, refuse_two_places
+from evalution_transformers.options import read_attention
 from evalution_transformers.runtime import resolve_device
 from evalution_transformers.session import LoadedModel, examine_handles, examine_model
 from evalution_transformers.upstream import CausalModel
@@ -121,7 +121,7 @@ def load_as_floats(options: GPTQModelOptions, model: Model) -> LoadedModel:
     # In float32 on the CPU weights come out of every kernel as they are stored.
     found = _load_checkpoint(replace(options, device="cpu", dtype="float32"), model)
     execution = describe_quantization(found.model, found.settings)
-    dequantize(found.model, packable_layer())
+    dequantize(found.model, find_packable_layer())
     dtype = "float32" if options.dtype == "auto" else options.dtype
     found.model.to(device=resolve_device(options.device), dtype=getattr(torch, dtype))
     identity = found.folder.identity(model)
@@ -140,7 +140,7 @@ def attach_model(
         ConfigurationError: a handle is missing or of another kind, nothing of the model is
             quantised, its kernels aren't ready, or an option of loading is set.
     """
-    refuse_loading_options(set_options(options, _LOADING_OPTIONS))
+    refuse_loading_options(find_changed_options(options, _LOADING_OPTIONS))
     handle, tokenizer = read_handles(handles)
     settings: Any = getattr(handle, "quantize_config", None)
     if settings is not None:
@@ -177,12 +177,8 @@ def check_complete(model: torch.nn.Module, folder: Path) -> None:
     missing = [min(names) for names in held.values() if not names & stored]
     own = {*model.state_dict(), *(name for names in held.values() for name in names)}
     renamed = [name for name in stored - own if not name.startswith(quantized)]
-    if missing and not renamed:
-        shown = ", ".join(sorted(missing)[:3]) + (", …" if len(missing) > 3 else "")
-        raise ConfigurationError(
-            f"the checkpoint {str(folder)!r} lacks {len(missing)} weights of its model ({shown}); "
-            f"its answers would be those of random ones"
-        )
+    if not renamed:
+        refuse_missing(str(folder), "its model", missing)
 
 
 def _weight_names(files: Iterable[Path]) -> Iterable[str]:
@@ -222,7 +218,7 @@ def _load_checkpoint(options: GPTQModelOptions, model: Model) -> QuantizedCheckp
         arguments["device"] = str(device)
     if options.dtype != "auto":
         arguments["dtype"] = getattr(torch, options.dtype)
-    attention = attention_to_load(options)
+    attention = read_attention(options)
     if attention is not None:
         arguments["attn_implementation"] = attention
     wrapper = _load(runtime, folder, model, arguments)
@@ -268,7 +264,7 @@ def _find_folder(model: Model, path: str) -> tuple[Path, str | None]:
         found = snapshot_download(path, revision=model.revision, allow_patterns=fetched)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"no folder {path!r} here, and the Hub gave none: {scrub(str(error))}"
+            f"no folder {path!r} here, and the Hub gave none: {redact_text(str(error))}"
         ) from error
     # The cache keeps each commit in a folder of that name.
     return Path(found), Path(found).name
@@ -335,18 +331,18 @@ def _load(runtime: Runtime, folder: Folder, model: Model, arguments: Mapping[str
     values = {name: getattr(value, "value", value) for name, value in sorted(arguments.items())}
     asked = ", ".join(f"{name}={value}" for name, value in values.items())
     try:
-        with quiet():
+        with divert_output():
             return runtime.GPTQModel.load(
                 str(folder.path), trust_remote_code=model.trust_remote_code, **arguments
             )
     except ImportError as error:
         raise EngineUnavailableError(
-            f"loading {model.path!r} needs more: {brief(error)}"
+            f"loading {model.path!r} needs more: {shorten_error(error)}"
         ) from error
     except torch.OutOfMemoryError as error:
         raise EngineUnavailableError(
             f"{model.path!r} doesn't fit there ({asked}); set model_kwargs device_map: "
-            f"{brief(error)}"
+            f"{shorten_error(error)}"
         ) from error
     except (
         AssertionError,
@@ -360,7 +356,7 @@ def _load(runtime: Runtime, folder: Folder, model: Model, arguments: Mapping[str
     ) as error:
         raise ConfigurationError(
             f"GPTQModel {runtime.__version__} could not load {model.path!r} with {asked}: "
-            f"{brief(error)}"
+            f"{shorten_error(error)}"
         ) from error
 
 
@@ -372,5 +368,5 @@ def _set_attention(loaded: Any, asked: str | None) -> None:
         loaded.set_attn_implementation(asked)
     except (ImportError, ValueError) as error:
         raise ConfigurationError(
-            f"attn_implementation={asked!r} can't be used here: {brief(error)}"
+            f"attn_implementation={asked!r} can't be used here: {shorten_error(error)}"
         ) from error

@@ -64,25 +64,25 @@ def import_gptqmodel() -> Runtime:
     # Both first: what they read from the environment is read before GPTQModel changes it.
     import_companions()
     if "gptqmodel" in sys.modules:
-        return _imported()
-    with _environment_kept(), _root_logging_kept(), warnings.catch_warnings(), quiet():
+        return _import()
+    with _keep_environment(), _keep_root_logging(), warnings.catch_warnings(), divert_output():
         # About the source of torchao 0.18, where it isn't compiled yet.
         warnings.simplefilter("ignore")
         # Made by the import, its logger would begin at INFO, and with a line on standard output.
         with redirect_stdout(StringIO()):
             import_module("logbar").LogBar.shared()
         _silence()
-        return _imported()
+        return _import()
 
 
-def packable_layer() -> type:
+def find_packable_layer() -> type:
     """Return GPTQModel's class of layers whose weights can be read, once it is imported."""
     found: type = import_module("gptqmodel.nn_modules.qlinear").PackableQuantLinear
     return found
 
 
 @contextmanager
-def quiet() -> Generator[None]:
+def divert_output() -> Generator[None]:
     """Send what this thread prints, a banner or progress, to this module's log, at level debug.
 
     A run's standard output is its own. Failures are exceptions.
@@ -102,7 +102,7 @@ def _silence() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _imported() -> Runtime:
+def _import() -> Runtime:
     return cast(Runtime, import_runtime("gptqmodel", GPTQMODEL, install=INSTALL))
 
 
@@ -125,7 +125,7 @@ class _Diverted:
 
 
 @contextmanager
-def _environment_kept() -> Generator[None]:
+def _keep_environment() -> Generator[None]:
     before = {name: os.environ.get(name) for name in _SET_BY_IMPORT}
     try:
         yield
@@ -138,7 +138,7 @@ def _environment_kept() -> Generator[None]:
 
 
 @contextmanager
-def _root_logging_kept() -> Generator[None]:
+def _keep_root_logging() -> Generator[None]:
     """Give the root a handler: then the `logging.basicConfig` of tokenicer 0.0.14 does nothing."""
     root = logging.getLogger()
     handler = logging.NullHandler()

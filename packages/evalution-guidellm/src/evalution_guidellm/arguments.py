@@ -17,10 +17,10 @@ from evalution_core import (
     GenerationRequest,
     Model,
     UnsupportedRequestError,
-    did_you_mean,
     load_engine,
-    redact,
 )
+from evalution_core.plugins import did_you_mean
+from evalution_core.redaction import redact
 
 BODY_FIELDS = ("temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "max_tokens")
 """Fields that `extras.body` may add to every request."""

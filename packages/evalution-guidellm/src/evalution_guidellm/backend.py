@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from guidellm.backends import Backend
 
-from evalution_core import ConfigurationError, Model, builtin_path
+from evalution_core import ConfigurationError, Model
+from evalution_core.builtins import builtin_path
 from evalution_guidellm.arguments import EvalutionBackendArgs
 from evalution_guidellm.session import Answer, History, LiveSession
 

@@ -7,14 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any, cast, get_args
 
 from evalution.hints import INSTALL_HINTS
-from evalution_core import (
-    BaseEngine,
-    ConfigurationError,
-    Model,
-    available,
-    did_you_mean,
-    load_engine,
-)
+from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
+from evalution_core.discovery import available
+from evalution_core.plugins import did_you_mean
 from evalution_inspect.messages import ToolFormat
 
 _MODEL_FIELDS = (

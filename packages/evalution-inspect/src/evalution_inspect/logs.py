@@ -27,10 +27,10 @@ from inspect_ai.log import (
 from inspect_ai.model import GenerateConfig
 
 from evalution.results import MetricResult, RunResult, SuiteResult, to_json
-from evalution.runs.folder import SAMPLES
 from evalution.runs.reader import read_run
-from evalution.samples import SamplesReader
-from evalution_core import ConfigurationError, did_you_mean
+from evalution.samples import SAMPLES, SamplesReader
+from evalution_core import ConfigurationError
+from evalution_core.plugins import did_you_mean
 from evalution_inspect.log_samples import eval_sample, told_error, total_usage
 
 _ID_LENGTH = 22

@@ -17,7 +17,8 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolCall, ToolInfo
 
-from evalution_core import InvalidRequestError, Message, UnsupportedRequestError
+from evalution_core import InvalidRequestError, UnsupportedRequestError
+from evalution_core.requests import Message
 
 _PROMPT_IDS = "prompt_token_ids"
 """Under it Inspect's own providers of plain completions find ids in a message's metadata."""

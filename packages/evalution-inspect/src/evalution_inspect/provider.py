@@ -32,8 +32,8 @@ from evalution_core import (
     EvalutionError,
     GenerationOutput,
     GenerationRequest,
-    redact,
 )
+from evalution_core.redaction import redact
 from evalution_inspect.arguments import Arguments, parse_arguments
 from evalution_inspect.models import MODEL_CACHE, LoadedModel
 from evalution_inspect.outputs import OutputWriter

@@ -105,7 +105,7 @@ def check_llama_kwargs(library: Library, given: Mapping[str, Any]) -> None:
 
     They are the numbers and booleans of `llama_model_params` and `llama_context_params`.
     """
-    fields = _settable_fields(library)
+    fields = _list_settable_fields(library)
     for name, value in given.items():
         if name in _OWN_OPTIONS:
             raise ConfigurationError(
@@ -136,7 +136,7 @@ def check_key_type(type_k: CacheType, file: GGUFFile, *, flash_attn: bool | None
     """
     if type_k in _UNQUANTISED or flash_attn is not False:
         return
-    for size in _key_sizes(file):
+    for size in _find_key_sizes(file):
         if size % _BLOCK:
             raise ConfigurationError(
                 f"type_k={type_k!r} stores {_BLOCK} values together and the heads of "
@@ -206,7 +206,7 @@ def make_context_params(
     return params
 
 
-def _key_sizes(file: GGUFFile) -> list[int]:
+def _find_key_sizes(file: GGUFFile) -> list[int]:
     """Return the number of values in a head's key, in layers with a window and in the others."""
     lengths = [file.hyperparameter(f"attention.key_length{kind}") for kind in ("", "_swa")]
     sizes = [size for size in lengths if isinstance(size, int)]
@@ -216,7 +216,7 @@ def _key_sizes(file: GGUFFile) -> list[int]:
     return sizes
 
 
-def _settable_fields(library: Library) -> dict[str, Any]:
+def _list_settable_fields(library: Library) -> dict[str, Any]:
     every = (*library.llama_model_params._fields_, *library.llama_context_params._fields_)
     return {
         name: kind

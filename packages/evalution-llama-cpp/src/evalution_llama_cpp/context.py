@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalution_core import ConfigurationError, EngineRuntimeError
-from evalution_llama_cpp.load import Weights, unsuitable_model
+from evalution_llama_cpp.load import Weights, unsuitable_model_error
 from evalution_llama_cpp.runtime import LOG
 from evalution_llama_cpp.upstream import Handle, Library, Structure
 
@@ -98,7 +98,7 @@ class Context:
         self._memory: Handle = self._library.llama_get_memory(self._handle)
         if not self._memory:
             self.free()
-            raise unsuitable_model(weights.name, "an encoder, without a cache")
+            raise unsuitable_model_error(weights.name, "an encoder, without a cache")
         self._window = self._library.llama_model_n_swa(weights.handle)
         self.batch = Batch(self._library, params.n_batch)
         self.sequences = int(params.n_seq_max)
@@ -209,6 +209,6 @@ class KVCacheBudget:
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing is reserved and the runtime says that every sequence is empty."""
+        """True if nothing is reserved and the runtime says that every sequence is empty."""
         every = range(self._whole.sequences)
         return self._reserved == Reservation(0, 0) and all(map(self._context.is_empty, every))

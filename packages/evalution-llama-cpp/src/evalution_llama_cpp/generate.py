@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
+from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
 from evalution_enginekit.planning import shared_prefix
 from evalution_enginekit.sampling import TokenChoice
 from evalution_llama_cpp.context import Context, KVCacheBudget, Logits, Reservation
@@ -42,7 +42,7 @@ class Generator:
         self._waiting: deque[_Sequence] = deque()
         self.decoded_tokens = 0
 
-    def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def run(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         try:
             while True:
                 for key in feed.cancelled():
@@ -74,7 +74,7 @@ class Generator:
         else:
             self._waiting = deque(each for each in self._waiting if each.prompt.key != key)
 
-    def _admit(self, feed: TokenFeed) -> None:
+    def _admit(self, feed: PromptQueue) -> None:
         if self._running and not self._continuous:
             return
         while len(self._running) < self._slots:

@@ -13,12 +13,12 @@ from typing import Any
 
 from evalution_core import ConfigurationError, Model, SessionClosedError
 from evalution_enginekit import Tokenizer, files_identity, model_identity
-from evalution_enginekit.chat import ChatTemplate, bound_template
+from evalution_enginekit.chat import ChatTemplate, bind_template
 from evalution_enginekit.gguf.file import GGUFFile
 from evalution_enginekit.gguf.source import list_parts, read_model_file
 from evalution_enginekit.gguf.tokenizer import load_gguf_tokenizer, read_chat_template
-from evalution_enginekit.model_source import told_arguments
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.model_source import list_identity_arguments
+from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_llama_cpp.arguments import (
     check_key_type,
     check_llama_kwargs,
@@ -62,7 +62,7 @@ def load_model(options: LlamaCppOptions, model: Model, library: Library) -> Load
     check_llama_kwargs(library, options.llama_kwargs or {})
     file = read_model_file(model, "LlamaCpp")
     if file.hyperparameter("attention.causal") is False:
-        raise unsuitable_model(file.path.name, "a model whose tokens see those behind them")
+        raise unsuitable_model_error(file.path.name, "a model whose tokens see those behind them")
     type_k = choose_cache_types(options, device).k
     check_key_type(type_k, file, flash_attn=options.flash_attn)
     params = make_model_params(library, options, [gpus[name] for name in device.gpus])
@@ -77,8 +77,8 @@ def load_model(options: LlamaCppOptions, model: Model, library: Library) -> Load
 
 def _load_tokenizer(model: Model, file: GGUFFile, weights: Weights) -> Tokenizer:
     """Return llama.cpp's tokenizer, unless the model names one or it would abort the process."""
-    if model.tokenizer is None and named_tokenizer(model) is None and accepts_any_text(file):
-        return LlamaTokenizer(weights, bound_template(model, read_chat_template(file)))
+    if model.tokenizer is None and find_tokenizer_name(model) is None and accepts_any_text(file):
+        return LlamaTokenizer(weights, bind_template(model, read_chat_template(file)))
     tokenizer = load_gguf_tokenizer(model, file)
     if tokenizer.vocabulary_size > weights.vocabulary_size:
         raise ConfigurationError(
@@ -95,10 +95,10 @@ def _identify(model: Model, file: GGUFFile) -> dict[str, Any] | None:
         return None
     # Of the folder only the model's file counts, and a tokenizer that is elsewhere.
     beside = {name: value for name, value in named.items() if "tokenizer/" in name}
-    return {**parts, **beside, **told_arguments(model)}
+    return {**parts, **beside, **list_identity_arguments(model)}
 
 
-def unsuitable_model(name: str, kind: str) -> ConfigurationError:
+def unsuitable_model_error(name: str, kind: str) -> ConfigurationError:
     """Return the error for a model in the file `name` that isn't run here."""
     return ConfigurationError(
         f"{name} is {kind}, and engine LlamaCpp runs decoders with a KV cache: a token is scored "
@@ -127,7 +127,7 @@ class Weights:
         self.vocabulary_size = library.llama_vocab_n_tokens(self.vocabulary)
         if (kind := self._find_obstacle()) is not None:
             self.free()
-            raise unsuitable_model(path.name, kind)
+            raise unsuitable_model_error(path.name, kind)
 
     @property
     def handle(self) -> Handle:

@@ -37,7 +37,7 @@ class PrefixNode:
     unstarted: int = 0
     unfinished: int = 0
     uses_parents_reservation: bool = False
-    """Whether it runs within its parent's reservation instead of its own."""
+    """True if it runs within its parent's reservation instead of its own."""
     child_uses_reservation: bool = False
 
     @property

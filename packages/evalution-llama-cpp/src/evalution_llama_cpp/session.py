@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evalution_core import Capability, Model
-from evalution_enginekit import TokenEvent, TokenFeed, TokenScore, TokenSession, TokenSpan
+from evalution_enginekit import PromptQueue, TokenEvent, TokenScore, TokenSession, TokenSpan
 from evalution_enginekit.model_source import window_of
 from evalution_llama_cpp.arguments import choose_cache_types, find_dtype, make_context_params
 from evalution_llama_cpp.context import Context, KVCacheBudget, Reservation
@@ -117,7 +117,7 @@ class LlamaCppSession(TokenSession):
         """Tokens that llama.cpp has decoded so far."""
         return self._scorer.decoded_tokens + self._generator.decoded_tokens
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         return self._generator.run(feed)
 
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:

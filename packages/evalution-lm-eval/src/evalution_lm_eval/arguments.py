@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from evalution.hints import INSTALL_HINTS
-from evalution_core import (
-    BaseEngine,
-    ConfigurationError,
-    Model,
-    did_you_mean,
-    load_engine,
-)
+from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
 from evalution_core.options import option_fields
+from evalution_core.plugins import did_you_mean
 from evalution_lm_eval.collection import OnFailure
 from evalution_lm_eval.requests import DEFAULT_MAX_GEN_TOKS
 

@@ -13,12 +13,11 @@ from evalution_core import (
     ConfigurationError,
     GenerationOutput,
     LoglikelihoodOutput,
-    Message,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_core.requests import Output, Request
+from evalution_core.requests import Message, Output, Request
 from evalution_lm_eval.loading import KINDS, LoadedTask, LoadedTasks, settings_of
 from evalution_lm_eval.options import LmEvalOptions
 from evalution_lm_eval.requests import ChatPrompt, completion_request, scoring_request

@@ -15,7 +15,8 @@ from typing import Any, cast
 from evalution.error_boundary import wrap_errors
 from evalution.suites.suite import RequestKind
 from evalution.yaml_spec.yaml_file import read_yaml
-from evalution_core import Capability, ConfigurationError, UnsupportedRequestError, did_you_mean
+from evalution_core import Capability, ConfigurationError, UnsupportedRequestError
+from evalution_core.plugins import did_you_mean
 from evalution_lm_eval.options import LmEvalOptions
 from evalution_lm_eval.requests import generation_fields
 from evalution_lm_eval.upstream import Group, Sampler, Task, TaskManager

@@ -13,18 +13,18 @@ from evalution_core import (
     GenerationRequest,
     InvalidRequestError,
     LoglikelihoodRequest,
-    Message,
-    did_you_mean,
 )
+from evalution_core.plugins import did_you_mean
+from evalution_core.requests import Message
 from evalution_enginekit.chat import ChatTemplate
-from evalution_enginekit.validation import Admission
+from evalution_enginekit.request_encoding import RequestValidator
 
 DEFAULT_MAX_GEN_TOKS = 256
 """lm-eval's own where neither task nor caller names a limit."""
 
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _SETTINGS = ("do_sample", "temperature", "top_p", "top_k", "num_beams", "seed")
-_ANY_ENGINE = Admission("any", frozenset(Capability))
+_ANY_ENGINE = RequestValidator("any", frozenset(Capability))
 """Refuses what every engine refuses, before there is one."""
 
 

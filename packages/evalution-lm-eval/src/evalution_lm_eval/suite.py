@@ -20,8 +20,8 @@ from evalution_core import (
     GenerationOutput,
     LoglikelihoodOutput,
     RollingLoglikelihoodOutput,
-    redact,
 )
+from evalution_core.redaction import redact
 from evalution_lm_eval.aggregation import TaskTally
 from evalution_lm_eval.documents import Document, Documents
 from evalution_lm_eval.loading import LoadedTask, LoadedTasks, load_tasks

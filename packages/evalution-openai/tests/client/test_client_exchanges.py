@@ -308,8 +308,8 @@ def test_scores_cost_tokens_too(connect: Callable[..., Any], clock: Any) -> None
 def test_another_models_window_is_not_taken(connect: Callable[..., Any], server: Any) -> None:
     listed = [{"id": "one", "max_model_len": 64}, {"id": "two", "max_model_len": 128}]
     server.fails("/models", *[lambda _: httpx.Response(200, json={"data": listed})] * 2)
-    assert not hasattr(connect(Model("three"), scoring="none", api="chat"), "max_model_len")
-    assert connect(Model("two"), scoring="none", api="chat").max_model_len == 128
+    assert connect(Model("three"), scoring="none", api="chat").info.max_model_len is None
+    assert connect(Model("two"), scoring="none", api="chat").info.max_model_len == 128
 
 
 def test_evalutions_server_is_asked_for_its_own_model_alone(

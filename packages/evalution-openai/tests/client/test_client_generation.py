@@ -249,8 +249,8 @@ def test_a_local_tokenizer_renders_encodes_and_cuts(
     rendered, cut = session.generate([messages, long])
     assert rendered.prompt == "<user>Hi?<assistant>"
     assert not server.bodies("/chat/completions")
-    assert cut.truncated_tokens == 401 - (session.max_model_len - 4)
-    assert len(last_body(server, "v1/completions")["prompt"]) in (7, session.max_model_len - 4)
+    assert cut.truncated_tokens == 401 - (session.info.max_model_len - 4)
+    assert len(last_body(server, "v1/completions")["prompt"]) in (7, session.info.max_model_len - 4)
     with pytest.raises(ContextLengthError, match="forbids a cut"):
         session.generate([GenerationRequest("x" * 400, max_new_tokens=4, truncation="error")])
     bare = connect(Model("scripted", tokenizer=ByteTokenizer(has_template=False)))
@@ -325,4 +325,12 @@ def test_the_model_is_the_one_that_is_named_or_listed(
 def test_a_window_beyond_the_servers_is_refused(connect: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match="max_model_len=999 is more than the 256"):
         connect(max_model_len=999)
-    assert connect(max_model_len=64).max_model_len == 64
+    assert connect(max_model_len=64).info.max_model_len == 64
+
+
+@pytest.mark.parametrize(("batch_size", "most"), [("auto", 64), (None, 64), (3, 3), (0, 1)])
+def test_batch_size_bounds_the_requests_in_flight(connect: Any, batch_size: Any, most: int) -> None:
+    session = connect(scoring="none", batch_size=batch_size)
+    assert session.info.preferred_batch_size == most
+    requests = [GenerationRequest(f"a {number}", max_new_tokens=2) for number in range(20)]
+    assert len(session.generate(requests)) == 20

@@ -135,7 +135,7 @@ def assert_scores(session: Any) -> None:
 def test_echo_by_ids_scores_as_in_process(connect: Callable[..., Any], server: Any) -> None:
     session = connect()
     assert session.describe_execution()["scoring"] == "echo"
-    assert session.max_model_len == 254, "one token is generated, and the last one is fed"
+    assert session.info.max_model_len == 254, "one token is generated, and the last one is fed"
     assert session.check().outcome == "passed"
     assert_scores(session)
     sent = server.bodies("/completions")[-1]

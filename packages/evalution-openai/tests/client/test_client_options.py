@@ -33,7 +33,9 @@ def test_the_guides_defaults_hold() -> None:
     ],
 )
 def test_a_number_out_of_range_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigurationError, match=f"option '{name}' of engine OpenAICompatible: "):
+    with pytest.raises(
+        ConfigurationError, match=f"option '{name}' of engine OpenAICompatible must be "
+    ):
         OpenAICompatible(**{name: value})  # pyright: ignore[reportArgumentType]
 
 
@@ -90,4 +92,4 @@ def test_secrets_are_not_shown() -> None:
     )
     shown = repr(engine.to_dict())
     assert not any(secret in shown for secret in ("hunter22", "sk-4711", "0815"))
-    assert not any(secret in repr(engine) for secret in ("sk-4711", "0815"))
+    assert not any(secret in repr(engine) for secret in ("hunter22", "sk-4711", "0815"))

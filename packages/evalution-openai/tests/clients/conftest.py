@@ -32,7 +32,7 @@ def url(tiny: BaseInferenceSession) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model's tokenizer as Transformers loads it."""
-    from evalution_core import builtin_path
+    from evalution_core.builtins import builtin_path
 
     source = builtin_path("builtin:tiny", "safetensors")
     folder = tmp_path_factory.mktemp("tokenizer")

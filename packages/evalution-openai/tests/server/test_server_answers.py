@@ -47,7 +47,7 @@ def test_models_tell_what_a_client_needs(client: httpx.Client, tiny: Any) -> Non
     (model,) = client.get("/v1/models").json()["data"]
     assert model["id"] == "tiny"
     assert model["owned_by"] == "evalution"
-    assert model["max_model_len"] == tiny.max_model_len
+    assert model["max_model_len"] == tiny.info.max_model_len
     assert model["dtype"] == "float64"
     assert "loglikelihood" in model["capabilities"]
 
@@ -146,7 +146,7 @@ def test_token_ids_run_beside_the_text(client: httpx.Client, tiny: BaseInference
 
 
 def test_a_prompt_is_cut_only_where_the_client_says_so(client: httpx.Client, tiny: Any) -> None:
-    token_ids = [40] * tiny.max_model_len
+    token_ids = [40] * tiny.info.max_model_len
     asked = {"prompt": token_ids, "max_tokens": 4, "return_token_ids": True}
     refused = client.post("/v1/completions", json=asked)
     assert refused.status_code == 400

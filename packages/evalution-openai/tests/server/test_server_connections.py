@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import socket
 from collections import deque
+from importlib import metadata
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from evalution_core import BaseInferenceSession, ConfigurationError
 
@@ -159,3 +162,51 @@ def test_what_is_written_in_one_turn_goes_out_in_one_piece() -> None:
         assert not wire.pieces
 
     asyncio.run(run())
+
+
+SIGNATURES = {
+    "__init__": ["self", "config", "server_state", "app_state", "_loop"],
+    "connection_made": ["self", "transport"],
+    "connection_lost": ["self", "exc"],
+    "data_received": ["self", "data"],
+    "on_message_begin": ["self"],
+    "on_headers_complete": ["self"],
+    "send_400_response": ["self", "msg"],
+    "timeout_keep_alive_handler": ["self"],
+}
+
+
+def test_uvicorn_still_has_the_class_that_connections_build_on() -> None:
+    """docs/decisions/0016-uvicorn-connections.md: a release that changes it fails here."""
+    import uvicorn
+    from uvicorn.protocols.http.flow_control import FlowControl
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+    from uvicorn.server import ServerState
+
+    for name, parameters in SIGNATURES.items():
+        found = inspect.signature(getattr(HttpToolsProtocol, name))
+        assert list(found.parameters) == parameters, name
+
+    async def make() -> Any:
+        config = uvicorn.Config(print, http=HttpToolsProtocol, log_config=None)
+        return HttpToolsProtocol(config, ServerState(), {})
+
+    protocol = asyncio.run(make())
+    known = {"transport", "flow", "cycle", "scope", "loop"}
+    assert known <= vars(protocol).keys()
+    cycle = inspect.getsource(RequestResponseCycle.__init__)
+    for name in ("disconnected", "more_body", "response_complete"):
+        assert f"self.{name} = " in cycle, name
+    assert callable(FlowControl.resume_reading)
+    assert "self.write_paused = " in inspect.getsource(FlowControl.__init__)
+    assert "self.when_lost" not in inspect.getsource(HttpToolsProtocol), "a name of our own"
+
+
+def test_uvicorn_is_of_the_range_that_was_tried() -> None:
+    wanted = next(
+        Requirement(text)
+        for text in metadata.requires("evalution-openai") or ()
+        if text.startswith("uvicorn")
+    )
+    assert "<" in str(wanted.specifier)
+    assert wanted.specifier.contains(metadata.version("uvicorn"))

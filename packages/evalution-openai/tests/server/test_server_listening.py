@@ -43,17 +43,17 @@ app()
 def test_a_public_address_needs_a_key_or_a_second_word(
     host: str, has_key: bool, said_twice: bool, allowed: bool
 ) -> None:
-    from evalution_openai.server.listening import check_bind
+    from evalution_openai.server.connections import check_bind
 
     if allowed:
         check_bind(host, has_key=has_key, public_without_key=said_twice)
     else:
-        with pytest.raises(ConfigurationError, match="--api-key-env NAME, or say --public"):
+        with pytest.raises(ConfigurationError, match=r"--api-key-env NAME .*, or say --public"):
             check_bind(host, has_key=has_key, public_without_key=said_twice)
 
 
 def test_a_port_that_is_taken_is_told() -> None:
-    from evalution_openai.server.listening import bind_socket
+    from evalution_openai.server.connections import bind_socket
 
     with (
         bind_socket("127.0.0.1", 0) as first,
@@ -63,7 +63,7 @@ def test_a_port_that_is_taken_is_told() -> None:
 
 
 def test_an_answer_does_not_wait_for_the_receipt_of_its_header() -> None:
-    from evalution_openai.server.listening import bind_socket
+    from evalution_openai.server.connections import bind_socket
 
     with bind_socket("127.0.0.1", 0) as bound:
         with socket.create_connection(bound.getsockname()):

@@ -149,28 +149,3 @@ def test_requests_that_come_together_are_answered_one_after_the_other(
             text += part
             found = re.findall(rb'"completion_tokens":(\d+),', text)
     assert found == [b"3", b"5", b"7"]
-
-
-def test_a_mailbox_keeps_what_its_reader_does_not_wait_for() -> None:
-    from evalution_openai.server.generation_scheduler import EventQueue
-
-    async def read() -> list[int]:
-        box: EventQueue[int] = EventQueue()
-        box.put(1)
-        box.put(2)
-        found = [await box.get(), await box.get()]
-        waiting = asyncio.ensure_future(box.get())
-        await asyncio.sleep(0)
-        box.put(3)
-        box.put(4)
-        found.append(await waiting)
-        found.append(await box.get())
-        given_up = asyncio.ensure_future(box.get())
-        await asyncio.sleep(0)
-        box.put(5)
-        given_up.cancel()
-        await asyncio.wait([given_up])
-        found.append(await box.get())
-        return found
-
-    assert run(read) == [1, 2, 3, 4, 5]

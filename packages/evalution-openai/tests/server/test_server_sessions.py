@@ -122,7 +122,8 @@ class HalfWay(Plain):
     def stream(self, requests: Any, *, batch_size: int | None = None) -> Any:
         from evalution_core import TextDelta
 
-        yield 0, TextDelta("the beginning")
+        key, _ = next(iter(requests))
+        yield key, TextDelta("the beginning")
         raise EngineRuntimeError("fell over")
 
 
@@ -160,7 +161,7 @@ def test_what_can_not_wait_is_told_to_come_back(serving: Any, until: Any) -> Non
         assert full.status_code == 429
         assert full.headers["retry-after"] == "1"
         assert full.json()["error"]["code"] == "queue_full"
-        assert session.asked == 1
+        until(lambda: session.asked == 1)
         session.gate.set()
         assert [one.result().status_code for one in held] == [200, 200]
     assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200

@@ -148,12 +148,46 @@ def test_a_session_that_was_closed_is_told_of_at_once(serving: Any) -> None:
 def test_what_takes_long_to_prepare_has_a_stream_of_its_own(
     serving: Any, watched: Watched, monkeypatch: pytest.MonkeyPatch, path: str, asked: Any
 ) -> None:
-    from evalution_openai.server import generation_scheduler as generation_lane
+    from evalution_enginekit import async_session
 
-    monkeypatch.setattr(generation_lane, "_LONG_TEXT", 100)
-    monkeypatch.setattr(generation_lane, "_LONG_IDS", 50)
+    monkeypatch.setattr(async_session, "_LONG_TEXT", 100)
+    monkeypatch.setattr(async_session, "_LONG_IDS", 50)
     client = serving(session=watched)
-    for number in range(2):
-        answer = client.post(path, json={**asked, "max_tokens": 2})
+    for content, streams in (({"prompt": "a"}, 1), (asked, 2), ({"prompt": "a"}, 2), (asked, 2)):
+        target = "/v1/completions" if "prompt" in content else path
+        answer = client.post(target, json={**content, "max_tokens": 2})
         assert answer.status_code == 200, answer.text
-        assert len(watched.opened) == number + 1
+        assert len(watched.opened) == streams
+
+
+class Windowed(MockSession):
+    """Notes the texts of each window that is scored; the first two wait to go on."""
+
+    def __init__(self) -> None:
+        super().__init__("mock", 8192, 4)
+        self.windows: list[list[str]] = []
+        self.begun, self.go_on = threading.Semaphore(0), threading.Event()
+
+    def loglikelihood_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
+        keyed = list(requests)
+        self.windows.append([request.continuation for _, request in keyed])
+        self.begun.release()
+        assert self.go_on.wait(WAIT_S)
+        return super().loglikelihood_continuous(keyed, batch_size=batch_size)
+
+
+def test_client_with_one_request_to_score_waits_for_no_batch(serving: Any, until: Any) -> None:
+    with Windowed() as session, ThreadPoolExecutor(2) as threads:
+        client = serving(session=session)
+        many = {"requests": [{"context": "a", "continuation": f"many {n}"} for n in range(500)]}
+        batch = threads.submit(client.post, "/v1/eval/loglikelihood", json=many)
+        for _ in range(2):
+            assert session.begun.acquire(timeout=WAIT_S)
+        one = threads.submit(
+            client.post, "/v1/eval/loglikelihood", json={"context": "a", "continuation": "one"}
+        )
+        until(lambda: "evalution_requests_inside 2.0" in client.get("/metrics").text)
+        session.go_on.set()
+        assert one.result().json()["token_count"] == 3
+        assert len(batch.result().json()["results"]) == 500
+        assert "one" in {text for window in session.windows[2:4] for text in window}

@@ -19,9 +19,9 @@ from evalution_core import (
     GenerationRequest,
     LoglikelihoodRequest,
     Model,
-    builtin_path,
     load_engine,
 )
+from evalution_core.builtins import builtin_path
 from evalution_enginekit import ByteTokenizer, ChatTemplate
 from evalution_openai import OpenAICompatible
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy
 
 from evalution_core import ConfigurationError, EngineRuntimeError, EngineUnavailableError, Model
-from evalution_core.redaction import scrub
-from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
+from evalution_core.redaction import redact_text
+from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
 from evalution_openvino.options import OpenVINOOptions
 from evalution_openvino.runtime import import_genai, load_openvino
 from evalution_openvino.upstream import GenaiRuntime, Handle, Pipeline
-from evalution_transformers.generate import FixedBatches
+from evalution_transformers.generate import FixedBatches, is_plain_greedy
 from evalution_transformers.paged import cache_size
 from evalution_transformers.upstream import CausalModel
 
@@ -122,13 +122,13 @@ class GenaiBatching:
         self._dropped: list[tuple[TokenPrompt, list[int]]] = []
         self._forgets = False
 
-    def run(self, feed: TokenFeed) -> Iterator[Events]:
+    def run(self, feed: PromptQueue) -> Iterator[Events]:
         """Yield the events of each step, until nothing runs and `feed` has nothing."""
         try:
             while True:
                 self._cancel(feed.cancelled())
                 prompts = feed.take(self._rows - len(self._running) - len(self._dropped))
-                plain = [prompt for prompt in prompts if _is_plain(prompt)]
+                plain = [prompt for prompt in prompts if is_plain_greedy(prompt)]
                 if plain and self._start() is None:
                     plain = []
                 others = [prompt for prompt in prompts if prompt not in plain]
@@ -153,7 +153,7 @@ class GenaiBatching:
         if not self._forgets:
             self._pipeline = None
 
-    def paused(self) -> AbstractContextManager[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Return an empty context: between two steps nothing touches the model."""
         return nullcontext()
 
@@ -178,7 +178,7 @@ class GenaiBatching:
                     str(self._folder), config, self._device, dict(self._properties)
                 )
             except RuntimeError as error:
-                problem = scrub(str(error)).strip().splitlines()[-1]
+                problem = redact_text(str(error)).strip().splitlines()[-1]
                 if self._required:
                     raise EngineRuntimeError(
                         f"genai=True: openvino-genai can't take the model: {problem}; leave genai "
@@ -202,13 +202,15 @@ class GenaiBatching:
         handle = self._pipeline.add_request(prompt.key, load_openvino().Tensor(token_ids), config)
         self._running[prompt.key] = _Running(prompt, handle, list(generated))
 
-    def _complete_others(self, prompts: Sequence[TokenPrompt], feed: TokenFeed) -> Iterator[Events]:
+    def _complete_others(
+        self, prompts: Sequence[TokenPrompt], feed: PromptQueue
+    ) -> Iterator[Events]:
         for events in self._others.complete(prompts, self._cancel_with(feed)):
             yield events
             if self._running:
                 yield self._step()
 
-    def _cancel_with(self, feed: TokenFeed) -> Callable[[], Sequence[int]]:
+    def _cancel_with(self, feed: PromptQueue) -> Callable[[], Sequence[int]]:
         """Return a reader of cancelled keys that cancels them here too."""
 
         def cancelled() -> Sequence[int]:
@@ -267,8 +269,3 @@ class GenaiBatching:
         # The pipeline frees cancelled requests in its next step.
         if gone and not self._running and self._pipeline is not None:
             self._pipeline.step()
-
-
-def _is_plain(prompt: TokenPrompt) -> bool:
-    sampled = prompt.do_sample and prompt.temperature > 0
-    return not sampled and prompt.num_beams == 1 and prompt.logprobs is None

@@ -28,13 +28,13 @@ from optimum.intel.openvino import OVConfig, OVModelForCausalLM
 from safetensors import SafetensorError
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
-from evalution_core.redaction import redact, scrub
+from evalution_core.redaction import redact, redact_text
 from evalution_enginekit import Tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
-from evalution_enginekit.runtime import brief
-from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
+from evalution_enginekit.runtime import shorten_error
+from evalution_enginekit.tokenizer import checkpoint_tokenizer
 from evalution_openvino.runtime import torchvision_hint
-from evalution_transformers.attached_model import declared_eos
+from evalution_transformers.attached_model import read_declared_eos
 from evalution_transformers.load import check_complete, to_plain
 
 FILE = "openvino_model.xml"
@@ -163,7 +163,7 @@ def load_model(model: Model, device: str, properties: Mapping[str, Any]) -> Expo
             raise
         except ImportError as error:
             raise EngineUnavailableError(
-                f"loading {source!r} needs more: {scrub(str(error))}{torchvision_hint(error)}"
+                f"loading {source!r} needs more: {redact_text(str(error))}{torchvision_hint(error)}"
             ) from error
         except (
             OSError,
@@ -174,13 +174,13 @@ def load_model(model: Model, device: str, properties: Mapping[str, Any]) -> Expo
             SafetensorError,
         ) as error:
             raise ConfigurationError(
-                f"no causal model for OpenVINO could be loaded from {source!r}: {brief(error)}"
-                f"{torchvision_hint(error)}"
+                f"no causal model for OpenVINO could be loaded from {source!r}: "
+                f"{shorten_error(error)}{torchvision_hint(error)}"
             ) from error
     # With the model, not with the session: its weights are read from there as they are needed.
     loaded.evalution_export = export
     if folder is None:
-        tokenizer.eos_ids |= declared_eos(loaded)  # pyright: ignore[reportAttributeAccessIssue]
+        tokenizer.eos_ids |= read_declared_eos(loaded)  # pyright: ignore[reportAttributeAccessIssue]
     return Exported(loaded, tokenizer, Path(loaded.model_save_dir), export is not None, identity)
 
 

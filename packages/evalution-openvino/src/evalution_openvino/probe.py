@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy
 
 from evalution_core import ConfigurationError
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit.self_check import logits_alike, probe_ids
 from evalution_openvino.load import Exported
 from evalution_openvino.runtime import load_openvino, read_execution
@@ -23,7 +23,7 @@ from evalution_openvino.stateful import (
     report_memory_errors,
 )
 from evalution_openvino.upstream import Compiled, Graph
-from evalution_transformers.probe import find_config_obstacle, rotates_by_length, text_config
+from evalution_transformers.probe import find_config_obstacle, read_text_config, rotates_by_length
 
 _HEAD, _SHORT = 6, 3
 _INPUTS = {"input_ids", "attention_mask", "position_ids", "beam_idx"}
@@ -68,7 +68,7 @@ def compile_and_probe(exported: Exported, device: str, window: int) -> ProbedMod
     compiled = cast(Compiled, loaded.request.get_compiled_model())
     execution = read_execution(compiled)
     request = StatefulRequest(compiled, picks_rows=picks_rows)
-    config = text_config(loaded.config)
+    config = read_text_config(loaded.config)
     probe = Probe(request, int(config.vocab_size), execution.dtype)
     forms = probe.forms()
     equal_lengths = rotates_by_length(config)
@@ -101,7 +101,7 @@ def _refuse_without_state(model: Graph) -> None:
 
 def _last_line(error: RuntimeError) -> str:
     """Return the problem, which stands below a list of OpenVINO's own source files."""
-    lines = [line.strip() for line in scrub(str(error)).splitlines() if line.strip()]
+    lines = [line.strip() for line in redact_text(str(error)).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
 

@@ -115,7 +115,7 @@ def resolve_device(name: str | None) -> str:
     return device
 
 
-def compile_properties(device: str, options: OpenVINOOptions) -> dict[str, Any]:
+def make_compile_properties(device: str, options: OpenVINOOptions) -> dict[str, Any]:
     """Return the properties to compile with; `ov_config` goes through as it is.
 
     float32 is asked of the key-value cache too, whose default is half as wide, and of layers with

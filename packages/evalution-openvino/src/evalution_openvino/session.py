@@ -12,7 +12,7 @@ from evalution_openvino.generate import (
 from evalution_openvino.load import load_model
 from evalution_openvino.options import OpenVINOOptions
 from evalution_openvino.probe import compile_and_probe
-from evalution_openvino.runtime import compile_properties, resolve_device
+from evalution_openvino.runtime import make_compile_properties, resolve_device
 from evalution_openvino.score import PrefixTreeScorer
 from evalution_transformers.generate import FixedBatches
 from evalution_transformers.paged import cache_size
@@ -29,7 +29,7 @@ def make_session(
     """Load, compile and probe a model, and make a session on it; errors as `OpenVINO.build`."""
     device = resolve_device(options.device)
     genai, fallback = find_genai(options, model)
-    properties = compile_properties(device, options)
+    properties = make_compile_properties(device, options)
     exported = load_model(model, device, properties)
     window = find_window(exported.model, options.max_model_len)
     probed = compile_and_probe(exported, device, window)

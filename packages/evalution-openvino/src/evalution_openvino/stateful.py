@@ -156,7 +156,7 @@ class State:
 
     @property
     def is_cuttable(self) -> bool:
-        """Whether the tokens lie along the axis that `first` cuts."""
+        """True if the tokens lie along the axis that `first` cuts."""
         return all(
             len(tensor.shape) == 4
             and tensor.shape[_TOKENS_AXIS] == self.columns
@@ -183,7 +183,7 @@ class StatefulRequest:
 
     @property
     def continues(self) -> bool:
-        """Whether a run can continue others: the model keeps a state and takes `beam_idx`."""
+        """True if a run can continue others: the model keeps a state and takes `beam_idx`."""
         return {"attention_mask", "beam_idx"} <= self._inputs and bool(self._request.query_state())
 
     def reset(self) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, cast
 
-from evalution_core import ConfigurationError, EngineUnavailableError, scrub
+from evalution_core import ConfigurationError, EngineUnavailableError
+from evalution_core.redaction import scrub
 from evalution_ray.upstream import Ray
 
 _CLIENT = "ray://"

@@ -8,17 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Field
 
 from evalution.replicas import ReplicatedEngine
-from evalution.workers import Supervision, WorkerOptions, pack_configuration
+from evalution.workers import SupervisedSession, Supervision, WorkerOptions, pack_configuration
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, secret, speed_only
 from evalution_core.plugins import did_you_mean
 from evalution_ray.actor import Plan, SessionActor
 from evalution_ray.capacity import count_actors, format_nodes, format_resources
 from evalution_ray.connection import Connection, connect, load_ray
 from evalution_ray.dispatcher import Dispatcher
-from evalution_ray.session import RaySession
 from evalution_ray.upstream import Actor, MakesRemote, Notes, Ray, RuntimeEnv
 from evalution_ray.worker import ActorWorker, Cluster
 
@@ -30,6 +31,33 @@ _BEATS = 8
 """Signs of life within the shortest deadline."""
 
 
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class RaySession(SupervisedSession):
+    """A session over actors; it ends with them, and with a cluster that was started for it."""
+
+    def __init__(
+        self,
+        supervision: Supervision,
+        dispatcher: Dispatcher,
+        connection: Connection,
+        *,
+        requests_limit: int | None,
+        description: dict[str, Any],
+    ):
+        super().__init__(supervision, requests_limit=requests_limit, description=description)
+        self._dispatcher = dispatcher
+        self._connection = connection
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._dispatcher.close()
+            self._connection.close()
+
+
 @dataclass(slots=True)
 class RayReplicas(ReplicatedEngine):
     """Runs an engine in actors of a Ray cluster, which answer together.
@@ -37,39 +65,57 @@ class RayReplicas(ReplicatedEngine):
     Each actor builds the session once. One that ends, with its node or alone, is started again
     where there is room; what it had in flight is run again, and a request that ends its actor
     becomes a failure of its own. `batch_size` of a call caps what runs in all of them.
-
-    Options:
-        engine: the engine to run; in a spec its name, or `type` with the options beside it.
-        replicas: how many actors.
-        address: `auto`, `host:port` or `ray://host:port` of a cluster that runs. None: the one that
-            this process is connected to or that RAY_ADDRESS names, else one of this machine alone,
-            which is started and ended with the session.
-        num_cpus, num_gpus, memory, resources: what an actor takes of its node; memory in bytes.
-        placement: `SPREAD` over the nodes, or Ray's `DEFAULT`, which fills one after the other.
-        runtime_env: Ray's, for the actors: environment variables, packages, a working directory.
-            It is taken for secret.
-        autoscales: the cluster adds nodes when actors wait, so don't refuse what it can't hold yet.
-        start_timeout: seconds an actor may wait for room and for its process.
-        request_timeout, build_timeout: seconds until an actor counts as hung, see
-            `evalution.workers.WorkerOptions`; without one, never.
-        restarts: how often in a row an actor may end without having answered anything.
-        log_to_driver: show what actors print, where this process is connected by the engine.
     """
 
-    address: str | None = speed_only(default=None)
-    num_cpus: float = speed_only(default=1.0)
-    num_gpus: float = speed_only(default=0.0)
-    memory: int | None = speed_only(default=None)
-    resources: dict[str, float] | None = speed_only(default=None)
-    placement: Literal["SPREAD", "DEFAULT"] = speed_only(default="SPREAD")
-    runtime_env: dict[str, Any] | None = secret()
-    autoscales: bool = speed_only(default=False)
-    start_timeout: float = speed_only(default=120.0)
-    log_to_driver: bool = speed_only(default=False)
+    address: Annotated[
+        str | None,
+        Field(
+            description="`auto`, `host:port` or `ray://host:port` of a running cluster. None: the "
+            "one that this process is connected to or that RAY_ADDRESS names, else one of this "
+            "machine alone, which is started and ended with the session."
+        ),
+    ] = speed_only(default=None)
+    num_cpus: Annotated[
+        Amount, Field(description="Processors that an actor takes of its node.")
+    ] = speed_only(default=1.0)
+    num_gpus: Annotated[
+        Amount,
+        Field(description="Accelerators of an actor: a share of one, or a whole number of them."),
+    ] = speed_only(default=0.0)
+    memory: Annotated[
+        int | None, Field(ge=0, description="Bytes of memory that an actor takes of its node.")
+    ] = speed_only(default=None)
+    resources: Annotated[
+        dict[str, float] | None,
+        Field(description="Amounts of the cluster's own resources that an actor takes, by name."),
+    ] = speed_only(default=None)
+    placement: Annotated[
+        Literal["SPREAD", "DEFAULT"],
+        Field(description="Spread actors over the nodes, or fill one node after the other."),
+    ] = speed_only(default="SPREAD")
+    runtime_env: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description="Ray's runtime environment of the actors: variables, packages, a working "
+            "directory. It is kept secret."
+        ),
+    ] = secret()
+    autoscales: Annotated[
+        bool,
+        Field(description="The cluster adds nodes when actors wait, so none is refused for room."),
+    ] = speed_only(default=False)
+    start_timeout: Annotated[
+        float,
+        Field(gt=0, description="Seconds an actor may wait for room and for its process."),
+    ] = speed_only(default=120.0)
+    log_to_driver: Annotated[
+        bool,
+        Field(description="Print what actors print, where the engine connects this process."),
+    ] = speed_only(default=False)
 
     def check(self) -> None:
         ReplicatedEngine.check(self)
-        self._check_taken()
+        self._check_accelerators()
         for name, amount in (self.resources or {}).items():
             if name in ("CPU", "GPU", "memory") or not 0 < amount < math.inf:
                 raise ConfigurationError(
@@ -82,19 +128,8 @@ class RayReplicas(ReplicatedEngine):
                 "engine RayReplicas needs one of num_cpus, num_gpus, memory or resources above 0: "
                 "of actors that take nothing, Ray puts any number on a node"
             )
-        if not self.start_timeout > 0:
-            raise ConfigurationError(
-                "option 'start_timeout' of engine RayReplicas must be a number of seconds above "
-                f"0, got {self.start_timeout!r}"
-            )
 
-    def _check_taken(self) -> None:
-        for name in ("num_cpus", "num_gpus", "memory"):
-            amount: float = getattr(self, name) or 0
-            if not 0 <= amount < math.inf:
-                raise ConfigurationError(
-                    f"option {name!r} of engine RayReplicas must be at least 0, got {amount!r}"
-                )
+    def _check_accelerators(self) -> None:
         if self.num_gpus > 1 and self.num_gpus % 1:
             raise ConfigurationError(
                 f"option 'num_gpus' of engine RayReplicas must be a share of one or a whole number "

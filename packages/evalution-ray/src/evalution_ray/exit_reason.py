@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from evalution_core import EngineUnavailableError, EvalutionError, scrub
+from evalution_core import EngineUnavailableError, EvalutionError
+from evalution_core.redaction import scrub
 from evalution_ray.upstream import Ray
 
 _IP = re.compile(r"\bip: (\S+)|\(IP: ([^,]+),|\[Node ([^\]]+)\]|\bip=([^,]+),")

@@ -69,16 +69,16 @@ class KVCache:
     def fork(self) -> KVCache:
         """Return an independent cache that holds the same tokens."""
         twin = copy(self)
-        twin._keys = self._resized(self._keys, self.capacity)
-        twin._values = self._resized(self._values, self.capacity)
+        twin._keys = self._resize(self._keys, self.capacity)
+        twin._values = self._resize(self._values, self.capacity)
         return twin
 
     def _grow(self, capacity: int) -> None:
         # Only the first layer of a pass gets here: no layer holds tokens past `length` yet.
-        self._keys = self._resized(self._keys, capacity)
-        self._values = self._resized(self._values, capacity)
+        self._keys = self._resize(self._keys, capacity)
+        self._values = self._resize(self._values, capacity)
 
-    def _resized(self, held: Floats, capacity: int) -> Floats:
+    def _resize(self, held: Floats, capacity: int) -> Floats:
         num_layers, num_kv_heads, _, head_dim = held.shape
         resized = np.empty((num_layers, num_kv_heads, capacity, head_dim), held.dtype)
         resized[:, :, : self._length] = held[:, :, : self._length]

@@ -62,7 +62,7 @@ class Llama:
         self._embedding = cast["model.embed_tokens.weight"]
         self._head = cast.get("lm_head.weight", self._embedding)
         self._final_norm = cast["model.norm.weight"]
-        self._layers = [_layer(cast, index) for index in range(config.num_hidden_layers)]
+        self._layers = [_make_layer(cast, index) for index in range(config.num_hidden_layers)]
         self._rope = RotaryTable(
             config.head_dim, config.rope_theta, config.rope_scaling, self.dtype
         )
@@ -106,7 +106,7 @@ class Llama:
             InvalidRequestError: a run is empty, or an id is outside the vocabulary.
         """
         assert len({id(cache) for cache in caches}) == len(caches) == len(runs)
-        token_ids = self._checked(runs)
+        token_ids = self._check_ids(runs)
         starts = [cache.length for cache in caches]
         positions = np.concatenate(
             [np.arange(start, start + len(run)) for start, run in zip(starts, runs, strict=True)]
@@ -115,7 +115,7 @@ class Llama:
         hidden = self._embedding[token_ids]
         for index, layer in enumerate(self._layers):
             normed = rms_norm(hidden, layer.input_norm, self.config.rms_norm_eps)
-            queries, keys, values = self._projections(layer, normed, cos, sin)
+            queries, keys, values = self._project(layer, normed, cos, sin)
             attended = np.empty((len(hidden), layer.output.shape[1]), self.dtype)
             begin = 0
             for run, cache in zip(runs, caches, strict=True):
@@ -144,7 +144,7 @@ class Llama:
             )
         return logits
 
-    def _checked(self, runs: Sequence[TokenIds] | TokenIds) -> TokenIds:
+    def _check_ids(self, runs: Sequence[TokenIds] | TokenIds) -> TokenIds:
         if len(runs) == 0 or not all(len(run) for run in runs):
             raise InvalidRequestError("there are no token ids to run")
         token_ids = np.concatenate(list(runs))
@@ -156,7 +156,7 @@ class Llama:
             )
         return token_ids
 
-    def _projections(
+    def _project(
         self, layer: _Layer, normed: Floats, cos: Floats, sin: Floats
     ) -> tuple[Floats, Floats, Floats]:
         """Return rotated, scaled queries, rotated keys, and values, each [T, heads, head_dim]."""
@@ -226,7 +226,7 @@ def _linear(states: Floats, weight: Floats, bias: Floats | None) -> Floats:
     return product if bias is None else product + bias
 
 
-def _layer(weights: Mapping[str, Floats], index: int) -> _Layer:
+def _make_layer(weights: Mapping[str, Floats], index: int) -> _Layer:
     def tensor(name: str) -> Floats:
         return weights[f"model.layers.{index}.{name}"]
 

@@ -121,7 +121,7 @@ def read_config(folder: Path) -> LlamaConfig:
             "the first must be a multiple of the second, and head_dim even"
         )
     biased = file.family in ("llama", "qwen3") and file.flag("attention_bias")
-    rope = _rope_parameters(file)
+    rope = _read_rope_parameters(file)
     return LlamaConfig(
         vocab_size=file.count("vocab_size"),
         hidden_size=hidden_size,
@@ -132,7 +132,7 @@ def read_config(folder: Path) -> LlamaConfig:
         head_dim=head_dim,
         rms_norm_eps=file.number({"rms_norm_eps": file.get("rms_norm_eps")}, "rms_norm_eps", 1e-6),
         rope_theta=file.number(rope, "rope_theta", 10000.0),
-        rope_scaling=_rope_scaling(file, rope),
+        rope_scaling=_read_rope_scaling(file, rope),
         max_position_embeddings=file.count("max_position_embeddings"),
         tie_word_embeddings=file.flag("tie_word_embeddings"),
         attention_bias=biased or file.family == "qwen2",
@@ -166,14 +166,14 @@ def _refuse_other_computations(file: _ConfigFile) -> None:
         raise file.error(f"has hidden_act {activation!r}; only 'silu' (SwiGLU) can be run")
     if file.flag("mlp_bias"):
         raise file.error("has mlp_bias; biases in the feed-forward layers can't be run")
-    if (window := _sliding_window(file)) is not None:
+    if (window := _find_sliding_window(file)) is not None:
         raise file.error(
             f"limits attention to a sliding window of {window} tokens, which can't be run; "
             f"a max_position_embeddings of at most {window} keeps the window out of effect"
         )
 
 
-def _sliding_window(file: _ConfigFile) -> int | None:
+def _find_sliding_window(file: _ConfigFile) -> int | None:
     """Return the window where it would hide a position from some layer."""
     window = file.get("sliding_window")
     if window is None or file.family == "llama" or window >= file.count("max_position_embeddings"):
@@ -188,7 +188,7 @@ def _sliding_window(file: _ConfigFile) -> int | None:
     return window if in_effect else None
 
 
-def _rope_parameters(file: _ConfigFile) -> dict[str, Any]:
+def _read_rope_parameters(file: _ConfigFile) -> dict[str, Any]:
     """Merge Transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`)."""
     top_level = {
         key: file.get(key)
@@ -201,7 +201,7 @@ def _rope_parameters(file: _ConfigFile) -> dict[str, Any]:
     return {**top_level, **cast(dict[str, Any], nested)}
 
 
-def _rope_scaling(file: _ConfigFile, rope: dict[str, Any]) -> RopeScaling | None:
+def _read_rope_scaling(file: _ConfigFile, rope: dict[str, Any]) -> RopeScaling | None:
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if rope_type not in ("default", "linear", "llama3"):
         raise file.error(

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from evalution_core import ConfigurationError, Model, builtin_path
-from evalution_core.builtins import PREFIX
+from evalution_core import ConfigurationError, Model
+from evalution_core.builtins import PREFIX, builtin_path
 from evalution_reference.llama_config import LlamaConfig, read_config
 
 Floats = NDArray[np.floating[Any]]
@@ -164,7 +164,7 @@ def _check_names(
         if missing == [_HEAD]:
             hint = "; a head tied to the embedding needs tie_word_embeddings in config.json"
         raise ConfigurationError(
-            f"the weights in {str(folder)!r} lack {_some(missing)}, "
+            f"the weights in {str(folder)!r} lack {_join_names(missing)}, "
             f"which config.json asks for{hint}"
         )
     names = list(shapes)
@@ -176,7 +176,7 @@ def _check_names(
     )
     if unused:
         raise ConfigurationError(
-            f"the weights in {str(folder)!r} hold {_some(unused)}, which a model of this "
+            f"the weights in {str(folder)!r} hold {_join_names(unused)}, which a model of this "
             "config.json does not use, so that the results would not be those of the checkpoint"
         )
     return names
@@ -191,7 +191,7 @@ def _check_tie(folder: Path, embedding: Floats, head: Floats) -> None:
         )
 
 
-def _some(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
@@ -223,14 +223,14 @@ class SafetensorsFile:
         Raises:
             ConfigurationError: a tensor is missing, or stored as anything but a plain float.
         """
-        return {name: self._tensor(name) for name in names}
+        return {name: self._read_tensor(name) for name in names}
 
-    def _tensor(self, name: str) -> Floats:
+    def _read_tensor(self, name: str) -> Floats:
         if name not in self.names:
             raise ConfigurationError(f"tensor {name!r} is not in {str(self.path)!r}")
         dtype: str = self._file.get_slice(name).get_dtype()
         if dtype == "BF16":
-            return self._bfloat16(name)
+            return self._read_bfloat16(name)
         if dtype not in _LIBRARY_DTYPES:
             raise ConfigurationError(
                 f"tensor {name!r} in {str(self.path)!r} is stored as {dtype}; "
@@ -239,7 +239,7 @@ class SafetensorsFile:
         tensor: Floats = self._file.get_tensor(name)
         return tensor
 
-    def _bfloat16(self, name: str) -> NDArray[np.float32]:
+    def _read_bfloat16(self, name: str) -> NDArray[np.float32]:
         # safetensors' numpy side has no bfloat16. A bfloat16 is the upper half of a float32.
         with self.path.open("rb") as file:
             header_size = int.from_bytes(file.read(8), "little")

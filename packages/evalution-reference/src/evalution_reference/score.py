@@ -55,7 +55,7 @@ class PrefixScorer:
     def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         """Yield, after each forward pass, the complete scores in the order of the spans."""
         scores = SpanScores(spans)
-        for passed in self._passes(plan_scoring(spans)):
+        for passed in self._run_passes(plan_scoring(spans)):
             for segment, found in passed:
                 for target, (logprob, is_greedy) in zip(segment.targets, found, strict=True):
                     scores.add(target, logprob, is_greedy)
@@ -64,7 +64,7 @@ class PrefixScorer:
     def forget_prefix(self) -> None:
         self._prefix = None
 
-    def _passes(self, plan: ScoringPlan) -> Iterator[list[_ScoredSegment]]:
+    def _run_passes(self, plan: ScoringPlan) -> Iterator[list[_ScoredSegment]]:
         """Yield the scored segments of each forward pass, those of the first spans first."""
         children: dict[int | None, list[int]] = {}
         for index, segment in enumerate(plan.segments):
@@ -75,7 +75,9 @@ class PrefixScorer:
         while waiting:
             # Caches are made only when their turn comes: waiting segments hold none.
             taken = [waiting.pop() for _ in range(min(_SEGMENTS_AT_ONCE, len(waiting)))]
-            visits = [self._visit(at, plan.segments[at], before, prefix) for at, before in taken]
+            visits = [
+                self._make_visit(at, plan.segments[at], before, prefix) for at, before in taken
+            ]
             yield list(self._run(visits))
             for visit in reversed(visits):
                 if visit.index == roots[-1]:
@@ -83,7 +85,7 @@ class PrefixScorer:
                 later = reversed(children.get(visit.index, []))
                 waiting += [(child, visit.cache) for child in later]
 
-    def _visit(
+    def _make_visit(
         self, index: int, segment: Segment, before: KVCache | None, prefix: SharedPrefix | None
     ) -> _Visit:
         cache = self._make_root_cache(segment, prefix) if before is None else before.fork()
@@ -114,11 +116,11 @@ class PrefixScorer:
             rows += [offset + target.position - begin for target in visit.segment.targets]
             offset += len(run)
         targets = [target.token_id for visit in running for target in visit.segment.targets]
-        scores = iter(self._scores(hidden, rows, targets))
+        scores = iter(self._score_rows(hidden, rows, targets))
         for visit in running:
             yield visit.segment, [next(scores) for _ in visit.segment.targets]
 
-    def _scores(
+    def _score_rows(
         self, hidden: Floats, rows: list[int], targets: list[int]
     ) -> Iterator[tuple[float, bool]]:
         """Yield log-probability and greediness of each target; several may read the same row."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from evalution_core import Capability, Model
 from evalution_enginekit import (
+    PromptQueue,
     TokenEvent,
-    TokenFeed,
     Tokenizer,
     TokenScore,
     TokenSession,
@@ -74,7 +74,7 @@ class ReferenceSession(TokenSession):
         """
         return model_identity(self._model, self._folder, _WEIGHTS)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         assert self._generator is not None
         return self._generator.run(feed)
 

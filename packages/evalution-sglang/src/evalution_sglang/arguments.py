@@ -7,9 +7,9 @@ from typing import Any
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.runtime import (
     SET_BY_THE_ENGINE,
-    further_arguments,
+    find_changed_options,
+    merge_arguments,
     refuse_unknown,
-    set_options,
 )
 from evalution_sglang.options import SGLangOptions
 from evalution_sglang.runtime import Library, describe_version, find_device
@@ -85,8 +85,8 @@ def make_arguments(
     Raises:
         ConfigurationError: an argument is set twice, has another place, or doesn't exist.
     """
-    named = set_options(options, _NAMED)
-    given = named | further_arguments(
+    named = find_changed_options(options, _NAMED)
+    given = named | merge_arguments(
         {"sglang_kwargs": options.sglang_kwargs or {}, "model.model_kwargs": model.model_kwargs},
         refused=_REFUSED,
         taken=named,

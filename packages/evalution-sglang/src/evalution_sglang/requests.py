@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any, TypedDict
 
-from evalution_core import EngineRuntimeError, EvalutionError, FinishReason, InvalidRequestError
+from evalution_core import EngineRuntimeError, EvalutionError, InvalidRequestError
 from evalution_core.redaction import scrub
+from evalution_core.requests import FinishReason
 from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
 from evalution_enginekit.serving import EventLoopRequests, RequestUpdate, SpanGroup
 from evalution_sglang.engine_thread import EngineThread

@@ -13,7 +13,7 @@ from typing import Any
 
 from evalution_enginekit import import_runtime
 from evalution_enginekit.runtime import (
-    described_distribution,
+    describe_distribution,
     linux_install_hint,
     process_environment,
     require_distribution,
@@ -95,7 +95,7 @@ def find_device() -> str:
 
 def describe_version() -> str:
     """Return the installed version, as in `sglang 0.5.23`."""
-    return described_distribution(*DISTRIBUTIONS)
+    return describe_distribution(*DISTRIBUTIONS)
 
 
 def install_hint() -> str:

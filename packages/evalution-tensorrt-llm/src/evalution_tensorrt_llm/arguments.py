@@ -9,9 +9,9 @@ from typing import Any, cast
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.runtime import (
     SET_BY_THE_ENGINE,
-    further_arguments,
+    find_changed_options,
+    merge_arguments,
     refuse_unknown,
-    set_options,
 )
 from evalution_tensorrt_llm.options import TensorRTLLMOptions
 from evalution_tensorrt_llm.runtime import describe_version
@@ -60,10 +60,10 @@ def make_arguments(
     """
     declared = module.llmapi.llm_args
     named = {name: value for name in _NAMED if (value := getattr(options, name)) is not None}
-    further = further_arguments(
+    further = merge_arguments(
         {"llm_kwargs": options.llm_kwargs or {}, "model.model_kwargs": model.model_kwargs},
         refused=_REFUSED,
-        taken=set_options(options, _NAMED),
+        taken=find_changed_options(options, _NAMED),
     )
     cache = _cache_arguments(options, further.pop(_CACHE, {}))
     given = named | further
@@ -91,7 +91,7 @@ def _cache_arguments(options: TensorRTLLMOptions, given: Any) -> dict[str, Any]:
             f"{_CACHE} must be a mapping of its fields, got {type(given).__name__}"
         )
     cache = dict(cast("Mapping[str, Any]", given))
-    changed = set_options(options, _CACHE_NAMED.values())
+    changed = find_changed_options(options, _CACHE_NAMED.values())
     for field, option in _CACHE_NAMED.items():
         if field in cache and option in changed:
             raise ConfigurationError(f"{option} is set twice, the second time in {_CACHE}")

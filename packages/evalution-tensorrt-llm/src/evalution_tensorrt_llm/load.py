@@ -20,11 +20,12 @@ from evalution_enginekit.serving_session import (
     StartedModel,
     load_serving,
 )
-from evalution_enginekit.tokenizer_files import TRANSFORMERS, parse_eos_ids
+from evalution_enginekit.tokenizer import TRANSFORMERS, parse_eos_ids
 from evalution_tensorrt_llm.arguments import make_arguments
 from evalution_tensorrt_llm.options import TensorRTLLMOptions
-from evalution_tensorrt_llm.probe import ScoreSource, choose_score_source
 from evalution_tensorrt_llm.runtime import (
+    ScoreSource,
+    choose_score_source,
     import_tensorrt_llm,
     installed_version,
     runtime_environment,

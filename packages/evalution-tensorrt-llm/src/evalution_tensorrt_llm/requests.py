@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from evalution_core import EngineRuntimeError, EvalutionError, FinishReason, InvalidRequestError
+from evalution_core import EngineRuntimeError, EvalutionError, InvalidRequestError
 from evalution_core.redaction import scrub
+from evalution_core.requests import FinishReason
 from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
 from evalution_enginekit.serving import (
     EventLoopRequests,
@@ -25,7 +26,7 @@ from evalution_enginekit.serving import (
     ServingRequest,
     SpanGroup,
 )
-from evalution_tensorrt_llm.probe import ScoreSource
+from evalution_tensorrt_llm.runtime import ScoreSource
 from evalution_tensorrt_llm.upstream import Engine, MakesParameters, Output, Tensor, TokenLogprobs
 
 _log = logging.getLogger(__name__)

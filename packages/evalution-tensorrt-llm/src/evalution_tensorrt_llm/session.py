@@ -18,14 +18,13 @@ from evalution_enginekit.serving_session import (
 )
 from evalution_tensorrt_llm.load import Runtime, load
 from evalution_tensorrt_llm.options import TensorRTLLMOptions
-from evalution_tensorrt_llm.probe import ScoreSource
 from evalution_tensorrt_llm.requests import (
     AsyncRequests,
     Parameters,
     RequestFactory,
     make_batch_requests,
 )
-from evalution_tensorrt_llm.runtime import describe_version
+from evalution_tensorrt_llm.runtime import ScoreSource, describe_version
 
 _SCORED_TOKENS = {ScoreSource.PROMPT_LOGPROBS: SCORED_TOKENS, ScoreSource.CONTEXT_LOGITS: 4096}
 """Rows of logits, over the whole vocabulary, that are computed at once or on their way; those of

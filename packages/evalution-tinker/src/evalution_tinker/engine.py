@@ -14,6 +14,7 @@ from evalution_core import (
     Model,
     validate_options,
 )
+from evalution_core.redaction import hide
 from evalution_tinker.options import TinkerOptions
 
 TINKER_CAPABILITIES = frozenset(Capability) - {

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from evalution_core import EngineRuntimeError, FinishReason
+from evalution_core import EngineRuntimeError
+from evalution_core.requests import FinishReason
 from evalution_enginekit import (
-    CompletionPiece,
+    CompletionChunk,
     RequestPrompt,
     RequestSession,
     TokenScore,
@@ -51,7 +52,7 @@ class TinkerSession(RequestSession):
         self._described = described
         self._own = own
 
-    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionPiece]:
+    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionChunk]:
         request = prompt.request
         wanted = {} if not request.logprobs else {"topk_sample_logprobs": request.logprobs}
         answer = await self._sampling.sample(prompt.token_ids or (), _make_params(prompt), **wanted)
@@ -61,7 +62,7 @@ class TinkerSession(RequestSession):
             raise EngineRuntimeError(
                 f"the server ended the completion with stop_reason {sequence.stop_reason!r}"
             )
-        yield CompletionPiece(
+        yield CompletionChunk(
             token_ids=sequence.tokens,
             logprobs=sequence.logprobs,
             top_logprobs=_to_top_logprobs(sequence) if wanted else None,

@@ -48,10 +48,10 @@ class Placement:
         return Target.parse(self.target).device
 
     @contextmanager
-    def entered(self) -> Generator[None]:
+    def activate(self) -> Generator[None]:
         """Use these settings while the context is entered; other threads wait."""
         settings = Context(DEV=self.target, JIT=self.jit, BEAM=self.beam)
-        with _TURN, _own_cache(), _no_alarms(), settings:
+        with _TURN, _use_own_cache(), _disable_alarms(), settings:
             yield
 
     def free_memory(self) -> None:
@@ -81,7 +81,7 @@ def open_device(device: str | None, jit: int | None, beam: int | None) -> Placem
             jit = 2 if name in _GRAPHS_FAIL else helpers.JIT.value
         placement = Placement(target, jit, _choose_beam(beam, name))
         _check_compiler(placement)
-        with placement.entered(), Context(BEAM=0):
+        with placement.activate(), Context(BEAM=0):
             try:
                 with runtime_errors(f"opening {target}"):
                     _ = Device[name].renderer
@@ -154,7 +154,7 @@ def _is_x86() -> bool:
 
 
 @contextmanager
-def _own_cache() -> Generator[None]:
+def _use_own_cache() -> Generator[None]:
     """Use the cache of compiled programs through a connection of this thread's own.
 
     tinygrad 0.13 keeps one SQLite connection for the process, and SQLite refuses it to all threads
@@ -171,7 +171,7 @@ def _own_cache() -> Generator[None]:
 
 
 @contextmanager
-def _no_alarms() -> Generator[None]:
+def _disable_alarms() -> Generator[None]:
     """Search for fast kernels without time limits off the main thread.
 
     tinygrad 0.13 sets an alarm for each kernel that it tries (unless other processes compile

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from evalution_enginekit import (
+    PromptQueue,
     Target,
     TokenEvent,
-    TokenFeed,
     TokenPrompt,
     TokenSpan,
     plan_scoring,
@@ -50,7 +50,7 @@ class Generator:
         self._running: dict[int, _Sequence] = {}
         self._waiting: list[TokenPrompt] = []
 
-    def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def run(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         """Yield the events of each step until nothing runs and `feed` is empty."""
         self._running, self._waiting = {}, []
         while True:
@@ -81,7 +81,7 @@ class Generator:
         return admitted
 
     def _begin(
-        self, prompts: Sequence[TokenPrompt], feed: TokenFeed
+        self, prompts: Sequence[TokenPrompt], feed: PromptQueue
     ) -> Iterator[Sequence[TokenEvent]]:
         """Run prompts and choose their first tokens; a pass is a step."""
         spans = [

@@ -102,7 +102,7 @@ def _check_value(file: GGUFFile, key: str, value: Any) -> None:
     if value in allowed[key] if key in allowed else key in _KNOWN:
         return
     found = f"says {file.architecture}.{key} = {_shorten(value)}"
-    raise _wrong_result(file, f"{found}, which tinygrad doesn't compute as llama.cpp does")
+    raise _wrong_result_error(file, f"{found}, which tinygrad doesn't compute as llama.cpp does")
 
 
 def _check_sizes(file: GGUFFile) -> None:
@@ -114,15 +114,15 @@ def _check_sizes(file: GGUFFile) -> None:
                 "can be built of it; convert it again"
             )
         if isinstance(value, list):
-            raise _wrong_result(
+            raise _wrong_result_error(
                 file,
                 f"gives each layer its own {file.architecture}.{key}, where tinygrad has one for "
                 "all",
             )
     if not file.hyperparameter("attention.kv_lora_rank"):
-        keys, values = _key_size(file), file.hyperparameter("attention.value_length")
+        keys, values = _find_key_size(file), file.hyperparameter("attention.value_length")
         if values not in (None, keys):
-            raise _wrong_result(
+            raise _wrong_result_error(
                 file, f"has keys of {keys} numbers and values of {values}, and tinygrad one size"
             )
 
@@ -132,13 +132,13 @@ def _check_rotation(file: GGUFFile) -> None:
     factors = (file.hyperparameter(key) for key in ("rope.scaling.factor", "rope.scale_linear"))
     factor = next((factor for factor in factors if factor), 1)
     if kind != "none" and (kind != "linear" or factor != 1):
-        raise _wrong_result(
+        raise _wrong_result_error(
             file, f"scales its rotary embeddings ({kind}), which tinygrad leaves out"
         )
-    head = _key_size(file)
+    head = _find_key_size(file)
     rotated = file.hyperparameter("rope.dimension_count") or head
     if rotated != head and file.architecture not in _PARTLY_ROTATED:
-        raise _wrong_result(
+        raise _wrong_result_error(
             file,
             f"rotates {rotated} of the {head} numbers of a head, which tinygrad has for "
             f"{' and '.join(_PARTLY_ROTATED)} alone",
@@ -149,18 +149,18 @@ def _check_experts(file: GGUFFile) -> None:
     if not file.hyperparameter("expert_count"):
         return
     if file.architecture == "llama":
-        raise _wrong_result(
+        raise _wrong_result_error(
             file, "is a mixture of experts whose router's weights tinygrad doesn't normalise"
         )
     if file.hyperparameter("expert_weights_scale") == 0 and file.architecture not in _ROUTING:
-        raise _wrong_result(
+        raise _wrong_result_error(
             file, "scales its experts by 0, which means 1, and tinygrad takes it for 0"
         )
     # tinygrad chooses between the two by whether there is a bias.
     biased = any(tensor.name.endswith("exp_probs_b.bias") for tensor in file.tensors)
     gating = _find_gating(file, biased=biased)
     if gating != (_SIGMOID if biased else _SOFTMAX):
-        raise _wrong_result(
+        raise _wrong_result_error(
             file,
             f"chooses experts by the function {gating} {'with' if biased else 'without'} a bias, "
             f"where tinygrad has softmax ({_SOFTMAX}) without and sigmoid ({_SIGMOID}) with one",
@@ -181,7 +181,7 @@ def _find_gating(file: GGUFFile, *, biased: bool) -> int:
     return _SIGMOID if file.architecture == "glm4moe" or is_glm_lite else _SOFTMAX
 
 
-def _key_size(file: GGUFFile) -> int:
+def _find_key_size(file: GGUFFile) -> int:
     """Return the size of a head's keys, as tinygrad reads it."""
     for key in ("attention.key_length_mla", "attention.key_length"):
         if (length := file.hyperparameter(key)) is not None:
@@ -189,7 +189,7 @@ def _key_size(file: GGUFFile) -> int:
     return file.hyperparameter("embedding_length") // file.hyperparameter("attention.head_count")
 
 
-def _wrong_result(file: GGUFFile, what: str) -> ConfigurationError:
+def _wrong_result_error(file: GGUFFile, what: str) -> ConfigurationError:
     return ConfigurationError(
         f"{file.path.name} {what}: its numbers would be wrong; engine LlamaCpp may run it"
     )

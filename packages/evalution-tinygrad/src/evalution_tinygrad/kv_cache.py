@@ -75,14 +75,14 @@ class KVCache:
     @property
     def held(self) -> int:
         """Number of slots that some path holds."""
-        return len(self._held_slots())
+        return len(self._find_held_slots())
 
     def find_room(self, count: int) -> int:
         """Return the first of `count` free slots in a row, behind all held ones."""
         top = max((int(path.slots[-1]) + 1 for path in self._paths if path.length), default=0)
         if top + count <= self._tidy_at:
             return top
-        held = self._held_slots()
+        held = self._find_held_slots()
         if len(held) + count >= self.capacity:
             self._grow(len(held) + count)
         if len(held) < top:
@@ -94,7 +94,7 @@ class KVCache:
         """Free the tensors; no path may be used after that."""
         self.tensors, self.capacity, self._tidy_at = [], 0, 0
 
-    def _held_slots(self) -> Slots:
+    def _find_held_slots(self) -> Slots:
         held = [path.slots for path in self._paths]
         return np.unique(np.concatenate(held)) if held else np.empty(0, np.int64)
 

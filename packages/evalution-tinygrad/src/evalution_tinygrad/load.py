@@ -97,7 +97,7 @@ def load_model(options: TinygradOptions, model: Model, placement: Placement) -> 
     asked = options.max_model_len or options.max_context
     max_model_len = window_of(asked, _find_own_window(file))
     tokenizer = load_gguf_tokenizer(model, file)
-    with placement.entered():
+    with placement.activate():
         weights = read_weights(file, options.dtype, placement.device, realize=options.realize)
     return LoadedModel(file, tokenizer, weights, max_model_len)
 
@@ -174,7 +174,7 @@ def read_weights(file: GGUFFile, dtype: WeightType, device: str, *, realize: boo
     precise = device == "CPU" or file.weight_type in _EXACT
     exact = dtype == "float32" or (dtype == "auto" and precise)
     reader = _Reader(file.architecture, exact=exact)
-    with runtime_errors(f"loading {file.path.name}"), _replaced_reader(reader):
+    with runtime_errors(f"loading {file.path.name}"), _use_reader(reader):
         try:
             transformer, _ = Transformer.from_gguf(str(file.path), realize=realize)
         except UnicodeDecodeError:  # of the header, not of the weights
@@ -264,7 +264,7 @@ def _unpair_biases(weights: Mapping[str, Tensor], ending: str, heads: int) -> di
 
 
 @contextmanager
-def _replaced_reader(reader: Callable[[Any], Any]) -> Generator[None]:
+def _use_reader(reader: Callable[[Any], Any]) -> Generator[None]:
     """Run `Transformer.from_gguf` with another reader and without its cast to float16.
 
     tinygrad 0.13 takes neither as an argument: the cast is off with HALF=0 in the environment,

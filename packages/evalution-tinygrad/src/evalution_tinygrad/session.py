@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from evalution_core import Capability, Model
 from evalution_enginekit import (
+    PromptQueue,
     TokenEvent,
-    TokenFeed,
     TokenScore,
     TokenSession,
     TokenSpan,
@@ -98,7 +98,7 @@ class TinygradSession(TokenSession):
         names = [part.name for part in list_parts(self._file.path)]
         return model_identity(self._model, self._file.path.parent, names)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         assert self._generator is not None
         return self._run_steps(self._generator.run(feed))
 
@@ -118,13 +118,13 @@ class TinygradSession(TokenSession):
         self._forward = self._prefixes = self._scorer = self._generator = None
         # tinygrad's graphs refer to themselves, so their buffers wait for the cycles' collection.
         gc.collect()
-        with self._placement.entered():
+        with self._placement.activate():
             self._placement.free_memory()
 
     def _run_steps(self, steps: Iterator[T]) -> Iterator[T]:
         """Run each step in the session's settings; between two steps others may use tinygrad."""
         while True:
-            with self._placement.entered():
+            with self._placement.activate():
                 found = next(steps, None)
             if found is None:
                 return

@@ -7,7 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
-from evalution_core import ConfigurationError, Model, did_you_mean
+from evalution_core import ConfigurationError, Model
+from evalution_core.plugins import did_you_mean
 
 NAME = "name"
 CHECKPOINTS = ("load_checkpoint_path", "init_from_checkpoint")

@@ -10,7 +10,7 @@ import torch
 
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit import Tokenizer
-from evalution_enginekit.tokenizer_files import given_tokenizer, parse_eos_ids
+from evalution_enginekit.tokenizer import find_given_tokenizer, parse_eos_ids
 from evalution_transformers.upstream import CausalModel
 
 T = TypeVar("T")
@@ -89,10 +89,10 @@ def wrap_tokenizer(given: Any, model: CausalModel, template: Model) -> Tokenizer
         raise ConfigurationError(
             f"attach takes a tokenizer of Transformers or of the kit, got {type(given).__name__}"
         )
-    return given_tokenizer(template, given, lambda: declared_eos(model))
+    return find_given_tokenizer(template, given, lambda: read_declared_eos(model))
 
 
-def declared_eos(model: CausalModel) -> frozenset[int]:
+def read_declared_eos(model: CausalModel) -> frozenset[int]:
     """Return the ids of the tokens that end a generation by the model's generation settings."""
     return parse_eos_ids(getattr(model.generation_config, "eos_token_id", None))
 

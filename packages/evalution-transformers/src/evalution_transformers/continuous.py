@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from evalution_enginekit import TokenEvent, TokenFeed
+from evalution_enginekit import PromptQueue, TokenEvent
 from evalution_enginekit.planning import shared_prefix
 from evalution_transformers.forward import (
     Forward,
     Inputs,
     SharedPrefix,
-    as_attention_mask,
-    new_cache,
-    tree_mask,
+    make_cache,
+    make_tree_mask,
+    to_attention_mask,
 )
 from evalution_transformers.generate import (
     FixedBatches,
@@ -49,7 +49,7 @@ class RowCache:
     """Holds the caches of sequences of different lengths, side by side and flush on the right."""
 
     def __init__(self) -> None:
-        self._cache = new_cache()
+        self._cache = make_cache()
         self._lengths: list[int] = []
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class RowCache:
 
     def clear(self) -> None:
         """Drop all rows."""
-        self._cache = new_cache()
+        self._cache = make_cache()
         self._lengths = []
 
     def keep(self, rows: list[int]) -> None:
@@ -107,7 +107,7 @@ class RowCache:
         """Append rows; each brings the keys and values of every layer."""
         lengths = [*self._lengths, *(row[0][0].shape[-2] for row in added)]
         width = max(lengths)
-        joined = new_cache()
+        joined = make_cache()
         for at in range(len(added[0])):
             held = _states(self._cache.layers[at]) if self._lengths else None
             for_layer = [row[at] for row in added]
@@ -181,7 +181,7 @@ class ContinuousBatching:
         self._running: list[Row] = []
         self._waiting: list[Row] = []
 
-    def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def run(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         """Yield the events of each step, until nothing runs and `feed` has nothing."""
         self._running, self._waiting = [], []
         self._kept.clear()
@@ -204,7 +204,7 @@ class ContinuousBatching:
         """Free the beginning that the last prompts shared."""
         self._prefix.clear()
 
-    def paused(self) -> AbstractContextManager[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Return an empty context: between two steps nothing touches the model."""
         return nullcontext()
 
@@ -212,7 +212,7 @@ class ContinuousBatching:
         """Return its part of `describe_execution`."""
         return {"batching": "continuous", "generation": "forward passes"}
 
-    def _read_cancelled(self, feed: TokenFeed) -> list[int]:
+    def _read_cancelled(self, feed: PromptQueue) -> list[int]:
         keys = feed.cancelled()
         self._drop(keys)
         return keys
@@ -307,8 +307,8 @@ class ContinuousBatching:
         device = self._forward.device
         mask = None
         if len(parts) > 1:
-            seen = tree_mask(owners, alone, shared).to(device)
-            mask = as_attention_mask(seen, self._forward.model.dtype, additive=self._additive_mask)
+            seen = make_tree_mask(owners, alone, shared).to(device)
+            mask = to_attention_mask(seen, self._forward.model.dtype, additive=self._additive_mask)
         positions = [shared + at for part in parts for at in range(len(part))]
         inputs = self._prefix.continue_with(
             [i for part in parts for i in part], positions, mask, keep=True

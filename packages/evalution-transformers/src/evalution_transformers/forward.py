@@ -143,7 +143,9 @@ def _chosen(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tens
     return (chosen - top[rows]) - rest[rows], chosen >= top[rows]
 
 
-def tree_mask(owners: Sequence[int], ancestors: Sequence[Sequence[bool]], behind: int) -> Tensor:
+def make_tree_mask(
+    owners: Sequence[int], ancestors: Sequence[Sequence[bool]], behind: int
+) -> Tensor:
     """Return which token sees which, as booleans [1, 1, tokens, behind + tokens].
 
     Segments of a prefix tree stand side by side in one row, behind `behind` cached tokens that all
@@ -156,7 +158,7 @@ def tree_mask(owners: Sequence[int], ancestors: Sequence[Sequence[bool]], behind
     return torch.cat((cached, seen), dim=1)[None, None]
 
 
-def as_attention_mask(seen: Tensor, dtype: torch.dtype, *, additive: bool) -> Tensor:
+def to_attention_mask(seen: Tensor, dtype: torch.dtype, *, additive: bool) -> Tensor:
     """Return the mask as the attention takes it: booleans, or numbers added to its scores."""
     if not additive:
         return seen
@@ -207,7 +209,7 @@ def _with_room(room: Tensor | None, held: Tensor | None, added: Tensor, end: int
     return larger
 
 
-def new_cache() -> DynamicCache:
+def make_cache() -> DynamicCache:
     """Return an empty cache of such layers, for a model whose layers all attend to everything."""
     cache = DynamicCache()
     cache.layer_class_to_replicate = RoomyLayer
@@ -228,7 +230,7 @@ class SharedPrefix:
     def __init__(self, forward: Forward):
         self._forward = forward
         self._token_ids: list[int] = []
-        self._cache = new_cache()
+        self._cache = make_cache()
 
     def __len__(self) -> int:
         return len(self._token_ids)
@@ -240,7 +242,7 @@ class SharedPrefix:
     def clear(self) -> None:
         """Drop all tokens, as is due after a forward pass that failed half-way too."""
         self._token_ids = []
-        self._cache = new_cache()
+        self._cache = make_cache()
 
     def rewind(self, length: int) -> None:
         """Keep the first `length` tokens alone."""

@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from evalution_core import EngineRuntimeError
-from evalution_core.redaction import scrub
-from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
+from evalution_core.redaction import redact_text
+from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
 from evalution_transformers.upstream import CausalModel
 
 _SEED_BITS = 63
@@ -134,7 +134,7 @@ def _set_global_states(states: list[Tensor]) -> None:
             every(states[1:])
 
 
-def top_logprobs(logits: Tensor, token_id: int, count: int) -> tuple[float, dict[int, float]]:
+def rank_logprobs(logits: Tensor, token_id: int, count: int) -> tuple[float, dict[int, float]]:
     """Return the log-probability of a token, and the `count` likeliest, from `logits` [vocab]."""
     values = logits if logits.dtype == torch.float64 else logits.float()
     logprobs = values.log_softmax(dim=-1)
@@ -174,7 +174,7 @@ class Row:
         self.is_done = token_id in prompt.stop_ids or self.left < 1
         if prompt.logprobs is None:
             return TokenEvent(prompt.key, [token_id])
-        logprob, top = top_logprobs(logits, token_id, prompt.logprobs)
+        logprob, top = rank_logprobs(logits, token_id, prompt.logprobs)
         return TokenEvent(prompt.key, [token_id], [logprob], [top])
 
 
@@ -184,7 +184,7 @@ def make_memory_error(error: BaseException) -> EngineRuntimeError:
     It lives as long as the prompt's result, and so must not keep what the failed pass held.
     """
     traceback.clear_frames(error.__traceback__)
-    failure = EngineRuntimeError(f"memory ran out for this prompt alone: {scrub(str(error))}")
+    failure = EngineRuntimeError(f"memory ran out for this prompt alone: {redact_text(str(error))}")
     failure.__cause__ = error
     return failure
 
@@ -261,6 +261,12 @@ class StepwiseCall(Generic[T]):
         del error
 
 
+def is_plain_greedy(prompt: TokenPrompt) -> bool:
+    """Return whether a prompt takes the likeliest tokens, without beams and log-probabilities."""
+    sampled = prompt.do_sample and prompt.temperature > 0
+    return not sampled and prompt.num_beams == 1 and prompt.logprobs is None
+
+
 class FixedBatches:
     """Completes prompts a batch at a time; a prompt with beams is a batch of its own.
 
@@ -283,7 +289,7 @@ class FixedBatches:
         self._batch_size = batch_size
         self._out_of_memory = out_of_memory
 
-    def run(self, feed: TokenFeed) -> Iterator[Events]:
+    def run(self, feed: PromptQueue) -> Iterator[Events]:
         """Yield the events of each step, batch by batch, until `feed` has nothing."""
         while True:
             feed.cancelled()
@@ -295,7 +301,7 @@ class FixedBatches:
     def forget(self) -> None:
         """Do nothing: nothing is kept between two batches."""
 
-    def paused(self) -> AbstractContextManager[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Return an empty context: between two steps nothing touches the model."""
         return nullcontext()
 
@@ -347,7 +353,7 @@ class FixedBatches:
         padding = [longest - len(row.token_ids) for row in rows]
         token_ids = [[_PAD] * pad + row.token_ids for pad, row in zip(padding, rows, strict=True)]
         mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
-        with plain_settings(self._model):
+        with clear_settings(self._model):
             self._model.generate(
                 input_ids=torch.tensor(token_ids, device=self._model.device),
                 attention_mask=torch.tensor(mask, device=self._model.device),
@@ -379,7 +385,7 @@ class FixedBatches:
         device = self._model.device
         token_ids = torch.tensor([list(prompt.token_ids)], device=device)
         numbers = GlobalNumbers(prompt.seed) if prompt.do_sample else None
-        with plain_settings(self._model), numbers or nullcontext():
+        with clear_settings(self._model), numbers or nullcontext():
             found = self._model.generate(
                 input_ids=token_ids,
                 attention_mask=torch.ones_like(token_ids),
@@ -444,7 +450,7 @@ class _EachStep(StoppingCriteria):
 
 
 @contextmanager
-def plain_settings(model: CausalModel) -> Generator[None]:
+def clear_settings(model: CausalModel) -> Generator[None]:
     """Clear the model's own generation settings, which `generate` would add to a request's.
 
     A checkpoint's repetition penalty, say, is no part of the request.

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,20 +18,20 @@ from evalution_core import ConfigurationError, Model
 from evalution_core.redaction import redact
 from evalution_enginekit import Tokenizer, files_identity, load_tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
-from evalution_enginekit.runtime import in_range
-from evalution_enginekit.tokenizer_files import (
+from evalution_enginekit.runtime import is_in_range
+from evalution_enginekit.tokenizer import (
     HFTokenizer,
-    given_tokenizer,
+    find_given_tokenizer,
+    find_tokenizer_name,
     load_hf_tokenizer,
-    named_tokenizer,
 )
-from evalution_transformers.attached_model import declared_eos
+from evalution_transformers.attached_model import read_declared_eos
 from evalution_transformers.options import (
     ModelOptions,
     TransformersCompatOptions,
     TransformersOptions,
     asks_for_manager,
-    attention_to_load,
+    read_attention,
 )
 from evalution_transformers.runtime import loading_errors, resolve_device
 from evalution_transformers.upstream import CausalModel, LoadableModel
@@ -79,7 +79,7 @@ def load_checkpoint(options: CheckpointOptions, model: Model) -> Checkpoint:
     tokenizer = _load_tokenizer(model, folder)
     loaded = _load(str(folder or model.path), model, options, device)
     if isinstance(tokenizer, HFTokenizer):
-        tokenizer.eos_ids |= declared_eos(loaded)
+        tokenizer.eos_ids |= read_declared_eos(loaded)
     if options.adapter is not None:
         _add_adapter(loaded, options.adapter)
     loaded.requires_grad_(requires_grad=False).eval()
@@ -113,12 +113,16 @@ def check_complete(path: str, report: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: weights are missing; the message names some.
     """
-    missing = sorted(str(name) for name in report.get("missing_keys", ()))
-    if missing:
-        shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+    refuse_missing(path, "a causal model", [str(name) for name in report.get("missing_keys", ())])
+
+
+def refuse_missing(path: str, model: str, names: Sequence[str]) -> None:
+    """Raise `ConfigurationError` if weights of `model` are missing; the message has some names."""
+    if names:
+        shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
         raise ConfigurationError(
-            f"the checkpoint {path!r} lacks {len(missing)} weights of a causal model ({shown}); "
-            f"its answers would be those of random ones"
+            f"the checkpoint {path!r} lacks {len(names)} weights of {model} ({shown}); its answers "
+            f"would be those of random ones"
         )
 
 
@@ -169,7 +173,7 @@ def _folder(path: str) -> Path | None:
 
 def _load_tokenizer(model: Model, folder: Path | None) -> Tokenizer:
     own_gguf = "gguf_file" in model.tokenizer_kwargs
-    if own_gguf and not in_range(transformers.__version__, _GGUF_TOKENIZERS):
+    if own_gguf and not is_in_range(transformers.__version__, _GGUF_TOKENIZERS):
         raise ConfigurationError(
             f"transformers {transformers.__version__} splits text otherwise than the tokenizer of "
             f"a GGUF file says; set tokenizer_path in place of tokenizer_kwargs gguf_file, or "
@@ -180,8 +184,8 @@ def _load_tokenizer(model: Model, folder: Path | None) -> Tokenizer:
         if folder is not None and not own_gguf:
             return load_tokenizer(model, folder)
         if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-            return given_tokenizer(model, model.tokenizer, frozenset)
-        return load_hf_tokenizer(model, named_tokenizer(model) or path)
+            return find_given_tokenizer(model, model.tokenizer, frozenset)
+        return load_hf_tokenizer(model, find_tokenizer_name(model) or path)
 
 
 def _load(
@@ -189,7 +193,7 @@ def _load(
 ) -> LoadableModel:
     arguments = dict(model.model_kwargs)
     arguments.setdefault("use_safetensors", "gguf_file" not in arguments or None)
-    if (attention := attention_to_load(options)) is not None:
+    if (attention := read_attention(options)) is not None:
         arguments["attn_implementation"] = attention
     with loading_errors("causal model", path, missing=f"loading {path!r} needs more"):
         found: Any = transformers.AutoModelForCausalLM.from_pretrained(

@@ -183,7 +183,7 @@ def asks_for_manager(options: ModelOptions) -> bool:
     return (options.attn_implementation or "").startswith(_PAGED)
 
 
-def attention_to_load(options: ModelOptions) -> str | None:
+def read_attention(options: ModelOptions) -> str | None:
     """Return the attention to load a model with, without `paged|`; None: the choice upstream."""
     asked = options.attn_implementation
     return None if asked in (None, "auto") else asked.removeprefix(_PAGED)

@@ -16,12 +16,12 @@ import transformers
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from evalution_core import ConfigurationError, EngineRuntimeError
-from evalution_core.redaction import scrub
-from evalution_enginekit import TokenEvent, TokenFeed, TokenPrompt
-from evalution_enginekit.runtime import in_range, set_options
-from evalution_transformers.generate import FixedBatches
+from evalution_core.redaction import redact_text
+from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
+from evalution_enginekit.runtime import find_changed_options, is_in_range
+from evalution_transformers.generate import FixedBatches, is_plain_greedy
 from evalution_transformers.options import MANAGER_OPTIONS, ContinuousOptions, asks_for_manager
-from evalution_transformers.probe import text_config
+from evalution_transformers.probe import read_text_config
 from evalution_transformers.runtime import resolve_device
 from evalution_transformers.upstream import BatchingModel, CausalModel, Manager, RequestResult
 
@@ -44,7 +44,7 @@ def check_manager_options(options: ContinuousOptions) -> None:
         ConfigurationError: one is lacking or ignored in the installed version, or needs another
             device, or `paged=False` keeps the manager off.
     """
-    given = set_options(options, MANAGER_OPTIONS)
+    given = find_changed_options(options, MANAGER_OPTIONS)
     names = [*given, *(["cache_tokens"] if options.cache_tokens is not None else [])]
     if options.paged is False and names:
         raise ConfigurationError(
@@ -65,7 +65,7 @@ def check_manager_options(options: ContinuousOptions) -> None:
 
 def asks_for_paged(options: ContinuousOptions) -> bool:
     """Return whether the manager is asked for, by `paged`, by `paged|…` or by its own options."""
-    given = set_options(options, MANAGER_OPTIONS)
+    given = find_changed_options(options, MANAGER_OPTIONS)
     return bool(options.paged or given or asks_for_manager(options))
 
 
@@ -90,7 +90,7 @@ def _check_fields(given: Mapping[str, Any]) -> None:
     idle = {
         name: since
         for name, since in _WITHOUT_EFFECT.items()
-        if name in known and in_range(version, f">={since}")
+        if name in known and is_in_range(version, f">={since}")
     }
     for name in (name for name in given if name in idle):
         raise ConfigurationError(
@@ -156,21 +156,21 @@ class PagedBatching:
             "num_blocks": pages,
             "max_batch_tokens": max(rows, min(pass_tokens, pages * page)),
             "auto_switch_to_flash": False,
-            **set_options(options, MANAGER_OPTIONS),
+            **find_changed_options(options, MANAGER_OPTIONS),
         }
         self._manager: Manager | None = None
         self._running: dict[str, _Request] = {}
         self._forgets = False
 
-    def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def run(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         """Yield the events of each step, until nothing runs and `feed` has nothing."""
         running = self._running
         try:
             while True:
                 self._cancel(feed.cancelled(), running)
                 prompts = feed.take(self._rows - len(running))
-                others = [prompt for prompt in prompts if not _is_plain(prompt)]
-                self._submit([prompt for prompt in prompts if _is_plain(prompt)], running)
+                others = [prompt for prompt in prompts if not is_plain_greedy(prompt)]
+                self._submit([prompt for prompt in prompts if is_plain_greedy(prompt)], running)
                 if others:
                     yield from self._complete_others(others, feed, running)
                 if running:
@@ -199,7 +199,7 @@ class PagedBatching:
         }
 
     @contextmanager
-    def paused(self) -> Generator[None]:
+    def pause(self) -> Generator[None]:
         """Return a context in which the manager leaves the model alone."""
         manager = self._manager
         if manager is None or not manager.is_running():
@@ -233,7 +233,7 @@ class PagedBatching:
         return self._manager
 
     def _complete_others(
-        self, prompts: Sequence[TokenPrompt], feed: TokenFeed, running: dict[str, _Request]
+        self, prompts: Sequence[TokenPrompt], feed: PromptQueue, running: dict[str, _Request]
     ) -> Iterator[Sequence[TokenEvent]]:
         def cancelled() -> list[int]:
             keys = feed.cancelled()
@@ -242,7 +242,7 @@ class PagedBatching:
 
         steps = self._others.complete(prompts, cancelled)
         while True:
-            with self.paused():
+            with self.pause():
                 events = next(steps, None)
             if events is None:
                 return
@@ -265,7 +265,9 @@ class PagedBatching:
             error = manager.background_thread_status.fatal_error
             manager.destroy()
             self._manager = None
-            raise EngineRuntimeError(f"continuous batching ended: {scrub(str(error))}") from error
+            raise EngineRuntimeError(
+                f"continuous batching ended: {redact_text(str(error))}"
+            ) from error
         return events
 
     def _cancel(self, keys: Sequence[int], running: dict[str, _Request]) -> None:
@@ -279,7 +281,7 @@ def cache_size(model: CausalModel, wanted: int) -> int:
 
     The bound is half of the free memory on CUDA and 1 GiB elsewhere.
     """
-    config = text_config(model.config)
+    config = read_text_config(model.config)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     each = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
@@ -289,15 +291,10 @@ def cache_size(model: CausalModel, wanted: int) -> int:
     return min(wanted, _CPU_CACHE_BYTES // each)
 
 
-def _is_plain(prompt: TokenPrompt) -> bool:
-    sampled = prompt.do_sample and prompt.temperature > 0
-    return not sampled and prompt.num_beams == 1 and prompt.logprobs is None
-
-
 def _to_event(request: _Request, result: RequestResult) -> TokenEvent:
     key = request.prompt.key
     if result.error is not None:
-        return TokenEvent(key, error=EngineRuntimeError(scrub(str(result.error))))
+        return TokenEvent(key, error=EngineRuntimeError(redact_text(str(result.error))))
     tokens = list(result.generated_tokens)
     fresh, request.reported = tokens[request.reported :], len(tokens)
     return TokenEvent(key, fresh, finish="length" if result.is_finished() else None)

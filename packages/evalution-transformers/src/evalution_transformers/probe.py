@@ -29,10 +29,10 @@ from evalution_transformers.forward import (
     MASKED_ATTENTION,
     Forward,
     Inputs,
-    as_attention_mask,
-    tree_mask,
+    make_tree_mask,
+    to_attention_mask,
 )
-from evalution_transformers.generate import plain_settings
+from evalution_transformers.generate import clear_settings
 from evalution_transformers.upstream import CausalModel
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ _REFUSALS = (
     TypeError,
     ValueError,
 )
-"""How a model that doesn't take a form of input says so, in its own way."""
+"""Errors of models that don't take a form of input."""
 _OWN_WINDOW = re.compile(r"(window(_size|_len(gth)?)?|local_attention)$")
 """Names in a configuration for a reach of attention that its model sees to by itself."""
 _WINDOW_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
@@ -111,7 +111,7 @@ class Probe:
             return_dict_in_generate=True,
         )
         try:
-            with torch.no_grad(), plain_settings(self._model):
+            with torch.no_grad(), clear_settings(self._model):
                 found: Any = self._model.generate(
                     input_ids=token_ids, attention_mask=mask, generation_config=settings
                 )
@@ -146,11 +146,11 @@ class Probe:
         token_ids = self._head[3:] + self._left + self._right
         positions = [3, 4, 5, 6, 7, 8, 9, 6, 7, 8]
         owners = [0] * 3 + [1] * 4 + [2] * 3
-        seen = tree_mask(
+        seen = make_tree_mask(
             owners, [[True, False, False], [True, True, False], [True, False, True]], 3
         )
         seen = seen.to(self._model.device)
-        mask = as_attention_mask(seen, self._model.dtype, additive=MASKED_ATTENTION[attention])
+        mask = to_attention_mask(seen, self._model.dtype, additive=MASKED_ATTENTION[attention])
         rest = self._logits(forward, token_ids, positions, mask, cache)
         return torch.cat((head, rest))
 
@@ -222,7 +222,7 @@ def probe_architecture(model: CausalModel, max_model_len: int) -> Architecture:
         raise ConfigurationError(
             f"{name} is an encoder-decoder; this engine runs causal models alone"
         )
-    config = text_config(model.config)
+    config = read_text_config(model.config)
     probe = Probe(model, int(config.vocab_size))
     if not probe.is_causal():
         raise ConfigurationError(
@@ -256,7 +256,7 @@ def _outlier_hint(config: Any) -> str:
     )
 
 
-def text_config(config: Any) -> Any:
+def read_text_config(config: Any) -> Any:
     """Return the configuration of the text decoder, in a model that has other parts too."""
     return config.get_text_config(decoder=True)
 
@@ -267,7 +267,7 @@ def find_window(model: CausalModel, asked: int | None) -> int:
     Raises:
         ConfigurationError: `asked` is more than the model has.
     """
-    config = text_config(model.config)
+    config = read_text_config(model.config)
     found = [getattr(config, name, None) for name in _WINDOW_NAMES]
     own = next((value for value in found if isinstance(value, int) and value > 1), None)
     if asked is None and own is None:

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from evalution_core import ConfigurationError, EngineUnavailableError, EvalutionError
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit import import_runtime
-from evalution_enginekit.runtime import brief, in_range
+from evalution_enginekit.runtime import is_in_range, shorten_error
 
 if TYPE_CHECKING:
     import torch
@@ -102,15 +102,15 @@ def loading_errors(kind: str, path: str, *, missing: str) -> Generator[None]:
     except EvalutionError:
         raise
     except ImportError as error:
-        raise EngineUnavailableError(f"{missing}: {scrub(str(error))}") from error
+        raise EngineUnavailableError(f"{missing}: {redact_text(str(error))}") from error
     except torch.OutOfMemoryError as error:
         raise EngineUnavailableError(
             f"{path!r} doesn't fit; set model_kwargs device_map, or a smaller dtype: "
-            f"{scrub(str(error))}"
+            f"{redact_text(str(error))}"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise ConfigurationError(
-            f"no {kind} could be loaded from {path!r}: {brief(error)}"
+            f"no {kind} could be loaded from {path!r}: {shorten_error(error)}"
         ) from error
 
 
@@ -124,7 +124,7 @@ def _without_bars() -> Generator[None]:
 
     upstream: Any = transformers.utils.logging
     wanted = upstream.get_verbosity() <= upstream.INFO
-    if wanted or not in_range(transformers.__version__, _HOOKED):
+    if wanted or not is_in_range(transformers.__version__, _HOOKED):
         yield
         return
     before = upstream.set_tqdm_hook(_hide_bar)

@@ -29,9 +29,9 @@ from evalution_transformers.forward import (
     Inputs,
     RowScores,
     SharedPrefix,
-    as_attention_mask,
+    make_tree_mask,
     score_rows,
-    tree_mask,
+    to_attention_mask,
 )
 from evalution_transformers.generate import OutOfMemory
 
@@ -277,8 +277,8 @@ class PrefixScorer:
         layout = lay_out(tree, nodes)
         mask = None
         if len(nodes) > 1:
-            seen = tree_mask(layout.owners, layout.ancestors, len(self._prefix))
-            mask = as_attention_mask(
+            seen = make_tree_mask(layout.owners, layout.ancestors, len(self._prefix))
+            mask = to_attention_mask(
                 seen.to(self._forward.device),
                 self._forward.model.dtype,
                 additive=self._additive_mask,

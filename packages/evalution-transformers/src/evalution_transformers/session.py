@@ -12,14 +12,14 @@ import torch
 
 from evalution_core import Capability, Model
 from evalution_enginekit import (
+    PromptQueue,
     TokenEvent,
-    TokenFeed,
     Tokenizer,
     TokenScore,
     TokenSession,
     TokenSpan,
 )
-from evalution_enginekit.runtime import set_options
+from evalution_enginekit.runtime import find_changed_options
 from evalution_transformers.attached_model import (
     EvalMode,
     eval_mode,
@@ -39,7 +39,7 @@ from evalution_transformers.probe import (
     Architecture,
     find_window,
     probe_architecture,
-    text_config,
+    read_text_config,
 )
 from evalution_transformers.score import PaddedScorer, PrefixScorer
 from evalution_transformers.upstream import CausalModel
@@ -66,7 +66,7 @@ class Scorer(Protocol):
 class Generation(Protocol):
     """Completes prompts."""
 
-    def run(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]: ...
+    def run(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]: ...
     def forget(self) -> None:
         """Free what can be computed again."""
         ...
@@ -75,7 +75,7 @@ class Generation(Protocol):
         """Return its part of `describe_execution`."""
         ...
 
-    def paused(self) -> AbstractContextManager[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Return a context in which nothing of it touches the model."""
         ...
 
@@ -117,7 +117,7 @@ def attach_model(
     Raises:
         ConfigurationError: a handle is missing or of another kind, or an option of loading is set.
     """
-    refuse_loading_options(set_options(options, _LOADING_OPTIONS))
+    refuse_loading_options(find_changed_options(options, _LOADING_OPTIONS))
     return examine_handles(options, *read_handles(handles), model or Model())
 
 
@@ -282,7 +282,7 @@ class TransformersSession(TokenSession):
             scoring_window=_SCORING_WINDOW,
             # Upstream's norms, rotary embeddings and `generate` compute in float32 at most.
             dtype="float32" if dtype in _PRECISE else dtype,
-            model_vocabulary=int(text_config(model.config).vocab_size),
+            model_vocabulary=int(read_text_config(model.config).vocab_size),
         )
         self._model: CausalModel | None = model
         self._scorer: Scorer | None = scorer
@@ -290,7 +290,7 @@ class TransformersSession(TokenSession):
         self._mode = mode
         self._identity = identity
         self._execution: dict[str, Any] = {
-            "device": device_name(model),
+            "device": find_device_name(model),
             "dtype": dtype,
             "attention": getattr(model.config, "_attn_implementation", None),
             **execution,
@@ -303,7 +303,7 @@ class TransformersSession(TokenSession):
         """
         return None if self._identity is None else dict(self._identity)
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
         assert self._generation_path is not None
         steps = self._generation_path.run(feed)
         return steps if self._mode is None else run_steps(steps, self._mode)
@@ -312,7 +312,7 @@ class TransformersSession(TokenSession):
         assert self._scorer is not None
         assert self._generation_path is not None
         steps = self._scorer.score(spans)
-        return run_steps(steps, self._mode or self._generation_path.paused)
+        return run_steps(steps, self._mode or self._generation_path.pause)
 
     def _describe(self) -> dict[str, Any]:
         if self._generation_path is not None:
@@ -340,7 +340,7 @@ def default_pass_tokens(device: torch.device) -> int:
     return _PASS_TOKENS.get(device.type, _PASS_TOKENS_ELSEWHERE)
 
 
-def device_name(model: CausalModel) -> str:
+def find_device_name(model: CausalModel) -> str:
     """Return the model's device, or all of them where its layers are spread."""
     placed: Mapping[str, Any] | None = getattr(model, "hf_device_map", None)
     found = {str(torch.device(device)) for device in (placed or {}).values()}

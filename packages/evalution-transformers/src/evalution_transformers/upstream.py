@@ -30,7 +30,7 @@ class CausalModel(Protocol):
 
 
 class LoadableModel(CausalModel, Protocol):
-    """The part of `PreTrainedModel` that loading uses besides; a `torch.nn.Module`."""
+    """The part of `PreTrainedModel`, a `torch.nn.Module`, that loading uses."""
 
     def requires_grad_(self, requires_grad: bool = True) -> LoadableModel: ...
     def eval(self) -> LoadableModel: ...

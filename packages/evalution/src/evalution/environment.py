@@ -27,14 +27,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from evalution.error_boundary import wrap_errors
 from evalution.redaction import mask_text, mask_value
-from evalution_core import (
-    BaseEngine,
-    BaseInferenceSession,
-    EvalutionError,
-    TextCodec,
-    available,
-    normalized,
-)
+from evalution_core import BaseEngine, BaseInferenceSession, EvalutionError, TextCodec
+from evalution_core.discovery import available
+from evalution_core.plugins import normalized
 
 
 def read_requirements(name: str, extras: Iterable[str] = ()) -> list[Requirement]:

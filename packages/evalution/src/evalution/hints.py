@@ -1,4 +1,4 @@
-"""What to install for what isn't: the first-party distributions, and no guesses.
+"""Install hints: names of the first-party distributions, and no guesses.
 
 Only messages read this; no code decides anything by these names.
 """
@@ -42,7 +42,7 @@ BACKEND_HINT = "evalution-training"
 
 
 class CommandHint(NamedTuple):
-    """What a command of another package does, and the requirement that brings it."""
+    """Summary of a command of another package, and the requirement that brings it."""
 
     summary: str
     requirement: str

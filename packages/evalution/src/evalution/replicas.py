@@ -18,12 +18,11 @@ from evalution_core import (
     EngineSpec,
     Model,
     load_engine,
-    redact,
     speed_only,
     validate_options,
 )
 from evalution_core.options import parse_options
-from evalution_core.redaction import redact_fields
+from evalution_core.redaction import redact, redact_fields
 
 _AT_BEST = frozenset(Capability) - {Capability.ATTACH}
 

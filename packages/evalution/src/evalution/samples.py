@@ -103,7 +103,8 @@ def to_json(value: object, *, indent: int | None = None) -> str:
             value, indent=indent, inf_nan_mode="null", fallback=_to_plain
         ).decode()
     except ValueError:  # a lone surrogate, which UTF-8 can't hold and JSON can only escape
-        plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="null", fallback=_to_plain)
+        found = json.dumps(value, default=_to_plain)
+        plain = json.loads(found, parse_constant=lambda _: None)  # NaN and infinity
         text = json.dumps(plain, ensure_ascii=False, indent=indent)
         return text.encode("utf-8", "backslashreplace").decode()
 
@@ -117,6 +118,9 @@ def _to_plain(value: object) -> object:
             return str(value)
     return str(value)
 
+
+SAMPLES = "samples.jsonl"
+"""The file of samples in a run folder."""
 
 _HEAD = re.compile(rb'\{"suite":"([^"\\]*)","index":(\d+),')
 """Start of a line; another tool's may differ, and so does that of a suite whose name is escaped."""

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evalution.results import MetricResult, RunResult, SuiteResult
-from evalution_core import EngineEntry
+from evalution_core.discovery import EngineEntry
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -180,7 +180,7 @@ class PlayedWorker:
 
 
 class Play:
-    """A scheduler, and time that passes when it is told to; `cap` is what a worker prefers."""
+    """A scheduler, and time that passes on request; `cap` is what a worker prefers."""
 
     cap = CAP
 

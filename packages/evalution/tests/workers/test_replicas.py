@@ -45,7 +45,7 @@ class Limited(BaseEngine):
         return "served"
 
 
-def test_an_engine_may_be_given_by_name() -> None:
+def test_engine_may_be_given_by_name() -> None:
     spec = {"engine": {"kind": MOCK, "params": {"max_model_len": 99}}, "replicas": 2}
     replicas = Replicas.from_options(spec)
     assert replicas == Replicas(Mock(99), 2) == Replicas(EngineSpec(MOCK, {"max_model_len": 99}), 2)
@@ -63,7 +63,7 @@ def test_an_engine_may_be_given_by_name() -> None:
         {"kind": MOCK, "params": {"max_model_len": 512}},
     ],
 )
-def test_a_spec_may_write_the_engine_in_any_of_its_forms(written: Any) -> None:
+def test_spec_may_write_the_engine_in_any_of_its_forms(written: Any) -> None:
     assert Replicas.from_options({"engine": written, "replicas": 2}) == Replicas(Mock(), 2)
 
 
@@ -76,7 +76,7 @@ def test_a_spec_may_write_the_engine_in_any_of_its_forms(written: Any) -> None:
         ({"type": MOCK, "max_model": 5}, "engine Mock has no option 'max_model'"),
     ],
 )
-def test_a_spec_that_writes_the_engine_wrong_is_told(written: Any, message: str) -> None:
+def test_spec_that_writes_the_engine_wrong_is_reported(written: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Replicas.from_options({"engine": written, "replicas": 2})
 
@@ -126,11 +126,11 @@ def test_secrets_of_the_engine_within_are_hidden() -> None:
         ),
     ],
 )
-def test_misuse_is_told(options: dict[str, Any], message: str) -> None:
+def test_misuse_is_reported(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Replicas(**options)
 
 
-def test_an_unknown_engine_is_told() -> None:
+def test_unknown_engine_is_reported() -> None:
     with pytest.raises(UnknownEngineError, match="no engine 'NoSuchEngine' is installed"):
         Replicas(EngineSpec("NoSuchEngine"), 2)

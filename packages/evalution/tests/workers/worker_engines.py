@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ class Troubled(BaseEngine):
     """The mock, but a text with `poison` in it ends or hangs the process.
 
     `folder`: each process that builds writes its id there, as an empty file's name. `forks`: it has
-    a child that holds all its files open.
+    a child that holds all its files open. `pace`: seconds a step takes at least.
     """
 
     trouble: Trouble = "kill"
@@ -60,6 +61,7 @@ class Troubled(BaseEngine):
     folder: str | None = None
     batch_size: int = speed_only(default=8)
     forks: bool = False
+    pace: float = 0.0
 
     capabilities = MOCK_CAPABILITIES
 
@@ -76,10 +78,12 @@ class TroubledSession(MockSession):
         super().__init__("mock", 512, engine.batch_size)
         self._poison = engine.poison
         self._trouble = TROUBLES[engine.trouble]
+        self._pace = engine.pace
 
     def _step(self, sequences: list[Any]) -> list[Any]:
         for sequence in sequences:
             self._look_at(sequence._prompt.token_ids)
+        time.sleep(self._pace)
         return super()._step(sequences)
 
     def _score(self, token_ids: Sequence[int], start: int) -> Any:

@@ -1,12 +1,15 @@
-"""How to run a model on Acme."""
+"""The engine Acme: its options, and the building of a session."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from evalution_acme.session import AcmeSession
 from evalution_core import BaseEngine, Capability, ConfigurationError, Model, speed_only
-from evalution_enginekit import ByteTokenizer, bound_tokenizer, import_runtime, runtime_errors
+from evalution_enginekit import ByteTokenizer, bind_tokenizer, import_runtime, runtime_errors
 
 CAPABILITIES = frozenset(
     {
@@ -26,17 +29,13 @@ CAPABILITIES = frozenset(
 
 @dataclass(slots=True)
 class Acme(BaseEngine):
-    """Models that Acme loads.
+    """Models that Acme loads."""
 
-    Options:
-        device: where the model runs.
-        max_model_len: tokens the model is fed at most.
-        batch_size: sequences that generate side by side.
-    """
-
-    device: str = "cpu"
-    max_model_len: int = 512
-    batch_size: int = speed_only(default=8)
+    device: Annotated[str, Field(description="Device that the model runs on.")] = "cpu"
+    max_model_len: Annotated[int, Field(ge=2, description="Tokens the model is fed at most.")] = 512
+    batch_size: Annotated[int, Field(ge=1, description="Sequences that generate side by side.")] = (
+        speed_only(default=8)
+    )
 
     capabilities = CAPABILITIES
 
@@ -55,7 +54,7 @@ class Acme(BaseEngine):
         return AcmeSession(
             loaded,
             # For a model with files of its own: load_tokenizer(model, folder).
-            tokenizer=bound_tokenizer(model, ByteTokenizer()),
+            tokenizer=bind_tokenizer(model, ByteTokenizer()),
             capabilities=CAPABILITIES,
             device=self.device,
             max_model_len=self.max_model_len,

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from evalution_core import Capability
 from evalution_enginekit import (
+    PromptQueue,
     TokenEvent,
-    TokenFeed,
     Tokenizer,
     TokenPrompt,
     TokenScore,
@@ -21,7 +21,7 @@ from evalution_enginekit import (
 
 
 class LoadedModel(Protocol):
-    """What is used of a model that Acme has loaded."""
+    """The part of a model of Acme's that the session uses."""
 
     def logprobs(self, token_ids: Sequence[int]) -> Sequence[float]:
         """Natural-log probability of each id of the vocabulary to come next."""
@@ -69,8 +69,8 @@ class AcmeSession(TokenSession):
         self._model = model
         self._device = device
 
-    def _generate_tokens(self, feed: TokenFeed) -> Iterator[Sequence[TokenEvent]]:
-        return batch_continuously(feed, self.preferred_batch_size, _Sequence.of, self._step)
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
+        return batch_continuously(feed, self._batch_size, _Sequence.of, self._step)
 
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         yield [self._score(span) for span in spans]

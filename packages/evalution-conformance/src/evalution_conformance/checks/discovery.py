@@ -20,14 +20,9 @@ import pytest
 
 from evalution_conformance.assertions import assert_refused
 from evalution_conformance.subject import Subject
-from evalution_core import (
-    CONTRACT_VERSION,
-    BaseEngine,
-    Capability,
-    ConfigurationError,
-    available,
-    load_engine,
-)
+from evalution_core import BaseEngine, Capability, ConfigurationError, load_engine
+from evalution_core.discovery import available
+from evalution_core.engine import CONTRACT_VERSION
 from evalution_core.redaction import SECRET_FIELD
 
 _FRAMEWORKS = {"jax", "tensorflow", "torch", "transformers"}

@@ -25,8 +25,8 @@ from evalution_core import (
     GenerationRequest,
     InvalidRequestError,
     Model,
-    builtin_path,
 )
+from evalution_core.builtins import builtin_path
 
 _CONFIG = "tokenizer_config.json"
 

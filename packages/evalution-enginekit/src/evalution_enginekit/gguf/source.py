@@ -9,8 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from evalution_core import ConfigurationError, Model, builtin_path, scrub
-from evalution_core.builtins import PREFIX
+from evalution_core import ConfigurationError, Model
+from evalution_core.builtins import PREFIX, builtin_path
+from evalution_core.redaction import scrub
 from evalution_enginekit.gguf.file import GGUFFile, read_gguf
 from evalution_enginekit.runtime import import_runtime
 
@@ -63,27 +64,27 @@ def find_gguf(model: Model, engine: str) -> Path:
     if path.is_dir():
         return path / _choose_file(str(path), [file.name for file in sorted(path.glob("*.gguf"))])
     if path.is_file():
-        return _first_part(path)
+        return _find_first_part(path)
     repository, _, file = name.partition(":")
     if not _HUB_NAME.match(repository) or (file and not file.endswith(".gguf")) or _is_local(name):
         raise ConfigurationError(
             f"there is no file or folder {name!r}; engine {engine} loads a local .gguf file, a "
             "folder with one, builtin:tiny, or owner/repository:file.gguf from the Hugging Face Hub"
         )
-    return _first_part(_download(repository, file, model.revision))
+    return _find_first_part(_download(repository, file, model.revision))
 
 
 def list_parts(path: Path) -> list[Path]:
     """Return all files of the model whose first part is `path`; the file alone if it is whole."""
-    return [path.with_name(name) for name in _part_names(path.name)]
+    return [path.with_name(name) for name in _list_part_names(path.name)]
 
 
 def _is_local(name: str) -> bool:
     return name.startswith((".", "~", "/")) or (name.endswith(".gguf") and ":" not in name)
 
 
-def _first_part(path: Path) -> Path:
-    names = _part_names(path.name)
+def _find_first_part(path: Path) -> Path:
+    names = _list_part_names(path.name)
     missing = [name for name in names if not path.with_name(name).is_file()]
     if missing:
         raise ConfigurationError(
@@ -93,7 +94,7 @@ def _first_part(path: Path) -> Path:
     return path.with_name(names[0])
 
 
-def _part_names(name: str) -> list[str]:
+def _list_part_names(name: str) -> list[str]:
     match = _PART.search(name)
     if match is None:
         return [name]
@@ -105,7 +106,7 @@ def _choose_file(place: str, names: Sequence[str]) -> str:
     """Return the only model among the names of a place; of a split one, the first part."""
     # A projector of images is beside the model that it serves and is no model itself.
     models = [name for name in names if not Path(name).name.startswith("mmproj")]
-    firsts = sorted({_part_names(name)[0] for name in models})
+    firsts = sorted({_list_part_names(name)[0] for name in models})
     if not firsts:
         raise ConfigurationError(f"there is no .gguf file in {place}")
     if len(firsts) > 1:
@@ -132,15 +133,16 @@ def _download(repository: str, file: str, revision: str | None) -> Path:
             )
         parts = [
             Path(hub.hf_hub_download(repository, name, revision=revision))
-            for name in _part_names(file)
+            for name in _list_part_names(file)
         ]
     except ConfigurationError:
         raise
     except Exception as error:  # the border: its HTTP library's errors come as they are
         raise ConfigurationError(
             f"{repository}{':' + file if file else ''} could not be downloaded from the Hugging "
-            f"Face Hub and is not in its local cache: {type(error).__name__}: {_first_line(error)}; "
-            "check the name, the access and the network, or give a local .gguf file"
+            "Face Hub and is not in its local cache: "
+            f"{type(error).__name__}: {_first_line(error)}; check "
+            "the name, the access and the network, or give a local .gguf file"
         ) from error
     return parts[0]
 

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
-from evalution_enginekit.chat import ChatTemplate, bound_template
+from evalution_enginekit.chat import ChatTemplate, bind_template
 from evalution_enginekit.gguf.file import GGUFFile
-from evalution_enginekit.tokenizer_files import load_tokenizer, named_tokenizer
+from evalution_enginekit.tokenizer import find_tokenizer_name, load_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from evalution_enginekit.tokenizer import Tokenizer
 
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_NORMAL, _UNKNOWN, _CANARY, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _SPACE = "\u2581"
 _INSTEAD = "set tokenizer_path to the matching Hugging Face tokenizer"
 _ENDING_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -54,9 +54,9 @@ def load_gguf_tokenizer(model: Model, file: GGUFFile) -> Tokenizer:
             tokens than the model, or no chat template for the model's variables.
         EngineUnavailableError: the `tokenizers` library, or Transformers, is not installed.
     """
-    if model.tokenizer is None and named_tokenizer(model) is None:
+    if model.tokenizer is None and find_tokenizer_name(model) is None:
         tokenizer = GGUFTokenizer(file)
-        tokenizer.chat_template = bound_template(model, tokenizer.chat_template)
+        tokenizer.chat_template = bind_template(model, tokenizer.chat_template)
         return tokenizer
     return add_end_ids(load_tokenizer(model, file.path.parent), file)
 
@@ -67,7 +67,7 @@ def add_end_ids(tokenizer: Tokenizer, file: GGUFFile) -> Tokenizer:
     Raises:
         ConfigurationError: it has more tokens than the model.
     """
-    rows = len(_strings(file, "tokens"))
+    rows = len(_read_strings(file, "tokens"))
     if rows and tokenizer.vocabulary_size > rows:
         raise ConfigurationError(
             f"the tokenizer has {tokenizer.vocabulary_size} tokens and the model in "
@@ -95,7 +95,7 @@ def read_chat_template(file: GGUFFile) -> ChatTemplate | None:
     """Return the file's chat template with the special tokens that it may print."""
     if file.chat_template is None:
         return None
-    tokens = _strings(file, "tokens")
+    tokens = _read_strings(file, "tokens")
     found = {name: _find_id(file, key) for name, key in _TEMPLATE_NAMES.items()}
     return ChatTemplate(
         file.chat_template, {name: tokens[at] for name, at in found.items() if at is not None}
@@ -105,11 +105,11 @@ def read_chat_template(file: GGUFFile) -> ChatTemplate | None:
 def find_end_ids(file: GGUFFile) -> frozenset[int]:
     """Return the ids that end a generation: declared ones, and ends of turn by name."""
     declared = {_find_id(file, key) for key in _ENDING_KEYS} - {None}
-    tokens, types = _strings(file, "tokens"), _token_types(file)
+    tokens, types = _read_strings(file, "tokens"), _read_token_types(file)
     named = {
         token_id
         for token_id, kind in enumerate(types)
-        if kind == _CONTROL and tokens[token_id] in _ENDS_OF_TURN
+        if kind == _CANARY and tokens[token_id] in _ENDS_OF_TURN
     }
     return frozenset(cast("set[int]", declared) | named)
 
@@ -126,15 +126,15 @@ class GGUFTokenizer:
 
     def __init__(self, file: GGUFFile):
         self._file = file
-        tokens, types = _strings(file, "tokens"), _token_types(file)
+        tokens, types = _read_strings(file, "tokens"), _read_token_types(file)
         self._tokenizer, adds_bos = _build(file, tokens, types)
         self.bos_id = _find_id(file, "bos_token_id")
         self.eos_id = _find_id(file, "eos_token_id")
-        adds_bos = bool(_value(file, "add_bos_token", adds_bos))
+        adds_bos = bool(_read_value(file, "add_bos_token", adds_bos))
         self.leading_ids = (self.bos_id,) if adds_bos and self.bos_id is not None else ()
         self.eos_ids = find_end_ids(file)
         self.special_ids = frozenset(
-            token_id for token_id, kind in enumerate(types) if kind in (_UNKNOWN, _CONTROL)
+            token_id for token_id, kind in enumerate(types) if kind in (_UNKNOWN, _CANARY)
         )
         self.vocabulary_size = len(tokens)
         self.chat_template = read_chat_template(file)
@@ -158,15 +158,15 @@ def _build(
             "reading a GGUF file's tokenizer needs the tokenizers library; "
             'pip install "evalution-enginekit[tokenizers]"'
         )
-    kind = _value(file, "model", None)
+    kind = _read_value(file, "model", None)
     if not tokens:
         raise ConfigurationError(f"{file.path.name} holds no tokenizer; {_INSTEAD}")
     vocabulary = {token: at for at, token in enumerate(tokens) if types[at] != _UNUSED}
     try:
         if kind == "gpt2":
-            built, adds_bos = _byte_level(file, vocabulary)
+            built, adds_bos = _build_byte_level(file, vocabulary)
         elif kind == "llama":
-            built, adds_bos = _sentence_piece(file, tokens, vocabulary), True
+            built, adds_bos = _build_sentence_piece(file, tokens, vocabulary), True
         else:
             raise ConfigurationError(
                 f"{file.path.name} has a tokenizer of the kind {kind!r}; byte-level BPE (gpt2) and "
@@ -182,17 +182,19 @@ def _build(
     return built, adds_bos
 
 
-def _byte_level(file: GGUFFile, vocabulary: dict[str, int]) -> tuple[tokenizers.Tokenizer, bool]:
+def _build_byte_level(
+    file: GGUFFile, vocabulary: dict[str, int]
+) -> tuple[tokenizers.Tokenizer, bool]:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
 
-    name = _value(file, "pre", "default")
+    name = _read_value(file, "pre", "default")
     rules = PRE_TOKENIZERS.get(name)
     if rules is None:
         raise ConfigurationError(
             f"{file.path.name} splits text by the rules {name!r}, which aren't known here (known: "
             f"{', '.join(sorted(PRE_TOKENIZERS))}); {_INSTEAD}"
         )
-    merges = [_split_merge(merge) for merge in _strings(file, "merges")]
+    merges = [_split_merge(merge) for merge in _read_strings(file, "merges")]
     built = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rules.ignore_merges))
     splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in rules.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -201,12 +203,12 @@ def _byte_level(file: GGUFFile, vocabulary: dict[str, int]) -> tuple[tokenizers.
     return built, rules.adds_bos
 
 
-def _sentence_piece(
+def _build_sentence_piece(
     file: GGUFFile, tokens: list[str], vocabulary: dict[str, int]
 ) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer, decoders, models, normalizers  # noqa: PLC0415
 
-    scores = cast("list[float]", _value(file, "scores", []))
+    scores = cast("list[float]", _read_value(file, "scores", []))
     if len(scores) != len(tokens):
         raise ConfigurationError(
             f"{file.path.name} has {len(tokens)} tokens and {len(scores)} scores for them; "
@@ -216,13 +218,13 @@ def _sentence_piece(
     built = Tokenizer(
         models.BPE(
             vocabulary,
-            _merges_by_score(vocabulary, scores),
+            _rank_merges(vocabulary, scores),
             unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
         )
     )
-    spaced = bool(_value(file, "add_space_prefix", True))
+    spaced = bool(_read_value(file, "add_space_prefix", True))
     escaped = normalizers.Replace(" ", _SPACE)
     # It runs on each stretch between special tokens, which gets the space, as in llama.cpp.
     lead = [normalizers.Prepend(_SPACE)] if spaced else []
@@ -234,7 +236,7 @@ def _sentence_piece(
     return built
 
 
-def _merges_by_score(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+def _rank_merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """Return every pair of tokens whose join is a token, best score of the join first."""
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, at in vocabulary.items():
@@ -256,7 +258,7 @@ def _add_tokens(built: tokenizers.Tokenizer, tokens: list[str], types: list[int]
         ]
 
     open_ended = cast(Any, built)
-    open_ended.add_special_tokens(added((_UNKNOWN, _CONTROL), special=True))
+    open_ended.add_special_tokens(added((_UNKNOWN, _CANARY), special=True))
     open_ended.add_tokens(added((_USER_DEFINED,), special=False))
 
 
@@ -265,26 +267,26 @@ def _split_merge(merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _value(file: GGUFFile, key: str, default: Any) -> Any:
+def _read_value(file: GGUFFile, key: str, default: Any) -> Any:
     return file.metadata.get(f"tokenizer.ggml.{key}", default)
 
 
-def _strings(file: GGUFFile, key: str) -> list[str]:
-    found = _value(file, key, [])
+def _read_strings(file: GGUFFile, key: str) -> list[str]:
+    found = _read_value(file, key, [])
     return cast("list[str]", found) if isinstance(found, list) else []
 
 
-def _token_types(file: GGUFFile) -> list[int]:
+def _read_token_types(file: GGUFFile) -> list[int]:
     """Return the kind of each token; all are plain if the file doesn't say."""
-    count = len(_strings(file, "tokens"))
-    found = _value(file, "token_type", None)
+    count = len(_read_strings(file, "tokens"))
+    found = _read_value(file, "token_type", None)
     return cast("list[int]", found) if found and len(found) == count else [_NORMAL] * count
 
 
 def _find_id(file: GGUFFile, key: str) -> int | None:
-    usual = _SENTENCE_PIECE_IDS.get(key) if _value(file, "model", None) == "llama" else None
-    found = _value(file, key, usual)
-    return found if isinstance(found, int) and found < len(_strings(file, "tokens")) else None
+    usual = _SENTENCE_PIECE_IDS.get(key) if _read_value(file, "model", None) == "llama" else None
+    found = _read_value(file, key, usual)
+    return found if isinstance(found, int) and found < len(_read_strings(file, "tokens")) else None
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -7,15 +7,16 @@ import json
 import os
 import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import httpx
 
-from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError, hide
-from evalution_openai.client.error_mapping import find_tls_error, make_error, quote
+from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError
+from evalution_core.redaction import find_secrets, redact_text
+from evalution_openai.client.responses import find_tls_error, make_error, quote
 from evalution_openai.client.retry import (
     RETRIED_STATUSES,
     AdaptiveConcurrency,
@@ -90,6 +91,7 @@ class ServerConnection:
         policy: RetryPolicy | None = None,
         headers: Mapping[str, str] | None = None,
         credentials: Sequence[str] = (),
+        secrets: Iterable[str] = (),
         requests: RateLimit | None = None,
         tokens: RateLimit | None = None,
         clock: Clock | None = None,
@@ -101,6 +103,7 @@ class ServerConnection:
         self._patience = policy or RetryPolicy()
         self._headers = dict(headers or {})
         self._credentials = [text.encode() for text in credentials if len(text) >= _LEAST_SECRET]
+        self._secrets = tuple({*credentials, *secrets} - {""})
         self._requests = requests or RateLimit(self.clock, None)
         self._tokens = tokens or RateLimit(self.clock, None)
         self._transport = transport
@@ -256,7 +259,7 @@ class ServerConnection:
             return Failure(error.error, error.wait_s, error.__cause__)  # pyright: ignore[reportArgumentType]
         if (unsafe := find_tls_error(error, url)) is not None:
             raise unsafe from error
-        what = quote(str(error)) or "no answer in time"
+        what = quote(redact_text(str(error), self._secrets)) or "no answer in time"
         path = httpx.URL(url).path
         return Failure(
             EngineRuntimeError(f"{path} failed: {type(error).__name__}: {what}"), cause=error
@@ -273,7 +276,7 @@ class ServerConnection:
 
 
 def is_unreachable(error: EvalutionError) -> bool:
-    """Whether a request failed because nothing accepted the connection."""
+    """Return whether a request failed because nothing accepted the connection."""
     return isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
 
 
@@ -358,12 +361,13 @@ def open_connection(
     headers = dict(options.extra_headers)
     if key:
         headers.setdefault("Authorization", f"Bearer {key}")
-    secrets = [value for name, value in headers.items() if _CREDENTIAL.search(name)]
+    credentials = [value for name, value in headers.items() if _CREDENTIAL.search(name)]
     return ServerConnection(
         Address.parse(options.base_url),
         policy=RetryPolicy(options.timeout_s, options.deadline_s, options.max_retries),
         headers=headers,
-        credentials=[*secrets, key or ""],
+        credentials=[*credentials, key or ""],
+        secrets=find_secrets(options),
         requests=RateLimit(clock, options.requests_per_minute),
         tokens=RateLimit(clock, options.tokens_per_minute),
         clock=clock,
@@ -381,5 +385,4 @@ def _read_key(options: OpenAIOptions) -> str | None:
             f"api_key_env names the environment variable {options.api_key_env!r}, which isn't set; "
             "set it to the key, or leave api_key_env out for a server that needs none"
         )
-    hide(key, is_secret=True)
     return key

@@ -18,13 +18,12 @@ from evalution_core import (
     EvalutionError,
     Model,
     UnsupportedRequestError,
-    scrub,
 )
+from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_openai.client.connection import ServerConnection, is_unreachable, open_connection
-from evalution_openai.client.dialects import find_dialect
-from evalution_openai.client.requests import BodyWriter, count_scoring_tokens
+from evalution_openai.client.dialects import BodyWriter, count_scoring_tokens, find_dialect
 from evalution_openai.client.responses import UseOfIds, to_mapping
 from evalution_openai.client.scoring_methods import (
     EchoScoring,
@@ -67,8 +66,8 @@ async def fetch_listing(connection: ServerConnection, name: str | None) -> Model
     except EvalutionError as error:
         if is_unreachable(error):
             raise EngineUnavailableError(
-                f"no server answers at {scrub(connection.address.api)}: {error}; start it, or set "
-                "base_url"
+                f"no server answers at {redact_text(connection.address.api)}: {error}; start it, "
+                "or set base_url"
             ) from error
         return ModelListing()
     listed: Any = answer.get("data")
@@ -101,7 +100,7 @@ async def fetch_tokenizer_info(connection: ServerConnection) -> Mapping[str, Any
 
 
 async def is_template_hidden(connection: ServerConnection) -> bool:
-    """Whether Evalution's server reports that its engine gives no chat template."""
+    """Return whether Evalution's server reports that its engine gives no chat template."""
     try:
         facts = await fetch_tokenizer_info(connection)
     except UnsupportedRequestError:  # its engine gives no tokenizer
@@ -197,7 +196,7 @@ class ServerProbe:
             and self.model not in self.listing.names
         ):
             raise ConfigurationError(
-                f"the server at {scrub(options.base_url)} has no model {self.model!r}; "
+                f"the server at {redact_text(options.base_url)} has no model {self.model!r}; "
                 f"{_suggest_name(self.model, self.listing.names)}"
             )
         self._variables = model.chat_template_kwargs
@@ -254,7 +253,7 @@ class ServerProbe:
 
     @property
     def renders(self) -> bool:
-        """Whether messages are rendered here, by a local tokenizer or the server's template."""
+        """Return whether messages are rendered here, by a tokenizer or a known template."""
         if self._options.api == "completions":
             return True
         known = self._local is not None or (
@@ -263,7 +262,7 @@ class ServerProbe:
         return self.encodes and known and self._options.api == "auto"
 
     def refuses_variables(self) -> bool:
-        """Whether this is Evalution's server, and refuses every chat with variables."""
+        """Return whether this is Evalution's server, and refuses every chat with variables."""
         return self.dialect.is_evalution and self._loop.call(
             lambda: is_template_hidden(self._connection)
         )
@@ -271,7 +270,7 @@ class ServerProbe:
     def _describe(self) -> dict[str, Any]:
         choice = self._scoring_choice
         return {
-            "base_url": scrub(self._options.base_url),
+            "base_url": redact_text(self._options.base_url),
             "model": self.model,
             "dialect": self.dialect.name,
             "sampling_defaults": self.dialect.sampling_defaults,
@@ -360,7 +359,7 @@ class ServerProbe:
         return ServerRoutes(post, address.api, address.root, self.writer.complete_body)
 
     def _probe_ids(self) -> bool:
-        """Whether completions take token ids, tried on one short prompt."""
+        """Return whether completions take token ids, tried on one short prompt."""
         if self.tokenizer is None or self.dialect.is_evalution:
             return self.dialect.is_evalution
         if self._scoring_choice.name is not None and self._scoring_choice.name != "sglang":
@@ -377,7 +376,7 @@ class ServerProbe:
         return usage.get("prompt_tokens", len(prompt)) == len(prompt)
 
     def _sends_text(self) -> bool:
-        """Whether text is sent as it is; Evalution's server encodes it by the kit's own rules."""
+        """Return whether text is sent as it is; Evalution's server encodes by the kit's rules."""
         own = self._options.max_model_len
         return self.tokenizer is None or (
             self.dialect.is_evalution
@@ -414,8 +413,8 @@ def _suggest_name(model: str | None, listed: Sequence[str]) -> str:
 def _first_listed(served: ModelListing, options: OpenAIOptions) -> str:
     if not served.names:
         raise ConfigurationError(
-            f"the server at {scrub(options.base_url)} lists no model; set model.path or model_name "
-            "to the name that it knows"
+            f"the server at {redact_text(options.base_url)} lists no model; set model.path or "
+            "model_name to the name that it knows"
         )
     return served.names[0]
 
@@ -423,6 +422,6 @@ def _first_listed(served: ModelListing, options: OpenAIOptions) -> str:
 def _load_tokenizer(model: Model) -> Tokenizer | None:
     if model.tokenizer is None and model.tokenizer_path is None:
         return None
-    named = named_tokenizer(model)
+    named = find_tokenizer_name(model)
     path = Path(named).expanduser() if named else Path()
     return load_tokenizer(model, path if path.is_dir() else path.parent)

@@ -20,7 +20,7 @@ RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 
 
 
 class Clock(Protocol):
-    """Time as an connection sees it; a test's clock passes without waiting."""
+    """Time as a connection sees it; a test's clock passes without waiting."""
 
     def now(self) -> float:
         """Return the seconds of a monotonic clock."""

@@ -19,14 +19,14 @@ from evalution_core import (
     EngineRuntimeError,
     EvalutionError,
     GenerationOutput,
-    scrub,
 )
+from evalution_core.redaction import redact_text
 from evalution_enginekit import Tokenizer, TokenScore, TokenSpan, runtime_errors
 from evalution_enginekit.self_check import self_check
-from evalution_openai.client.error_mapping import quote
 from evalution_openai.client.responses import (
     Fields,
     parse_id,
+    quote,
     read_choice,
     read_steps,
     to_mapping,
@@ -262,7 +262,7 @@ def _numbers(listed: Any, expected: int, what: str) -> list[float]:
 
 
 def _is_greedy(values: Sequence[float], listed: Sequence[Sequence[float]]) -> bool | None:
-    """Whether no listed token is more likely than the scored one; None if none are listed."""
+    """Return whether no listed token beats the scored one; None if none are listed."""
     if len(listed) != len(values) or not all(listed):
         return None
     return all(
@@ -338,7 +338,7 @@ class ScoringProbe:
                 with runtime_errors("reading what it answered"):
                     result = self._check_method(method)
             except EvalutionError as error:
-                refused[method.name] = scrub(str(error))
+                refused[method.name] = redact_text(str(error))
                 continue
             if result.outcome == "passed":
                 return ScoringChoice(method.name, result, refused)

@@ -21,20 +21,19 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_enginekit import (
-    CompletionPiece,
+    CompletionChunk,
     RequestLoop,
     RequestPrompt,
     RequestSession,
     TokenScore,
     TokenSpan,
 )
-from evalution_enginekit.chat import bound_template, check_variables
+from evalution_enginekit.chat import bind_template, check_variables
 from evalution_enginekit.model_source import refuse_model_fields
-from evalution_enginekit.tokenizer_files import named_tokenizer
+from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_openai.client.connection import ServerConnection, open_connection
-from evalution_openai.client.dialects import DIALECTS
+from evalution_openai.client.dialects import DIALECTS, BodyWriter, HTTPRequest, count_scoring_tokens
 from evalution_openai.client.probe import ServerCapabilities, ServerProbe
-from evalution_openai.client.requests import BodyWriter, HTTPRequest, count_scoring_tokens
 from evalution_openai.client.responses import Fields, ResponseReader
 from evalution_openai.client.retry import AdaptiveConcurrency, Clock
 from evalution_openai.client.tokenizer import RemoteTemplate
@@ -59,7 +58,7 @@ class OpenAISession(RequestSession):
         self._writer = writer
         self._server = server
 
-    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionPiece]:
+    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionChunk]:
         streams = prompt.is_live or self._server.timings
         sent = self._writer.to_request(prompt, streams=streams)
         reader = ResponseReader(prompt.request.logprobs, self._server.ids)
@@ -70,12 +69,12 @@ class OpenAISession(RequestSession):
         begun, first = clock.now(), None
         async with aclosing(self._events(sent)) as events:
             async for event in events:
-                piece = reader.read_event(event)
-                if first is None and piece.text:
+                chunk = reader.read_event(event)
+                if first is None and chunk.text:
                     first = clock.now() - begun
-                yield piece
+                yield chunk
         timed = {"first_text_s": first, "total_s": clock.now() - begun}
-        yield CompletionPiece(runtime=timed)
+        yield CompletionChunk(runtime=timed)
 
     async def _score(self, span: TokenSpan) -> TokenScore:
         assert self._server.method is not None
@@ -133,13 +132,13 @@ class OpenAISession(RequestSession):
             and request.rendered_prompt is None
         )
         if server.api == "chat" and not is_chat:
-            self._admission.generation(request)
+            self._validator.generation(request)
             raise UnsupportedRequestError(
                 "with api='chat' a request needs messages: what a chat model is given for plain "
                 "text would be a guess; apply the chat template, or set api to 'completions'"
             )
         if is_chat and not server.renders:
-            self._admission.generation(request)
+            self._validator.generation(request)
             if not (request.add_generation_prompt or server.leaves_open):
                 raise UnsupportedRequestError(
                     "the server renders the messages, and may ignore add_generation_prompt=False; "
@@ -225,7 +224,7 @@ def build_session(
     """
     refuse_model_fields(options, model, _SERVER_FIELDS)
     check_variables(model.chat_template_kwargs)
-    if named_tokenizer(model) is None:
+    if find_tokenizer_name(model) is None:
         refuse_model_fields(options, model, _TOKENIZER_FIELDS)
     size = options.batch_size
     start, most = _AUTO_DEPTH if size in ("auto", None) else (size or 1, size or 1)
@@ -269,7 +268,7 @@ def _check_variables(options: OpenAIOptions, model: Model, probe: ServerProbe) -
         return
     template = probe.tokenizer.chat_template if probe.tokenizer is not None else None
     if probe.renders and template is None:
-        bound_template(model, None)
+        bind_template(model, None)
     if probe.renders and not isinstance(template, RemoteTemplate):
         return
     if not probe.dialect.takes_variables:

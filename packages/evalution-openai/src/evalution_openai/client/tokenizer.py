@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from evalution_core import EngineRuntimeError, EvalutionError, Message, UnsupportedRequestError
+from evalution_core import EngineRuntimeError, EvalutionError, UnsupportedRequestError
+from evalution_core.requests import Message
 from evalution_enginekit import ChatTemplate
 from evalution_enginekit.chat import SPECIAL_TOKENS
 from evalution_enginekit.tokenizer import find_leading_ids

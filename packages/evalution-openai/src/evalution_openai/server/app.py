@@ -21,16 +21,15 @@ from evalution_core import (
     ConfigurationError,
     EvalutionError,
     Model,
-    scrub,
 )
-from evalution_openai.server.connections import get_client
+from evalution_core.redaction import find_secrets, redact_text
+from evalution_openai.server.connections import check_bind, format_url, get_client, listening
 from evalution_openai.server.errors import (
     ApiError,
     make_internal_error,
     make_unavailable,
     to_api_error,
 )
-from evalution_openai.server.listening import check_bind, format_url, listening
 from evalution_openai.server.routes import make_routes
 from evalution_openai.server.serving import Metrics, ServedModel
 from evalution_openai.server.settings import ServerSettings, is_loopback, read_host
@@ -92,6 +91,9 @@ class OpenAICompatibleServer:
         self._engine = engine
         self._model = model
         self._settings = settings
+        self._secrets = frozenset[str]().union(
+            *(find_secrets(part) for part in (engine, model, settings))
+        )
         self.metrics = Metrics()
         self._served: ServedModel | None = None
         self.metrics.watch(
@@ -163,8 +165,8 @@ class OpenAICompatibleServer:
         try:
             yield
         finally:
-            self._served.close()
-            self._served = None
+            served, self._served = self._served, None
+            await asyncio.to_thread(served.close)
             if built is not None:
                 await asyncio.to_thread(built.close)
 
@@ -172,8 +174,7 @@ class OpenAICompatibleServer:
         name = self._settings.model_name
         if name is None:
             name = self._model.name if self._model else type(session).__name__
-        declared = self._engine.capabilities if self._engine else None
-        return ServedModel(session, name, declared, self._settings, self.metrics)
+        return ServedModel(session, name, self._settings, self.metrics, self._secrets)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
@@ -206,9 +207,9 @@ class OpenAICompatibleServer:
         except HTTPException as error:
             raise _to_routing_error(error, scope) from None
         except EvalutionError as error:
-            answer = to_api_error(error)
+            answer = to_api_error(error, self._secrets)
             if answer.status >= 500:
-                _log.error("%s: %s", type(error).__name__, scrub(str(error)))
+                _log.error("%s: %s", type(error).__name__, redact_text(str(error), self._secrets))
             raise answer from error
         except Exception as error:
             _log.exception("%s failed", scope["path"])
@@ -252,17 +253,16 @@ class OpenAICompatibleServer:
         path = scope["path"]
         self.metrics.note_answer(path if path in self._paths else "other", status, seconds)
         if self._settings.log_requests:
-            shown, note = ascii(path)[1:-1], _format_body(scope)
+            shown, note = ascii(path)[1:-1], self._format_body(scope)
             _log.info("%s %s %d %.1f ms%s", scope["method"], shown, status, seconds * 1000, note)
+
+    def _format_body(self, scope: Scope) -> str:
+        body = scope.get("evalution.body")
+        return "" if body is None else f" {redact_text(ascii(body)[2:-1], self._secrets)}"
 
 
 async def _send_error(send: Send, error: ApiError) -> None:
     await send_json(send, error.status, error.answer, error.headers)
-
-
-def _format_body(scope: Scope) -> str:
-    body = scope.get("evalution.body")
-    return "" if body is None else f" {scrub(ascii(body)[2:-1])}"
 
 
 def _to_routing_error(error: HTTPException, scope: Scope) -> ApiError:

@@ -1,10 +1,21 @@
-"""Types of request bodies: strict, `null` as absent, unknown fields ignored."""
+"""Bodies of requests, and the requests of the session that they ask for.
+
+Types are strict, `null` counts as absent, and unknown fields are ignored.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from evalution_core import Capability, ConfigurationError, GenerationRequest
+from evalution_core.requests import Message
+from evalution_enginekit import ChatTemplate
+from evalution_openai.server.errors import ApiError, make_unsupported
+from evalution_openai.server.serving import ServedModel, WholeTokenizer
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -38,7 +49,7 @@ class ResponseFormat(BaseModel):
 
 
 class GenerationBody(Body):
-    """What completions and chat have in common."""
+    """Fields that completions and chat share."""
 
     temperature: Annotated[float, Field(ge=0, le=1000)] | None = Field(
         None, description="0 or absent: greedy."
@@ -166,3 +177,212 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     tokens: TokenIds
     skip_special_tokens: bool | None = None
+
+
+_COMPLETION_TOKENS, _CHAT_TOKENS = 16, 256
+"""Default numbers of new tokens; the first is OpenAI's."""
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "suffix": ("",),
+}
+"""Fields that no engine supports, and their values that have no effect."""
+
+_SEEDS = 2**63
+_MOST_LISTED = 8_000_000
+"""Log-probabilities in one answer; each takes about 100 bytes while it is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInput:
+    """One prompt of a body, as text or as ids; ids take precedence."""
+
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {"prompt": self.text} if self.token_ids is None else {"input_ids": self.token_ids}
+
+
+def read_prompts(body: CompletionBody, served: ServedModel) -> list[PromptInput]:
+    """Read the prompts of a body; at least one."""
+    prompt: Any = body.prompt
+    if isinstance(prompt, str):
+        return [PromptInput(text=prompt)]
+    if prompt and isinstance(prompt[0], int):
+        return [PromptInput(token_ids=cast("list[int]", prompt))]
+    if not prompt:
+        raise ApiError(400, "prompt is empty", param="prompt")
+    check_count(len(prompt) * (body.n or 1), served)
+    return [
+        PromptInput(text=one) if isinstance(one, str) else PromptInput(token_ids=one)
+        for one in cast("list[str | list[int]]", prompt)
+    ]
+
+
+def check_count(count: int, served: ServedModel) -> None:
+    """Raise an `ApiError` for more prompts in one body than the operator allows."""
+    limit = served.settings.max_prompts
+    if count > limit:
+        raise ApiError(400, f"{count} prompts in one request; this server takes {limit}")
+
+
+def check_listed(requests: Sequence[GenerationRequest], served: ServedModel) -> None:
+    """Raise an `ApiError` for more log-probabilities than fit into memory."""
+    listed = max((request.logprobs or 0 for request in requests), default=0)
+    if listed <= 1:
+        return
+    places = sum(
+        min(request.max_new_tokens, served.max_model_len or request.max_new_tokens)
+        + len(request.input_ids or ())
+        for request in requests
+    )
+    if listed * places > _MOST_LISTED:
+        raise ApiError(
+            400,
+            f"{listed} log-probabilities at up to {places} tokens are more than the {_MOST_LISTED} "
+            "that one answer may have; ask for fewer, or for fewer tokens or choices",
+            param="logprobs",
+        )
+
+
+def make_completion_requests(
+    body: CompletionBody, prompts: Sequence[PromptInput], served: ServedModel
+) -> list[GenerationRequest]:
+    """Make `n` requests of each prompt, in the order of the choices."""
+    if body.best_of not in (None, body.n or 1):
+        raise make_unsupported(
+            f"best_of={body.best_of} is not supported; ask for n", param="best_of"
+        )
+    limit = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    options = _read_options(body, served) | {
+        "max_new_tokens": max(1, limit),
+        "logprobs": count_listed(body),
+    }
+    return [
+        GenerationRequest(**prompt.fields, **_set_seed(options, choice))
+        for prompt in prompts
+        for choice in range(body.n or 1)
+    ]
+
+
+def count_listed(body: CompletionBody) -> int | None:
+    """Return the number of tokens to list at each position; None: no log-probabilities."""
+    if isinstance(body.logprobs, bool):
+        return 1 if body.logprobs else None
+    return body.logprobs
+
+
+def make_chat_requests(body: ChatBody, served: ServedModel) -> list[GenerationRequest]:
+    """Make `n` requests of the conversation."""
+    _check_tools(body, served)
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    limit = body.max_completion_tokens or body.max_tokens or _default_chat_tokens(served)
+    options = _read_options(body, served) | {
+        "messages": dump_messages(body.messages),
+        "add_generation_prompt": body.add_generation_prompt is not False,
+        "tools": body.tools or None,
+        "max_new_tokens": limit,
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+    }
+    return [GenerationRequest(**_set_seed(options, choice)) for choice in range(body.n or 1)]
+
+
+def render_requests(
+    requests: Sequence[GenerationRequest], variables: Mapping[str, Any], served: ServedModel
+) -> list[GenerationRequest]:
+    """Render the requests of one conversation with the variables of the client.
+
+    The session would use only its model's. Rendering takes time: call it on a thread.
+
+    Raises:
+        ApiError: the session gives no template, or the template doesn't read such a variable.
+        InvalidRequestError: the template refuses the messages.
+    """
+    tokenizer = served.tokenizer
+    template = tokenizer.chat_template if isinstance(tokenizer, WholeTokenizer) else None
+    if not isinstance(template, ChatTemplate) or not template.source:
+        raise make_unsupported(
+            "chat_template_kwargs of a request need the model's chat template, which this engine "
+            "doesn't give; leave the field out",
+            param="chat_template_kwargs",
+        )
+    first = requests[0]
+    try:
+        template = template.with_variables(variables)
+    except ConfigurationError as error:
+        raise ApiError(400, str(error), param="chat_template_kwargs") from error
+    text = template.render(
+        first.messages or (),
+        add_generation_prompt=first.add_generation_prompt,
+        tools=first.tools,
+    )
+    return [
+        replace(request, messages=None, rendered_prompt=text, tools=None) for request in requests
+    ]
+
+
+def dump_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """Return the messages as the session takes them, without null fields."""
+    return [message.model_dump(exclude_none=True) for message in messages]
+
+
+def _default_chat_tokens(served: ServedModel) -> int:
+    window = served.max_model_len
+    return _CHAT_TOKENS if window is None else max(1, min(_CHAT_TOKENS, window // 2))
+
+
+def _check_tools(body: ChatBody, served: ServedModel) -> None:
+    if body.tools and not served.can(Capability.TOOLS):
+        raise make_unsupported(
+            "this model's engine has no tools: leave `tools` out, or describe them in a message",
+            param="tools",
+        )
+    if body.tool_choice not in (None, "none", "auto"):
+        raise make_unsupported(
+            f"tool_choice={body.tool_choice!r} is not supported; only 'none' and 'auto' are",
+            param="tool_choice",
+        )
+
+
+def _read_options(body: GenerationBody, served: ServedModel) -> dict[str, Any]:
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in neutral:
+            raise make_unsupported(f"{name}={value!r} is not supported", param=name)
+    if body.response_format is not None and body.response_format.type != "text":
+        raise make_unsupported(
+            f"response_format {body.response_format.type!r} is not supported; only 'text' is",
+            param="response_format",
+        )
+    sampled = bool(body.temperature)
+    return {
+        "stop": [body.stop] if isinstance(body.stop, str) else list(body.stop or ()),
+        "do_sample": sampled,
+        "temperature": body.temperature or 0.0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_k": max(0, body.top_k or 0),
+        "seed": body.seed if sampled else None,
+        "ignore_eos": bool(body.ignore_eos),
+        "truncation": choose_truncation(body, served),
+    }
+
+
+def choose_truncation(body: GenerationBody, served: ServedModel) -> Literal["left", "error"]:
+    """Return the body's choice; without one, refuse long prompts if the engine can."""
+    if body.truncation is not None:
+        return body.truncation
+    return "error" if served.can(Capability.TRUNCATION) else "left"
+
+
+def _set_seed(options: dict[str, Any], choice: int) -> dict[str, Any]:
+    """Give each choice of one prompt its own seed, if there is one."""
+    seed = options["seed"]
+    return options if seed is None else options | {"seed": (seed + choice) % _SEEDS}

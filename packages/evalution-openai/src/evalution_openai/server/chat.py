@@ -19,8 +19,8 @@ from evalution_openai.server.answers import (
     make_head,
     make_spelling,
 )
-from evalution_openai.server.bodies import ChatBody
-from evalution_openai.server.prompts import (
+from evalution_openai.server.bodies import (
+    ChatBody,
     check_listed,
     make_chat_requests,
     render_requests,
@@ -38,7 +38,7 @@ async def chat(served: ServedModel, body: ChatBody) -> dict[str, Any] | EventStr
         requests = await asyncio.to_thread(render_requests, requests, variables, served)
     call = _Call(served, body, requests)
     if body.stream:
-        return EventStream(call.chunks())
+        return EventStream(call.chunks(), served.secrets)
     return await call.answer()
 
 
@@ -49,7 +49,7 @@ class _Call:
     requests: Sequence[GenerationRequest]
 
     async def answer(self) -> dict[str, Any]:
-        outputs = await self.served.generation.outputs(self.requests)
+        outputs = await self.served.generate(self.requests)
         return {
             **make_head("chatcmpl", "chat.completion", self.served),
             "choices": [await self._choice(index, output) for index, output in enumerate(outputs)],
@@ -79,11 +79,11 @@ class _Call:
 
     async def _events(self) -> AsyncGenerator[tuple[int, TextDelta | GenerationOutput]]:
         if not self.body.logprobs:
-            async with aclosing(self.served.generation.stream_of(self.requests)) as events:
+            async with aclosing(self.served.stream(self.requests)) as events:
                 async for pair in events:
                     yield pair
             return
-        for index, output in enumerate(await self.served.generation.outputs(self.requests)):
+        for index, output in enumerate(await self.served.generate(self.requests)):
             yield index, output
 
     async def _choice(self, index: int, output: GenerationOutput) -> ChatChoice:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
-from evalution_enginekit.runtime import model_fields, option_pairs
+from evalution_enginekit.runtime import parse_model_fields, parse_option_pairs
 from evalution_openai.server import ServerSettings, require_extra
 
 _MIB = 1024 * 1024
@@ -47,7 +47,7 @@ PublicWithoutKey = Annotated[
     typer.Option("--public-without-key", help="Accept clients without a key on a public address."),
 ]
 MaxConcurrent = Annotated[
-    int | None, typer.Option(min=1, help="Generation requests in the engine [default: 2 batches].")
+    int | None, typer.Option(min=1, help="Requests of one stream in the engine at once.")
 ]
 MaxQueue = Annotated[int, typer.Option(min=0, help="Requests that wait; more get 429.")]
 MaxBody = Annotated[int, typer.Option(min=1, help="The longest body of a request.")]
@@ -82,7 +82,7 @@ def serve(
     """Serve a model to clients of OpenAI, lm-eval and others, until Ctrl-C."""
     key = _read_key(api_key, api_key_env)
     with require_extra():
-        from evalution_openai.server.listening import check_bind  # noqa: PLC0415
+        from evalution_openai.server.connections import check_bind  # noqa: PLC0415
     check_bind(host, has_key=key is not None, public_without_key=public_without_key)
     settings = ServerSettings(
         model_name=name,
@@ -95,10 +95,14 @@ def serve(
         log_requests=not no_request_log,
         log_prompts=log_prompts,
     )
-    made = load_engine(engine).from_options(option_pairs("--option", option))
+    made = load_engine(engine).from_options(parse_option_pairs("--option", option))
     path = model or made.default_model()
     _serve(
-        made, Model(path=path, **model_fields("--model-field", model_field)), settings, host, port
+        made,
+        Model(path=path, **parse_model_fields("--model-field", model_field)),
+        settings,
+        host,
+        port,
     )
 
 
@@ -106,7 +110,7 @@ def _serve(
     engine: BaseEngine, model: Model, settings: ServerSettings, host: str, port: int
 ) -> None:
     from evalution_openai.server.app import OpenAICompatibleServer  # noqa: PLC0415 - the extra's packages
-    from evalution_openai.server.listening import (  # noqa: PLC0415
+    from evalution_openai.server.connections import (  # noqa: PLC0415
         bind_socket,
         format_url,
         listen,

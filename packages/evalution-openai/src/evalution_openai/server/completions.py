@@ -33,15 +33,15 @@ from evalution_openai.server.answers import (
     make_token_lists,
     read_entries,
 )
-from evalution_openai.server.bodies import CompletionBody
-from evalution_openai.server.errors import ApiError, make_unsupported
-from evalution_openai.server.prompts import (
+from evalution_openai.server.bodies import (
+    CompletionBody,
     PromptInput,
     check_listed,
     count_listed,
     make_completion_requests,
     read_prompts,
 )
+from evalution_openai.server.errors import ApiError, make_unsupported
 from evalution_openai.server.serving import ServedModel
 from evalution_openai.server.streaming import EventStream
 
@@ -96,7 +96,7 @@ async def score_prompt(
     request = LoglikelihoodRequest(
         context_input_ids=token_ids[:1], continuation_input_ids=token_ids[1:]
     )
-    (score,) = await served.loglikelihood.results([request])
+    (score,) = await served.score([request])
     if isinstance(score, RequestFailure):
         raise score.error
     if score.token_logprobs is None or len(score.token_logprobs) != len(token_ids) - 1:
@@ -122,7 +122,7 @@ async def _find_likeliest(
     """Find the likeliest tokens at each position but the first."""
     tops: list[dict[int, float]] = [{} for _ in token_ids[1:]]
     next_tokens = NextTokens(token_ids, listed)
-    async with aclosing(served.generation.finished(next_tokens)) as outputs:
+    async with aclosing(served.generate_each(next_tokens)) as outputs:
         async for index, output in outputs:
             (entry,) = read_entries(output)
             tops[-1 - index] = dict(entry.top or {})
@@ -172,7 +172,7 @@ async def complete(served: ServedModel, body: CompletionBody) -> dict[str, Any] 
     else:
         call = _Call.prepare(served, body)
     if body.stream:
-        return EventStream(call.chunks())
+        return EventStream(call.chunks(), served.secrets)
     return await call.answer()
 
 
@@ -232,7 +232,7 @@ class _Call:
         else:
             outputs: dict[int, GenerationOutput] = {}
             echoed = not self.body.echo
-            async with aclosing(self.served.generation.stream_of(self.requests)) as events:
+            async with aclosing(self.served.stream(self.requests)) as events:
                 async for index, event in events:
                     if not echoed:
                         # Not earlier: a prompt that the session refuses must fail the request.
@@ -251,7 +251,7 @@ class _Call:
     async def _outputs(self) -> list[GenerationOutput]:
         if self.body.max_tokens == 0:
             return [self._make_empty_output(index) for index in range(len(self.requests))]
-        return await self.served.generation.outputs(self.requests)
+        return await self.served.generate(self.requests)
 
     def _make_empty_output(self, index: int) -> GenerationOutput:
         """Make the output of a prompt of which only the echo is wanted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from typing_extensions import TypedDict
 
@@ -12,8 +12,8 @@ from evalution_core import (
     InvalidRequestError,
     SessionClosedError,
     UnsupportedRequestError,
-    scrub,
 )
+from evalution_core.redaction import redact_text
 
 _LONGEST = 2000
 """Characters of a message, which may quote the request."""
@@ -84,9 +84,9 @@ def make_internal_error() -> ApiError:
     )
 
 
-def to_api_error(error: EvalutionError) -> ApiError:
-    """Convert an error of the session to an answer."""
-    message = scrub(str(error))
+def to_api_error(error: EvalutionError, secrets: Iterable[str] = ()) -> ApiError:
+    """Convert an error of the session to an answer that contains none of `secrets`."""
+    message = redact_text(str(error), secrets)
     match error:
         case ContextLengthError():
             return ApiError(400, message, code="context_length_exceeded")

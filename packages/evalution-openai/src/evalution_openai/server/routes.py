@@ -23,25 +23,23 @@ from evalution_openai.server.bodies import (
 from evalution_openai.server.chat import chat
 from evalution_openai.server.completions import complete
 from evalution_openai.server.errors import ErrorAnswer
-from evalution_openai.server.json_route import JsonRoute
-from evalution_openai.server.scoring import (
+from evalution_openai.server.evaluation import (
+    DetokenizeAnswer,
     LoglikelihoodAnswer,
     LoglikelihoodBatch,
     RollingAnswer,
     RollingBatch,
-    loglikelihood,
-    rolling,
-)
-from evalution_openai.server.serving import Metrics, ServedModel
-from evalution_openai.server.streaming import send_bytes, send_json
-from evalution_openai.server.tokens import (
-    DetokenizeAnswer,
     TokenizeAnswer,
     TokenizerInfo,
     detokenize,
+    loglikelihood,
+    rolling,
     tokenize,
     tokenizer_info,
 )
+from evalution_openai.server.json_route import JsonRoute
+from evalution_openai.server.serving import Metrics, ServedModel
+from evalution_openai.server.streaming import send_bytes, send_json
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -71,7 +69,7 @@ class Operation:
     body: Any = None
     streams: bool = False
     is_open: bool = False
-    """Whether it needs no key."""
+    """The route needs no key."""
 
 
 def make_document(operations: Sequence[Operation]) -> dict[str, Any]:

@@ -1,37 +1,101 @@
-"""The served model: its session, its limits, and the server's metrics."""
+"""The served model: its session, its limits and its metrics."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol, overload, runtime_checkable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from evalution_core import (
-    GUIDE_CAPABILITIES,
     BaseInferenceSession,
     Capability,
+    GenerationOutput,
     GenerationRequest,
-    HasMaxModelLen,
-    HasPreferredBatchSize,
-    HasTokenizer,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
+    RequestFailure,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
-    SpecialTokens,
     TextCodec,
+    TextDelta,
 )
-from evalution_enginekit.validation import Admission
+from evalution_core.kinds import REQUEST_KINDS, RequestKind
+from evalution_enginekit.async_session import AsyncSession
+from evalution_enginekit.request_encoding import RequestValidator
 from evalution_openai.server.errors import ApiError, make_queue_full, make_unsupported
-from evalution_openai.server.generation_scheduler import GenerationScheduler
-from evalution_openai.server.scoring_batcher import (
-    ScoringBatcher,
-    make_pair_scorer,
-    make_text_scorer,
-)
 from evalution_openai.server.settings import ServerSettings
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """The metrics of one server; two servers in one process have their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "evalution_requests",
+            "Answers by route and status.",
+            ["route", "status"],
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "evalution_request_seconds",
+            "From the request to the end of its answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._waits = Histogram(
+            "evalution_queue_seconds",
+            "Wait for a turn in the session.",
+            ["kind"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._inside = Gauge(
+            "evalution_requests_inside", "Requests that run or wait.", registry=self._registry
+        )
+        self._body_bytes = Gauge(
+            "evalution_body_bytes",
+            "Bytes of the bodies of requests that come, run or wait.",
+            registry=self._registry,
+        )
+        self.aborted = Counter(
+            "evalution_requests_aborted",
+            "Requests whose client went away.",
+            registry=self._registry,
+        )
+        tokens = Counter(
+            "evalution_tokens", "Tokens of generation requests.", ["kind"], registry=self._registry
+        )
+        self._waits_by_kind = {kind: self._waits.labels(kind.label) for kind in REQUEST_KINDS}
+        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self.prompt_tokens = tokens.labels("prompt")
+        self.completion_tokens = tokens.labels("completion")
+
+    def watch(self, *, inside: Callable[[], float], body_bytes: Callable[[], float]) -> None:
+        """Read the two gauges when the page is made, instead of setting them for each request."""
+        self._inside.set_function(inside)
+        self._body_bytes.set_function(body_bytes)
+
+    def note_wait(self, kind: RequestKind, seconds: float) -> None:
+        self._waits_by_kind[kind].observe(seconds)
+
+    def note_answer(self, route: str, status: int, seconds: float) -> None:
+        if (found := self._answers.get((route, status))) is None:
+            found = self._requests.labels(route, str(status)), self._seconds.labels(route)
+            self._answers[route, status] = found
+        answers, durations = found
+        answers.inc()
+        durations.observe(seconds)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
 
 ID_SPELLING = "token_id:"
 _BATCH_SIZE = 8
@@ -39,7 +103,7 @@ _BATCH_SIZE = 8
 
 
 @runtime_checkable
-class WholeTokenizer(SpecialTokens, Protocol):
+class WholeTokenizer(TextCodec, Protocol):
     """The engine kit's tokenizers, which know more than the contract asks."""
 
     @property
@@ -100,51 +164,37 @@ class ServedModel:
     Args:
         session: where requests go; it stays the caller's.
         name: the name in `/v1/models`.
-        capabilities: those of the engine, for a session that declares none.
         settings: the limits.
         metrics: counts requests and tokens.
+        secrets: texts that no answer and no line of the log may contain.
     """
 
     def __init__(
         self,
         session: BaseInferenceSession,
         name: str,
-        capabilities: frozenset[Capability] | None,
         settings: ServerSettings,
         metrics: Metrics,
+        secrets: frozenset[str] = frozenset(),
     ):
         self.session = session
         self.name = name
         self.created = int(time.time())
         self.settings = settings
         self.metrics = metrics
-        self.capabilities = session.capabilities or capabilities or GUIDE_CAPABILITIES
-        self.validation = Admission(name, self.capabilities)
-        self.tokenizer: TextCodec | None = (
-            session.tokenizer if isinstance(session, HasTokenizer) else None
-        )
-        self.max_model_len = session.max_model_len if isinstance(session, HasMaxModelLen) else None
-        preferred = (
-            session.preferred_batch_size
-            if isinstance(session, HasPreferredBatchSize)
-            else _BATCH_SIZE
-        )
+        self.secrets = secrets
+        self.info = session.info
+        self.capabilities = session.capabilities
+        self.validation = RequestValidator(name, self.capabilities)
+        self.tokenizer = session.tokenizer
+        self.max_model_len = self.info.max_model_len
+        preferred = self.info.preferred_batch_size or _BATCH_SIZE
         concurrent = settings.max_concurrent or 2 * preferred
         self.limit = concurrent + settings.max_queue
         self.inside = 0
         self.bodies = BodyBudget(settings.body_budget)
-        self.generation = GenerationScheduler(
-            session,
-            limit=concurrent,
-            refills=Capability.CONTINUOUS_BATCHING in self.capabilities,
-            streams=Capability.STREAM in self.capabilities,
-            waited=metrics.make_wait_observer("generation"),
-        )
-        self.loglikelihood: ScoringBatcher[LoglikelihoodRequest, LoglikelihoodOutput] = (
-            ScoringBatcher(make_pair_scorer(session), metrics.make_wait_observer("loglikelihood"))
-        )
-        self.rolling: ScoringBatcher[RollingLoglikelihoodRequest, RollingLoglikelihoodOutput] = (
-            ScoringBatcher(make_text_scorer(session), metrics.make_wait_observer("rolling"))
+        self._calls = AsyncSession(
+            session, batch_size=settings.max_concurrent, on_start=metrics.note_wait
         )
         self._spelled: dict[int, str] = {}
 
@@ -184,7 +234,7 @@ class ServedModel:
 
     def encode_prompt(self, text: str) -> list[int] | None:
         """Encode a prompt as the session does; None where that is unknown."""
-        if not isinstance(self.tokenizer, SpecialTokens):
+        if self.tokenizer is None:
             return None
         token_ids = self.tokenizer.encode(text)
         leading = list(self.tokenizer.leading_ids)
@@ -211,75 +261,64 @@ class ServedModel:
         for request in requests:
             self.validation.generation(request)
 
+    async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
+        """Return the outputs in the order of the requests; raises like `generate_each`."""
+        async with aclosing(self._calls.events(requests)) as events:
+            outputs = {index: _check_output(event) async for index, event in events}
+        return [outputs[index] for index in range(len(requests))]
+
+    async def generate_each(
+        self, requests: Sequence[GenerationRequest]
+    ) -> AsyncGenerator[tuple[int, GenerationOutput]]:
+        """Yield the outputs as they finish, by their indices; closing aborts the others.
+
+        Raises:
+            EvalutionError: a request was refused, or the session failed; the others are aborted.
+        """
+        async with aclosing(self._calls.events(requests)) as events:
+            async for index, event in events:
+                yield index, _check_output(event)
+
+    async def stream(
+        self, requests: Sequence[GenerationRequest]
+    ) -> AsyncGenerator[tuple[int, TextDelta | GenerationOutput]]:
+        """Yield text as it grows, or at once if the session can't stream, then each output.
+
+        Raises as `generate_each`.
+        """
+        async with aclosing(self._calls.events(requests, deltas=True)) as events:
+            async for index, event in events:
+                if isinstance(event, TextDelta):
+                    yield index, event
+                    continue
+                output = _check_output(event)
+                if not self._calls.streams_text:
+                    yield index, TextDelta(output.text, tuple(output.token_ids or ()))
+                yield index, output
+
+    @overload
+    async def score(
+        self, requests: Sequence[LoglikelihoodRequest]
+    ) -> list[LoglikelihoodOutput | RequestFailure]: ...
+    @overload
+    async def score(
+        self, requests: Sequence[RollingLoglikelihoodRequest]
+    ) -> list[RollingLoglikelihoodOutput | RequestFailure]: ...
+    async def score(self, requests: Sequence[Any]) -> Sequence[Any]:
+        """Return scores and failures in the order of the requests, all of one kind.
+
+        Raises:
+            EvalutionError: the session failed.
+        """
+        return await self._calls.answer(requests)
+
     def close(self) -> None:
-        """End all calls; the session stays open."""
-        for scheduler in (self.generation, self.loglikelihood, self.rolling):
-            scheduler.close()
+        """End all calls; the session stays open. It waits for what runs: call it on a thread."""
+        self._calls.close()
 
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-
-
-class Metrics:
-    """The metrics of one server; two servers in one process have their own."""
-
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "evalution_requests",
-            "Answers by route and status.",
-            ["route", "status"],
-            registry=self._registry,
-        )
-        self._seconds = Histogram(
-            "evalution_request_seconds",
-            "From the request to the end of its answer.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self._waits = Histogram(
-            "evalution_queue_seconds",
-            "Wait for a turn in the session.",
-            ["kind"],
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self._inside = Gauge(
-            "evalution_requests_inside", "Requests that run or wait.", registry=self._registry
-        )
-        self._body_bytes = Gauge(
-            "evalution_body_bytes",
-            "Bytes of the bodies of requests that come, run or wait.",
-            registry=self._registry,
-        )
-        self.aborted = Counter(
-            "evalution_requests_aborted",
-            "Requests whose client went away.",
-            registry=self._registry,
-        )
-        tokens = Counter(
-            "evalution_tokens", "Tokens of generation requests.", ["kind"], registry=self._registry
-        )
-        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        self.prompt_tokens = tokens.labels("prompt")
-        self.completion_tokens = tokens.labels("completion")
-
-    def watch(self, *, inside: Callable[[], float], body_bytes: Callable[[], float]) -> None:
-        """Read the two gauges when the page is made, instead of setting them for each request."""
-        self._inside.set_function(inside)
-        self._body_bytes.set_function(body_bytes)
-
-    def make_wait_observer(self, kind: str) -> Callable[[float], None]:
-        return self._waits.labels(kind).observe
-
-    def note_answer(self, route: str, status: int, seconds: float) -> None:
-        if (found := self._answers.get((route, status))) is None:
-            found = self._requests.labels(route, str(status)), self._seconds.labels(route)
-            self._answers[route, status] = found
-        answers, durations = found
-        answers.inc()
-        durations.observe(seconds)
-
-    def render(self) -> bytes:
-        return generate_latest(self._registry)
+def _check_output(event: object) -> GenerationOutput:
+    if isinstance(event, RequestFailure):
+        raise event.error
+    assert isinstance(event, GenerationOutput), event
+    return event

@@ -50,8 +50,8 @@ class ServerSettings:
     max_concurrent: Annotated[
         PositiveInt | None,
         Field(
-            description="Generation requests in the session at once. None: twice the batch size "
-            "that the session prefers, so that a free slot finds the next request waiting."
+            description="Requests of one stream that the session works on at once; streamed "
+            "answers, whole ones and long prompts have a stream each. None: the session decides."
         ),
     ] = None
     max_queue: Annotated[
@@ -103,7 +103,7 @@ class ServerSettings:
 
 @lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address can only be reached from this machine."""
+    """Return whether a name or an address can only be reached from this machine."""
     if host == "localhost":
         return True
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +108,9 @@ class EventStream:
     A failure before the first chunk fails the request; a later one is sent as the last event.
     """
 
-    def __init__(self, chunks: AsyncGenerator[dict[str, Any]]):
+    def __init__(self, chunks: AsyncGenerator[dict[str, Any]], secrets: Iterable[str]):
         self._chunks = chunks
+        self._secrets = secrets
 
     async def send(self, send: Send) -> None:
         """Send all events.
@@ -130,7 +131,11 @@ class EventStream:
             except ClientDisconnect:
                 raise
             except (ApiError, EvalutionError) as error:
-                problem = to_api_error(error) if isinstance(error, EvalutionError) else error
+                problem = (
+                    to_api_error(error, self._secrets)
+                    if isinstance(error, EvalutionError)
+                    else error
+                )
                 end = b"data: " + encode_json(problem.answer) + b"\n\n"
             except Exception:  # noqa: BLE001 - the client gets an error event
                 _log.exception("a stream failed")

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from evalution_core import ConfigurationError, EngineUnavailableError, builtin_path
+from evalution_core import ConfigurationError, EngineUnavailableError
+from evalution_core.builtins import builtin_path
 from evalution_training.backends import library
 from evalution_training.models import NAME, evaluated_model
 

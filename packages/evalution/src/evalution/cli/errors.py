@@ -10,6 +10,7 @@ from signal import SIG_IGN, SIGINT, signal
 
 import typer
 
+from evalution.redaction import mask_text
 from evalution.table import console
 from evalution_core import (
     ConfigurationError,
@@ -17,7 +18,6 @@ from evalution_core import (
     EngineUnavailableError,
     EvalutionError,
     UnsupportedRequestError,
-    scrub,
 )
 
 EXIT_FAILED, EXIT_USAGE, EXIT_WITH_FAILURES, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -68,17 +68,17 @@ def hint_isolation(*, is_possible: bool) -> Generator[None]:
 
 def _print_traceback() -> None:
     # It contains messages of foreign errors as they are.
-    print(scrub(traceback.format_exc()), end="", file=sys.stderr)
+    print(mask_text(traceback.format_exc()), end="", file=sys.stderr)
 
 
 def print_error(error: EvalutionError) -> None:
     """Print the error, its notes and what to do next to stderr, without secrets."""
     terminal = console(stderr=True)
     terminal.print("error:", style="bold red", end=" ")
-    terminal.print(scrub(str(error)), soft_wrap=True)
+    terminal.print(mask_text(str(error)), soft_wrap=True)
     for note in getattr(error, "__notes__", ()):
         label = "" if note.startswith(_HINT) else "note: "
-        terminal.print(f"{label}{scrub(note)}", soft_wrap=True)
+        terminal.print(f"{label}{mask_text(note)}", soft_wrap=True)
     if isinstance(error, EngineUnavailableError):
         hint = "`evalution doctor` shows which engines work here, and what others lack"
         terminal.print(f"{_HINT}{hint}", soft_wrap=True)

@@ -28,7 +28,8 @@ from evalution.yaml_spec.option_schema import (
     suite_options_schema,
     summarize_docstring,
 )
-from evalution_core import available, load_engine
+from evalution_core import load_engine
+from evalution_core.discovery import available
 
 
 def complete_engines(incomplete: str) -> list[str]:

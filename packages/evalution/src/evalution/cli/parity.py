@@ -29,7 +29,7 @@ def parity(
         float, typer.Option(min=0.0, help="The largest difference of a log-probability, in nats.")
     ] = 1e-4,
     decisions: Annotated[
-        int, typer.Option(min=0, help="How many decisions may differ besides near ties.")
+        int, typer.Option(min=0, help="Decisions that may differ, near ties aside.")
     ] = 0,
     limit: Annotated[
         int | None, typer.Option(min=1, help="At most that many rows of each test.")

@@ -28,6 +28,7 @@ from evalution.cli.options import (
 from evalution.cli.parity import parity
 from evalution.cli.run import run
 from evalution.cli.show import show
+from evalution.redaction import mask_text
 from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel, check_capabilities, check_model, parse_tests
 from evalution.runs.run_identity import find_free_name
@@ -35,7 +36,7 @@ from evalution.suites.suite import AnySuite
 from evalution.table import console
 from evalution.yaml_spec.run_spec import load_spec
 from evalution.yaml_spec.schema import spec_schema
-from evalution_core import ConfigurationError, scrub
+from evalution_core import ConfigurationError
 
 
 def schema(output: OutputFileOption = None, debug: DebugOption = False) -> None:
@@ -47,7 +48,7 @@ def schema(output: OutputFileOption = None, debug: DebugOption = False) -> None:
     with report_errors(debug=debug):
         found = spec_schema()
         for complaint in found.complaints:
-            typer.echo(f"left out: {scrub(complaint)}", err=True)
+            typer.echo(f"left out: {mask_text(complaint)}", err=True)
         write_text(json.dumps(found.schema, indent=2, ensure_ascii=False) + "\n", output)
 
 

@@ -16,7 +16,8 @@ from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.reader import read_partial_suites, read_run
 from evalution.samples import SuiteSamples
 from evalution.table import complaints, console, result_table
-from evalution_core import ConfigurationError, did_you_mean
+from evalution_core import ConfigurationError
+from evalution_core.plugins import did_you_mean
 
 _SAMPLES_SHOWN = 5
 _PROMPT_SHOWN = 1000
@@ -169,7 +170,7 @@ def _print_list(values: Iterable[dict[str, Any]]) -> None:
 
 
 def _counted(shown: int, found: int, every: int) -> str:
-    """How many samples stand above, of how many."""
+    """Return a line that counts the samples above, and all of them."""
     if not every:
         return "no samples were kept"
     if not found:

@@ -1,4 +1,4 @@
-"""What differs between two runs besides their scores."""
+"""Two runs side by side: scores, what their difference is worth, and the rows that changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evalution.samples import SampleColumns
 
 _SECTIONS = ("model", "engine", "scoring_policy", "versions")
 _LEFT_OUT = frozenset({"engine.capabilities", "engine.self_check"})
-"""What describes rather than decides."""
+"""Fields that describe a run and decide nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ _OF_THE_ROWS = frozenset({"batch_size", "max_rows", "name", "order", "row_indice
 class Pairing:
     """The rows that both sides answered, and how many there are of every other kind.
 
-    `left` and `right` tell where these rows stand in the columns of each side. `other_rows`: the
+    `left` and `right` are the places of these rows in the columns of each side. `other_rows`: the
     index is the same and the row is not. `other_prompts`: the same row, asked in other words; these
     are among the paired. `left_failed` and `right_failed` count rows without an answer to compare;
     a row that failed on both sides counts in both.
@@ -81,12 +81,12 @@ class Pairing:
 
     @property
     def paired(self) -> int:
-        """How many rows both sides answered."""
+        """Number of rows that both sides answered."""
         return len(self.left)
 
     @property
     def are_all(self) -> bool:
-        """Whether both sides have the same rows, answered or not."""
+        """True if both sides have the same rows, answered or not."""
         return not (self.left_only or self.right_only or self.other_rows)
 
     def to_dict(self) -> dict[str, int]:
@@ -124,7 +124,7 @@ def option_differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dic
 
 
 def keeps_prompts(differing: Mapping[str, Any]) -> bool:
-    """Whether suites with these differing options still put the same prompt for a row."""
+    """Report whether suites with these differing options put the same prompt for a row."""
     return _OF_THE_ROWS.issuperset(differing)
 
 
@@ -373,7 +373,7 @@ def _is_binary(values: _Values) -> bool:
 
 
 def _is_mean(metric: MetricResult, name: str, columns: SampleColumns) -> bool:
-    """Whether the score is the plain mean of its rows; F1 and perplexities are not."""
+    """Report whether the score is the plain mean of its rows; F1 and perplexities are not."""
     found = array("d", filter(math.isfinite, columns.metrics.get(name, ())))
     if metric.value is None or not found:
         return False
@@ -402,7 +402,7 @@ def _flips(
 
 
 def _answer(sample: SampleResult, metric: str) -> str | None:
-    """What was compared with the target, or the whole prediction where that isn't a text."""
+    """Return the text that was compared with the target, or the whole prediction."""
     extracted: Mapping[str, Any] = sample.extracted
     found = extracted.get(metric)
     return found if isinstance(found, str) else sample.prediction

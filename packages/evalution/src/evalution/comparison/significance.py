@@ -79,12 +79,12 @@ TestName = Literal["mcnemar", "paired t", "sign"]
 
 @dataclass(frozen=True, slots=True)
 class PairedTest:
-    """What the rows that both runs answered say about a difference.
+    """Evidence of a difference from the rows that both runs answered.
 
     `p_value` is two-sided: how often chance alone makes a difference at least as large; None where
-    too few rows tell. `difference` is the mean of right minus left over these rows, and `interval`
-    holds it with 95 % confidence; both are None where the score is no mean of its rows. Of the
-    `pairs`, `left_better` and `right_better` differ in favour of one side.
+    there are too few rows. `difference` is the mean of right minus left over these rows, and
+    `interval` contains it with 95 % confidence; both are None where the score is no mean of its
+    rows. Of the `pairs`, `left_better` and `right_better` differ in favour of one side.
     """
 
     name: TestName
@@ -103,7 +103,7 @@ class PairedTest:
 def mcnemar(left: Sequence[float], right: Sequence[float], *, higher_is_better: bool) -> PairedTest:
     """The exact test for rows that are right (1) or wrong (0).
 
-    Only rows that one side alone has right tell anything; without a real difference each of them
+    Only rows that one side alone has right count; without a real difference each of them
     is a fair coin (McNemar, Psychometrika 12, 1947; the exact binomial form, not chi-squared). The
     interval is that of Agresti and Min (Statistics in Medicine 24, 2005): half a row is added to
     each of the four cells, which keeps its coverage where hardly any row differs.
@@ -156,7 +156,7 @@ def sign_test(
 
 
 def coin_p(heads: int, tails: int) -> float:
-    """How often a fair coin falls at least as unevenly as `heads` to `tails`, either way.
+    """Return the chance that a fair coin falls at least as unevenly as `heads` to `tails`.
 
     Twice the binomial tail P(X ≤ the smaller), at most 1. Terms are added from the largest down
     until they no longer count, so that a million throws cost no more than a few thousand terms.

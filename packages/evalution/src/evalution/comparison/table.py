@@ -57,7 +57,7 @@ def comparison_table(comparison: Comparison, *, width: int) -> Table:
 
 
 def legend(width: int) -> str:
-    """What the columns mean that `comparison_table` has at this width."""
+    """Return an explanation of the columns that `comparison_table` has at this width."""
     shown = _columns(width)
     return "; ".join(text for column, text in _MEANINGS.items() if column in shown)
 
@@ -79,7 +79,7 @@ def flip_table(suite: SuiteComparison, limit: int) -> Table:
 
 
 def flip_heading(suite: SuiteComparison, limit: int) -> str:
-    """How many rows flipped, and which way."""
+    """Return a line that counts the flipped rows in each direction."""
     better = sum(flip.winner == "right" for flip in suite.flips)
     worse = len(suite.flips) - better
     more = f", the first {limit} of them" if limit < len(suite.flips) else ""
@@ -90,7 +90,7 @@ def flip_heading(suite: SuiteComparison, limit: int) -> str:
 
 
 def headings(comparison: Comparison) -> Iterator[str]:
-    """Which runs these are, and what differs between them besides the scores."""
+    """Yield lines that name both runs, and their differences other than scores."""
     for side, run in (("left", comparison.left), ("right", comparison.right)):
         yield f"{side + ':':6} {_run(run)}"
     versions = 0
@@ -104,7 +104,7 @@ def headings(comparison: Comparison) -> Iterator[str]:
 
 
 def remarks(comparison: Comparison) -> Iterator[str]:
-    """What a reader must know before he believes the table."""
+    """Yield caveats to print below the table."""
     for side, run in (("left", comparison.left), ("right", comparison.right)):
         if run.status != "done":
             yield f"the {side} run is {run.status}: only its finished suites are compared"

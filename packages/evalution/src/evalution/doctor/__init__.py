@@ -1,1 +1,1 @@
-"""What this machine has, and whether each engine would work on it."""
+"""Facts about this machine, and the health of each engine on it."""

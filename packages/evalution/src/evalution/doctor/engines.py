@@ -1,4 +1,4 @@
-"""Whether what a package needs is installed, from metadata alone."""
+"""Health of each engine here, examined in a child process, which may crash or hang."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ from packaging.version import InvalidVersion
 
 from evalution.environment import read_requirements
 from evalution.hints import INSTALL_HINTS
-from evalution_core import (
-    ConfigurationError,
-    EngineEntry,
-    available,
-    did_you_mean,
-    normalized,
-    scrub,
-)
+from evalution.redaction import mask_text
+from evalution_core import ConfigurationError
+from evalution_core.discovery import EngineEntry, available
+from evalution_core.plugins import did_you_mean, normalized
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -42,19 +38,19 @@ class Needed:
 
     @property
     def command(self) -> str:
-        """What brings it."""
+        """Command that installs it."""
         return f'pip install "{self.name}{self.bounds}"'
 
     @property
     def complaint(self) -> str:
-        """What is wrong, for one that is not met."""
+        """Complaint about one that is not met."""
         if self.installed is None:
             return f"{self.name} is not installed"
         return f"it needs {self.name}{self.bounds}, and {self.installed} is installed"
 
 
 def find_requirements(name: str) -> list[Needed]:
-    """What a distribution needs on this machine, extras left out; empty if it isn't installed."""
+    """Return what an installed distribution requires on this machine, extras left out."""
     return [_needed(requirement) for requirement in read_requirements(name)]
 
 
@@ -80,7 +76,7 @@ class EngineHealth:
     """One engine; `problem` is None if nothing speaks against it, `remedy` a command or None.
 
     `runtime` is what the engine itself says it would run on (`version`, `device`, …), None where
-    it can't tell without a model; `needs` are the versions of what its package requires.
+    it doesn't know without a model; `needs` are the versions of what its package requires.
     """
 
     name: str
@@ -186,12 +182,12 @@ def _asked(entry: EngineEntry, patience: float) -> dict[str, Any]:
     fields = (entry.name, entry.value, entry.distribution, entry.version)
     question = json.dumps({"path": sys.path, "entry": fields})
     # Files and no pipes: a grandchild that lives on would hold a pipe open.
-    with TemporaryFile() as asked, TemporaryFile() as told, TemporaryFile() as printed:
+    with TemporaryFile() as asked, TemporaryFile() as answered, TemporaryFile() as printed:
         asked.write(question.encode())
         asked.seek(0)
-        fault = _run_child(asked, told, printed, patience)
-        told.seek(0)
-        text = told.read().decode(errors="replace")
+        fault = _run_child(asked, answered, printed, patience)
+        answered.seek(0)
+        text = answered.read().decode(errors="replace")
         if fault is None and text:
             return {**json.loads(text), "lost": False}
         problem = fault or "it ended the process while it was imported"
@@ -201,13 +197,13 @@ def _asked(entry: EngineEntry, patience: float) -> dict[str, Any]:
 
 
 def _run_child(
-    asked: IO[bytes], told: IO[bytes], printed: IO[bytes], patience: float
+    asked: IO[bytes], answered: IO[bytes], printed: IO[bytes], patience: float
 ) -> str | None:
-    """What is wrong with how the child ended; it and its children are gone then."""
+    """Run the child and return the fault of its end, if any; it and its children are gone then."""
     # -P: a file of the working folder must not take the place of a module.
     command = [sys.executable, "-P", "-m", "evalution.doctor.probe"]
     child = subprocess.Popen(
-        command, stdin=asked, stdout=told, stderr=printed, start_new_session=True
+        command, stdin=asked, stdout=answered, stderr=printed, start_new_session=True
     )
     try:
         status = child.wait(patience)
@@ -232,4 +228,4 @@ def _kill_all_of(child: subprocess.Popen[bytes]) -> None:
 def _last_line(printed: IO[bytes]) -> str:
     printed.seek(0)
     lines = printed.read().decode(errors="replace").strip().splitlines()
-    return scrub(lines[-1].strip())[:200] if lines else ""
+    return mask_text(lines[-1].strip())[:200] if lines else ""

@@ -12,15 +12,11 @@ import sys
 from typing import Any
 
 from evalution.error_boundary import wrap_errors
-from evalution_core import (
-    BaseEngine,
-    ConfigurationError,
-    EngineEntry,
-    EngineUnavailableError,
-    EvalutionError,
-    redact,
-    scrub,
-)
+from evalution.redaction import mask_text, register_secrets
+from evalution_core import BaseEngine, ConfigurationError, EngineUnavailableError, EvalutionError
+from evalution_core.discovery import ENGINES, EngineEntry
+from evalution_core.plugins import PluginEntry
+from evalution_core.redaction import redact
 
 
 def main() -> None:
@@ -29,7 +25,8 @@ def main() -> None:
     os.dup2(2, 1)
     question = json.load(sys.stdin)
     sys.path[:] = question["path"]
-    answer = probe_engine(EngineEntry(*question["entry"]))
+    name, value, distribution, version = question["entry"]
+    answer = probe_engine(PluginEntry(name, value, distribution, version, ENGINES))
     with os.fdopen(answers, "w", encoding="utf-8") as stream:
         json.dump(answer, stream)
     # A runtime's threads must not keep the process alive: all that was asked is answered.
@@ -37,9 +34,9 @@ def main() -> None:
 
 
 def probe_engine(entry: EngineEntry) -> dict[str, Any]:
-    """What the engine can do and what it would run on, or what is wrong with it.
+    """Return an engine's capabilities and its runtime, or the reason why it doesn't work.
 
-    `imported` tells whether the adapter itself could be loaded.
+    `imported` is true if the adapter itself could be loaded.
     """
     found: dict[str, Any] = {"imported": False, "capabilities": [], "runtime": None, "error": None}
     try:
@@ -47,16 +44,16 @@ def probe_engine(entry: EngineEntry) -> dict[str, Any]:
         found["imported"] = True
         with wrap_errors("capabilities"):
             found["capabilities"] = sorted(kind.capabilities)
-        found["runtime"] = _runtime_of(kind)
+        found["runtime"] = _describe_runtime(kind)
     except EvalutionError as error:
-        found["error"] = scrub(str(error))
+        found["error"] = mask_text(str(error))
     return found
 
 
-def _runtime_of(kind: type[BaseEngine]) -> dict[str, Any] | None:
+def _describe_runtime(kind: type[BaseEngine]) -> dict[str, Any] | None:
     try:
         with wrap_errors("making it without options", ConfigurationError):
-            engine = kind.from_options({})
+            register_secrets(engine := kind.from_options({}))
     except ConfigurationError:
         return None  # it needs options, which is no fault: there is nothing to ask yet
     with wrap_errors("describe_runtime", EngineUnavailableError):

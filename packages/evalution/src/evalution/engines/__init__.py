@@ -21,9 +21,9 @@ from evalution_core import (
     ConfigurationError,
     EngineUnavailableError,
     UnknownEngineError,
-    available,
     load_engine,
 )
+from evalution_core.discovery import available
 from evalution_core.plugins import installed
 
 _SERVERS = "evalution.servers"

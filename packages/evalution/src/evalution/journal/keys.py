@@ -10,15 +10,10 @@ from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any, cast
 
-from evalution_core import (
-    CONTRACT_VERSION,
-    BaseEngine,
-    GenerationRequest,
-    Model,
-    RollingLoglikelihoodRequest,
-    numeric_options,
-)
+from evalution_core import BaseEngine, GenerationRequest, Model, RollingLoglikelihoodRequest
+from evalution_core.engine import CONTRACT_VERSION
 from evalution_core.kinds import REQUEST_KINDS
+from evalution_core.options import numeric_options
 from evalution_core.redaction import SECRET_FIELD
 from evalution_core.requests import Request
 

@@ -1,4 +1,4 @@
-"""How large differences are, and how many of each size."""
+"""Answers of two engines to one suite, kept small, and how far they agree."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from evalution.parity.result import (
     absolute_difference,
     summarize_differences,
 )
+from evalution.redaction import mask_text
 from evalution.runs.in_flight import find_answer_problem
 from evalution.suites.suite import RequestKind
-from evalution_core import GenerationOutput, RequestFailure, scrub
+from evalution_core import GenerationOutput, RequestFailure
 from evalution_core.requests import Output
 
 Key = tuple[int, int]
@@ -31,7 +32,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A continuation's or a text's score; None is what the engine doesn't tell."""
+    """A continuation's or a text's score; None where the engine reports nothing."""
 
     logprob: float
     token_count: int
@@ -54,7 +55,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why there is no answer."""
+    """Reason of a missing answer."""
 
     reason: str
 
@@ -65,7 +66,7 @@ Record = Scored | Generated | Failed
 def make_record(answer: Output | RequestFailure) -> Record:
     """An answer's record; one that could not be scored is a failure."""
     if isinstance(answer, RequestFailure):
-        return Failed(scrub(f"{type(answer.error).__name__}: {answer.error}"))
+        return Failed(mask_text(f"{type(answer.error).__name__}: {answer.error}"))
     if (fault := find_answer_problem(answer)) is not None:
         return Failed(fault)
     if isinstance(answer, GenerationOutput):
@@ -104,7 +105,7 @@ def _gaps(top_logprobs: Sequence[dict[int, float]] | None) -> array[float] | Non
 
 
 def _gap(best: Sequence[float]) -> float:
-    """Between the first two; NaN where an engine told fewer."""
+    """Return the gap between the first two; NaN where an engine reported fewer."""
     return best[0] - best[1] if len(best) > 1 else math.nan
 
 
@@ -124,7 +125,7 @@ def agreement(
     *,
     by_ids: int,
 ) -> SuiteParity:
-    """How far two engines agree on the same requests; the order of the answers doesn't matter."""
+    """Compare the answers of two engines to the same requests, in whatever order they came."""
     found = _Agreement()
     for key in sorted(left):
         found.add(key, left[key], right[key])
@@ -318,7 +319,7 @@ def _parting(left: Sequence[object] | None, right: Sequence[object] | None) -> i
 
 
 def _gap_at(token: int, left: Generated, right: Generated) -> float | None:
-    """By the left; by the right where the left tells nothing of this step, as it had ended."""
+    """Return the left's gap, or the right's where the left had ended before this step."""
     for gaps in (left.gaps, right.gaps):
         if gaps is not None and token < len(gaps) and not math.isnan(gaps[token]):
             return gaps[token]

@@ -1,4 +1,4 @@
-"""One side of a parity check: a session that answers the requests of all suites."""
+"""Parity check: two engines are asked the same requests, one after the other."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def collect(
     session: BaseInferenceSession,
     suite: AnySuite,
     requests: Iterable[tuple[Key, Request]],
-    told: Callable[[Key, Record], None],
+    note: Callable[[Key, Record], None],
 ) -> Mapping[Key, Record]:
     """Every answer by its request, in whatever order they came.
 
@@ -201,7 +201,7 @@ def collect(
                     f"the session answered {key!r}, which was not asked or is answered already"
                 )
             found[key] = make_record(answer)
-            told(key, found[key])
+            note(key, found[key])
     if lost := len(asked) - len(found):
         raise EngineRuntimeError(
             f"suite {suite.title!r}: the session left {lost} of {len(asked)} requests unanswered"
@@ -210,7 +210,7 @@ def collect(
 
 
 _TOP = 2
-"""The two most likely tokens of each generated step: their gap tells a tie from a fault."""
+"""The two most likely tokens of each generated step: their gap distinguishes a tie from a fault."""
 
 
 def check_parity(
@@ -238,7 +238,7 @@ def check_parity(
         limit: at most that many rows of each suite.
         by_text: ask by text, for an engine that takes no ids; the two may encode it differently.
         isolate: run each engine in a process of its own.
-        progress: told how it goes on; None is silent.
+        progress: receives the progress; None is silent.
 
     Raises:
         ConfigurationError: an option, a row or a model is wrong; nothing was run.
@@ -332,7 +332,7 @@ class _Check:
             self._ask_again("left", sides["left"])
 
     def notes(self) -> list[str]:
-        """What a reader of the result has to know."""
+        """Return caveats about the result."""
         notes: list[str] = []
         by_text = sum(ids is None for asked in self._suites for ids in asked.ids.values())
         if by_text:
@@ -393,7 +393,7 @@ class _Check:
 
 
 class _Counter:
-    """Tells the progress of rows; each has exactly one first request."""
+    """Counts finished rows for the progress; each has exactly one first request."""
 
     def __init__(self, progress: Progress):
         self._progress = progress

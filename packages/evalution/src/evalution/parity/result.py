@@ -1,4 +1,4 @@
-"""What a parity check found, as values; `parity.json` holds the same."""
+"""Result of a parity check, as values and as the file `parity.json`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEAR_TIE = 1e-3
 
 
 LEAST_DECADE = -17
-"""Smaller differences are below what float64 can tell apart."""
+"""Decade of the smallest differences that float64 can hold apart."""
 _DECADES = 18
 
 
@@ -91,11 +91,11 @@ def _histogram(values: Iterable[float]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What still counts as the same.
+    """Differences that still count as the same.
 
     `logprob` is the largest difference of one token's log-probability, in nats; a sum may differ by
     as much for each of its tokens. `decisions` is how many choices, greedy marks and texts may
-    differ besides ties.
+    differ, ties aside.
     """
 
     logprob: float = 1e-4
@@ -134,11 +134,11 @@ class ChoiceFlip:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where two completions part.
+    """Place at which two completions part.
 
-    `token` is the first token that differs, None where an engine tells no ids; `character` the
+    `token` is the first token that differs, None where an engine gives no ids; `character` the
     first character. `gap` is between the two most likely tokens there, None where neither engine
-    tells: then nobody can say whether it was a tie.
+    reports it: then a tie can't be recognised.
     """
 
     row: int
@@ -172,7 +172,7 @@ class SuiteParity:
     """The agreement of two engines over the requests of one suite.
 
     `tokens` spreads |Δlogprob| of single tokens, up to where texts part; None where an engine
-    tells none. `sums` spreads it over whole requests. Lists hold the first or worst few,
+    reports none. `sums` spreads it over whole requests. Lists hold the first or worst few,
     the numbers count all: `flips`, `divergences` and `greedy_apart` leave ties out, which are
     `near_flips` and `near_divergences`. `sum_per_token` is the largest difference of a sum, divided
     by its tokens. `points` are (left, right) values of tokens, evenly taken, for a plot.
@@ -220,12 +220,12 @@ class ParityResult:
 
     @property
     def is_within(self) -> bool:
-        """Whether everything is within the tolerance, and something was compared."""
+        """True if something was compared and all of it is within the tolerance."""
         return not self.complaints
 
     @property
     def complaints(self) -> list[str]:
-        """What is outside the tolerance, a sentence each."""
+        """Sentences on everything outside the tolerance."""
         found = [f"{suite.name}: {text}" for suite in self.suites for text in self._of(suite)]
         decisions = sum(s.flips + s.greedy_apart + s.divergences for s in self.suites)
         if decisions > self.tolerance.decisions:

@@ -34,13 +34,13 @@ def parity_table(result: ParityResult, *, width: int) -> Table:
 
 LEGEND = (
     "|Δ|: between the two log-probabilities of a token, in nats (of a request where tokens aren't "
-    "told); flips, greedy, texts: decisions that differ, of how many; in brackets near ties (under "
-    f"{NEAR_TIE:g}), which count as the same"
+    "reported); flips, greedy, texts: decisions that differ, of how many; in brackets near ties "
+    f"(under {NEAR_TIE:g}), which count as the same"
 )
 
 
 def headings(result: ParityResult) -> Iterator[str]:
-    """What was held against what."""
+    """Yield lines that name both engines."""
     for side, lane in (("left", result.left), ("right", result.right)):
         model, engine = lane["model"], lane["engine"]
         options = ", ".join(f"{k}={v}" for k, v in engine["options"].items() if v is not None)
@@ -49,7 +49,7 @@ def headings(result: ParityResult) -> Iterator[str]:
 
 
 def remarks(result: ParityResult) -> Iterator[str]:
-    """What doesn't fit into the table: where the worst is, and what could not be compared."""
+    """Yield what doesn't fit into the table: where the worst is, and what could not be compared."""
     yield from result.notes
     for suite in result.suites:
         is_beyond = suite.tokens is not None and suite.tokens.max > result.tolerance.logprob

@@ -1,4 +1,4 @@
-"""What each further run is beside the first, and whether it could be chance."""
+"""Differences of each further run to the first, with the chance that they are noise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Difference:
         if winner == "tie":
             return "same value"
         if test is None or test.p_value is None:
-            return "too few rows to tell"
+            return "too few rows"
         if test.p_value >= _CHANCE:
             return "could be chance"
         return "better" if winner == "right" else "worse"
@@ -92,7 +92,7 @@ def _differences(
 
 
 def _remark(suite: SuiteComparison) -> str:
-    """Why fewer rows than all were compared, or other questions; empty if nothing is odd."""
+    """Explain which rows were left out of the comparison; empty if none."""
     rows = suite.rows
     counts = (
         ("rows in one run only", rows.left_only + rows.right_only),

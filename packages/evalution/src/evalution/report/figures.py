@@ -25,7 +25,7 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "x", 
 class Figure:
     """`spec` is Plotly's `{data, layout}`. A trace's `meta.run` is the run that gives its colour.
 
-    `summary` tells in words what is drawn, for those who don't see it.
+    `summary` describes the drawing in words, for those who don't see it.
     """
 
     name: str
@@ -269,7 +269,7 @@ def _curve_trace(position: int, name: str, points: Sequence[tuple[int, Score]]) 
         "type": "scatter",
         "mode": "lines+markers",
         "name": plot_text(shortened(name, 60)),
-        "meta": {"run": position},  # the lines of a curve are told apart as runs are elsewhere
+        "meta": {"run": position},  # lines of a curve look different as runs do elsewhere
         "x": [step for step, _ in points],
         "y": [score.metric.value for _, score in points],
         "error_y": {"type": "data", "array": margins, "thickness": 1.5, "width": 4},

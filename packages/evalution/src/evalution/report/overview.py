@@ -1,4 +1,4 @@
-"""What was run: a line for each run, for the head of the page."""
+"""Runs in short: a line for each run, for the head of the page."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
+from evalution.redaction import mask_text
 from evalution.report.rendering import ABSENT, RunLabel, duration_text, flatten, merge_in_order
 from evalution.results import RunResult, Status
-from evalution_core import scrub
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def run_overview(run: RunResult, label: RunLabel) -> RunOverview:
         duration=duration_text(run.timings.get("total_s")),
         samples=sum(suite.n for suite in run.suites),
         failed=run.failed,
-        problems=[scrub(problem) for problem in [*_errors(run), *run.notices]],
+        problems=[mask_text(problem) for problem in [*_errors(run), *run.notices]],
     )
 
 
@@ -86,7 +86,7 @@ class ConditionGroup:
 
     @property
     def differing(self) -> int:
-        """How many settings are not the same in all runs."""
+        """Number of settings that are not the same in all runs."""
         return sum(condition.differs for condition in self.conditions)
 
 

@@ -1,4 +1,4 @@
-"""What a person names for a report: folders of runs, of parity checks, or of both."""
+"""The page: read from folders of runs and of parity checks, and written."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DEFAULT_SAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class WrittenReport:
-    """Where a report stands, and how large it is."""
+    """Path and size of a report."""
 
     path: Path
     size: int

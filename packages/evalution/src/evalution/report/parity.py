@@ -1,4 +1,4 @@
-"""What the page shows of a parity check."""
+"""Parity checks on the page: rows of the table, and figures by token."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalution.parity.result import LEAST_DECADE, ParityResult, SuiteParity, TokenDifference
+from evalution.redaction import mask_text
 from evalution.report.figures import Figure, marker_symbol, plot_text, shortened
-from evalution_core import scrub
 
 _WORST_SHOWN = 20
 
@@ -49,8 +49,8 @@ def parity_view(result: ParityResult, position: int) -> ParityView:
         result=result,
         left=left,
         right=right,
-        complaints=[scrub(text) for text in result.complaints],
-        notes=[scrub(text) for text in result.notes],
+        complaints=[mask_text(text) for text in result.complaints],
+        notes=[mask_text(text) for text in result.notes],
         worst=worst[:_WORST_SHOWN],
         figures=parity_figures(result, f"parity-{position}"),
     )
@@ -68,7 +68,7 @@ def _side(record: Mapping[str, Any]) -> str:
     options: Mapping[str, Any] = engine.get("options") or {}
     name = str(engine.get("name") or "a live session")
     apart = ", ".join(str(part) for part in (model.get("label"), options.get("dtype")) if part)
-    return scrub(f"{name} ({apart})" if apart else name)
+    return mask_text(f"{name} ({apart})" if apart else name)
 
 
 _HEIGHT = 340
@@ -78,9 +78,9 @@ _HEADROOM = 0.15
 
 
 def parity_figures(result: ParityResult, name: str) -> list[Figure]:
-    """How many tokens differ by how much, and by how much at which probability.
+    """Return figures of the differences of tokens by size and by probability.
 
-    None for engines that tell no log-probabilities of single tokens. `name` is unique on the page.
+    None for engines that give no log-probabilities of single tokens. `name` is unique on the page.
     """
     suites = [suite for suite in result.suites if suite.tokens is not None]
     if not suites:

@@ -13,8 +13,10 @@ from importlib.resources import files
 from string import ascii_uppercase
 from typing import Any, cast
 
+from evalution.redaction import mask_text
 from evalution.results import RunResult, to_json
-from evalution_core import ConfigurationError, redact, scrub
+from evalution_core import ConfigurationError
+from evalution_core.redaction import redact
 
 _FROM_HERE_IN_DIGITS = 1000
 _LEAST_CHANCE_SHOWN = 0.0001
@@ -69,7 +71,7 @@ class RunLabel:
     """A run's name: the letter it bears throughout, and what sets it apart from the others.
 
     `distinctions` holds `option=value` of model, engine, limit and step, where they differ.
-    `legend` is the letter with what a reader needs to tell this run from its neighbours.
+    `legend` is the letter with what distinguishes this run from its neighbours.
     """
 
     position: int
@@ -113,11 +115,11 @@ def label_runs(runs: Sequence[RunResult]) -> list[RunLabel]:
 
 
 def _model(run: RunResult) -> str:
-    return scrub(str(run.model.get("label") or run.model.get("path") or "default model"))
+    return mask_text(str(run.model.get("label") or run.model.get("path") or "default model"))
 
 
 def _engine(run: RunResult) -> str:
-    return scrub(str(run.engine.get("name") or "a live session"))
+    return mask_text(str(run.engine.get("name") or "a live session"))
 
 
 def flatten(value: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Whether a sample was answered rightly, by metrics that know right and wrong."""
+"""Samples in the page: verdicts, the choice of rows, and the JSON that the script reads."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, cast
 
+from evalution.redaction import mask_text
 from evalution.report.rendering import embedded_json
 from evalution.report.scores import SuiteScores
 from evalution.results import SampleResult, SuiteResult
 from evalution.runs.reader import RunSamples
 from evalution.samples import KeptSamples, SampleColumns, SuiteSamples
-from evalution_core import scrub
 
 
 class Verdict(StrEnum):
-    """What a metric says about a sample of one run."""
+    """Verdict of a metric on a sample of one run."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -51,7 +51,7 @@ def verdict(columns: SampleColumns, position: int, metric: str, higher_is_better
 
 
 def is_flipped(verdicts: Sequence[Verdict]) -> bool:
-    """Whether one run was right where another was wrong; a failure is neither."""
+    """Report whether one run was right where another was wrong; a failure is neither."""
     return Verdict.RIGHT in verdicts and Verdict.WRONG in verdicts
 
 
@@ -126,7 +126,7 @@ def _union(columns: Sequence[array[int]]) -> array[int]:
 
 
 def _positions(rows: array[int], union: array[int]) -> array[int]:
-    """Where each row of the union stands among `rows`, -1 for one that isn't there."""
+    """Return the place of each row of the union among `rows`, -1 for one that isn't there."""
     found, at = array("q"), 0
     for row in union:
         is_there = at < len(rows) and rows[at] == row
@@ -144,7 +144,7 @@ _TEXT_HEAD = 4_000
 
 @dataclass(frozen=True, slots=True)
 class SampleCount:
-    """How many of a suite's rows the page holds."""
+    """Number of a suite's rows that the page holds."""
 
     suite: str
     embedded: int
@@ -249,7 +249,7 @@ def _cell(sample: SampleResult, first: SampleResult, metrics: Sequence[str]) -> 
         ("p", sample.prediction),
         ("x", sample.extracted or None),
         ("t", sample.tokens or None),
-        ("e", None if sample.error is None else scrub(sample.error)),
+        ("e", None if sample.error is None else mask_text(sample.error)),
         ("q", sample.prompt if sample.prompt != first.prompt else None),
         ("g", sample.target if sample.target != first.target else None),
     )

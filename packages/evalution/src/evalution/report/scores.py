@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evalution.redaction import mask_text
 from evalution.report.rendering import differing_keys, flatten, merge_in_order, score_text
 from evalution.results import MetricResult, RunResult, SuiteResult
-from evalution_core import scrub
 
 _NEUTRAL_OPTIONS = frozenset({"name", "batch_size"})
 """Options of a suite that leave its questions and its scoring as they are."""
@@ -111,6 +111,6 @@ def _faults(suites: Sequence[SuiteResult | None], letters: Sequence[str]) -> lis
         where = f"{letter}: " if len(letters) > 1 else ""
         if suite.failed:
             first = f"; first: {suite.first_failure}" if suite.first_failure else ""
-            faults.append(scrub(f"{where}{suite.failed} of {suite.n} samples failed{first}"))
-        faults.extend(scrub(f"{where}{error}") for error in suite.errors)
+            faults.append(mask_text(f"{where}{suite.failed} of {suite.n} samples failed{first}"))
+        faults.extend(mask_text(f"{where}{error}") for error in suite.errors)
     return faults

@@ -14,12 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from evalution.user_input import parse_path, path_errors
-from evalution_core import (
-    ConfigurationError,
-    builtin_path,
-    did_you_mean,
-    nearest_name,
-)
+from evalution_core import ConfigurationError
+from evalution_core.builtins import builtin_path
+from evalution_core.plugins import did_you_mean, nearest_name
 
 BUILTIN = "builtin:"
 Data = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
@@ -101,7 +98,7 @@ class RowSource(Protocol):
 
     @property
     def place(self) -> str:
-        """What the rows are called in a message."""
+        """Name of the rows in a message."""
         ...
 
     def __iter__(self) -> Iterator[Row]: ...
@@ -131,7 +128,7 @@ class Rows:
 
     @property
     def place(self) -> str:
-        """What the rows are called in a message."""
+        """Name of the rows in a message."""
         return self.source or "data"
 
     def __iter__(self) -> Iterator[Row]:
@@ -157,7 +154,7 @@ def file_rows(path: Path) -> Iterator[Row]:
 
 
 def is_same_data(one: Data, other: Data) -> bool:
-    """Whether both are the same rows: one file however it is named, or equal rows in memory.
+    """Report whether both are the same rows: one file however it is named, or equal rows in memory.
 
     Raises:
         ConfigurationError: there is no such file.

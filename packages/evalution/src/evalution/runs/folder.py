@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from evalution.journal import Journal
 from evalution.results import RunResult, to_json
-from evalution.samples import SampleResult, to_line
+from evalution.samples import SAMPLES, SampleResult, to_line
 from evalution_core import ConfigurationError, EvalutionError
 
 _FLUSH_S = 0.2
@@ -90,7 +90,6 @@ class SamplesFile:
 
 
 RESULTS = "results.json"
-SAMPLES = "samples.jsonl"
 JOURNAL = "journal.sqlite"
 
 

@@ -151,16 +151,19 @@ class InFlightSamples:
 
     def _find_error(self, answer: object) -> EvalutionError | None:
         if isinstance(answer, RequestFailure):
-            error: object = answer.error
-            if isinstance(error, EvalutionError):
-                return error
-            return EngineRuntimeError(f"the session gave {error!r} as a request's failure")
+            return _check_failure(answer.error)
         if not isinstance(answer, self._output):
             return EngineRuntimeError(
                 f"the session answered with {answer!r}, not a {self._output.__name__}"
             )
         problem = find_answer_problem(answer)
         return None if problem is None else EngineRuntimeError(problem)
+
+
+def _check_failure(error: object) -> EvalutionError:
+    if isinstance(error, EvalutionError):
+        return error
+    return EngineRuntimeError(f"the session gave {error!r} as a request's failure")
 
 
 class SampleSource:

@@ -12,7 +12,8 @@ from evalution.runs.backend import ModelBackend
 from evalution.runs.folder import DefaultFolder, parse_output
 from evalution.runs.preflight import check_limit, check_step
 from evalution.user_input import find_count_problem, format_value
-from evalution_core import ConfigurationError, EvalutionError, did_you_mean
+from evalution_core import ConfigurationError, EvalutionError
+from evalution_core.plugins import did_you_mean
 
 OnError = Literal["record", "raise"]
 

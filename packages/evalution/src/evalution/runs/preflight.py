@@ -11,17 +11,17 @@ from evalution.error_boundary import wrap_errors
 from evalution.suites.suite import AnySuite, expand_suites
 from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
 from evalution_core import (
-    CONTRACT_VERSION,
     BaseEngine,
     BaseInferenceSession,
     Capability,
     ConfigurationError,
     Model,
     UnsupportedRequestError,
-    did_you_mean,
     validate_options,
 )
 from evalution_core.builtins import PREFIX
+from evalution_core.engine import CONTRACT_VERSION
+from evalution_core.plugins import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

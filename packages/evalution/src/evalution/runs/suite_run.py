@@ -26,8 +26,6 @@ from evalution_core import (
     BaseInferenceSession,
     EngineRuntimeError,
     EvalutionError,
-    RequestFailure,
-    RequestStream,
 )
 from evalution_core.kinds import find_kind
 from evalution_core.requests import Output, Request
@@ -44,11 +42,12 @@ class ScoringError(EvalutionError, RuntimeError):
 
 def open_stream(
     session: BaseInferenceSession, suite: AnySuite, requests: Iterable[tuple[K, Request]]
-) -> RequestStream[K, Output | RequestFailure]:
-    """Send the requests of `suite` to the call that serves them; answers are unchecked."""
+) -> Iterable[tuple[K, Any]]:
+    """Send the requests of `suite` to the call that serves them; events come unchecked."""
     kind = find_kind(suite.request_kind.value)
     assert kind is not None
-    return kind.open_stream(session, requests, batch_size=suite.batch_size)
+    call = getattr(session, kind.continuous_call)
+    return call(requests, batch_size=suite.batch_size)
 
 
 class SuiteRun:
@@ -160,10 +159,14 @@ class SuiteRun:
 
     def _stream(self) -> Generator[tuple[Any, Any]]:
         with wrap_errors(f"suite {self._name!r}"):
-            requests = self._source.read_requests()
-            with open_stream(self._session, self._suite, requests) as answers:
+            answers = open_stream(self._session, self._suite, self._source.read_requests())
+            try:
                 for event in answers:
                     yield _to_pair(event)
+            finally:
+                # A plain iterator has none, and none is needed once it is dropped.
+                if close := getattr(answers, "close", None):
+                    close()
 
     def _accept(self, key: Any, answer: Any) -> None:
         try:

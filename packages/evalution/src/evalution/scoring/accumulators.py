@@ -13,7 +13,7 @@ from evalution.scoring.metrics import Mean, Measure, Metric, Score
 
 
 class MetricAccumulator(Protocol):
-    """What becomes of a suite's samples one by one, and of all of them in the end.
+    """Collects the scores of a suite's samples one by one, and computes the results.
 
     A row may be recorded again, or withdrawn: the last word counts.
     """
@@ -107,7 +107,7 @@ class MeasureAccumulator:
 
 
 def failure_measures(metrics: Mapping[str, Metric]) -> dict[str, Measure]:
-    """What a sample without an answer counts as, for the metrics that count it."""
+    """Return the measures of a sample without an answer, for the metrics that count it."""
     return {
         name: Measure(metric.failed)
         for name, metric in metrics.items()

@@ -1,4 +1,4 @@
-"""What is taken from an answer before it is compared: small steps, declared as data.
+"""Steps that run on an answer before it is compared, declared as data; and reasoning.
 
 In a spec a step is a name (`strip`), or one name with its options (`regex: {pattern: …}`); where
 a step has one option alone, its value may stand directly (`regex: "#### ([0-9]+)"`).
@@ -16,10 +16,8 @@ from typing import Annotated, Any, Literal, Protocol, cast, runtime_checkable
 
 from pydantic import Field
 
-from evalution_core import (
-    ConfigurationError,
-    did_you_mean,
-)
+from evalution_core import ConfigurationError
+from evalution_core.plugins import did_you_mean
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Measure(NamedTuple):
-    """What one sample adds to a metric; a plain mean leaves the weight at one."""
+    """Contribution of one sample to a metric; a plain mean leaves the weight at one."""
 
     value: float
     weight: float = 1.0
@@ -21,11 +21,11 @@ class Measure(NamedTuple):
 
 @dataclass(slots=True)
 class Score:
-    """What the answers of a sample are worth: a measure for each of the suite's metrics.
+    """Worth of a sample's answers: a measure for each of the suite's metrics.
 
     None is for a metric that the sample says nothing of, such as another subset's. `extracted` is
     what was compared with the target, by metric or by filter. `remark` is what makes the answer
-    worth a look, to follow "3 of 20 samples"; a run tells each one once a suite, with the count.
+    worth a look, to follow "3 of 20 samples"; a run reports each one once a suite, with the count.
     """
 
     measures: Mapping[str, Measure | None]
@@ -42,14 +42,14 @@ class Estimate(NamedTuple):
 
 
 class Metric(Protocol):
-    """How samples become one score."""
+    """Computes one score of many samples."""
 
     @property
     def higher_is_better(self) -> bool: ...
 
     @property
     def failed(self) -> float | None:
-        """What a sample whose request failed counts as; None leaves it out."""
+        """Value of a sample whose request failed; None leaves it out."""
         ...
 
     def of_sample(self, measure: Measure) -> float:
@@ -214,7 +214,7 @@ class MatthewsCorrelation:
 
 
 class _Confusion:
-    """How often each class was predicted where each was right.
+    """Counts of each predicted class by the right one.
 
     Spreads and products are variances and covariances times count², in integers: zero is zero.
     """
@@ -234,7 +234,7 @@ class _Confusion:
         return (self.count * hits - self._by_chance) / self._scale
 
     def influence(self, predicted: float, right: float) -> float:
-        """How far one more sample of this cell pulls the correlation, times the count."""
+        """Return the pull of one more sample of this cell on the correlation, times the count."""
         count = self.count
         product = count**2 * (predicted == right) + self._by_chance
         product -= count * (self._right[predicted] + self._predicted[right])

@@ -1,4 +1,4 @@
-"""Which of several answers the model finds most likely."""
+"""Suites that let the model choose: the most likely of several answers or contexts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from evalution.suites.dataset import LocalQuestions
 from evalution.suites.prompted_suite import PromptedSuite, Template, parse_template
 from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import RequestKind, Sample
-from evalution_core import ConfigurationError, LoglikelihoodOutput, LoglikelihoodRequest, Message
+from evalution_core import ConfigurationError, LoglikelihoodOutput, LoglikelihoodRequest
+from evalution_core.requests import Message
 
 LEAST_CHOICES = 2
 
@@ -62,7 +63,7 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
 
     @abstractmethod
     def gold_index(self, row: Row, choices: Sequence[str]) -> int:
-        """Which choice is right."""
+        """Return the index of the right choice."""
         ...
 
     @property
@@ -102,7 +103,7 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
     def measures(
         self, sample: ChoiceSample, chosen: Mapping[str, int]
     ) -> Mapping[str, Measure | None]:
-        """What a sample adds to each metric, from the choice made by each of the four rules."""
+        """Return a sample's measure of each metric, from the choices by the four rules."""
         return {name: Measure(float(chosen[name] == sample.gold)) for name in self.metric_names}
 
     def request(self, prompt: str | list[Message], choice: str) -> LoglikelihoodRequest:
@@ -142,7 +143,7 @@ class ContextChoiceSuite(ChoiceSuite):
 
     @abstractmethod
     def continuation_text(self, row: Row) -> str:
-        """What is scored after each of the contexts, without the delimiter before it."""
+        """Return the text that is scored after each context, without the delimiter before it."""
         ...
 
     def question_text(self, row: Row) -> str:
@@ -171,9 +172,9 @@ _OVER_ALL: dict[str, Metric] = {"f1": F1(), "mcc": MatthewsCorrelation()}
 class ClassificationSuite(ChoiceSuite):
     """The choices are the `classes`, the same for every row; the column `label` holds an index.
 
-    Besides `ChoiceSuite`'s metrics there are `f1` of the class with index 1 and `mcc`, the Matthews
-    correlation, both of the choice that `acc` judges. A row without an answer counts as classified
-    wrongly.
+    In addition to `ChoiceSuite`'s metrics there are `f1` of the class with index 1 and `mcc`, the
+    Matthews correlation, both of the choice that `acc` judges. A row without an answer counts as
+    classified wrongly.
     """
 
     classes: ClassVar[Sequence[str]]

@@ -17,7 +17,8 @@ from evalution.suites.prompted_suite import Template, parse_text
 from evalution.suites.row_suite import Split
 from evalution.suites.suite import PATH
 from evalution.user_input import parse_path, path_errors
-from evalution_core import ConfigurationError, nearest_name, normalized
+from evalution_core import ConfigurationError
+from evalution_core.plugins import nearest_name, normalized
 
 
 @dataclass(kw_only=True)

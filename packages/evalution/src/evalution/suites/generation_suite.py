@@ -1,4 +1,4 @@
-"""Whether the text a model writes is the right answer."""
+"""Suites that compare the text a model writes with the right answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from evalution.suites.prompted_suite import PromptedSuite, Template, parse_text
 from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import RequestKind, Sample, yaml_form
 from evalution.user_input import LARGEST
-from evalution_core import GenerationOutput, GenerationRequest, Message
+from evalution_core import GenerationOutput, GenerationRequest
+from evalution_core.requests import Message
 
 EXACT_MATCH = "exact_match"
 Stop = Annotated[
@@ -98,7 +99,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         return {name: Mean() for name in self.answer_pipelines}
 
     def expected_text(self, row: Row) -> str:
-        """What a right answer is equal to, after filters."""
+        """Return the text that a right answer is equal to, after filters."""
         return apply_filters(self.reference_filters, self.answer_text(row))
 
     def sample(self, fewshot: FewshotRow) -> AnswerSample:

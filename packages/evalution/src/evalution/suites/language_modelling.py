@@ -1,4 +1,4 @@
-"""How likely the one right continuation is, and whether the model would write it."""
+"""Suites that score given texts: one continuation, or whole documents."""
 
 from __future__ import annotations
 

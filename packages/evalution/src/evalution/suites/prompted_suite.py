@@ -1,4 +1,4 @@
-"""Text from the columns of a row. A template knows columns and nothing else of Python."""
+"""Suites that ask a question: prompt templates, and the solved rows before a question."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from evalution_core import (
     ConfigurationError,
     GenerationOutput,
     LoglikelihoodOutput,
-    Message,
     RollingLoglikelihoodOutput,
 )
+from evalution_core.requests import Message
 
 _YAML_HINT = "; for a brace of the text itself write {{ or }}"
 
@@ -83,7 +83,7 @@ def parse_text(source: str, option: str) -> Template:
 
 @dataclass(slots=True)
 class SeededShots:
-    """Drawn anew for each row, as lm-evaluation-harness 0.4.13's default sampler draws them.
+    """Drawn for each row, as lm-evaluation-harness 0.4.13's default sampler draws them.
 
     One generator serves a whole suite, so a row's shots depend on how many rows came before it.
 
@@ -155,9 +155,9 @@ class FixedShots:
 
 def _require(found: int, needed: int, shared: bool) -> None:
     if found < needed:
-        besides = ", one of them the question itself" if shared else ""
+        question = ", one of them the question itself" if shared else ""
         raise ConfigurationError(
-            f"there are {found} few-shot rows, but {needed} are needed{besides}; lower "
+            f"there are {found} few-shot rows, but {needed} are needed{question}; lower "
             "num_fewshot, or name a fewshot_data with more rows"
         )
 
@@ -218,7 +218,7 @@ class PromptedSuite(RowSuite[S, A]):
         ...
 
     def description_text(self, row: Row) -> str:
-        """What stands before all questions, verbatim; nothing unless a suite says otherwise."""
+        """Return the text before all questions, verbatim; nothing unless a suite says otherwise."""
         return ""
 
     def check_options(self) -> None:

@@ -1,4 +1,4 @@
-"""Which rows a suite takes, and in what order they are run."""
+"""Suites over rows: the selection of rows, their order, and a sample for each."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from evalution_core import (
     GenerationRequest,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
-    Message,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
-    nearest_name,
 )
-from evalution_core.requests import Request
+from evalution_core.plugins import nearest_name
+from evalution_core.requests import Message, Request
 
 NATIVE = "native"
 _SPELLINGS = (NATIVE, "shuffle", "shuffle|<seed>", "length|asc", "length|desc")
@@ -204,11 +203,11 @@ class RowSuite(Suite[S, A]):
             yield self._made(fewshot)
 
     def choose_shots(self, split: Split) -> Callable[[Row], Sequence[Row]]:
-        """What gives the solved rows of each row of a split, called once for each, in order."""
+        """Return a function that gives a row's solved rows, called once for each, in order."""
         return _no_rows
 
     def skipped(self, split: Split) -> int:
-        """How many rows at the front of a split are solved ones and not evaluated."""
+        """Return the number of solved rows at the front of a split, which are not evaluated."""
         return 0
 
     def _cases(self, splits: Sequence[Split]) -> Iterator[FewshotRow]:
@@ -219,8 +218,8 @@ class RowSuite(Suite[S, A]):
                 if count > skipped:
                     yield FewshotRow(_placed(row, offset, split.name), solved(row))
             if count <= skipped:
-                besides = f" besides the {skipped} few-shot rows" if skipped else ""
-                raise ConfigurationError(f"{split.rows.place} holds no rows{besides}")
+                shots = f" after the {skipped} few-shot rows" if skipped else ""
+                raise ConfigurationError(f"{split.rows.place} holds no rows{shots}")
             offset += count
 
     def _refuse_solved_rows(self, split: Split) -> None:

@@ -1,4 +1,4 @@
-"""What may stand under `tests`: strict options, from Python and from a spec alike."""
+"""Base of all suites: strict options, samples made of rows, and scores of answers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from evalution_core import (
     ConfigurationError,
     GenerationOutput,
     LoglikelihoodOutput,
-    Message,
     RollingLoglikelihoodOutput,
-    redact,
 )
 from evalution_core.options import check_option_names, option_fields, option_problems
-from evalution_core.requests import Request
+from evalution_core.redaction import redact
+from evalution_core.requests import Message, Request
 
 _PARSE = "evalution.parse"
 _SHOW = "evalution.show"
@@ -89,7 +88,7 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], *, base: Path | None = None) -> Self:
-        """What a spec's mapping declares; relative paths in it start from `base`.
+        """Make what a spec's mapping declares; relative paths in it start from `base`.
 
         Raises:
             ConfigurationError: an unknown option, with the nearest name, or a value of a wrong
@@ -183,7 +182,7 @@ def _is_cached(kind: type, name: str) -> bool:
 
 
 class RequestKind(StrEnum):
-    """Which call of a session serves a suite's requests."""
+    """Kind of a suite's requests, which one call of a session serves."""
 
     GENERATION = "generation"
     LOGLIKELIHOOD = "loglikelihood"
@@ -191,7 +190,7 @@ class RequestKind(StrEnum):
 
     @property
     def capability(self) -> Capability:
-        """What an engine has to be able to do for it."""
+        """Capability that an engine needs for it."""
         return _CAPABILITIES[self]
 
 
@@ -250,7 +249,7 @@ class Suite(SuiteDeclaration, Generic[S, A]):
         ...
 
     def failure(self, sample: S) -> Mapping[str, Measure]:
-        """What a sample without an answer counts as, by metric; one left out isn't counted."""
+        """Return the measures of a sample without an answer; one left out isn't counted."""
         return {
             name: Measure(metric.failed)
             for name, metric in self.metrics.items()
@@ -258,7 +257,7 @@ class Suite(SuiteDeclaration, Generic[S, A]):
         }
 
     def make_accumulator(self) -> MetricAccumulator:
-        """What collects the scores of one run, made anew: one that sums up `metrics`.
+        """Make the accumulator of one run's scores; this one sums up `metrics`.
 
         A suite whose scores are no function of two numbers a sample gives one of its own.
         """
@@ -266,16 +265,16 @@ class Suite(SuiteDeclaration, Generic[S, A]):
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """What decides the scores and is no option, such as the data set; for results."""
+        """Facts that decide the scores and are no options, such as the data set; for results."""
         return {}
 
     @property
     def needs(self) -> frozenset[Capability]:
-        """What an engine must be able to do."""
+        """Capabilities that an engine needs."""
         return frozenset({self.request_kind.capability})
 
     def check_samples(self, limit: int | None = None) -> int:
-        """How many samples there are, after making each of them once.
+        """Make each sample once, and return their number.
 
         Raises:
             ConfigurationError: a row that can't be read or lacks a column, or no rows at all.
@@ -309,7 +308,7 @@ class SuiteSet(SuiteDeclaration):
 
     @abstractmethod
     def suites(self) -> Sequence[AnySuite]:
-        """The suites, made anew; called before a model is loaded.
+        """Make the suites; called before a model is loaded.
 
         Raises:
             ConfigurationError: something that it names isn't there, or can't be a suite.

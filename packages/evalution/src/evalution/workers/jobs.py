@@ -20,8 +20,8 @@ from evalution_core import (
     RequestFailure,
     TextDelta,
     UnsupportedRequestError,
-    raise_failures,
 )
+from evalution_core.errors import raise_failures
 
 _numbers = count()
 
@@ -253,7 +253,7 @@ class PooledStream:
 
     def deliver_failure(self, item: StreamItem, error: EvalutionError) -> None:
         if not self.has_ended and item.number in self._open:
-            self._settle(item, RequestFailure(error, item.metadata))
+            self._settle(item, RequestFailure(error, item.metadata or {}))
 
     def reject(self, key: Any, failure: RequestFailure) -> None:
         """Answer a request that can't be sent."""

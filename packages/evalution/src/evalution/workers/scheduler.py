@@ -26,13 +26,8 @@ from evalution.workers.wire import (
     WorkerExit,
     unpack_error,
 )
-from evalution_core import (
-    EngineRuntimeError,
-    EvalutionError,
-    RemoteCause,
-    RequestFailure,
-    SessionClosedError,
-)
+from evalution_core import EngineRuntimeError, EvalutionError, RequestFailure, SessionClosedError
+from evalution_core.errors import RemoteCause
 
 J = TypeVar("J", bound=Job)
 

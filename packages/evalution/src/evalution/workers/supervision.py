@@ -10,7 +10,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from evalution.workers.scheduler import Limits, Scheduler, SlotState, WorkerSlot
+from evalution.workers.assignment import SlotState, WorkerSlot
+from evalution.workers.scheduler import Limits, Scheduler
 from evalution.workers.wire import Close, Message, Worker, WorkerExit
 from evalution_core import (
     EngineRuntimeError,

@@ -288,7 +288,7 @@ class WorkerListener(Protocol):
         """Messages, or none as a heartbeat."""
         ...
 
-    def ended(self, worker_exit: WorkerExit) -> None:
+    def ended(self, end: WorkerExit) -> None:
         """The worker and all it had started are gone; nothing else follows."""
         ...
 

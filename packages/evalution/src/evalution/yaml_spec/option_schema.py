@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 import pydantic
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from evalution.redaction import mask_text
 from evalution.scoring.filters import FILTERS, Filter
 from evalution.suites.suite import SuiteDeclaration
-from evalution_core import BaseEngine, scrub
+from evalution_core import BaseEngine
 from evalution_core.options import option_fields
 
 if TYPE_CHECKING:
@@ -48,15 +49,15 @@ def suite_options_schema(kind: type[SuiteDeclaration]) -> dict[str, Any]:
 
 def engine_options_schema(kind: type[BaseEngine]) -> dict[str, Any]:
     """The schema of an engine's options, without the credentials of URLs among its defaults."""
-    return _scrubbed(kind.options_schema())
+    return _mask(kind.options_schema())
 
 
-def _scrubbed(shape: Any) -> Any:
+def _mask(shape: Any) -> Any:
     if isinstance(shape, dict):
-        return {key: _scrubbed(value) for key, value in cast(dict[str, Any], shape).items()}
+        return {key: _mask(value) for key, value in cast(dict[str, Any], shape).items()}
     if isinstance(shape, list):
-        return [_scrubbed(member) for member in cast(list[Any], shape)]
-    return scrub(shape) if isinstance(shape, str) else shape
+        return [_mask(member) for member in cast(list[Any], shape)]
+    return mask_text(shape) if isinstance(shape, str) else shape
 
 
 def filter_definitions() -> dict[str, Any]:
@@ -147,7 +148,7 @@ class NamedDeclaration:
 
     @property
     def pattern(self) -> str:
-        """What matches its name as people write it: case, `-` and `_` don't count."""
+        """Pattern of its name as people write it: case, `-` and `_` don't count."""
         package, _, name = self.name.rpartition("/")
         prefix = f"{_loosely(package)}/" if package else "([^/:]+/)?"
         return f"^{prefix}{_loosely(name)}$"

@@ -1,7 +1,8 @@
-"""The section `backend` of a spec: read by the package that brings training backends.
+"""A run as a YAML file: an engine, a model and tests.
 
-That package is found by the entry-point group `evalution.backends`, whose value is a
-`BackendReader`; the runner knows none of its backends.
+The engine and each test are written as `type` with the options beside it, or as `kind` with the
+options under `params`; a name alone takes the defaults. The section `backend` is read by the
+package that brings training backends, found by the entry-point group `evalution.backends`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 from evalution.error_boundary import wrap_errors
 from evalution.hints import BACKEND_HINT, INSTALL_HINTS, note_working_folder
+from evalution.redaction import register_secrets
 from evalution.rows.local import BUILTIN
 from evalution.runs.backend import BackendReader, ModelBackend, check_backend
 from evalution.runs.options import FailurePolicy
@@ -22,17 +24,10 @@ from evalution.suites.discovery import load_suite
 from evalution.suites.suite import SuiteDeclaration
 from evalution.user_input import parse_path, path_errors
 from evalution.yaml_spec.yaml_file import EXAMPLES, as_mapping, declaration, read_yaml
-from evalution_core import (
-    BaseEngine,
-    ConfigurationError,
-    Model,
-    builtin_path,
-    did_you_mean,
-    load_engine,
-    nearest_name,
-)
+from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
+from evalution_core.builtins import builtin_path
 from evalution_core.options import option_fields
-from evalution_core.plugins import PluginRegistry
+from evalution_core.plugins import PluginRegistry, did_you_mean, nearest_name
 
 
 def _check_reader(found: object, what: str) -> BackendReader:
@@ -76,7 +71,7 @@ def _find_reader() -> BackendReader:
 
 
 SECTIONS = ("engine", "model", "tests", "backend", "against", "isolate", "on_error", "max_failures")
-"""What a spec may hold at its top."""
+"""Sections that a spec may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +111,7 @@ def load_spec(source: str) -> Spec:
 
 
 def spec_path(source: str) -> Path:
-    """Where a spec lies.
+    """Return the path of a spec.
 
     Raises:
         ConfigurationError: there is no such file.
@@ -182,8 +177,11 @@ def parse_engine(declared: object) -> BaseEngine:
         engine = load_engine(name, hints=INSTALL_HINTS)
     _check_place(options, engine)
     _check_plain(options, "engine")
+    register_secrets(options)
     with wrap_errors(f"engine {engine.__name__} can't be made", ConfigurationError):
-        return engine.from_options(options)
+        made = engine.from_options(options)
+    register_secrets(made)
+    return made
 
 
 def parse_test(declared: object, base: Path | None) -> SuiteDeclaration:

@@ -20,14 +20,9 @@ from evalution.yaml_spec.option_schema import (
     read_docstring,
     suite_options_schema,
 )
-from evalution_core import (
-    ConfigurationError,
-    EngineEntry,
-    EvalutionError,
-    Model,
-    available,
-    normalized,
-)
+from evalution_core import ConfigurationError, EvalutionError, Model
+from evalution_core.discovery import EngineEntry, available
+from evalution_core.plugins import normalized
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ENGINE, _MODEL, _TEST = ({"$ref": f"#/$defs/{name}"} for name in ("engine", "model", "test"))

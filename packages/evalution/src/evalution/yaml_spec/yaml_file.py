@@ -107,7 +107,7 @@ EXAMPLES = {
     "test": "; for instance `{type: generation, data: rows.jsonl, …}`",
     "tests": "; for instance `tests: [{type: generation, data: rows.jsonl, …}]`",
 }
-"""How a section is written, for messages."""
+"""Examples of sections, for messages."""
 
 _KINDS: dict[type, str] = {
     int: "a number",

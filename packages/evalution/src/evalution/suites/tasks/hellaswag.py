@@ -16,7 +16,7 @@ _BRACKETS = re.compile(r"\[.*?\]")
 
 @dataclass(kw_only=True)
 class HellaSwag(DatasetRows, ChoiceSuite):
-    """Which of four endings follows a scene (Zellers et al. 2019, arXiv:1905.07830)."""
+    """The right one of four endings of a scene (Zellers et al. 2019, arXiv:1905.07830)."""
 
     task = "hellaswag"
     dataset = Dataset("Rowan/hellaswag", "validation", fewshot_split="train", draw_extra_shot=True)

@@ -13,7 +13,7 @@ from evalution.suites.dataset import Dataset, DatasetRows
 
 @dataclass(kw_only=True)
 class PIQA(DatasetRows, ChoiceSuite):
-    """Which of two ways reaches a goal (Bisk et al. 2019, arXiv:1911.11641)."""
+    """The right one of two ways to a goal (Bisk et al. 2019, arXiv:1911.11641)."""
 
     task = "piqa"
     dataset = Dataset("baber/piqa", "validation", fewshot_split="train", draw_extra_shot=True)

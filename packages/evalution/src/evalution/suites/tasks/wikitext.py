@@ -34,7 +34,7 @@ UNTOKENISED: Sequence[Filter] = (
     _verbatim(" N ", " 1 "),
     _verbatim(" 's", "'s"),
 )
-"""What turns WikiText's tokens into text again: lm-evaluation-harness 0.4.13's steps, in order."""
+"""Steps that turn WikiText's tokens into text again, those of lm-evaluation-harness 0.4.13."""
 
 
 @dataclass(kw_only=True)

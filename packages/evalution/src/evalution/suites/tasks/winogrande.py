@@ -13,7 +13,7 @@ from evalution_core import ConfigurationError
 
 @dataclass(kw_only=True)
 class WinoGrande(DatasetRows, ContextChoiceSuite):
-    """Which of two names fits a blank (Sakaguchi et al. 2019, arXiv:1907.10641)."""
+    """The right one of two names for a blank (Sakaguchi et al. 2019, arXiv:1907.10641)."""
 
     task = "winogrande"
     dataset = Dataset(

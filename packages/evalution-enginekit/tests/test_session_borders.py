@@ -1,0 +1,116 @@
+"""A kit session where callers err: malformed input, a fork, a batch size left to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from evalution_core import (
+    GenerationRequest,
+    InvalidRequestError,
+    LoglikelihoodRequest,
+    RequestFailure,
+    SessionClosedError,
+)
+from evalution_enginekit import CompletionChunk, RequestLoop, RequestPrompt, RequestSession
+from evalution_enginekit.mock import MOCK_CAPABILITIES
+
+Echoes = Callable[..., Any]
+
+
+class Served(RequestSession):
+    async def _complete(self, prompt: RequestPrompt) -> Any:
+        yield CompletionChunk("text", finish="length")
+
+
+@pytest.fixture(params=["tokens", "requests"])
+def session(request: pytest.FixtureRequest, echo: Echoes) -> Iterator[Any]:
+    if request.param == "tokens":
+        yield echo()
+        return
+    loop = RequestLoop("the Served session", 3)
+    with Served(engine="Served", capabilities=MOCK_CAPABILITIES, loop=loop, encodes=False) as made:
+        yield made
+
+
+ASK = GenerationRequest("a", max_new_tokens=1)
+
+
+@pytest.mark.parametrize("call", ["generate_continuous", "stream"])
+@pytest.mark.parametrize("item", [7, None, "ab", (1, 2, 3), ASK])
+def test_item_that_is_no_pair_fails_alone(session: Any, call: str, item: Any) -> None:
+    results = dict(getattr(session, call)([("first", ASK), item, ("last", ASK)]))
+    failure = results.pop(None)
+    assert isinstance(failure, RequestFailure)
+    assert isinstance(failure.error, InvalidRequestError)
+    assert str(failure.error).startswith("item 1 of the input must be a pair of key and request")
+    assert set(results) == {"first", "last"}
+
+
+@pytest.mark.parametrize("wrong", [None, "a", LoglikelihoodRequest("a", "b")])
+def test_item_that_holds_no_request_fails_alone(session: Any, wrong: Any) -> None:
+    results = dict(session.generate_continuous([("first", ASK), ("bad", wrong)]))
+    assert isinstance(results["bad"], RequestFailure)
+    assert str(results["bad"].error).startswith("expected a GenerationRequest, got ")
+    assert not isinstance(results["first"], RequestFailure)
+
+
+@pytest.mark.parametrize("batch_size", [None, "auto", 1])
+def test_batch_size_may_be_left_to_the_session(session: Any, batch_size: Any) -> None:
+    assert len(session.generate([ASK, ASK], batch_size=batch_size)) == 2
+    assert len(list(session.generate_continuous([(0, ASK)], batch_size=batch_size))) == 1
+
+
+@pytest.mark.parametrize("batch_size", [None, "auto"])
+def test_token_session_chooses_its_batch_size(echo: Echoes, batch_size: Any) -> None:
+    session = echo(batch_size=batch_size)
+    assert session.info.preferred_batch_size == 16
+    assert len(session.generate([ASK])) == 1
+
+
+def test_session_describes_itself_in_the_log_once(
+    session: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "evalution"):
+        session.generate([ASK])
+        session.generate([ASK])
+    (record,) = [record for record in caplog.records if record.name == "evalution.session"]
+    assert "is ready: {'backend': " in record.getMessage()
+
+
+CALLS: list[Callable[[Any], object]] = [
+    lambda session: session.generate([ASK]),
+    lambda session: list(session.generate_continuous([(0, ASK)])),
+    lambda session: session.gc(),
+    lambda session: session.check(),
+]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_session_in_a_forked_child_raises_and_closes_without_hanging(session: Any) -> None:
+    session.generate([ASK])
+    child = os.fork()
+    if child == 0:
+        try:
+            refusals = [_refusal(session, call) for call in CALLS]
+            session.close()
+            os._exit(
+                0 if all("a fork of it; build a session there" in text for text in refusals) else 1
+            )
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(session.generate([ASK])) == 1
+
+
+def _refusal(session: Any, call: Callable[[Any], object]) -> str:
+    try:
+        call(session)
+    except SessionClosedError as error:
+        return str(error)
+    return ""

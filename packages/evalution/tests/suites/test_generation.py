@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evalution
+from evalution import Generation
+from evalution.scoring.filters import Lower, Regex, Strip
+from evalution_core import Capability, ConfigurationError, GenerationOutput
+from evalution_enginekit.mock import Mock
+
+ROWS = [
+    {"question": "1 + 1?", "answer": "1 + 1 = 2\n#### 2"},
+    {"question": "1 + 2?", "answer": "1 + 2 = 3\n#### 3"},
+    {"question": "2 + 2?", "answer": "2 + 2 = 4\n#### 4"},
+]
+OPTIONS: dict[str, Any] = {"data": ROWS, "prompt": "Q: {question}\nA:", "target": "answer"}
+NUMBER = Regex("#### (-?[0-9]+)")
+
+
+def score(suite: Generation, text: str) -> Mapping[str, float]:
+    sample = next(suite.samples())
+    found = suite.score(sample, [GenerationOutput("", text)])
+    return {name: measure.value for name, measure in found.measures.items() if measure}
+
+
+def test_a_request_carries_the_prompt_and_the_limits() -> None:
+    request: Any = next(Generation(**OPTIONS, max_new_tokens=7, stop=["\n\n"]).samples()).requests[
+        0
+    ]
+    assert (request.prompt, request.max_new_tokens) == ("Q: 1 + 1?\nA:", 7)
+    assert list(request.stop) == ["\n\n"]
+    assert not request.do_sample
+
+
+def test_without_filters_the_text_must_match_as_it_is() -> None:
+    suite = Generation(**OPTIONS)
+    assert score(suite, "1 + 1 = 2\n#### 2") == {"exact_match": 1.0}
+    assert score(suite, " 1 + 1 = 2\n#### 2") == {"exact_match": 0.0}
+
+
+def test_filters_work_on_the_answer_and_target_filters_on_the_target() -> None:
+    suite = Generation(**OPTIONS, filters=[NUMBER], target_filters=[NUMBER])
+    assert score(suite, "that makes\n#### 2 eggs") == {"exact_match": 1.0}
+    assert score(suite, "2") == {"exact_match": 0.0}
+
+
+def test_pipelines_give_a_metric_each() -> None:
+    suite = Generation(
+        **OPTIONS,
+        filters={"strict": [NUMBER], "loose": [Regex("[0-9]+", match="last")]},
+        target_filters=[NUMBER],
+    )
+    assert score(suite, "so 1 + 1 is 2") == {"exact_match,strict": 0.0, "exact_match,loose": 1.0}
+
+
+def test_a_target_may_be_a_text_of_columns() -> None:
+    suite = Generation(data=[{"q": "x", "a": "Paris"}], prompt="q", target="in {a}")
+    assert score(suite, "in Paris") == {"exact_match": 1.0}
+
+
+def test_solved_rows_show_the_whole_answer() -> None:
+    suite = Generation(**OPTIONS, num_fewshot=1, fixed_shots=True, target_filters=[NUMBER])
+    samples = list(suite.samples())
+    assert [sample.index for sample in samples] == [1, 2]
+    assert samples[0].prompt == "Q: 1 + 1?\nA: 1 + 1 = 2\n#### 2\n\nQ: 1 + 2?\nA:"
+
+
+def test_solved_rows_may_come_from_another_file() -> None:
+    suite = Generation(**OPTIONS, num_fewshot=1, fewshot_data=[{"question": "0?", "answer": "0"}])
+    samples = list(suite.samples())
+    assert len(samples) == 3
+    assert samples[2].prompt == "Q: 0?\nA: 0\n\nQ: 2 + 2?\nA:"
+
+
+def test_rows_are_shared_however_their_file_is_named(
+    write_rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rows(*ROWS)
+    (tmp_path / "link.jsonl").symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    for other in (path, "rows.jsonl", "./rows.jsonl", "link.jsonl"):
+        suite = Generation(**{**OPTIONS, "data": path}, fewshot_data=other, num_fewshot=2)
+        for row, sample in zip(ROWS, suite.samples(), strict=True):
+            assert str(sample.prompt).count(str(row["question"])) == 1
+        fixed = Generation(
+            **{**OPTIONS, "data": path}, fewshot_data=other, num_fewshot=1, fixed_shots=True
+        )
+        assert [sample.index for sample in fixed.samples()] == [1, 2]
+
+
+def test_equal_rows_in_memory_are_shared() -> None:
+    suite = Generation(**OPTIONS, fewshot_data=copy.deepcopy(ROWS), num_fewshot=2)
+    for row, sample in zip(ROWS, suite.samples(), strict=True):
+        assert str(sample.prompt).count(str(row["question"])) == 1
+
+
+def test_a_suite_that_was_changed_is_checked_and_read_anew() -> None:
+    suite = Generation(**OPTIONS, max_new_tokens=4)
+    next(suite.samples())
+    suite.prompt, suite.filters = "again {question}", {"strict": [NUMBER]}
+    result = evalution.run(engine=Mock(), model="m", tests=[suite]).suites[0]
+    assert result.options["prompt"] == "again {question}"
+    assert result.samples[0].prompt == "again 1 + 1?"
+    assert list(result.metrics) == ["exact_match,strict"]
+    suite.max_new_tokens = 0
+    with pytest.raises(ConfigurationError, match="'max_new_tokens' of suite Generation must be at"):
+        evalution.run(engine=Mock(), model="m", tests=[suite])
+
+
+def test_a_file_may_be_named_by_a_path(write_rows: Any) -> None:
+    suite = Generation(**{**OPTIONS, "data": Path(write_rows(*ROWS))})
+    assert (suite.check_samples(), suite.title) == (3, "rows")
+    assert suite.to_dict()["data"].endswith("rows.jsonl")
+
+
+def test_drawn_rows_are_the_same_each_time_and_never_the_question() -> None:
+    suite = Generation(**OPTIONS, num_fewshot=2)
+    prompts = [sample.prompt for sample in suite.samples()]
+    assert prompts == [sample.prompt for sample in suite.samples()]
+    for row, prompt in zip(ROWS, prompts, strict=True):
+        assert str(prompt).count(str(row["question"])) == 1
+
+
+def test_a_chat_has_messages_and_needs_the_capability() -> None:
+    suite = Generation(**OPTIONS, apply_chat_template=True)
+    request: Any = next(suite.samples()).requests[0]
+    assert request.messages == [{"role": "user", "content": "Q: 1 + 1?\nA:"}]
+    assert suite.needs == {Capability.GENERATE, Capability.CHAT}
+
+
+def test_rows_are_bounded_by_either_limit() -> None:
+    assert len(list(Generation(**OPTIONS, max_rows=2).samples())) == 2
+    assert len(list(Generation(**OPTIONS, max_rows=2).samples(1))) == 1
+    assert len(list(Generation(**OPTIONS).samples(9))) == 3
+
+
+def test_options_are_shown_as_a_spec_has_them() -> None:
+    suite = Generation(**OPTIONS, filters=[NUMBER, Strip()], target_filters=[Lower()])
+    shown = suite.to_dict()
+    assert shown["data"] == "<3 rows in memory>"
+    assert shown["filters"][1:] == ["strip"]
+    assert shown["filters"][0]["regex"]["pattern"] == "#### (-?[0-9]+)"
+    again = Generation.from_options({**shown, "data": "rows.jsonl"})
+    assert (again.filters, again.target_filters) == ([NUMBER, Strip()], [Lower()])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"promt": "x"}, "suite Generation has no option 'promt'; did you mean 'prompt'?"),
+        ({"max_new_tokens": "many"}, "must be an integer, got 'many'"),
+        ({"max_new_tokens": True}, "must be an integer, got True"),
+        (
+            {"max_new_tokens": 0},
+            "'max_new_tokens' of suite Generation must be at least 1",
+        ),
+        (
+            {"max_rows": 0},
+            "'max_rows' of suite Generation must be at least 1",
+        ),
+        ({"name": "a\nb"}, "'name' of suite Generation must be one line of text that can be shown"),
+        ({"name": "\ud800"}, r"that can be shown, got '\ud800'"),
+        (
+            {"batch_size": 0},
+            "'batch_size' of suite Generation must be at least 1",
+        ),
+        (
+            {"num_fewshot": -1},
+            "option 'num_fewshot' of suite Generation must be at least 0",
+        ),
+        (
+            {"max_rows": 10**10},
+            "must be at most 2147483647, got 10000000000",
+        ),
+        (
+            {"max_rows": 10**5000},
+            "got a value of type int that is too large to show",
+        ),
+        (
+            {"num_fewshot": 10**10},
+            "'num_fewshot' of suite Generation must be at most 2147483647",
+        ),
+        ({"fewshot_seed": 10**5000}, "'fewshot_seed' of suite Generation must fit into 64 bits"),
+        (
+            {"batch_size": 10**10},
+            "'batch_size' of suite Generation must be at most 2147483647",
+        ),
+        (
+            {"max_new_tokens": 10**10},
+            "'max_new_tokens' of suite Generation must be at most",
+        ),
+        ({"stop": "\n"}, "option 'stop' of suite Generation"),
+        ({"stop": [""]}, "must hold no empty text"),
+        ({"prompt": {"question": None}}, "in YAML, put a text that begins with { in quotes"),
+        ({"target": False}, "in YAML, put yes, no, on and off in quotes"),
+        ({"prompt": "{question"}, "prompt '{question'"),
+        ({"target": ""}, "target is empty"),
+        ({"filters": {}}, "must name at least one pipeline"),
+        ({"filters": ["strip"]}, "option 'filters.0' of suite Generation"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Generation(**{**OPTIONS, **options})
+    assert message in str(caught.value)
+
+
+def test_a_needed_option_that_lacks_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="suite Generation needs the option 'target'"):
+        Generation.from_options({"data": "rows.jsonl", "prompt": "q"})
+
+
+def test_a_suite_can_be_pickled_and_copied() -> None:
+    suite = Generation(**OPTIONS, filters=[NUMBER])
+    next(suite.samples())
+    assert pickle.loads(pickle.dumps(suite)) == copy.deepcopy(suite) == suite
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": "{quesion}"}, "no column 'quesion'; did you mean 'question'?"),
+        ({"target": "anwser"}, "no column 'anwser'; did you mean 'answer'?"),
+        ({"data": []}, "suite 'rows': data holds no rows"),
+        ({"num_fewshot": 3, "fixed_shots": True}, "holds no rows after the 3 few-shot rows"),
+        ({"num_fewshot": 3}, "there are 3 few-shot rows, but 4 are needed"),
+    ],
+)
+def test_rows_that_do_not_fit_are_found_before_a_run(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Generation(**{**OPTIONS, **options}).check_samples()
+    assert message in str(caught.value)
+
+
+def test_an_empty_file_holds_no_rows(write_rows: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"suite 'empty': .*empty\.jsonl holds no rows"):
+        Generation(**{**OPTIONS, "data": write_rows(name="empty.jsonl")}).check_samples()

@@ -1,0 +1,59 @@
+"""The hand-made rows under data/rows, and every named suite run on them."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import evalution
+from evalution.suites import load_suite
+from evalution.suites.discovery import find_built_in
+from evalution_enginekit.mock import Mock
+
+ROWS = Path(__file__).parents[1] / "data" / "rows"
+NAMED = [name for name in find_built_in() if name.islower()]
+LARGEST = 150_000
+SUBJECTS = ["stem.abstract_algebra", "other.virology"]
+
+
+@pytest.fixture(scope="module")
+def make_rows() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_rows", ROWS / "make_rows.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_rows_are_those_of_the_script(make_rows: ModuleType) -> None:
+    made = {path: text.encode() for path, text in make_rows.files()}
+    found = {path.relative_to(ROWS).as_posix(): path for path in ROWS.rglob("*.jsonl")}
+    assert {path: file.read_bytes() for path, file in found.items()} == made
+    assert sum(map(len, made.values())) <= LARGEST
+
+
+def suite_of(name: str, **options: Any) -> Any:
+    kind: Any = load_suite(name)
+    folder = ROWS / name.partition("_cot")[0]
+    if name == "mmlu":
+        options |= {"subsets": SUBJECTS}
+    return kind(data=folder, **options)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_suite_has_at_least_twenty_rows_to_be_compared_on(name: str) -> None:
+    assert suite_of(name).check_samples() >= 20
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_suite_runs_on_its_rows(name: str) -> None:
+    options = {"max_new_tokens": 8} if name.startswith("gsm8k") else {}
+    suite = suite_of(name, max_rows=3, **options)
+    result = evalution.run(engine=Mock(max_model_len=4096), model="m", tests=[suite])[name]
+    assert (result.n, result.failed) == (3, 0)
+    assert list(result.metrics) == list(suite.metrics)

@@ -1,0 +1,64 @@
+"""What CI runs follows from what the members declare, and a failed stage hides no other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import ci  # noqa: E402
+import members  # noqa: E402
+
+
+def test_every_requirement_file_is_an_environment_that_a_member_declares() -> None:
+    files = {path.stem for path in (ROOT / "tools" / "envs").glob("*.txt")}
+    assert files == set(members.read_environments())
+
+
+def test_what_is_tested_in_an_environment_exists() -> None:
+    for environment in members.read_environments().values():
+        assert environment.tests
+        for path in environment.tests:
+            assert (ROOT / path).exists(), f"{environment.name}: {path}"
+
+
+def test_every_member_outside_the_light_environment_is_tested_in_another() -> None:
+    light = ci.read_light()
+    tested = {name for one in members.read_environments().values() for name in one.members}
+    everywhere = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
+    assert everywhere - light <= tested
+
+
+def test_a_new_engine_gets_a_stage_and_an_environment_from_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    tool = [sys.executable, str(ROOT / "tools" / "new_engine.py"), "zeta"]
+    subprocess.run([*tool, "--packages", str(packages)], check=True, capture_output=True)
+    monkeypatch.setattr(members, "ROOT", tmp_path)
+    environment = members.read_environments()["zeta"]
+    assert environment.tests == ["packages/evalution-zeta"]
+    assert "evalution-zeta" in environment.members
+    assert "evalution-core" in environment.members
+    (sync,) = ci.build_commands(environment)
+    assert sync[:2] == ["uv", "sync"]
+    assert "--package=evalution-zeta" in sync
+
+
+def test_a_stage_that_fails_lets_the_others_run(capfd: pytest.CaptureFixture[str]) -> None:
+    stages = ci.Stages()
+    line = "print('=== 3 passed, 1 failed, 2 skipped in 1.0s ===')"
+    assert not stages.run("broken", [sys.executable, "-c", f"{line}; raise SystemExit(1)"])
+    assert not stages.run("silent", [sys.executable, "-c", "raise SystemExit(2)"])
+    assert stages.run("sound", [sys.executable, "-c", line.replace(", 1 failed", "")])
+    assert stages.close() == 1
+    printed = capfd.readouterr().out
+    assert "broken, silent FAILED" in printed
+    assert printed.endswith("\n6 passed, 2 failed, 4 skipped\n")
