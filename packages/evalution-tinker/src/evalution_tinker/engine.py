@@ -14,7 +14,6 @@ from evalution_core import (
     Model,
     validate_options,
 )
-from evalution_core.redaction import hide
 from evalution_tinker.options import TinkerOptions
 
 TINKER_CAPABILITIES = frozenset(Capability) - {

@@ -16,7 +16,7 @@ from evalution_core import (
 )
 from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
-from evalution_enginekit.tokenizer_files import checkpoint_tokenizer
+from evalution_enginekit.tokenizer import checkpoint_tokenizer
 from evalution_tinker.options import TinkerOptions
 from evalution_tinker.probe import probe_server
 from evalution_tinker.runtime import (
