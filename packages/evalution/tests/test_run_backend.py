@@ -27,7 +27,6 @@ from evalution_core import (
     Model,
     UnsupportedRequestError,
 )
-from evalution_enginekit.mock import Mock
 
 log: list[str] = []
 
@@ -151,10 +150,12 @@ def test_a_suite_that_breaks_the_run_tears_down(
 
 
 def test_an_engine_that_only_loads_models_is_refused_before_any_work(
-    suite: evalution.Generation,
+    suite: evalution.Generation, scripted: type[Any]
 ) -> None:
-    with pytest.raises(UnsupportedRequestError, match="engine Mock can't attach to a live model"):
-        evalution.run(engine=Mock(), backend=Backend(), tests=[suite])
+    with pytest.raises(
+        UnsupportedRequestError, match="engine Scripted can't attach to a live model"
+    ):
+        evalution.run(engine=scripted(), backend=Backend(), tests=[suite])
     assert log == []
 
 
