@@ -233,7 +233,7 @@ def test_list_calls_name_every_bad_request() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, True, 1.0, "8"])
-def test_a_batch_size_is_a_positive_int(batch_size: object) -> None:
+def test_a_batch_size_is_a_positive_int(batch_size: Any) -> None:
     with pytest.raises(InvalidRequestError, match="batch_size must be an int >= 1, got"):
         parse_batch_size(batch_size)
     assert parse_batch_size(None) is None

@@ -23,7 +23,7 @@ Echoes = Callable[..., Any]
 
 
 class Served(RequestSession):
-    async def _complete(self, prompt: RequestPrompt) -> Any:
+    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionChunk]:
         yield CompletionChunk("text", finish="length")
 
 

@@ -123,7 +123,7 @@ def test_streams_closed_early_leave_the_cache_empty(roomy: LlamaCppSession) -> N
     requests = prompts(20)
     expected = roomy.generate(requests[:1])[0].text
     for _ in range(50):
-        stream = roomy.generate_continuous(enumerate(requests))
+        stream = to_request_stream(roomy.generate_continuous(enumerate(requests)))
         for _ in range(chance.randrange(20)):
             next(stream)
         begun = time.monotonic()

@@ -184,7 +184,8 @@ def test_cache_type_that_needs_flash_attention_is_refused_without() -> None:
 
 
 def test_the_window_is_what_cache_and_model_hold() -> None:
-    for options, window in (({}, 512), ({"n_ctx": 100}, 100), ({"max_model_len": 64}, 64)):
+    cases: list[tuple[Any, int]] = [({}, 512), ({"n_ctx": 100}, 100), ({"max_model_len": 64}, 64)]
+    for options, window in cases:
         with LlamaCpp(device="cpu", n_threads=1, **options).build(TINY) as session:
             assert session.info.max_model_len == window
     with pytest.raises(ConfigurationError, match=r"max_model_len=200 must be .* the n_ctx of 100"):
@@ -228,7 +229,7 @@ def test_dtype_is_the_least_precise_of_all(weights: str, options: Any, expected:
 def test_cache_is_f32_on_a_cpu_without_flash_attention(
     device: Device, options: Any, expected: tuple[str, str]
 ) -> None:
-    assert choose_cache_types(LlamaCpp(**options), device) == CacheTypes(*expected)
+    assert choose_cache_types(LlamaCpp(**options), device) == CacheTypes(k=expected[0], v=expected[1])
 
 
 def test_a_tokenizer_by_path_takes_the_place_of_the_files() -> None:

@@ -113,7 +113,8 @@ def test_wrong_prompt_logprobs_are_refused_before_the_first_score(
     lie: Callable[[dict[str, Any]], None],
     message: str,
 ) -> None:
-    engine: Any = session._requests._engine
+    requests: Any = session._requests
+    engine = requests._engine
     truth = engine.async_generate
 
     async def lying(**given: Any) -> Any:

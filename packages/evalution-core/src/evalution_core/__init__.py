@@ -76,33 +76,3 @@ __all__ = [
     "speed_only",
     "validate_options",
 ]
-
-
-_ELSEWHERE = {
-    "CONTRACT_VERSION": "engine",
-    "EngineEntry": "discovery",
-    "FinishReason": "requests",
-    "GUIDE_CAPABILITIES": "capabilities",
-    "Message": "requests",
-    "RemoteCause": "errors",
-    "RunHandle": "engine",
-    "TopLogprobs": "requests",
-    "Truncation": "requests",
-    "available": "discovery",
-    "builtin_path": "builtins",
-    "did_you_mean": "plugins",
-    "hide": "redaction",
-    "nearest_name": "plugins",
-    "normalized": "plugins",
-    "numeric_options": "options",
-    "raise_failures": "errors",
-    "redact": "redaction",
-    "scrub": "redaction",
-}
-"""Going: names that left this door and may still be imported from it by packages that follow."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _ELSEWHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_ELSEWHERE[name]}"), name)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from evalution_core.errors import ConfigurationError
-from evalution_core.redaction import hide, redact, redact_fields, redact_repr
+from evalution_core.redaction import redact, redact_fields, redact_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,6 @@ class Model:
     ] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        hide(self)
         for name in ("path", "label", "tokenizer_path", "revision"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):

@@ -18,7 +18,7 @@ import pydantic
 
 from evalution_core.errors import ConfigurationError
 from evalution_core.plugins import did_you_mean
-from evalution_core.redaction import SECRET_FIELD, hide, redact
+from evalution_core.redaction import SECRET_FIELD, redact
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -85,7 +85,6 @@ def check_option_names(kind: type[Declaration], names: Iterable[str]) -> None:
 
 def validate_options(declaration: Declaration) -> None:
     """Raise `ConfigurationError` for each option whose present value doesn't fit its type."""
-    hide(declaration)
     if problems := option_problems(declaration):
         raise ConfigurationError("; ".join(problems.values()))
 

@@ -84,25 +84,12 @@ def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
     return _BEARER.sub(lambda found: f"{found[1] or found[2]} {REDACTED}", text)
 
 
-_hidden: set[str] = set()
-
-
-def hide(value: Any, *, is_secret: bool = False) -> None:
-    """Going: `find_secrets` returns the values that a caller then gives to `redact_text`."""
-    _hidden.update(find_secrets(value, is_secret=is_secret))
-
-
-def scrub(text: str) -> str:
-    """Going: `redact_text` with the secrets that the caller knows."""
-    return redact_text(text, tuple(_hidden))
-
-
 def redact(value: Any, secrets: Iterable[str] = ()) -> Any:
     """Return a JSON-safe copy of `value` without credentials and `secrets`.
 
     A foreign object becomes the name of its class.
     """
-    known = (*secrets, *_hidden)
+    known = tuple(secrets)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, bool | int | float):

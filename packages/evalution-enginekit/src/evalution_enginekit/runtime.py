@@ -23,7 +23,7 @@ from evalution_core import (
     Model,
 )
 from evalution_core.plugins import did_you_mean
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def import_runtime(
     except Exception as error:  # the border: importing a runtime may raise anything
         raise EngineUnavailableError(
             f"{name} {found} is installed but can't be imported: {type(error).__name__}: "
-            f"{scrub(str(error))}"
+            f"{redact_text(str(error))}"
         ) from error
 
 
@@ -87,7 +87,7 @@ def is_in_range(found: str, versions: str) -> bool:
 
 def shorten_error(error: BaseException) -> str:
     """Its message without secrets, and without the middle of one that lists all there is."""
-    text = scrub(str(error))
+    text = redact_text(str(error))
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
@@ -101,7 +101,7 @@ def runtime_errors(doing: str) -> Generator[None]:
         raise
     except BaseException as error:  # the border: asyncio's CancelledError is no Exception
         raise EngineRuntimeError(
-            f"{doing} failed: {type(error).__name__}: {scrub(str(error))}"
+            f"{doing} failed: {type(error).__name__}: {redact_text(str(error))}"
         ) from error
 
 

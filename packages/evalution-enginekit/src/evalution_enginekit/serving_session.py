@@ -18,7 +18,7 @@ from evalution_core import (
     Model,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit.generation import PromptQueue
 from evalution_enginekit.model_source import checkpoint_identity, model_folder
 from evalution_enginekit.runtime import runtime_errors, shorten_error
@@ -71,7 +71,9 @@ def loading_errors(path: str, hints: LoadingHints) -> Generator[None]:
     except EvalutionError:
         raise
     except ImportError as error:
-        raise EngineUnavailableError(f"loading {path!r} needs more: {scrub(str(error))}") from error
+        raise EngineUnavailableError(
+            f"loading {path!r} needs more: {redact_text(str(error))}"
+        ) from error
     except Exception as error:
         # An error of a worker comes from another process, and only its text is left.
         text, message = str(error).lower(), shorten_error(error)

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, cast
 
 from evalution_core import ConfigurationError, EngineUnavailableError
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_ray.upstream import Ray
 
 _CLIENT = "ray://"
@@ -152,7 +152,7 @@ def _check_reachable(address: str) -> None:
     if not host or "/" in host or not port.isdecimal():
         raise ConfigurationError(
             f"option 'address' of engine RayReplicas must be 'auto', 'host:port' or "
-            f"'ray://host:port', got {scrub(address)!r}; leave it out for a cluster of this machine"
+            f"'ray://host:port', got {redact_text(address)!r}; leave it out for a cluster of this machine"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
@@ -170,8 +170,8 @@ def _unavailable(address: str, error: Exception) -> EngineUnavailableError:
     elif type(error).__name__ == "AuthenticationError":
         hint = "put the cluster's token into ~/.ray/auth_token or RAY_AUTH_TOKEN"
     return EngineUnavailableError(
-        f"no Ray cluster can be used at {scrub(address)!r}: {type(error).__name__}: "
-        f"{scrub(first)}; {hint}"
+        f"no Ray cluster can be used at {redact_text(address)!r}: {type(error).__name__}: "
+        f"{redact_text(first)}; {hint}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from evalution_core import EngineUnavailableError, EvalutionError
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_ray.upstream import Ray
 
 _IP = re.compile(r"\bip: (\S+)|\(IP: ([^,]+),|\[Node ([^\]]+)\]|\bip=([^,]+),")
@@ -33,7 +33,7 @@ def describe_exit(error: BaseException, ray: Ray) -> str:
             f"died: {process}{f' on{node}' if node else ''} was killed, ran out of memory or "
             "crashed; see Ray's log on that node"
         )
-    return f"ended: {scrub(_last_line(text) or type(error).__name__)}"
+    return f"ended: {redact_text(_last_line(text) or type(error).__name__)}"
 
 
 def find_build_failure(error: BaseException, ray: Ray) -> EvalutionError | None:
@@ -42,11 +42,11 @@ def find_build_failure(error: BaseException, ray: Ray) -> EvalutionError | None:
     failure = None
     if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
         failure = EngineUnavailableError(
-            f"the option 'runtime_env' can't be set up on a node: {scrub(_last_line(text))}"
+            f"the option 'runtime_env' can't be set up on a node: {redact_text(_last_line(text))}"
         )
     elif "failed to import on the worker" in text:
         failure = EngineUnavailableError(
-            f"a node of the cluster can't start an actor: {scrub(_last_line(text))}; install "
+            f"a node of the cluster can't start an actor: {redact_text(_last_line(text))}; install "
             "evalution-ray and the engine's distribution on every node, in the versions of here, "
             "or name them in the option 'runtime_env'"
         )
@@ -59,7 +59,7 @@ def find_build_failure(error: BaseException, ray: Ray) -> EvalutionError | None:
         ),
     ):
         failure = EngineUnavailableError(
-            f"Ray can't start an actor with these options: {scrub(_last_line(text))}; look at "
+            f"Ray can't start an actor with these options: {redact_text(_last_line(text))}; look at "
             "resources and runtime_env"
         )
     if failure is not None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any, TypedDict
 
 from evalution_core import EngineRuntimeError, EvalutionError, InvalidRequestError
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_core.requests import FinishReason
 from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
 from evalution_enginekit.serving import EventLoopRequests, RequestUpdate, SpanGroup
@@ -341,11 +341,13 @@ def _to_error(ended: dict[str, Any]) -> EvalutionError:
     message = str(ended.get("message") or ended["type"])
     if ended.get("status_code") == _BAD_REQUEST:
         return _to_invalid_request(message)
-    return EngineRuntimeError(f"SGLang ended the request before it was complete: {scrub(message)}")
+    return EngineRuntimeError(
+        f"SGLang ended the request before it was complete: {redact_text(message)}"
+    )
 
 
 def _to_invalid_request(message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"SGLang refuses the request: {scrub(message)}")
+    return InvalidRequestError(f"SGLang refuses the request: {redact_text(message)}")
 
 
 def _count_common(one: Sequence[int], other: Sequence[int]) -> int:

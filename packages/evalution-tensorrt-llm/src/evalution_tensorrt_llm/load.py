@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from evalution_core import ConfigurationError, Model
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit import import_runtime
 from evalution_enginekit.model_source import read_commit_hash, window_of
 from evalution_enginekit.serving_session import (
@@ -146,7 +146,7 @@ def read_checkpoint(model: Model, folder: Path | None) -> Checkpoint:
         config: Any = transformers.AutoConfig.from_pretrained(model.path, **where)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"no configuration could be loaded from {model.path!r}: {scrub(str(error))}"
+            f"no configuration could be loaded from {model.path!r}: {redact_text(str(error))}"
         ) from error
     declared: dict[str, Any] = config.to_dict()
     try:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from evalution_core import EngineRuntimeError, EvalutionError, InvalidRequestError
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_core.requests import FinishReason
 from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
 from evalution_enginekit.serving import (
@@ -98,7 +98,7 @@ class Parameters:
         return self._make(end_id=_NO_END, pad_id=_PADDING, max_tokens=1, detokenize=False, **rows)
 
     def to_invalid_request(self, error: Exception) -> EvalutionError:
-        return InvalidRequestError(f"TensorRT-LLM refuses the request: {scrub(str(error))}")
+        return InvalidRequestError(f"TensorRT-LLM refuses the request: {redact_text(str(error))}")
 
     def _limit_ranked(self, wanted: int | None) -> int | None:
         if wanted is None:
@@ -186,7 +186,7 @@ class AsyncRequests(EventLoopRequests):
         try:
             self._executor._handle_background_error()  # pyright: ignore[reportPrivateUsage]
         except self._parameters.request_error as error:
-            _log.warning("TensorRT-LLM: a request failed: %s", scrub(str(error)))
+            _log.warning("TensorRT-LLM: a request failed: %s", redact_text(str(error)))
         if self._executor.is_shutdown():
             raise RuntimeError("TensorRT-LLM's executor has shut down")
 
@@ -202,7 +202,7 @@ class AsyncRequests(EventLoopRequests):
             raise
         except self._parameters.request_error as error:
             raise EngineRuntimeError(
-                f"TensorRT-LLM failed the request: {scrub(str(error))}"
+                f"TensorRT-LLM failed the request: {redact_text(str(error))}"
             ) from error
 
     def _submit(self, request: _Request, *, streams: bool) -> Output:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from evalution_core import EngineRuntimeError, EvalutionError, InvalidRequestError
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_core.requests import FinishReason
 from evalution_enginekit import TokenPrompt, TokenScore, WrongScoresError
 from evalution_enginekit.serving import (
@@ -99,7 +99,7 @@ class Parameters:
         )
 
     def to_invalid_request(self, error: Exception) -> EvalutionError:
-        return InvalidRequestError(f"vLLM refuses the request: {scrub(str(error))}")
+        return InvalidRequestError(f"vLLM refuses the request: {redact_text(str(error))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from evalution_core import ConfigurationError, Model
 from evalution_core.builtins import PREFIX, builtin_path
-from evalution_core.redaction import scrub
+from evalution_core.redaction import redact_text
 from evalution_enginekit.gguf.file import GGUFFile, read_gguf
 from evalution_enginekit.runtime import import_runtime
 
@@ -163,4 +163,4 @@ def _list_hub_files(hub: Any, repository: str, revision: str | None) -> list[str
 
 
 def _first_line(error: Exception) -> str:
-    return scrub(str(error)).strip().split("\n", 1)[0]
+    return redact_text(str(error)).strip().split("\n", 1)[0]
