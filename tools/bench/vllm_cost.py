@@ -179,8 +179,7 @@ def main() -> int:
             multiprocessing=False,
         )
         with engine.build(Model(folder)) as session:
-            assert session._loaded is not None
-            llm = session._loaded.llm
+            llm = session.llm
             session.check()
             kept = [benches[name](session, llm, config, pairs) for name in wanted or benches]
     return 0 if all(kept) else 1

@@ -18,6 +18,7 @@ from evalution_core import (
     Model,
     RequestFailure,
 )
+from evalution_core.streams import to_request_stream
 from evalution_llama_cpp import LlamaCpp
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")

@@ -227,9 +227,11 @@ def test_dtype_is_the_least_precise_of_all(weights: str, options: Any, expected:
     ],
 )
 def test_cache_is_f32_on_a_cpu_without_flash_attention(
-    device: Device, options: Any, expected: tuple[str, str]
+    device: Device, options: Any, expected: Any
 ) -> None:
-    assert choose_cache_types(LlamaCpp(**options), device) == CacheTypes(k=expected[0], v=expected[1])
+    assert choose_cache_types(LlamaCpp(**options), device) == CacheTypes(
+        k=expected[0], v=expected[1]
+    )
 
 
 def test_a_tokenizer_by_path_takes_the_place_of_the_files() -> None:

@@ -177,7 +177,8 @@ def test_closed_stream_leaves_no_request_at_the_scheduler(session: SGLangSession
     next(stream)
     stream.close()
     session.gc()
-    manager: Any = session._requests._engine.tokenizer_manager
+    requests_of_runtime: Any = session._requests
+    manager = requests_of_runtime._engine.tokenizer_manager
     assert session.requests_in_flight == 0
     assert manager.rid_to_state == {}
     (output,) = session.loglikelihood([LoglikelihoodRequest("a", "b")])

@@ -4,9 +4,6 @@ Engines and their callers need these names; everything else is in the modules:
 `requests`, `kinds`, `streams`, `encoding`, `discovery`, `options`, `redaction`, `plugins`.
 """
 
-from importlib import import_module
-from typing import Any
-
 from evalution_core.capabilities import Capability
 from evalution_core.discovery import load_engine, register_engine
 from evalution_core.engine import BaseEngine

@@ -152,7 +152,8 @@ def _check_reachable(address: str) -> None:
     if not host or "/" in host or not port.isdecimal():
         raise ConfigurationError(
             f"option 'address' of engine RayReplicas must be 'auto', 'host:port' or "
-            f"'ray://host:port', got {redact_text(address)!r}; leave it out for a cluster of this machine"
+            f"'ray://host:port', got {redact_text(address)!r}; leave it out for a cluster of this "
+            "machine"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()

@@ -59,8 +59,8 @@ def find_build_failure(error: BaseException, ray: Ray) -> EvalutionError | None:
         ),
     ):
         failure = EngineUnavailableError(
-            f"Ray can't start an actor with these options: {redact_text(_last_line(text))}; look at "
-            "resources and runtime_env"
+            f"Ray can't start an actor with these options: {redact_text(_last_line(text))}; look "
+            "at resources and runtime_env"
         )
     if failure is not None:
         failure.__cause__ = error

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalution_core import (
     BaseEngine,
-    BaseInferenceSession,
     Capability,
     ConfigurationError,
     Model,
     validate_options,
 )
 from evalution_tinker.options import TinkerOptions
+
+if TYPE_CHECKING:
+    from evalution_tinker.session import TinkerSession
 
 TINKER_CAPABILITIES = frozenset(Capability) - {
     Capability.BEAMS,
@@ -65,7 +67,7 @@ class Tinker(TinkerOptions, BaseEngine):
             "base_url": self.to_dict()["base_url"],
         }
 
-    def build(self, model: Model) -> BaseInferenceSession:
+    def build(self, model: Model) -> TinkerSession:
         """Build a session, after asking the server for a sign of life and probing it.
 
         Raises:
@@ -78,9 +80,7 @@ class Tinker(TinkerOptions, BaseEngine):
 
         return build_session(self, self.capabilities, model)
 
-    def attach(
-        self, handles: Mapping[str, Any], model: Model | None = None
-    ) -> BaseInferenceSession:
+    def attach(self, handles: Mapping[str, Any], model: Model | None = None) -> TinkerSession:
         """Build a session on the model of a client that the caller keeps and closes.
 
         `handles` have a `sampling_client`; or a `training_client`, whose weights of this moment

@@ -49,7 +49,8 @@ class VLLMSession(ServingSession):
         fallback: str | None,
         resources: ExitStack,
     ):
-        config = served.runtime.llm.llm_engine.vllm_config
+        self.llm = served.runtime.llm
+        config = self.llm.llm_engine.vllm_config
         slots = int(config.scheduler_config.max_num_seqs)
         super().__init__(
             engine="VLLM",

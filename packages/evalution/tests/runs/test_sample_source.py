@@ -26,7 +26,9 @@ NOTHING = CachedAnswers("rows", AnswerBase(b"", False), None, None)
 class Known(CachedAnswers):
     """Knows the answers at these keys."""
 
-    is_empty = False
+    @property
+    def is_empty(self) -> bool:
+        return False
 
     def __init__(self, *keys: tuple[int, int]):
         self.keys = set(keys)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from evalution.workers import SupervisedSession, WorkerOptions, build_supervised
+from evalution.workers.assignment import SlotState
 from evalution.workers.jobs import PooledStream, StreamItem
-from evalution.workers.scheduler import SlotState
 from evalution.workers.supervision import Supervision
 from evalution.workers.wire import (
     Abort,
