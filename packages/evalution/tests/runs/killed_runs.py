@@ -62,7 +62,7 @@ class Watched(Mock):
 
 
 class WatchedSession(MockSession):
-    """Tells each answer as it is given: suite, row and position stand in the request's text."""
+    """Reports each answer as it is given: suite, row and position stand in the request's text."""
 
     def generate_continuous(self, requests: Any, *, batch_size: int | None = None) -> Any:
         asked: dict[Any, str] = {}
@@ -78,11 +78,15 @@ class WatchedSession(MockSession):
             phases.reach("an answer of choice", asked[key].split())
             yield key, answer
 
-    def loglikelihood_rolling(self, requests: Any, *, batch_size: int | None = None) -> Any:
-        answers = super().loglikelihood_rolling(requests, batch_size=batch_size)
-        for request in requests:
-            phases.reach("an answer of texts", [*request.text.split()[:2], 0])
-        return answers
+    def loglikelihood_rolling_continuous(
+        self, requests: Any, *, batch_size: int | None = None
+    ) -> Any:
+        asked: dict[Any, str] = {}
+        noted = _noted(requests, asked)
+        answers = super().loglikelihood_rolling_continuous(noted, batch_size=batch_size)
+        for key, answer in answers:
+            phases.reach("an answer of texts", [*asked[key].split()[:2], 0])
+            yield key, answer
 
     def gc(self) -> None:
         phases.reach("between suites")
@@ -95,7 +99,8 @@ class WatchedSession(MockSession):
 
 def _noted(requests: Any, asked: dict[Any, str]) -> Iterator[Any]:
     for key, request in requests:
-        asked[key] = getattr(request, "prompt", None) or request.context + request.continuation
+        text = getattr(request, "prompt", None) or getattr(request, "text", None)
+        asked[key] = text or request.context + request.continuation
         yield key, request
 
 
