@@ -85,7 +85,7 @@ def test_a_server_is_measured_with_its_key(
         ((*TINY, "--data", "other.jsonl"), "other.jsonl has no column of prompts (it has: x, y)"),
     ],
 )
-def test_what_is_wrong_is_told_before_any_work(
+def test_what_is_wrong_is_refused_before_any_work(
     words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty.jsonl").touch()
@@ -115,7 +115,7 @@ def test_a_server_that_is_away_ends_in_1_as_in_a_run(
         ("tyny", "TINY_KEY", "has no model 'tyny'; did you mean 'tiny'"),
     ],
 )
-def test_a_wrong_key_or_name_is_told_before_any_work(
+def test_a_wrong_key_or_name_is_refused_before_any_work(
     name: str,
     variable: str,
     message: str,

@@ -115,7 +115,7 @@ def test_a_call_that_cannot_be_read_says_why(text: str, form: Any, why: str) -> 
         ("{% if tools %}<|python_tag|>{% endif %}", "llama3"),
     ],
 )
-def test_the_form_of_calls_is_told_by_the_template(template: str, form: str) -> None:
+def test_the_template_decides_the_form_of_calls(template: str, form: str) -> None:
     assert format_of(template) == form
 
 

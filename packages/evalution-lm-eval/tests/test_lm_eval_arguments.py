@@ -18,7 +18,7 @@ from evalution_lm_eval.requests import ChatPrompt, generation_fields, rendered
 from evalution_reference import Reference
 
 
-def test_engine_model_and_bridge_are_told_apart() -> None:
+def test_engine_model_and_bridge_arguments_are_distinguished() -> None:
     found = read_arguments(
         {
             "engine": "reference",
@@ -139,6 +139,6 @@ def test_a_template_without_a_system_role_gets_the_rest(caplog: Any) -> None:
         ({"until": [3]}, "stop"),
     ],
 )
-def test_a_value_that_no_engine_takes_is_told(settings: dict[str, Any], message: str) -> None:
+def test_a_value_that_no_engine_takes_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         generation_fields(settings)

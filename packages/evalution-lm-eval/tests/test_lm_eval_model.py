@@ -179,7 +179,7 @@ def test_a_failed_request_counts_as_the_worst_answer_on_request(session: Any) ->
     ("kind", "rest"),
     [("loglikelihood", " The"), ("generate_until", {"until": ["\n"], "max_gen_toks": 8})],
 )
-def test_cut_requests_are_counted_and_told(
+def test_cut_requests_are_counted_and_reported(
     caplog: pytest.LogCaptureFixture, kind: str, rest: Any
 ) -> None:
     with Reference(max_model_len=32).build(Model("builtin:tiny")) as session:
@@ -210,12 +210,12 @@ def test_a_request_that_was_left_unanswered_is_named(session: Any) -> None:
         model.generate_until(instances("generate_until", (PROMPT, {})), disable_tqdm=True)
 
 
-def test_an_engine_that_can_not_tell_what_is_greedy_is_refused(session: Any) -> None:
+def test_an_engine_without_is_greedy_is_refused(session: Any) -> None:
     def unsure(requests: Any, **options: Any) -> Iterator[Any]:
         return ((key, LoglikelihoodOutput(-1.0, None, 1)) for key, _ in requests)
 
     model = altered(session, loglikelihood_continuous=unsure)
-    with pytest.raises(FailedRequestError, match="can't tell whether the continuation is what it"):
+    with pytest.raises(FailedRequestError, match="needs is_greedy of each continuation"):
         model.loglikelihood(instances("loglikelihood", (PROMPT, " 5")), disable_tqdm=True)
 
 
@@ -227,7 +227,7 @@ def test_an_engine_that_can_not_tell_what_is_greedy_is_refused(session: Any) -> 
         ("generate_until", (PROMPT, {}), "generate"),
     ],
 )
-def test_what_the_engine_lacks_is_told_with_the_task(
+def test_a_missing_capability_is_named_with_the_task(
     session: Any, call: str, arguments: tuple[Any, ...], missing: str
 ) -> None:
     model = altered(session, capabilities=frozenset({Capability.CHAT}))

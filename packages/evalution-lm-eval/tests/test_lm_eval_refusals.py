@@ -33,7 +33,7 @@ def declared(folder: Path, *tasks: str, **options: Any) -> LmEval:
         ("tiny_mixed", ConfigurationError, "'tiny_mixed' sums up tasks that ask for different"),
     ],
 )
-def test_what_can_not_run_is_told_before_a_model_is_loaded(
+def test_a_task_that_cannot_run_is_refused_before_a_model_is_loaded(
     task_folder: Path, task: str, kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
@@ -45,8 +45,8 @@ def test_what_can_not_run_is_told_before_a_model_is_loaded(
     [
         ("tiny_choices", 16, "has 16 to draw from; set num_fewshot to at most 16"),
         ("tiny_first", 16, "has 16 to draw from; set num_fewshot to at most 16"),
-        ("tiny_unnamed", 15, "has 15 to draw from besides the row that is asked; set num_fewshot"),
-        ("tiny_shared", 5, "has 5 to draw from besides the row that is asked; set num_fewshot to"),
+        ("tiny_unnamed", 15, "has 15 to draw from without the row that is asked; set num_fewshot"),
+        ("tiny_shared", 5, "has 5 to draw from without the row that is asked; set num_fewshot to"),
     ],
 )
 def test_more_solved_rows_than_there_are_is_refused_with_their_number(
@@ -90,7 +90,9 @@ def test_an_answer_that_is_begun_can_not_be_asked_in_a_chat(task_folder: Path) -
         suite.check_samples()
 
 
-def test_an_engine_that_only_writes_is_told_before_its_model_is_loaded(task_folder: Path) -> None:
+def test_an_engine_that_only_writes_is_refused_before_its_model_is_loaded(
+    task_folder: Path,
+) -> None:
     class Writing(Reference):
         capabilities = frozenset({Capability.GENERATE})
 

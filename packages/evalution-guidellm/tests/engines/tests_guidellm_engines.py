@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from evalution_core import Capability, Model
+from evalution_core import Capability, Model, SessionInfo
 from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock, MockSession
 
 
 @dataclass(slots=True)
 class SilentEngine(Mock):
-    """It tells no text as it grows."""
+    """Its sessions don't stream."""
 
     capabilities = MOCK_CAPABILITIES - {Capability.STREAM}
 
     def build(self, model: Model) -> MockSession:
-        session = MockSession("a", 512, 8)
-        session._capabilities = self.capabilities
-        return session
+        return _SilentSession("a", 512, 8)
+
+
+class _SilentSession(MockSession):
+    @property
+    def info(self) -> SessionInfo:
+        return replace(super().info, capabilities=SilentEngine.capabilities)
 
 
 @dataclass(slots=True)
