@@ -166,13 +166,16 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
 def test_the_readme_and_the_pipeline_run_the_same_commands() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     pipeline = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "\npip install uv\n" in pipeline
+    stages = (ROOT / "tools" / "ci.py").read_text(encoding="utf-8")
     for command in (
         "pip install uv",
         "uv run evalution run docs/examples/quickstart.yaml",
         "uv run pytest",
     ):
         assert f"$ {command}\n" in readme
-        assert f"step {command}\n" in pipeline
+        words = ", ".join(f'"{word}"' for word in command.split())
+        assert command == "pip install uv" or f"[{words}]" in stages
 
 
 def test_the_readme_tells_what_every_package_was_tested_on() -> None:

@@ -72,7 +72,8 @@ ROWS = [
 
 DESCRIBE = """
 import json, pickle, sys
-from evalution_core import Model, available, load_engine
+from evalution_core import Model, load_engine
+from evalution_core.discovery import available
 listed = {
     entry.name: [entry.distribution, entry.version]
     for entry in available()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.workers import Pulled
-from evalution_ray.channel import ActorChannel
+from evalution_ray.actor import ActorChannel
 
 WAIT_S = 20
 

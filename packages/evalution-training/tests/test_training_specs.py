@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evalution_core import BaseEngine, Capability, ConfigurationError, GUIDE_CAPABILITIES, Model
+from evalution_core import BaseEngine, Capability, ConfigurationError, Model
+from evalution_core.capabilities import GUIDE_CAPABILITIES
 from evalution_enginekit.mock import Mock
 
 

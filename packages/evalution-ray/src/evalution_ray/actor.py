@@ -1,10 +1,12 @@
-"""The actor on a node: builds the session once, and serves it to its driver."""
+"""The actor on a node: builds the session once, and serves it over a channel to its driver."""
 
 from __future__ import annotations
 
 import faulthandler
 import tempfile
 import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import NamedTuple, cast
 
@@ -12,6 +14,7 @@ from evalution.workers import (
     BuildFailed,
     Close,
     Closed,
+    Message,
     Outbox,
     Service,
     build_session,
@@ -20,8 +23,49 @@ from evalution.workers import (
     unpack_messages,
 )
 from evalution_core import EngineUnavailableError
-from evalution_ray.channel import ActorChannel
 from evalution_ray.upstream import Notes, Ray
+
+_PAUSE_S = 0.01
+"""Seconds between two batches: a call costs the driver as much as dozens of answers."""
+
+
+class ActorChannel:
+    """A channel that gives each batch to the waiting call; calls take turns by number."""
+
+    def __init__(self, pause: float = _PAUSE_S):
+        self._changed = threading.Condition()
+        self._batch: Sequence[Message] | None = None
+        self._turn = 0
+        self._pause = pause
+        self._never = threading.Event()
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Wait until a call has taken the batch, and a moment for more messages to gather."""
+        with self._changed:
+            self._batch = messages
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._batch is None)
+        self._never.wait(self._pause)
+
+    @contextmanager
+    def turn(self, number: int) -> Generator[None]:
+        """Wait for the turn of a call: messages are taken in order, though calls run in any."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._turn == number)
+        yield
+        with self._changed:
+            self._turn = number + 1
+            self._changed.notify_all()
+
+    def next_batch(self, number: int) -> Sequence[Message]:
+        """Wait for the next batch; nothing if another call has come meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._batch is not None or self._turn > number + 1)
+            if self._turn > number + 1 or self._batch is None:
+                return ()
+            batch, self._batch = self._batch, None
+            self._changed.notify_all()
+            return batch
 
 
 class Plan(NamedTuple):

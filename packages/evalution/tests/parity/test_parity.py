@@ -199,7 +199,7 @@ class Watched(Mock):
 
         session.close = closed
         if self.dies:
-            session.loglikelihood_rolling = dying
+            session.loglikelihood_rolling_continuous = dying
         return session
 
 
