@@ -9,7 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from evalution.comparison.significance import PairedTest, mcnemar, paired_t_test, sign_test
+from evalution.comparison.significance import (
+    PairedTest,
+    is_rounding,
+    mcnemar,
+    paired_t_test,
+    sign_test,
+)
 from evalution.results import MetricResult, RunResult, SampleResult
 from evalution.runs.reader import RunSamples, read_run
 from evalution.samples import SampleColumns
@@ -179,7 +185,7 @@ class MetricComparison:
         left, right = self._values
         if left is None or right is None or (math.isinf(left) and math.isinf(right)):
             return None
-        return right - left
+        return 0.0 if is_rounding(left, right) else right - left
 
     @property
     def winner(self) -> Side | Literal["tie"] | None:
