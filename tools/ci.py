@@ -41,7 +41,10 @@ PROGRAMS = {
     "chromium": ("chromium", "chromium-browser", "google-chrome", "chrome"),
 }
 """System packages that an environment may ask for, and the programs that stand for each."""
-OTHER_PYTHONS = {"3.12": ["packages"], "3.13": []}
+OTHER_PYTHONS = {
+    "3.12": ["packages/evalution-core", "packages/evalution-enginekit", "packages/evalution"],
+    "3.13": [],
+}
 """Further versions of Python, and the tests that run on each; none named: all light ones."""
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
@@ -53,26 +56,29 @@ def read_light() -> set[str]:
 
 
 def find_python(version: str = "") -> str:
-    """Return a Python of this version, else the one of this process, by running it.
-
-    `python3.12` may be pyenv's shim, which runs only where PYENV_VERSION names that version.
+    """Return a Python of this version, of PATH or of pyenv, that starts; else this process's own.
 
     Raises:
         RuntimeError: there is none.
     """
     if not version:
         return sys.executable
-    environment = dict(os.environ)
-    if shutil.which("pyenv"):
-        latest = ["pyenv", "latest", version]
-        known = subprocess.run(latest, capture_output=True, text=True, check=False).stdout.strip()
-        environment |= {"PYENV_VERSION": known} if known else {}
-    show = [f"python{version}", "-c", "import sys; print(sys.executable)"]
-    if shutil.which(show[0]):
-        done = subprocess.run(show, capture_output=True, text=True, env=environment, check=False)
-        if done.returncode == 0:
-            return done.stdout.strip()
-    raise RuntimeError(f"no Python {version}: `python{version}` is not on PATH or does not start")
+    candidates = [f"python{version}"]
+    if shutil.which("pyenv"):  # its shims on PATH start only for a version that is chosen
+        known = read_output(["pyenv", "latest", version])
+        candidates.append(f"{read_output(['pyenv', 'prefix', known])}/bin/python")
+    for candidate in candidates:
+        if found := read_output([candidate, "-c", "import sys; print(sys.executable)"]):
+            return found
+    raise RuntimeError(f"no Python {version}: none of {', '.join(candidates)} starts")
+
+
+def read_output(command: list[str]) -> str:
+    """Return what a command prints, empty if it fails or isn't there."""
+    if shutil.which(command[0]) is None:
+        return ""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def torch_command(python: Path) -> list[str]:
