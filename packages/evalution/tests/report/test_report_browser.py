@@ -191,6 +191,8 @@ def test_the_search_finds_texts_and_marks_them(visit: Visit) -> None:
     visit.page.keyboard.press("/")
     visit.page.keyboard.type("HAYSTACK needle")
     visit.page.locator("#found", has_text="1 of 63 samples").wait_for()
+    # The sample is found, and marked, before the last letters are typed.
+    visit.page.locator("#detail mark", has_text="needle").first.wait_for()
 
     assert visit.places == ["sums · row 7"]
     assert set(visit.page.locator("#detail mark").all_inner_texts()) == {"needle", "haystack"}
