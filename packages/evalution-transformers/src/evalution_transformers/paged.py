@@ -55,12 +55,12 @@ def check_manager_options(options: ContinuousOptions) -> None:
             f"attn_implementation={options.attn_implementation!r} asks for upstream's manager, and "
             f"paged=False keeps it off; set one of them"
         )
-    _check_fields(given)
     if options.use_async_batching and resolve_device(options.device).type != "cuda":
         raise ConfigurationError(
             f"use_async_batching=True needs CUDA, and the device is "
             f"{resolve_device(options.device)}; leave it out"
         )
+    _check_fields(given)
 
 
 def asks_for_paged(options: ContinuousOptions) -> bool:

@@ -17,7 +17,7 @@ from evalution.cli.errors import EXIT_INTERRUPTED, EXIT_WITH_FAILURES
 from evalution.table import console
 from evalution_core import ConfigurationError
 from evalution_core.redaction import redact_text
-from evalution_enginekit import runtime as command_options
+from evalution_enginekit.runtime import parse_model_fields, parse_option_pairs
 from evalution_guidellm.bench.drive import drive
 from evalution_guidellm.bench.load import Load, Profile, row_count
 from evalution_guidellm.bench.page import write_page
@@ -83,10 +83,10 @@ def engine_subject(
         raise ConfigurationError(
             "nothing to measure: --engine NAME and a MODEL, or --target URL of a server"
         )
-    fields = command_options.model_fields("--model-field", model_fields)
+    fields = parse_model_fields("--model-field", model_fields)
     return EngineSubject(
         engine,
-        command_options.option_pairs("--option", options),
+        parse_option_pairs("--option", options),
         {**fields, **({"path": model} if model else {})},
         check_first,
     )
