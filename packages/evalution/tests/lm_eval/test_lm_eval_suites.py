@@ -247,7 +247,7 @@ def test_all_subjects_of_mmlu_are_declared_as_in_lm_eval(mmlu_configs: Sequence[
     }
     suite = suite_of("mmlu")
     ours = {}
-    for part in suite.parts():
+    for part in suite.splits():
         text = suite.description_text(Row(0, "row 0", {}, part.name))
         rows, solved = part.rows, part.fewshot
         ours[part.name] = (rows.path, rows.config, rows.split, solved.split, text)
