@@ -40,7 +40,7 @@ def main(given: list[str] | None = None) -> int:
 
 
 def _checked(package: Path, cache: Path, *, is_asked: bool) -> int:
-    """How many differences a package has; each is printed."""
+    """Return the number of differences of a package; each is printed."""
     bounds = bounds_of(package, cache) if (package / "pyproject.toml").is_file() else []
     claimed = list(claims_of(package))
     if bool(bounds) != bool(claimed) or (is_asked and not bounds):

@@ -95,7 +95,7 @@ def window_case(lm: TokensOnly, name: str, text: str, max_model_len: int) -> dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--train", action="store_true", help="train the three tokenizers anew")
+    parser.add_argument("--train", action="store_true", help="train the three tokenizers again")
     if parser.parse_args().train:
         write_tokenizers(FOLDER)
     pairs: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What lm-evaluation-harness feeds and scores, by its own code, with no model behind it."""
+"""Tokens that lm-evaluation-harness feeds and scores, by its own code, without a model."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Environment:
-    """What the members that use it declare, together."""
+    """An environment, with everything that the members which use it declare."""
 
     name: str
     members: list[str] = field(default_factory=list[str])

@@ -134,7 +134,7 @@ def peer_completions(peer: llama_cpp.Llama, prompts: list[tuple[Ids, int]]) -> l
 
 
 def sides(session: Any, path: Path, name: str, config: Config) -> tuple[Any, Any, Any]:
-    """Our run, the peer's run, and how to tell that both did the same work."""
+    """Return our run, the peer's run, and a check that both did the same work."""
     settings = config["shapes"][name]
     chance = random.Random(f"{config['seed']} {name}")
     vocab_size = config["model"]["vocab_size"]

@@ -52,7 +52,7 @@ CONTINUOUS, STATIC = "generate_batch", "generate"
 
 @dataclass(frozen=True)
 class Shape:
-    """How long the prompts and their completions are."""
+    """Lengths of the prompts and of their completions."""
 
     name: str
     lengths: list[int]
@@ -215,17 +215,19 @@ def compare(folder: str, shapes: Sequence[Shape], config: Config, device: str) -
             return stack.enter_context(engine.build(Model(folder)))
 
         paged = session(paged=True, cache_tokens=config["cache_tokens"])
-        told = paged.describe_execution()
-        if "paged" not in told:
-            raise SystemExit(f"the engine can't use upstream's manager here: {told['fallback']}")
-        print("  ".join(f"{name} {value}" for name, value in told["paged"].items()))
+        described = paged.describe_execution()
+        if "paged" not in described:
+            raise SystemExit(
+                f"the engine can't use upstream's manager here: {described['fallback']}"
+            )
+        print("  ".join(f"{name} {value}" for name, value in described["paged"].items()))
         sides: dict[str, Side] = {
             "paged": ours(paged),
             "forward passes": ours(session(paged=False)),
         }
         peers: list[Upstream] = []
         for tokens in config["step_tokens"]:
-            limits = told["paged"] | {"max_batch_tokens": tokens}
+            limits = described["paged"] | {"max_batch_tokens": tokens}
             peers.append(Upstream(folder, config, device, limits))
             sides[f"{CONTINUOUS}, {tokens}"] = peers[-1].continuously
         for size in config["batch_sizes"]:

@@ -126,7 +126,7 @@ class Echo:
 
 
 def call_costs(trips: int, pairs: int) -> list[float]:
-    """What a call costs the driver, in seconds, with nothing but calls."""
+    """Return the driver's seconds for a call, with nothing but calls."""
     ray: Any = import_module("ray")
     echo = ray.remote(Echo).options(num_cpus=0.1, max_concurrency=4).remote()
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()

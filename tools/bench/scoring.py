@@ -2,7 +2,7 @@
 
 Run it in the environment lm-eval of tools/envs, with evalution-transformers installed there. Both
 sides get the same texts, the same weights and one thread. Times are processor time: on a machine
-that does something else besides, a clock on the wall favours whoever is luckier. Pairs are
+that does something else too, a clock on the wall favours whoever is luckier. Pairs are
 interleaved; the ratio is the median of the pairs, lm-eval at its fastest batch size: `auto` is one
 of them, and detects its size in a run before those that are timed. Tokens are counted in the
 model's forward calls, against the unique tokens of the prefix trie of each planned window. Memory
@@ -252,7 +252,7 @@ def memory(folder: Path, side: str, config: Config) -> int:
 
 
 def peak(folder: str, side: str, file: Path) -> int:
-    """What `memory` gives in a process of its own."""
+    """Return the figures of `memory`, in a process of its own."""
     command = [sys.executable, __file__, "--config", str(file), "--memory", folder, side]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(done.stdout.splitlines()[-1])

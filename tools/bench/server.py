@@ -152,7 +152,7 @@ async def sent(url: str, requests: list[tuple[list[int], int]], clients: int) ->
 
 @contextmanager
 def alone(engine: str, model: str) -> Iterator[Callable[[str], Took]]:
-    """What runs a line of requests through a session in a process of its own."""
+    """Yield a function that runs a line of requests through a session in a process of its own."""
     process = subprocess.Popen(
         pinned([sys.executable, "-c", IN_PROCESS, engine, model], SERVER_CORE),
         stdin=subprocess.PIPE,
@@ -178,7 +178,7 @@ def alone(engine: str, model: str) -> Iterator[Callable[[str], Took]]:
 
 
 def pairs_of_a_start(config: dict[str, Any]) -> list[tuple[Took, Took]]:
-    """What the same requests took in process and by HTTP, both sides freshly started."""
+    """Return the times of the same requests in process and by HTTP, both sides freshly started."""
     requests = shapes(config, config["requests"])
     line = json.dumps(requests) + "\n"
     found: list[tuple[Took, Took]] = []

@@ -70,7 +70,7 @@ def logits(
 ) -> Tensor:
     """Next-token logits `[batch, length, vocabulary]` in the dtype of the weights.
 
-    Attention is causal and nothing is masked besides, so right padding changes no earlier row.
+    Attention is causal and nothing else is masked, so right padding changes no earlier row.
     `storing` is what a cache does to the keys and values that it keeps; None: nothing.
     """
     hidden = weights["model.embed_tokens.weight"][tokens]

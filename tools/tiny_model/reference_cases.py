@@ -1,4 +1,4 @@
-"""What the reference values are computed for: strings that engines have been seen to differ on."""
+"""Inputs of the reference values: strings that engines have been seen to differ on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cache of 16-bit keys and values costs the tiny model, in float64 arithmetic otherwise."""
+"""Cost of 16-bit cached keys and values to the tiny model, in float64 arithmetic otherwise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F16_LIMIT = 3e-3
 
 @dataclass(frozen=True, slots=True)
 class RoundingCost:
-    """How far log-probabilities move, in nats."""
+    """Distances that log-probabilities move, in nats."""
 
     tokens: int
     largest: float

@@ -1,4 +1,4 @@
-"""What the model scores on the held-out rows, in float32."""
+"""Scores of the model on the held-out rows, in float32."""
 
 from __future__ import annotations
 

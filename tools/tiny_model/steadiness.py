@@ -1,8 +1,8 @@
 """Trains log-probabilities to stay where they are when keys and values are rounded.
 
 A small model that is trained on answers alone decides by hair's breadths: storing its keys and
-values in 16 bits moves single log-probabilities by hundredths, and no test could tell that from a
-fault.
+values in 16 bits moves single log-probabilities by hundredths, and no test could separate that
+from a fault.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a package says of its runtime: the Protocols of its `upstream.py`, and its fakes.
+"""Claims of a package about its runtime: the Protocols of its `upstream.py`, and its fakes.
 
 Such a module ends with the literal `UPSTREAM`, from a class or function of its own to the qualified
 name that it stands for; `OPTION_FIELDS`, where it is, maps the qualified name of a class of options
@@ -75,7 +75,7 @@ def _claims(module: griffe.Module, file: Path, source: Source) -> Iterator[Claim
     if fields:
         first = module.members["OPTION_FIELDS"].lineno or 1
         lines = enumerate(file.read_text(encoding="utf-8").splitlines()[first - 1 :], first)
-        # Where each field is named, or the whole literal where the layout doesn't tell.
+        # Where each field is named, or the whole literal where the layout gives no place.
         written = {line.strip().strip(","): number for number, line in reversed(list(lines))}
         folder = file.relative_to(source.root).as_posix()
         for upstream, names in fields.items():

@@ -1,4 +1,4 @@
-"""Where a claim and the source differ."""
+"""Differences between a claim and the source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_EVERY_CLASS = ("__slots__", "__doc__", "__module__")
 
 
 def drift(claim: Claim, upstream: Source, own: Source) -> Iterator[str]:
-    """What is wrong, a line each: where it is said, which source, where in it, and what."""
+    """Return a line for each fault: where it is said, which source, where in it, and what."""
     found = upstream.find(claim.upstream)
     if found is None:
         yield f"{claim.where}: {upstream.label}: there is no {claim.upstream}"
@@ -33,7 +33,7 @@ def drift(claim: Claim, upstream: Source, own: Source) -> Iterator[str]:
 
 
 Difference = tuple[griffe.Object, griffe.Object, str]
-"""What is said, what is there, and what differs, to be read after the latter's name."""
+"""Return the claim, the source and their difference, to be read after the source's name."""
 
 
 def _differences(
@@ -102,7 +102,7 @@ def _parameter_drift(wanted: list[Parameter], real: list[Parameter]) -> Iterator
 
 
 def _kind_serves(wanted: Parameter, found: Parameter, at: int, real: list[Parameter]) -> bool:
-    """Whether each call that the claim permits is one that upstream permits."""
+    """Report whether each call that the claim permits is one that upstream permits."""
     if wanted.kind is Kind.keyword_only:
         return found.kind in (Kind.keyword_only, Kind.positional_or_keyword)
     is_there = at < len(real) and real[at].name == wanted.name
@@ -112,6 +112,6 @@ def _kind_serves(wanted: Parameter, found: Parameter, at: int, real: list[Parame
 
 
 def _is_async(function: griffe.Function) -> bool:
-    """Whether a call gives something to await; an asynchronous generator's doesn't."""
+    """Report whether a call gives something to await; an asynchronous generator's doesn't."""
     returned = str(function.returns or "")
     return "async" in function.labels and not returned.startswith(("AsyncGen", "AsyncIter"))

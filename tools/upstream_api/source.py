@@ -64,7 +64,7 @@ class Source:
     def _beyond(
         self, scope: griffe.Object, names: list[str], seen: frozenset[str]
     ) -> griffe.Object | None:
-        """What a base class or a star import brings."""
+        """Return the members that a base class or a star import brings."""
         origins: list[str] = []
         if isinstance(scope, griffe.Class):
             origins = _base_paths(scope)
@@ -105,7 +105,7 @@ class Source:
         return found | {name: one for name, one in own if isinstance(one, griffe.Object)}
 
     def parameters(self, called: griffe.Class | griffe.Function) -> list[Parameter]:
-        """What a call takes; for a class, its `__init__` or else its annotated fields."""
+        """Return a call's parameters; for a class, its `__init__`'s or else its annotated fields."""
         if isinstance(called, griffe.Function):
             given = [
                 Parameter(one.name, one.kind or griffe.ParameterKind.positional_or_keyword, default)
@@ -166,7 +166,7 @@ def _not_python(folder: Path) -> Iterator[Path]:
 
 
 def _add_assigned(module: griffe.Module, code: str) -> None:
-    """Add what methods besides `__init__` assign to `self`, which griffe leaves out."""
+    """Add attributes that methods other than `__init__` assign to `self`: griffe omits them."""
     for owner in (node for node in ast.parse(code).body if isinstance(node, ast.ClassDef)):
         known = module.members.get(owner.name)
         if not isinstance(known, griffe.Class):
@@ -181,7 +181,7 @@ def _add_assigned(module: griffe.Module, code: str) -> None:
 
 
 def _is_field(member: griffe.Object) -> TypeGuard[griffe.Attribute]:
-    """Whether the constructor of a dataclass, or of a model of pydantic, takes it."""
+    """Report whether the constructor of a dataclass, or of a model of pydantic, takes it."""
     if not isinstance(member, griffe.Attribute) or member.annotation is None:
         return False
     text = str(member.annotation)
@@ -191,7 +191,7 @@ def _is_field(member: griffe.Object) -> TypeGuard[griffe.Attribute]:
 
 
 def makes_itself(owner: griffe.Class) -> bool:
-    """Whether its constructor is made of its fields: a dataclass, or a model of pydantic."""
+    """Report whether its constructor is made of its fields: a dataclass, or a model of pydantic."""
     return _is_model(owner) or any("dataclass" in str(one.value) for one in owner.decorators)
 
 
@@ -200,7 +200,7 @@ def _is_model(owner: griffe.Class) -> bool:
 
 
 def _takes_names_only(owner: griffe.Class) -> bool:
-    """Whether it is a model, or a dataclass with `kw_only=True`."""
+    """Report whether it is a model, or a dataclass with `kw_only=True`."""
     written = (str(one.value).replace(" ", "") for one in owner.decorators)
     return _is_model(owner) or any("kw_only=True" in text for text in written)
 
