@@ -105,7 +105,7 @@ class Source:
         return found | {name: one for name, one in own if isinstance(one, griffe.Object)}
 
     def parameters(self, called: griffe.Class | griffe.Function) -> list[Parameter]:
-        """Return a call's parameters; for a class, its `__init__`'s or else its annotated fields."""
+        """Return a call's parameters: a class has those of `__init__`, else its fields."""
         if isinstance(called, griffe.Function):
             given = [
                 Parameter(one.name, one.kind or griffe.ParameterKind.positional_or_keyword, default)
