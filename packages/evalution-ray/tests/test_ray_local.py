@@ -29,6 +29,14 @@ LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_cluster")
+def listening_addresses(process: psutil.Process) -> set[str]:
+    try:
+        connections = process.net_connections(kind="inet")
+    except psutil.NoSuchProcess:  # Ray ends helpers of its own at any time
+        return set()
+    return {found.laddr.ip for found in connections if found.status == psutil.CONN_LISTEN}
+
+
 def test_cluster_is_started_shared_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
@@ -42,12 +50,8 @@ def test_cluster_is_started_shared_and_ended(monkeypatch: pytest.MonkeyPatch) ->
             pass
         assert first.generate([GenerationRequest("a")])[0].text
         assert signal.getsignal(signal.SIGTERM) is before
-        heard = {
-            connection.laddr.ip
-            for process in (psutil.Process(), *psutil.Process().children(recursive=True))
-            for connection in process.net_connections(kind="inet")
-            if connection.status == psutil.CONN_LISTEN
-        }
+        processes = (psutil.Process(), *psutil.Process().children(recursive=True))
+        heard = {address for process in processes for address in listening_addresses(process)}
         assert heard
         assert heard <= LOOPBACK
         with pytest.raises(ConfigurationError, match="is connected to a cluster of its own"):
