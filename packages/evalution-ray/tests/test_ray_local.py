@@ -27,8 +27,6 @@ WAIT_S = 120
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_cluster")
 def listening_addresses(process: psutil.Process) -> set[str]:
     try:
         connections = process.net_connections(kind="inet")
@@ -37,6 +35,8 @@ def listening_addresses(process: psutil.Process) -> set[str]:
     return {found.laddr.ip for found in connections if found.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_cluster")
 def test_cluster_is_started_shared_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
