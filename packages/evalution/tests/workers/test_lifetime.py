@@ -135,8 +135,10 @@ def test_memory_stays_with_the_worker(build: Build, engines: Any) -> None:
 
 @linux
 def test_tree_is_found_by_its_mark(tmp_path: Path, processes: Any) -> None:
-    code = "import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', 'input()'], "
-    code += "stdin=subprocess.PIPE, start_new_session=True); print(c.pid, flush=True); input()"
+    # Not one that reads a pipe of its parent's: it would end with the parent, sooner or later.
+    code = "import subprocess, sys; wait = 'import threading; threading.Event().wait(60)'; "
+    code += "c = subprocess.Popen([sys.executable, '-c', wait], start_new_session=True); "
+    code += "print(c.pid, flush=True); input()"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
