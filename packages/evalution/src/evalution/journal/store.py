@@ -34,11 +34,13 @@ _COMMIT_S = 0.1
 _FIND = "SELECT answer FROM answers WHERE key = ? ORDER BY attempt DESC LIMIT 1"
 _NEXT_ATTEMPT = """
 INSERT INTO answers (key, attempt, suite, row, position, answer)
-VALUES (?1, (SELECT coalesce(max(attempt) + 1, 0) FROM answers WHERE key = ?1), ?2, ?3, ?4, ?5)
+SELECT key, (SELECT coalesce(max(attempt) + 1, 0) FROM answers WHERE key = given.key),
+       suite, row, position, answer
+FROM (SELECT ? AS key, ? AS suite, ? AS row, ? AS position, ? AS answer) AS given
 """
 _FIRST_STAYS = """
 INSERT OR IGNORE INTO answers (key, attempt, suite, row, position, answer)
-VALUES (?1, 0, ?2, ?3, ?4, ?5)
+VALUES (?, 0, ?, ?, ?, ?)
 """
 _COUNT = "SELECT count(*) FROM answers WHERE attempt = 0 AND suite = coalesce(?, suite)"
 
