@@ -14,7 +14,7 @@ from evalution_core.errors import (
     InvalidRequestError,
     UnsupportedRequestError,
 )
-from evalution_core.requests import Request, RequestFailure, TextDelta
+from evalution_core.requests import Request, RequestFailure, TextDelta, parse_item
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -83,21 +83,6 @@ def to_request_stream(results: Iterable[tuple[K, T]]) -> RequestStream[K, T]:
     if isinstance(results, RequestStream):
         return cast("RequestStream[K, T]", results)
     return _IteratorStream(iter(results), None)
-
-
-def parse_item(item: object, position: int) -> tuple[Any, Any] | RequestFailure:
-    """Return the key and the request of an item of a continuous call's input.
-
-    An item that is no pair is a failure of its own; it has no key, so its result comes under None.
-    """
-    if isinstance(item, tuple | list) and len(cast("Sequence[Any]", item)) == 2:
-        key, request = cast("Sequence[Any]", item)
-        return key, request
-    return RequestFailure(
-        InvalidRequestError(
-            f"item {position} of the input must be a pair of key and request, got {item!r}"
-        )
-    )
 
 
 class _Input(Iterator[tuple[K, R]]):

@@ -19,7 +19,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_core.streams import parse_item
+from evalution_core.requests import parse_item
 from evalution_enginekit.planning import order_by_prefix
 from evalution_enginekit.runtime import Liveness, end_steps, runtime_errors
 from evalution_enginekit.runtime_thread import IDLE, RuntimeThread

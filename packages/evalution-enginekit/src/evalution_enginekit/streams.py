@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from evalution_core import RequestFailure, RequestStream
-from evalution_core.streams import parse_item
+from evalution_core.requests import parse_item
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J")

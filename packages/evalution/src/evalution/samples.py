@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pydantic_core
 
 from evalution.user_input import path_errors
-from evalution_core import ConfigurationError
+from evalution_core import ConfigurationError, EvalutionError
 
 
 def _empty() -> dict[str, Any]:
@@ -159,9 +163,99 @@ def parse_place(line: bytes) -> tuple[str, int]:
     return sample.suite, sample.index
 
 
+_FLUSH_S = 0.2
 _BUFFER = 1 << 20
 _SMALL_BUFFER = 1 << 13
 """For reads at scattered offsets, each of which may cost a whole buffer."""
+
+
+class ResultsNotWrittenError(EvalutionError, OSError):
+    """A result could not be written (disk full, folder gone); what stands there is kept."""
+
+
+def to_write_error(folder: Path, error: OSError) -> ResultsNotWrittenError:
+    """Return the error for a folder of results that the system refuses to write."""
+    return ResultsNotWrittenError(f"{folder} can't be written: {error.strerror}")
+
+
+@contextmanager
+def write_errors(folder: Path) -> Generator[None]:
+    """Raise `OSError` as `ResultsNotWrittenError`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, EvalutionError):
+            raise
+        raise to_write_error(folder, error) from error
+
+
+class SamplesFile:
+    """Writes the lines of suites that run one after the other.
+
+    Every method may raise `ResultsNotWrittenError`. Held in memory: two numbers a line of the suite
+    at hand.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        with write_errors(path.parent):
+            self._file: BinaryIO = path.open("w+b", _BUFFER)
+        self._begin = 0
+        self._end = 0
+        self._flushed_at = 0.0
+        self._rows = array("q")
+        self._offsets = array("q")
+
+    def append(self, sample: SampleResult) -> None:
+        """Append one line. A crash may lose those of the last moment: the journal has all."""
+        line = to_line(sample)
+        self._rows.append(sample.index)
+        self._offsets.append(self._end)
+        self._end += len(line)
+        try:
+            self._file.write(line)
+            # A system call for each line would cost more than the rest of a sample's work.
+            if (now := time.monotonic()) - self._flushed_at >= _FLUSH_S:
+                self._file.flush()
+                self._flushed_at = now
+        except OSError as error:
+            raise to_write_error(self.path.parent, error) from error
+
+    def finish_suite(self) -> None:
+        """Order the lines since the last call by row; of several of one row, the last stays."""
+        rows, offsets = self._rows, self._offsets
+        self._rows, self._offsets = array("q"), array("q")
+        with write_errors(self.path.parent):
+            if not all(row < after for row, after in pairwise(rows)):
+                self._order(rows, offsets)
+            self._file.flush()
+        self._begin = self._end
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        with write_errors(self.path.parent):
+            self._file.close()
+
+    def _order(self, rows: array[int], offsets: array[int]) -> None:
+        latest = {row: at for at, row in enumerate(rows)}
+        offsets.append(self._end)
+        draft = self.path.with_suffix(".part")
+        self._file.flush()
+        with draft.open("w+b", _BUFFER) as ordered, self.path.open("rb", _SMALL_BUFFER) as lines:
+            for row in sorted(latest):
+                at = latest[row]
+                lines.seek(offsets[at])
+                ordered.write(lines.read(offsets[at + 1] - offsets[at]))
+            ordered.flush()
+            ordered.seek(0)
+            # After a kill between here and the end, the lines are written again from the journal.
+            self._file.seek(self._begin)
+            while chunk := ordered.read(_BUFFER):
+                self._file.write(chunk)
+            self._file.truncate()
+            self._file.flush()
+            self._end = self._file.seek(0, os.SEEK_CUR)
+        os.unlink(draft)
 
 
 class KeptSamples:

@@ -19,8 +19,8 @@ from evalution.report.rendering import RunLabel, embedded_json, label_runs, load
 from evalution.report.samples import sample_payload
 from evalution.report.scores import suite_scores
 from evalution.results import RunResult
-from evalution.runs.folder import RESULTS
 from evalution.runs.reader import RunSamples, read_run
+from evalution.runs.store import RESULTS
 from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
 from evalution_core import ConfigurationError
 
