@@ -35,13 +35,13 @@ from evalution_core import (
 )
 from evalution_core.encoding import TokenSpan
 from evalution_enginekit.completion import CompletionChunk, OutputAssembler, RequestPrompt
+from evalution_enginekit.planning import TokenScore
 from evalution_enginekit.request_encoding import RequestEncoder, catch_failure
-from evalution_enginekit.runtime_thread import Emit, RequestJob, RequestLoop, RequestStream
+from evalution_enginekit.request_loop import Emit, RequestJob, RequestLoop, RequestStream
 from evalution_enginekit.scoring import RollingStream, ScoringJob
 from evalution_enginekit.session import READ_AHEAD, KitSession, make_rolling_outputs, make_span_job
 from evalution_enginekit.streams import PulledStream, StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
-from evalution_enginekit.tokens import TokenScore
 
 Q = TypeVar("Q", LoglikelihoodRequest, RollingLoglikelihoodRequest)
 

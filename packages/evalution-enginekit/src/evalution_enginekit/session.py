@@ -25,8 +25,8 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_enginekit.generation import GenerationLoop, GenerationStream, PromptQueue
-from evalution_enginekit.planning import order_by_prefix
+from evalution_enginekit.generation import GenerationLoop, GenerationStream, PromptQueue, TokenEvent
+from evalution_enginekit.planning import TokenScore, order_by_prefix
 from evalution_enginekit.request_encoding import (
     RequestEncoder,
     RequestValidator,
@@ -45,7 +45,6 @@ from evalution_enginekit.scoring import (
 from evalution_enginekit.self_check import self_check
 from evalution_enginekit.streams import PulledStream, StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
-from evalution_enginekit.tokens import TokenEvent, TokenScore
 
 _log = logging.getLogger("evalution.session")
 
