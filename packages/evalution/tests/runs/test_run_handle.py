@@ -18,6 +18,7 @@ from evalution_core import (
     CheckResult,
     ConfigurationError,
     EngineRuntimeError,
+    EngineUnavailableError,
     LoglikelihoodOutput,
     Model,
     RollingLoglikelihoodOutput,
@@ -335,7 +336,7 @@ def test_engine_of_another_contract_is_refused(scripted: Any, scripted_session: 
     engine = scripted(scripted_session())
     type(engine).contract = 2
     try:
-        with pytest.raises(ConfigurationError, match="was written for contract 2"):
+        with pytest.raises(EngineUnavailableError, match="was written for contract 2"):
             Run(engine, "m")
     finally:
         del type(engine).contract
