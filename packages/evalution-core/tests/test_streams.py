@@ -29,7 +29,7 @@ OUTPUT = GenerationOutput("p", "t")
 
 
 def open_results(results: Iterable[tuple[str, Any]]) -> RequestStream[str, Any]:
-    """The stream of a session that reads requests `a`, `b` and `c` before it gives these results."""
+    """The stream of a session that reads `a`, `b` and `c`, and then gives these results."""
 
     def answer(requests: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
         assert len(list(requests)) == 3
