@@ -54,14 +54,6 @@ class OpenSample:
         return self.failures[min(self.failures)] if self.failures else None
 
 
-class UnexpectedAnswerError(EngineRuntimeError):
-    """An answer to no open request; `index` is the row that it makes untrusted, if any."""
-
-    def __init__(self, message: str, index: int | None = None):
-        super().__init__(message)
-        self.index = index
-
-
 class InFlightSamples:
     """Samples between submission and their last answer.
 
@@ -97,7 +89,7 @@ class InFlightSamples:
         """Note an answer; return its sample, done once it waits for nothing, and the position.
 
         Raises:
-            UnexpectedAnswerError: the key is of no open request.
+            EngineRuntimeError: the key is of no open request.
         """
         opened, position = self._find(key)
         if position not in opened.waiting:
@@ -142,10 +134,10 @@ class InFlightSamples:
             return opened, position
         if index in self._known:
             when = "after that row was done" if opened is None else "which has no such request"
-            raise UnexpectedAnswerError(
-                f"the session answered request {position} of row {index} {when}", index
+            raise EngineRuntimeError(
+                f"the session answered request {position} of row {index} {when}"
             )
-        raise UnexpectedAnswerError(f"the session answered {key!r}, which was never asked")
+        raise EngineRuntimeError(f"the session answered {key!r}, which was never asked")
 
     def _find_error(self, answer: object) -> EvalutionError | None:
         if isinstance(answer, RequestFailure):
@@ -243,16 +235,6 @@ class SampleSource:
             yield self._in_flight.give_up(
                 index, EngineRuntimeError(f"the session ended before it read row {index}")
             )
-
-    def read_again(self) -> Iterator[Sample]:
-        """Yield all samples once more, after the rest.
-
-        Raises:
-            ConfigurationError: a row can't be read.
-        """
-        self._samples, self._count = None, 0
-        while (sample := self._read()) is not None:
-            yield sample
 
     def _take(self) -> tuple[Sample, list[Key]] | None:
         with self._lock:
