@@ -7,8 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalution.report.figures import Figure, marker_symbol, plot_text
-from evalution.report.rendering import embedded_json, flatten, load_assets, render
+from evalution.report.figures import Figure, choose_marker, escape_text
+from evalution.report.rendering import flatten, load_assets, render
 from evalution_guidellm.bench.result import BenchResult, LevelResult, number_text
 
 _TIMES = {
@@ -43,7 +43,7 @@ def write_page(result: BenchResult, file: Path) -> None:
         "time_figures": times,
         "conditions": flatten({**result.subject, "load": result.load}),
         "number": number_text,
-        "figures_json": embedded_json({figure.name: figure.spec for figure in figures}),
+        "figures_data": {figure.name: figure.spec for figure in figures},
         "assets": load_assets(with_figures=bool(figures)),
     }
     page = render("bench.html.j2", values, package="evalution_guidellm.bench")
@@ -56,13 +56,13 @@ def _distribution(name: str, title: str, levels: Sequence[LevelResult]) -> Figur
         {
             "type": "scatter",
             "mode": "lines",
-            "name": plot_text(level.name),
+            "name": escape_text(level.name),
             "meta": {"run": position},
             "x": values,
             "y": [100 * (order + 1) / len(values) for order in range(len(values))],
             "line": {"shape": "hv", "width": 2},
             "hovertemplate": "%{y:.0f} % within %{x:.3~g} ms<extra>"
-            + plot_text(level.name)
+            + escape_text(level.name)
             + "</extra>",
         }
         for position, level in enumerate(levels)
@@ -86,13 +86,13 @@ def _throughput(levels: Sequence[LevelResult]) -> Figure:
         {
             "type": "scatter",
             "mode": "markers",
-            "name": plot_text(level.name),
+            "name": escape_text(level.name),
             "meta": {"run": position},
             "x": [level.output_tokens_per_second],
             "y": [level.latency_ms.p50],
-            "marker": {"size": 11, "symbol": marker_symbol(position)},
+            "marker": {"size": 11, "symbol": choose_marker(position)},
             "hovertemplate": "%{x:.4~g} tokens/s, %{y:.4~g} ms<extra>"
-            + plot_text(level.name)
+            + escape_text(level.name)
             + "</extra>",
         }
         for position, level in enumerate(levels)
