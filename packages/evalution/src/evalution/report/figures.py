@@ -116,7 +116,7 @@ def _describe_score(score: Score) -> str:
     return f"{found.value:.6g}{margin}, n = {found.n}"
 
 
-def leave_one_legend(figures: Sequence[Figure]) -> Sequence[Figure]:
+def leave_one_legend(figures: list[Figure]) -> list[Figure]:
     """Return the figures of one section; the first alone keeps its legend."""
     for figure in figures[1:]:
         layout = figure.spec["layout"]
