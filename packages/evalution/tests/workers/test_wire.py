@@ -34,6 +34,7 @@ from evalution_core import (
     TextDelta,
 )
 from evalution_core.errors import RemoteCause
+from evalution_core.kinds import RequestKind
 from evalution_enginekit.mock import Mock
 
 
@@ -141,7 +142,9 @@ def test_main_module_goes_along_only_where_it_is_needed(
 def test_deltas_and_output_reach_the_reader_with_metadata() -> None:
     lock = threading.RLock()
     lock.acquire()
-    stream = PooledStream(lock, "stream", batch_size=None, unread_bound=9, run=1)
+    stream = PooledStream(
+        lock, RequestKind.GENERATION, deltas=True, batch_size=None, unread_bound=9, run=1
+    )
     item = StreamItem(b"", stream=stream, key="key", metadata={"row": 1})
     stream.add(item)
     stream.end_input()

@@ -53,6 +53,7 @@ from evalution_core import (
     RequestFailure,
     TextDelta,
 )
+from evalution_core.kinds import RequestKind
 from evalution_core.requests import Request
 from evalution_core.streams import open_stream
 
@@ -96,10 +97,10 @@ class Service:
             case Item(stream=number):
                 if stream := self._streams.get(number):
                     stream.put(message)
-            case Open(stream=number, method=method, batch_size=batch_size):
-                stream = _OpenStream(number, self._method(method), method, batch_size, self._outbox)
+            case Open(stream=number, kind=kind):
+                stream = _OpenStream(message, self._find_call(kind, message.deltas), self._outbox)
                 self._streams[number] = stream
-                _start_thread(partial(self._run, stream), f"{method} {number}")
+                _start_thread(partial(self._run, stream), f"{kind.continuous_call} {number}")
             case End(stream=number):
                 if stream := self._streams.get(number):
                     stream.end()
@@ -123,11 +124,11 @@ class Service:
         stream.run()
         del self._streams[stream.number]
 
-    def _method(self, name: str) -> Callable[..., Events]:
-        if name == "generate_continuous" and Capability.STREAM in self._session.capabilities:
+    def _find_call(self, kind: RequestKind, deltas: bool) -> Callable[..., Events]:
+        if kind is RequestKind.GENERATION and Capability.STREAM in self._session.capabilities:
             # Its deltas show progress, and let an abort through at every token.
-            name = "stream"
-        return getattr(self._session, name)
+            deltas = True
+        return getattr(self._session, "stream" if deltas else kind.continuous_call)
 
     def _call(self, call: Call) -> None:
         try:
@@ -148,19 +149,12 @@ class Service:
 class _OpenStream:
     """One open stream of the session, from its first item until the session has ended it."""
 
-    def __init__(
-        self,
-        number: int,
-        method: Callable[..., Events],
-        name: str,
-        batch_size: int | None,
-        outbox: Outbox,
-    ):
-        self.number = number
-        self._method = method
-        self._shows_deltas = name == "stream"
-        self._name = name
-        self._batch_size = batch_size
+    def __init__(self, opened: Open, call: Callable[..., Events], outbox: Outbox):
+        self.number = opened.stream
+        self._call = call
+        self._shows_deltas = opened.deltas
+        self._name = "stream" if opened.deltas else opened.kind.continuous_call
+        self._batch_size = opened.batch_size
         self._outbox = outbox
         self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._waiting: set[int] = set()
@@ -187,7 +181,7 @@ class _OpenStream:
             self._outbox.put(StreamEnded(self.number))
 
     def _run(self) -> None:
-        call = partial(self._method, batch_size=self._batch_size)
+        call = partial(self._call, batch_size=self._batch_size)
         with open_stream(call, self._requests()) as events:
             for number, outcome in events:
                 if self._aborted.is_set():

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from evalution_core import EngineRuntimeError, EvalutionError, RequestFailure, TextDelta
-from evalution_core.kinds import find_kind
+from evalution_core.kinds import RequestKind, find_kind
 from evalution_core.requests import Output, Request, StreamEvent
 
 Event = StreamEvent | Output
@@ -86,7 +86,8 @@ class PooledStream:
     All state is under the scheduler's lock.
 
     Args:
-        method: which method of the session serves it.
+        kind: kind of its requests.
+        deltas: texts come as they grow.
         batch_size: a cap on what runs at once over all workers; None leaves it to the sessions.
         unread_bound: no item is placed while so many answers are unread.
         run: so many items in a row go to the same worker, for the sake of what they share.
@@ -95,14 +96,16 @@ class PooledStream:
     def __init__(
         self,
         lock: threading.RLock,
-        method: str,
+        kind: RequestKind,
         *,
+        deltas: bool = False,
         batch_size: int | None,
         unread_bound: int,
         run: int,
     ):
         self._changed = threading.Condition(lock)
-        self.method = method
+        self.kind = kind
+        self.deltas = deltas
         self.batch_size = batch_size
         self._run = run
         self._run_left = 0

@@ -45,7 +45,8 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_core.errors import raise_failures
-from evalution_core.requests import Request
+from evalution_core.kinds import RequestKind
+from evalution_core.requests import Output, Request
 
 
 class RemoteTokenizer:
@@ -63,7 +64,6 @@ class RemoteTokenizer:
 
 
 K = TypeVar("K", bound=Hashable)
-A = TypeVar("A")
 
 _UNREAD = 64
 _RUN = 8
@@ -121,30 +121,27 @@ class SupervisedSession(BaseInferenceSession):
     def generate(
         self, requests: list[GenerationRequest], *, batch_size: int | None = None
     ) -> list[GenerationOutput]:
-        found = self.generate_continuous(enumerate(requests), batch_size=batch_size)
-        return _collect(found, len(requests))
+        return self._collect(RequestKind.GENERATION, requests, batch_size)
 
     def loglikelihood(
         self, requests: list[LoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[LoglikelihoodOutput]:
-        found = self.loglikelihood_continuous(enumerate(requests), batch_size=batch_size)
-        return _collect(found, len(requests))
+        return self._collect(RequestKind.LOGLIKELIHOOD, requests, batch_size)
 
     def loglikelihood_rolling(
         self, requests: list[RollingLoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[RollingLoglikelihoodOutput]:
-        found = self.loglikelihood_rolling_continuous(enumerate(requests), batch_size=batch_size)
-        return _collect(found, len(requests))
+        return self._collect(RequestKind.ROLLING, requests, batch_size)
 
     def generate_continuous(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
-        return self._open_stream("generate_continuous", requests, batch_size)
+        return self._open_stream(RequestKind.GENERATION, requests, batch_size)
 
     def loglikelihood_continuous(
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
-        return self._open_stream("loglikelihood_continuous", requests, batch_size, run=_RUN)
+        return self._open_stream(RequestKind.LOGLIKELIHOOD, requests, batch_size, run=_RUN)
 
     def loglikelihood_rolling_continuous(
         self,
@@ -152,7 +149,7 @@ class SupervisedSession(BaseInferenceSession):
         *,
         batch_size: int | None = None,
     ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
-        return self._open_stream("loglikelihood_rolling_continuous", requests, batch_size)
+        return self._open_stream(RequestKind.ROLLING, requests, batch_size)
 
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
@@ -160,7 +157,7 @@ class SupervisedSession(BaseInferenceSession):
         if Capability.STREAM not in self._info.capabilities:
             self._scheduler.ensure_open()
             raise UnsupportedRequestError("the engine in the worker process can't stream")
-        return self._open_stream("stream", requests, batch_size)
+        return self._open_stream(RequestKind.GENERATION, requests, batch_size, deltas=True)
 
     def check(self) -> CheckResult:
         """Return the worst result of all workers' checks."""
@@ -219,12 +216,19 @@ class SupervisedSession(BaseInferenceSession):
         return min(limits, default=None)
 
     def _open_stream(
-        self, method: str, requests: Iterable[tuple[K, Any]], batch_size: int | None, run: int = 1
+        self,
+        kind: RequestKind,
+        requests: Iterable[tuple[K, Request]],
+        batch_size: int | None,
+        *,
+        deltas: bool = False,
+        run: int = 1,
     ) -> Iterator[tuple[K, Any]]:
         cap = self._begin(batch_size)
         stream = PooledStream(
             self._scheduler.lock,
-            method,
+            kind,
+            deltas=deltas,
             batch_size=cap,
             unread_bound=cap or self._info.preferred_batch_size or _UNREAD,
             run=run,
@@ -232,7 +236,7 @@ class SupervisedSession(BaseInferenceSession):
         return self._read(stream, requests)
 
     def _read(
-        self, stream: PooledStream, requests: Iterable[tuple[K, Any]]
+        self, stream: PooledStream, requests: Iterable[tuple[K, Request]]
     ) -> Iterator[tuple[K, Any]]:
         self._scheduler.open(stream)
         threading.Thread(
@@ -264,22 +268,23 @@ class SupervisedSession(BaseInferenceSession):
         except BaseException as error:  # noqa: BLE001 - it is raised again at the reading end
             self._scheduler.end_input(stream, error)
 
-
-def _collect(answers: Iterable[tuple[int, A | RequestFailure]], total: int) -> list[A]:
-    """Return the outputs of numbered requests in order; raise what failed."""
-    outputs: dict[int, A] = {}
-    errors: dict[int, EvalutionError] = {}
-    for index, answer in answers:
-        if isinstance(answer, RequestFailure):
-            errors[index] = answer.error
-        else:
-            outputs[index] = answer
-    for _, error in sorted(errors.items()):
-        if not isinstance(error, InvalidRequestError | UnsupportedRequestError):
-            raise error
-    if errors:
-        raise_failures(errors, total, are_others_answered=True)
-    return [outputs[index] for index in range(total)]
+    def _collect(
+        self, kind: RequestKind, requests: Sequence[Request], batch_size: int | None
+    ) -> list[Any]:
+        """Answer a list as a stream; raise what failed when all others are answered."""
+        outputs: dict[int, Output] = {}
+        errors: dict[int, EvalutionError] = {}
+        for index, answer in kind.open_stream(self, enumerate(requests), batch_size=batch_size):
+            if isinstance(answer, RequestFailure):
+                errors[index] = answer.error
+            else:
+                outputs[index] = answer
+        for _, error in sorted(errors.items()):
+            if not isinstance(error, InvalidRequestError | UnsupportedRequestError):
+                raise error
+        if errors:
+            raise_failures(errors, len(requests), are_others_answered=True)
+        return [outputs[index] for index in range(len(requests))]
 
 
 def build_supervised(
