@@ -41,8 +41,6 @@ RUNNER_MODULES = (
     "evalution.hints",
     "evalution.redaction",
     "evalution.replicas",
-    "evalution.report.figures",
-    "evalution.report.rendering",
     "evalution.results",
     "evalution.runs.preflight",
     "evalution.runs.reader",
