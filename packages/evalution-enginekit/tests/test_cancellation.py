@@ -21,7 +21,7 @@ from evalution_core import (
     RequestFailure,
     RequestStream,
 )
-from evalution_enginekit.runtime_thread import Emit, RequestJob, RequestLoop
+from evalution_enginekit.request_loop import Emit, RequestJob, RequestLoop
 from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
 
 WAIT_S = 20

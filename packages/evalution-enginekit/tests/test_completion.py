@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evalution_core import GenerationOutput, TextDelta
 from evalution_enginekit import ByteTokenizer, TokenEvent, TokenPrompt
-from evalution_enginekit.completion import Completion
+from evalution_enginekit.generation import Completion
 
 EOS, USER = 257, 258
 TOKENIZER = ByteTokenizer()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalution_enginekit import ByteTokenizer, Tokenizer, TokenizerFile
-from evalution_enginekit.completion import Detokenizer
+from evalution_enginekit.generation import Detokenizer
 
 PROMPT = "the cat"
 TEXTS = st.text(st.sampled_from("the ca.\nàé日本\U0001f600\u200d"), max_size=24)

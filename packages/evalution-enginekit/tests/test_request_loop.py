@@ -16,7 +16,7 @@ from evalution_core import (
     SessionClosedError,
     TextDelta,
 )
-from evalution_enginekit.runtime_thread import Emit, RequestJob, RequestLoop
+from evalution_enginekit.request_loop import Emit, RequestJob, RequestLoop
 from evalution_enginekit.streams import StreamLimits
 
 WAIT_S = 10.0
@@ -287,7 +287,7 @@ def test_closing_leaves_the_tasks_of_a_request_to_it() -> None:
 
 
 def test_who_does_not_let_go_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evalution_enginekit.runtime_thread._LETTING_GO_S", 0.05)
+    monkeypatch.setattr("evalution_enginekit.request_loop._LETTING_GO_S", 0.05)
     loop = RequestLoop("the test session", 2)
     server = Server()
 

@@ -26,7 +26,7 @@ from evalution_enginekit import (
     TokenScore,
     TokenSpan,
 )
-from evalution_enginekit.runtime_thread import Emit, RequestJob, RequestLoop
+from evalution_enginekit.request_loop import Emit, RequestJob, RequestLoop
 from evalution_enginekit.streams import StreamLimits
 
 WAIT_S = 20

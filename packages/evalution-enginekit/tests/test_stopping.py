@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalution_enginekit.completion import StopMatcher
+from evalution_enginekit.generation import StopMatcher
 
 LETTERS = st.sampled_from("abé")
 TEXTS = st.text(LETTERS, max_size=24)

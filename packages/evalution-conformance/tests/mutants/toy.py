@@ -38,8 +38,8 @@ from evalution_enginekit import (
     TokenScore,
     TokenSession,
     TokenSpan,
-    batch_continuously,
     bind_tokenizer,
+    run_continuous_batching,
 )
 
 _MERGES = ("answer", "garden", " the", "the", " an", "an", " is", "ne", "ng", "é", ". ")
@@ -169,7 +169,7 @@ class ToySession(TokenSession):
         return table(self.salt)
 
     def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
-        return batch_continuously(feed, self._batch_size, _Sequence, self._step)
+        return run_continuous_batching(feed, self._batch_size, _Sequence, self._step)
 
     def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:
         return [sequence.step(self.table) for sequence in sequences]

@@ -200,7 +200,7 @@ def model_folder(path: str, wanted: str = _WANTED) -> Path | None:
     return None
 
 
-def window_of(
+def choose_window(
     asked: int | None,
     own: int | None,
     *,

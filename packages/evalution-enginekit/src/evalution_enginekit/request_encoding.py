@@ -34,11 +34,11 @@ from evalution_core.encoding import (
 from evalution_core.errors import raise_failures
 from evalution_core.requests import Message
 from evalution_enginekit.chat import ChatTemplate
-from evalution_enginekit.generation import GenerationJob
-from evalution_enginekit.runtime import runtime_errors
+from evalution_enginekit.generation import GenerationJob, TokenPrompt
+from evalution_enginekit.planning import TokenScore
+from evalution_enginekit.runtime_thread import runtime_errors
 from evalution_enginekit.scoring import ScoringJob, complete_logprobs
 from evalution_enginekit.tokenizer import Tokenizer
-from evalution_enginekit.tokens import TokenPrompt, TokenScore
 
 Q = TypeVar("Q")
 T = TypeVar("T")

@@ -1,31 +1,22 @@
-"""The border to a foreign runtime: importing it, and what its failures become."""
+"""A foreign runtime: its import, its versions and its arguments."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import sys
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from evalution_core import (
-    ConfigurationError,
-    EngineRuntimeError,
-    EngineUnavailableError,
-    EvalutionError,
-    Model,
-)
+from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_core.plugins import did_you_mean
 from evalution_core.redaction import redact_text
-
-_log = logging.getLogger(__name__)
 
 _LONGEST = 600
 """Characters of a message of a runtime's."""
@@ -90,33 +81,6 @@ def shorten_error(error: BaseException) -> str:
     text = redact_text(str(error))
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
-
-
-@contextmanager
-def runtime_errors(doing: str) -> Generator[None]:
-    """The one place where a runtime's own exceptions become `EngineRuntimeError`, chained."""
-    try:
-        yield
-    except (EvalutionError, KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:  # the border: asyncio's CancelledError is no Exception
-        raise EngineRuntimeError(
-            f"{doing} failed: {type(error).__name__}: {redact_text(str(error))}"
-        ) from error
-
-
-def end_steps(steps: Iterator[object] | None, doing: str) -> None:
-    """Have an engine's generator let go of what it runs, now and not when it is collected.
-
-    What it raises then is logged: there is an error already, or all its results are there.
-    """
-    if not isinstance(steps, Generator):
-        return
-    try:
-        with runtime_errors(f"ending {doing}"):
-            steps.close()
-    except EvalutionError as error:
-        _log.warning("%s", error)
 
 
 def _version(distribution: str) -> str | None:
@@ -309,37 +273,3 @@ def parse_model_fields(option: str, pairs: Sequence[str] | None) -> dict[str, An
                 f"(fields: {', '.join(known)})"
             )
     return given
-
-
-C = TypeVar("C")
-
-PATIENCE = 3
-"""Failures in a row, each of one request by itself, until a runtime is doubted."""
-
-
-@dataclass(slots=True)
-class Liveness(Generic[C]):
-    """Evidence on a runtime: its failures in a row, and its canary.
-
-    Requests that fail side by side are no proof: the choices of one bad question do. So a runtime
-    in doubt is given its canary, and is dead if that fails too.
-    """
-
-    canary: C | None = None
-    """The request that worked last; before that, one that a live runtime is sure to serve."""
-    failures: int = 0
-
-    def worked(self, done: C | None) -> None:
-        """The runtime answered: `done` is what it did right, if it did."""
-        self.failures = 0
-        if done is not None:
-            self.canary = done
-
-    def failed(self, *, patience: int = PATIENCE) -> bool:
-        """Count a request that failed by itself; return whether the runtime is in doubt."""
-        self.failures += 1
-        return self.failures >= patience
-
-    def ended(self) -> None:
-        """Forget the failures of a runtime that was taken for dead: it may be tried again."""
-        self.failures = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evalution_core.errors import InvalidRequestError
-from evalution_enginekit.tokens import TokenEvent, TokenPrompt
+from evalution_enginekit.generation import TokenEvent, TokenPrompt
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,13 +19,14 @@ from evalution_core import (
 )
 from evalution_core.encoding import TokenSpan
 from evalution_core.redaction import redact_text
-from evalution_enginekit.generation import PromptQueue
+from evalution_enginekit.generation import PromptQueue, TokenEvent
 from evalution_enginekit.model_source import checkpoint_identity, model_folder
-from evalution_enginekit.runtime import runtime_errors, shorten_error
+from evalution_enginekit.planning import TokenScore
+from evalution_enginekit.runtime import shorten_error
+from evalution_enginekit.runtime_thread import runtime_errors
 from evalution_enginekit.serving import ServingLoop, ServingRuntime, SpanGroup, group_spans
 from evalution_enginekit.session import TokenSession
 from evalution_enginekit.tokenizer import HFTokenizer, Tokenizer, checkpoint_tokenizer
-from evalution_enginekit.tokens import TokenEvent, TokenScore
 
 _log = logging.getLogger(__name__)
 

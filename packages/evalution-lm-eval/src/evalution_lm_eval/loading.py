@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from evalution.error_boundary import wrap_errors
-from evalution.suites.suite import RequestKind
 from evalution.yaml_spec.yaml_file import read_yaml
 from evalution_core import Capability, ConfigurationError, UnsupportedRequestError
+from evalution_core.kinds import RequestKind
 from evalution_core.plugins import did_you_mean
 from evalution_lm_eval.options import LmEvalOptions
 from evalution_lm_eval.requests import generation_fields

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from evalution.scoring.accumulators import MetricAccumulator
 from evalution.scoring.metrics import Metric, Score
-from evalution.suites.suite import AnySuite, RequestKind, Suite, SuiteSet
+from evalution.suites.suite import AnySuite, Suite, SuiteSet
 from evalution_core import (
     Capability,
     ConfigurationError,
@@ -21,6 +21,7 @@ from evalution_core import (
     LoglikelihoodOutput,
     RollingLoglikelihoodOutput,
 )
+from evalution_core.kinds import RequestKind
 from evalution_core.redaction import redact
 from evalution_lm_eval.aggregation import TaskTally
 from evalution_lm_eval.documents import Document, Documents

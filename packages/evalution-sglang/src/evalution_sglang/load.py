@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from evalution_core import ConfigurationError, Model
-from evalution_enginekit.model_source import read_commit_hash, window_of
+from evalution_enginekit.model_source import choose_window, read_commit_hash
 from evalution_enginekit.runtime import process_environment
 from evalution_enginekit.serving_session import (
     LoadingHints,
@@ -84,7 +84,7 @@ def _start(
     with process_environment(switches, defaults=_defaults(arguments)), _start_method():
         config = sglang.model_config(arguments["model_path"], **select_model_arguments(arguments))
         option, asked = _window_option(options)
-        window = window_of(asked, config.context_len, option=option)
+        window = choose_window(asked, config.context_len, option=option)
         arguments["context_length"] = window + _RESERVED
         with loading_errors(str(model.path), _START_HINTS):
             thread = EngineThread(sglang.engine, arguments)

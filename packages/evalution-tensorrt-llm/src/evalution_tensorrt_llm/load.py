@@ -13,7 +13,7 @@ from typing import Any, cast
 from evalution_core import ConfigurationError, Model
 from evalution_core.redaction import redact_text
 from evalution_enginekit import import_runtime
-from evalution_enginekit.model_source import read_commit_hash, window_of
+from evalution_enginekit.model_source import choose_window, read_commit_hash
 from evalution_enginekit.serving_session import (
     LoadingHints,
     ServedModel,
@@ -121,7 +121,7 @@ def _prepare(
     if positions is not None:
         own = positions - source.spare
     limit = f"the model's own {positions} less {source.spare} that TensorRT-LLM needs:"
-    window = window_of(options.max_model_len, own, limit=limit)
+    window = choose_window(options.max_model_len, own, limit=limit)
     arguments = make_arguments(options, model, path, module, sequence=window + source.spare)
     return _Prepared(module, checkpoint, source, window, arguments)
 

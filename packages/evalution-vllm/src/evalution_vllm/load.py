@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from evalution_core import ConfigurationError, Model
-from evalution_enginekit.model_source import read_commit_hash, window_of
+from evalution_enginekit.model_source import choose_window, read_commit_hash
 from evalution_enginekit.runtime import process_environment
 from evalution_enginekit.serving_session import (
     LoadingHints,
@@ -72,7 +72,7 @@ def _start(
         # An engine core in this process has frozen what vLLM reads of the environment.
         vllm.envs.disable_envs_cache()
         config = vllm.EngineArgs(**select_model_arguments(arguments)).create_model_config()
-        window = fit_window(config, window_of(options.max_model_len, config.max_model_len))
+        window = fit_window(config, choose_window(options.max_model_len, config.max_model_len))
         # One more than is ever fed: the token that a scored request generates.
         arguments["max_model_len"] = window + 1
         arguments.setdefault("long_prefill_token_threshold", min(_PROMPT_PART, window + 1))

@@ -27,7 +27,6 @@ from evalution.parity.result import (
     absolute_difference,
     summarize_differences,
 )
-from evalution.suites.suite import RequestKind
 from evalution_core import (
     GenerationOutput,
     InvalidRequestError,
@@ -35,6 +34,7 @@ from evalution_core import (
     RequestFailure,
     RollingLoglikelihoodOutput,
 )
+from evalution_core.kinds import RequestKind
 
 values = st.floats(-30, 0) | st.just(-math.inf)
 

@@ -35,6 +35,7 @@ from evalution_core import (
     Model,
     SessionInfo,
 )
+from evalution_core.kinds import RequestKind
 
 HERE = Path(__file__).parent
 MODEL = Model("mock")
@@ -221,7 +222,7 @@ class Play:
     def stream(self, batch_size: int | None = None, run: int = 1) -> PooledStream:
         stream = PooledStream(
             self.scheduler.lock,
-            "generate_continuous",
+            RequestKind.GENERATION,
             batch_size=batch_size,
             unread_bound=10_000,
             run=run,

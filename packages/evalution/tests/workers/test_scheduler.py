@@ -26,6 +26,7 @@ from evalution_core import (
     RequestFailure,
     SessionClosedError,
 )
+from evalution_core.kinds import RequestKind
 
 
 @given(
@@ -92,7 +93,7 @@ def test_neighbours_go_to_one_worker(stage: Any) -> None:
 def test_nothing_is_placed_while_too_much_is_unread(stage: Any) -> None:
     play, chance = stage(1), random.Random(0)
     stream = PooledStream(
-        play.scheduler.lock, "generate_continuous", batch_size=2, unread_bound=2, run=1
+        play.scheduler.lock, RequestKind.GENERATION, batch_size=2, unread_bound=2, run=1
     )
     play.scheduler.open(stream)
     source = iter(range(100))

@@ -35,6 +35,7 @@ from evalution_core import (
     TextDelta,
 )
 from evalution_core.errors import RemoteCause
+from evalution_core.kinds import RequestKind
 from evalution_enginekit.mock import Mock
 
 
@@ -143,7 +144,9 @@ def test_main_module_goes_along_only_where_it_is_needed(
 def test_deltas_that_wait_for_a_reader_are_joined() -> None:
     lock = threading.RLock()
     lock.acquire()
-    stream = PooledStream(lock, "stream", batch_size=None, unread_bound=9, run=1)
+    stream = PooledStream(
+        lock, RequestKind.GENERATION, deltas=True, batch_size=None, unread_bound=9, run=1
+    )
     item = StreamItem(b"", stream=stream, key="key", metadata={"row": 1})
     stream.add(item)
     stream.end_input()

@@ -13,7 +13,7 @@ from evalution_core import (
     EvalutionError,
     RequestFailure,
 )
-from evalution_core.kinds import REQUEST_KINDS, RequestKind, find_kind
+from evalution_core.kinds import RequestKind, find_kind
 from evalution_core.requests import Output, Request
 
 
@@ -26,7 +26,7 @@ class DamagedAnswerError(UnreadableAnswerError):
 
 
 _FAILURE = "failure"
-_OUTPUTS = tuple(kind.output for kind in REQUEST_KINDS)
+_OUTPUTS = tuple(kind.output for kind in RequestKind)
 _FIELDS: dict[type[Output], tuple[str, ...]] = {
     kind: tuple(f.name for f in fields(kind) if f.name != "metadata") for kind in _OUTPUTS
 }

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from evalution_core import BaseEngine, GenerationRequest, Model, RollingLoglikelihoodRequest
 from evalution_core.engine import CONTRACT_VERSION
-from evalution_core.kinds import REQUEST_KINDS
+from evalution_core.kinds import RequestKind
 from evalution_core.options import numeric_options
 from evalution_core.redaction import SECRET_FIELD
 from evalution_core.requests import Request
@@ -124,7 +124,7 @@ def _spellings(kind: type[Request]) -> list[tuple[str, _Spelling | None]]:
     return [(name, _SPELLINGS.get(name)) for name in names]
 
 
-_FIELDS = {kind.request: (kind.label, _spellings(kind.request)) for kind in REQUEST_KINDS}
+_FIELDS = {kind.request: (kind.label, _spellings(kind.request)) for kind in RequestKind}
 
 
 _KEY_VERSION = 1

@@ -22,8 +22,8 @@ from evalution.parity.result import (
 )
 from evalution.redaction import mask_text
 from evalution.runs.in_flight import find_answer_problem
-from evalution.suites.suite import RequestKind
 from evalution_core import GenerationOutput, RequestFailure
+from evalution_core.kinds import RequestKind
 from evalution_core.requests import Output
 
 Key = tuple[int, int]

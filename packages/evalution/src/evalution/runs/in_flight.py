@@ -15,7 +15,7 @@ from typing import cast
 
 from evalution.error_boundary import wrap_errors
 from evalution.runs.answer_cache import CachedAnswers
-from evalution.suites.suite import AnySuite, RequestKind, Sample
+from evalution.suites.suite import AnySuite, Sample
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
@@ -23,7 +23,7 @@ from evalution_core import (
     GenerationOutput,
     RequestFailure,
 )
-from evalution_core.kinds import find_kind
+from evalution_core.kinds import RequestKind
 from evalution_core.requests import Output, Request
 
 Key = tuple[int, int]
@@ -69,9 +69,7 @@ class InFlightSamples:
     """
 
     def __init__(self, kind: RequestKind):
-        found = find_kind(kind.value)
-        assert found is not None
-        self._output = found.output
+        self._output = kind.output
         self._open: dict[int, OpenSample] = {}
         self._known: set[int] = set()
 

@@ -16,27 +16,17 @@ from evalution.progress import Progress
 from evalution.redaction import register_secrets
 from evalution.runs.backend import ModelBackend
 from evalution.runs.preflight import check_capabilities
-from evalution.suites.suite import AnySuite, RequestKind
+from evalution.suites.suite import AnySuite
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
     CheckResult,
     EngineRuntimeError,
     EvalutionError,
-    GenerationRequest,
-    LoglikelihoodRequest,
     Model,
-    RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_core.kinds import find_kind
-
-_SHORT = {
-    GenerationRequest: GenerationRequest("a", max_new_tokens=1),
-    LoglikelihoodRequest: LoglikelihoodRequest("a", "b"),
-    RollingLoglikelihoodRequest: RollingLoglikelihoodRequest("a"),
-}
-"""A request of each kind, as short as can be."""
+from evalution_core.kinds import RequestKind
 
 
 class SessionHolder:
@@ -189,9 +179,7 @@ def _refuse(session: BaseInferenceSession, suite: AnySuite) -> None:
     """Raise the session's own refusal of the suite's requests, which may have a reason."""
     try:
         with wrap_errors(f"a request of suite {suite.title!r}"):
-            kind = find_kind(suite.request_kind.value)
-            assert kind is not None
-            kind.answer(session, [_SHORT[kind.request]])
+            suite.request_kind.answer(session, [suite.request_kind.example])
     except UnsupportedRequestError as error:
         needed = suite.request_kind.capability
         raise UnsupportedRequestError(f"suite {suite.title!r} needs {needed}; {error}") from error

@@ -27,7 +27,6 @@ from evalution_core import (
     EngineRuntimeError,
     EvalutionError,
 )
-from evalution_core.kinds import find_kind
 from evalution_core.requests import Output, Request
 
 K = TypeVar("K", bound=Hashable)
@@ -44,9 +43,7 @@ def open_stream(
     session: BaseInferenceSession, suite: AnySuite, requests: Iterable[tuple[K, Request]]
 ) -> Iterable[tuple[K, Any]]:
     """Send the requests of `suite` to the call that serves them; events come unchecked."""
-    kind = find_kind(suite.request_kind.value)
-    assert kind is not None
-    call = getattr(session, kind.continuous_call)
+    call = getattr(session, suite.request_kind.continuous_call)
     return call(requests, batch_size=suite.batch_size)
 
 

@@ -24,9 +24,10 @@ from evalution.scoring.metrics import Mean, Measure, Metric, Score
 from evalution.suites.dataset import LocalQuestions
 from evalution.suites.prompted_suite import PromptedSuite, Template, parse_text
 from evalution.suites.row_suite import FewshotRow
-from evalution.suites.suite import RequestKind, Sample, yaml_form
+from evalution.suites.suite import Sample, yaml_form
 from evalution.user_input import LARGEST
 from evalution_core import GenerationOutput, GenerationRequest
+from evalution_core.kinds import RequestKind
 from evalution_core.requests import Message
 
 EXACT_MATCH = "exact_match"

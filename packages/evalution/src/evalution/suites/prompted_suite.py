@@ -16,14 +16,8 @@ from evalution.rows.local import Row
 from evalution.suites.row_suite import FewshotRow, RowSuite, Split
 from evalution.suites.suite import Sample
 from evalution.user_input import LARGEST
-from evalution_core import (
-    Capability,
-    ConfigurationError,
-    GenerationOutput,
-    LoglikelihoodOutput,
-    RollingLoglikelihoodOutput,
-)
-from evalution_core.requests import Message
+from evalution_core import Capability, ConfigurationError
+from evalution_core.requests import Message, Output
 
 _YAML_HINT = "; for a brace of the text itself write {{ or }}"
 
@@ -178,7 +172,7 @@ TargetDelimiter = Annotated[
 ]
 
 S = TypeVar("S", bound=Sample)
-A = TypeVar("A", GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput)
+A = TypeVar("A", bound=Output)
 
 
 @dataclass(kw_only=True)

@@ -18,15 +18,12 @@ from evalution.suites.suite import Sample, Suite
 from evalution.user_input import LARGEST
 from evalution_core import (
     ConfigurationError,
-    GenerationOutput,
     GenerationRequest,
-    LoglikelihoodOutput,
     LoglikelihoodRequest,
-    RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
 from evalution_core.plugins import nearest_name
-from evalution_core.requests import Message, Request
+from evalution_core.requests import Message, Output, Request
 
 NATIVE = "native"
 _SPELLINGS = (NATIVE, "shuffle", "shuffle|<seed>", "length|asc", "length|desc")
@@ -124,7 +121,7 @@ def select_rows(
 
 
 S = TypeVar("S", bound=Sample)
-A = TypeVar("A", GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput)
+A = TypeVar("A", bound=Output)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ class WorkerSlot:
             next(self._numbers), stream, share or preferred or _DEFAULT_CAP
         )
         self.worker_streams[worker_stream.number] = worker_stream
-        self._send(Open(worker_stream.number, stream.method, share))
+        self._send(Open(worker_stream.number, stream.kind, stream.deltas, share))
         return worker_stream
 
     def place(self, worker_stream: WorkerStream, item: StreamItem) -> None:

@@ -51,6 +51,7 @@ from evalution_core import (
     StreamEvent,
     TextDelta,
 )
+from evalution_core.kinds import RequestKind
 from evalution_core.requests import Output
 
 Events = Iterator[tuple[int, StreamEvent | Output | RequestFailure]]
@@ -93,10 +94,10 @@ class Service:
             case Item(stream=number):
                 if stream := self._streams.get(number):
                     stream.put(message)
-            case Open(stream=number, method=method, batch_size=batch_size):
-                stream = _OpenStream(number, self._method(method), method, batch_size, self._outbox)
+            case Open(stream=number, kind=kind):
+                stream = _OpenStream(message, self._find_call(kind, message.deltas), self._outbox)
                 self._streams[number] = stream
-                _start(lambda: self._run(stream), f"{method} {number}")
+                _start(lambda: self._run(stream), f"{kind.continuous_call} {number}")
             case End(stream=number):
                 if stream := self._streams.get(number):
                     stream.end()
@@ -120,11 +121,11 @@ class Service:
         stream.run()
         del self._streams[stream.number]
 
-    def _method(self, name: str) -> Callable[..., Events]:
-        if name == "generate_continuous" and Capability.STREAM in self._session.capabilities:
+    def _find_call(self, kind: RequestKind, deltas: bool) -> Callable[..., Events]:
+        if kind is RequestKind.GENERATION and Capability.STREAM in self._session.capabilities:
             # Its deltas show progress, and let an abort through at every token.
-            name = "stream"
-        return getattr(self._session, name)
+            deltas = True
+        return getattr(self._session, "stream" if deltas else kind.continuous_call)
 
     def _call(self, call: Call) -> None:
         try:
@@ -145,19 +146,12 @@ class Service:
 class _OpenStream:
     """One open stream of the session, from its first item until the session has ended it."""
 
-    def __init__(
-        self,
-        number: int,
-        method: Callable[..., Events],
-        name: str,
-        batch_size: int | None,
-        outbox: Outbox,
-    ):
-        self.number = number
-        self._method = method
-        self._shows_deltas = name == "stream"
-        self._name = name
-        self._batch_size = batch_size
+    def __init__(self, opened: Open, call: Callable[..., Events], outbox: Outbox):
+        self.number = opened.stream
+        self._call = call
+        self._shows_deltas = opened.deltas
+        self._name = "stream" if opened.deltas else opened.kind.continuous_call
+        self._batch_size = opened.batch_size
         self._outbox = outbox
         self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._waiting: set[int] = set()
@@ -184,7 +178,7 @@ class _OpenStream:
             self._outbox.put(StreamEnded(self.number))
 
     def _run(self) -> None:
-        events = self._method(self._requests(), batch_size=self._batch_size)
+        events = self._call(self._requests(), batch_size=self._batch_size)
         try:
             for number, outcome in events:
                 if self._aborted.is_set():

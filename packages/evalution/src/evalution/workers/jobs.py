@@ -22,6 +22,8 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_core.errors import raise_failures
+from evalution_core.kinds import RequestKind
+from evalution_core.requests import Output, Request
 
 _numbers = count()
 
@@ -75,7 +77,8 @@ class CallJob(Job):
 class ListPart(CallJob):
     """Part of a list call, from request `start` on; `result` gets its outputs in order."""
 
-    requests: Sequence[Any] = ()
+    kind: RequestKind = RequestKind.GENERATION
+    requests: Sequence[Request] = ()
     batch_size: int | None = None
     start: int = 0
 
@@ -89,8 +92,8 @@ class ListPart(CallJob):
             return [self]
         half = (len(self.requests) + 1) // 2
         parts = [
-            make_list_part(self.method, self.requests[:half], self.batch_size, self.start),
-            make_list_part(self.method, self.requests[half:], self.batch_size, self.start + half),
+            make_list_part(self.kind, self.requests[:half], self.batch_size, self.start),
+            make_list_part(self.kind, self.requests[half:], self.batch_size, self.start + half),
         ]
 
         def join(_: Future[Any]) -> None:
@@ -106,7 +109,7 @@ class ListPart(CallJob):
 
 
 def make_list_part(
-    method: str, requests: Sequence[Any], batch_size: int | None, start: int
+    kind: RequestKind, requests: Sequence[Request], batch_size: int | None, start: int
 ) -> ListPart:
     """Make a list call of these requests, those from `start` on of a longer one.
 
@@ -115,21 +118,22 @@ def make_list_part(
     """
     return ListPart(
         pack_request(((list(requests),), {"batch_size": batch_size})),
-        method=method,
+        method=kind.list_call,
+        kind=kind,
         requests=requests,
         batch_size=batch_size,
         start=start,
     )
 
 
-def join_outputs(parts: Sequence[ListPart]) -> list[Any]:
+def join_outputs(parts: Sequence[ListPart]) -> list[Output]:
     """Return the outputs of adjacent parts in order; waits until all are done.
 
     Raises:
         InvalidRequestError, UnsupportedRequestError: some requests were refused; names all of them.
         EvalutionError: the first other error of a part.
     """
-    outputs: list[Any] = []
+    outputs: list[Output] = []
     refused: dict[int, EvalutionError] = {}
     begin = parts[0].start
     for part in parts:
@@ -186,7 +190,8 @@ class PooledStream:
     All state is under the scheduler's lock.
 
     Args:
-        method: which method of the session serves it.
+        kind: kind of its requests.
+        deltas: texts come as they grow.
         batch_size: a cap on what runs at once over all workers; None leaves it to the sessions.
         unread_bound: no item is placed while so many answers are unread.
         run: so many items in a row go to the same worker, for the sake of what they share.
@@ -195,14 +200,16 @@ class PooledStream:
     def __init__(
         self,
         lock: threading.RLock,
-        method: str,
+        kind: RequestKind,
         *,
+        deltas: bool = False,
         batch_size: int | None,
         unread_bound: int,
         run: int,
     ):
         self._changed = threading.Condition(lock)
-        self.method = method
+        self.kind = kind
+        self.deltas = deltas
         self.batch_size = batch_size
         self._run = run
         self._run_left = 0

@@ -41,6 +41,8 @@ from evalution_core import (
     TextCodec,
     UnsupportedRequestError,
 )
+from evalution_core.kinds import RequestKind
+from evalution_core.requests import Request
 
 
 class RemoteTokenizer:
@@ -116,27 +118,27 @@ class SupervisedSession(BaseInferenceSession):
     def generate(
         self, requests: list[GenerationRequest], *, batch_size: int | None = None
     ) -> list[GenerationOutput]:
-        return self._list_call("generate", requests, batch_size)
+        return self._list_call(RequestKind.GENERATION, requests, batch_size)
 
     def loglikelihood(
         self, requests: list[LoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[LoglikelihoodOutput]:
-        return self._list_call("loglikelihood", requests, batch_size)
+        return self._list_call(RequestKind.LOGLIKELIHOOD, requests, batch_size)
 
     def loglikelihood_rolling(
         self, requests: list[RollingLoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[RollingLoglikelihoodOutput]:
-        return self._list_call("loglikelihood_rolling", requests, batch_size)
+        return self._list_call(RequestKind.ROLLING, requests, batch_size)
 
     def generate_continuous(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
-        return self._streamed("generate_continuous", requests, batch_size)
+        return self._streamed(RequestKind.GENERATION, requests, batch_size)
 
     def loglikelihood_continuous(
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
-        return self._streamed("loglikelihood_continuous", requests, batch_size, run=_RUN)
+        return self._streamed(RequestKind.LOGLIKELIHOOD, requests, batch_size, run=_RUN)
 
     def loglikelihood_rolling_continuous(
         self,
@@ -144,7 +146,7 @@ class SupervisedSession(BaseInferenceSession):
         *,
         batch_size: int | None = None,
     ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
-        return self._streamed("loglikelihood_rolling_continuous", requests, batch_size)
+        return self._streamed(RequestKind.ROLLING, requests, batch_size)
 
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
@@ -152,7 +154,7 @@ class SupervisedSession(BaseInferenceSession):
         if Capability.STREAM not in self._info.capabilities:
             self._scheduler.ensure_open()
             raise UnsupportedRequestError("the engine in the worker process can't stream")
-        return self._streamed("stream", requests, batch_size)
+        return self._streamed(RequestKind.GENERATION, requests, batch_size, deltas=True)
 
     def check(self) -> CheckResult:
         """Return the worst result of all workers' checks."""
@@ -212,27 +214,27 @@ class SupervisedSession(BaseInferenceSession):
 
     def _streamed(
         self,
-        method: str,
-        requests: Iterable[tuple[K, Any]],
+        kind: RequestKind,
+        requests: Iterable[tuple[K, Request]],
         batch_size: int | None,
         *,
+        deltas: bool = False,
         run: int = 1,
     ) -> Iterator[tuple[K, Any]]:
         cap = self._begin(batch_size)
-        unread = cap or self._info.preferred_batch_size or _UNREAD
-        return self._results(method, requests, cap, unread, run)
+        stream = PooledStream(
+            self._scheduler.lock,
+            kind,
+            deltas=deltas,
+            batch_size=cap,
+            unread_bound=cap or self._info.preferred_batch_size or _UNREAD,
+            run=run,
+        )
+        return self._results(stream, requests)
 
     def _results(
-        self,
-        method: str,
-        requests: Iterable[tuple[K, Any]],
-        cap: int | None,
-        unread: int,
-        run: int,
+        self, stream: PooledStream, requests: Iterable[tuple[K, Request]]
     ) -> Iterator[tuple[K, Any]]:
-        stream = PooledStream(
-            self._scheduler.lock, method, batch_size=cap, unread_bound=unread, run=run
-        )
         self._scheduler.open(stream)
         threading.Thread(
             target=self._feed, args=(requests, stream), name="evalution input", daemon=True
@@ -263,11 +265,13 @@ class SupervisedSession(BaseInferenceSession):
         except BaseException as error:  # noqa: BLE001 - it is raised again at the reading end
             self._scheduler.end_input(stream, error)
 
-    def _list_call(self, method: str, requests: Sequence[Any], batch_size: int | None) -> Any:
+    def _list_call(
+        self, kind: RequestKind, requests: Sequence[Request], batch_size: int | None
+    ) -> list[Any]:
         cap = self._begin(batch_size)
         pairs = [split_metadata(request) for request in requests]
         workers = len(self._scheduler.ready_slots()) or 1
-        parts = _divide(method, [request for request, _ in pairs], cap, workers)
+        parts = _divide(kind, [request for request, _ in pairs], cap, workers)
         try:
             for part in parts:
                 self._scheduler.submit(part)
@@ -282,14 +286,14 @@ class SupervisedSession(BaseInferenceSession):
 
 
 def _divide(
-    method: str, requests: Sequence[Any], cap: int | None, workers: int
+    kind: RequestKind, requests: Sequence[Request], cap: int | None, workers: int
 ) -> Sequence[ListPart]:
     """Divide the requests into as many adjacent parts as may be answered at once."""
     count = max(1, min(workers, len(requests), cap or workers))
     cuts = [part * len(requests) // count for part in range(count + 1)]
     return [
         make_list_part(
-            method,
+            kind,
             requests[begin:end],
             None if cap is None else cap // count + (number < cap % count),
             begin,

@@ -27,6 +27,7 @@ from evalution_core import (
     Model,
     SessionInfo,
 )
+from evalution_core.kinds import RequestKind
 
 PROTOCOL = 5
 SpecialIds = tuple[tuple[int, ...], int | None, int | None]
@@ -47,10 +48,11 @@ class Start(NamedTuple):
 
 
 class Open(NamedTuple):
-    """Begin one call of a continuous method; `stream` is its number from now on."""
+    """Begin one continuous call, `stream` from now on; with `deltas`, texts come as they grow."""
 
     stream: int
-    method: str
+    kind: RequestKind
+    deltas: bool
     batch_size: int | None
 
 
