@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
-from starlette.routing import BaseRoute, Route
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from typing_extensions import TypedDict
 
 from evalution_openai.server.answers import ChatAnswer, CompletionAnswer
@@ -39,11 +41,9 @@ from evalution_openai.server.evaluation import (
 )
 from evalution_openai.server.json_route import JsonRoute
 from evalution_openai.server.serving import Metrics, ServedModel
-from evalution_openai.server.streaming import send_bytes, send_json
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
+    from starlette.requests import Request
 
 _REF = "#/components/schemas/{model}"
 _REFUSALS = {
@@ -193,67 +193,14 @@ _POSTS: list[tuple[Operation, Any]] = [
 _ALIASES = {"/v1/eval/rolling": "/v1/eval/loglikelihood/rolling"}
 
 
-def make_routes(served: Callable[[], ServedModel], metrics: Metrics) -> list[BaseRoute]:
-    """Make all routes; `served` returns the model, or raises an `ApiError` while there is none."""
-
-    async def health() -> Health:
-        served()
-        return {"status": "ok"}
-
-    async def models() -> ModelList:
-        return {"object": "list", "data": [_describe_model(served())]}
-
-    async def info() -> TokenizerInfo:
-        return await tokenizer_info(served())
-
-    gets: list[tuple[Operation, Callable[[], Awaitable[Any]]]] = [
-        (Operation("/health", "Report that the server is up.", Health, is_open=True), health),
-        (Operation("/v1/models", "The served model.", ModelList), models),
-        (Operation("/tokenizer_info", "The tokenizer as data.", TokenizerInfo), info),
-    ]
-    page = Operation("/metrics", "Figures for Prometheus.", "text/plain")
-    schema = make_document([*(pair[0] for pair in (*_POSTS, *gets)), page])
-
-    async def openapi() -> dict[str, Any]:
-        return schema
-
-    async def show_metrics(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_bytes(send, 200, metrics.render(), _PROMETHEUS)
-
-    endpoints = {
-        operation.path: JsonRoute(served, operation.body, answer) for operation, answer in _POSTS
-    }
-    endpoints |= {alias: endpoints[path] for alias, path in _ALIASES.items()}
-    return [
-        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
-        *(Route(operation.path, _GetRoute(answer), methods=["GET"]) for operation, answer in gets),
-        Route("/openapi.json", _GetRoute(openapi), methods=["GET"]),
-        Route("/metrics", _RawRoute(show_metrics), methods=["GET"]),
-    ]
+def report_health(served: ServedModel) -> Health:
+    return {"status": "ok"}
 
 
-class _GetRoute:
-    """A route without a body; a class, as Starlette calls functions with another interface."""
-
-    def __init__(self, answer: Callable[[], Awaitable[Any]]):
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, 200, await self._answer())
-
-
-class _RawRoute:
-    def __init__(self, answer: Callable[[Scope, Receive, Send], Awaitable[None]]):
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(scope, receive, send)
-
-
-def _describe_model(served: ServedModel) -> ModelEntry:
+def list_models(served: ServedModel) -> ModelList:
     execution = served.session.describe_execution() or {}
     dtype = execution.get("dtype")
-    return {
+    entry: ModelEntry = {
         "id": served.name,
         "object": "model",
         "created": served.created,
@@ -262,3 +209,43 @@ def _describe_model(served: ServedModel) -> ModelEntry:
         "dtype": dtype if isinstance(dtype, str) else None,
         "capabilities": sorted(served.capabilities),
     }
+    return {"object": "list", "data": [entry]}
+
+
+_GETS: list[tuple[Operation, Callable[[ServedModel], Any]]] = [
+    (Operation("/health", "Report that the server is up.", Health, is_open=True), report_health),
+    (Operation("/v1/models", "The served model.", ModelList), list_models),
+    (Operation("/tokenizer_info", "The tokenizer as data.", TokenizerInfo), tokenizer_info),
+]
+_METRICS = Operation("/metrics", "Figures for Prometheus.", "text/plain")
+
+
+def make_routes(served: Callable[[], ServedModel], metrics: Metrics) -> list[Route]:
+    """Make all routes; `served` returns the model, or raises an `ApiError` while there is none."""
+    document = make_document([*(pair[0] for pair in (*_POSTS, *_GETS)), _METRICS])
+    posts = {
+        operation.path: JsonRoute(served, operation.body, answer) for operation, answer in _POSTS
+    }
+    posts |= {alias: posts[path] for alias, path in _ALIASES.items()}
+    gets: dict[str, Callable[[], Response]] = {
+        operation.path: partial(_describe, served, describe) for operation, describe in _GETS
+    }
+    gets["/openapi.json"] = partial(JSONResponse, document)
+    gets["/metrics"] = lambda: Response(metrics.render(), media_type=_PROMETHEUS)
+    return [
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
+        *(_make_get(path, answer) for path, answer in gets.items()),
+    ]
+
+
+def _describe(
+    served: Callable[[], ServedModel], describe: Callable[[ServedModel], Any]
+) -> Response:
+    return JSONResponse(describe(served()))
+
+
+def _make_get(path: str, answer: Callable[[], Response]) -> Route:
+    async def endpoint(request: Request) -> Response:
+        return answer()
+
+    return Route(path, endpoint, methods=["GET"])
