@@ -11,6 +11,7 @@ from contextlib import ExitStack, asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Router
@@ -177,14 +178,10 @@ class OpenAICompatibleServer:
         key = self._settings.api_key
         if key is None or scope["path"] in _OPEN_PATHS:
             return
-        given = b""
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                kind, _, token = value.partition(b" ")
-                given = token.strip() if kind.lower() == b"bearer" else given
-            elif name == b"x-api-key":
-                given = value
-        if not hmac.compare_digest(given, key.encode()):
+        headers = Headers(scope=scope)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not hmac.compare_digest(given.encode(), key.encode()):
             raise ApiError(
                 401,
                 "this server wants its API key: Authorization: Bearer KEY",
@@ -198,8 +195,7 @@ class OpenAICompatibleServer:
         settings, server = self._settings, scope.get("server")
         if settings.api_key or settings.any_host or not server or not is_loopback(server[0]):
             return
-        asked = next((value for name, value in scope["headers"] if name == b"host"), b"localhost")
-        if not is_loopback(read_host(asked.decode("latin-1"))):
+        if not is_loopback(read_host(Headers(scope=scope).get("host", "localhost"))):
             raise ApiError(
                 403,
                 "without a key, this server answers to localhost alone: ask for that name, or "

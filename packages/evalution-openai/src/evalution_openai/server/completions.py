@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any
 
 from evalution_core import (
     Capability,
@@ -115,48 +114,26 @@ async def score_prompt(
 async def _find_likeliest(
     served: ServedModel, token_ids: Sequence[int], listed: int
 ) -> list[dict[int, float]]:
-    """Find the likeliest tokens at each position but the first."""
-    tops: list[dict[int, float]] = [{} for _ in token_ids[1:]]
-    next_tokens = NextTokens(token_ids, listed)
-    async with aclosing(served.events(next_tokens)) as events:
-        async for index, output in events:
-            assert isinstance(output, GenerationOutput), output
-            (entry,) = read_entries(output)
-            tops[-1 - index] = dict(entry.top or {})
-    return tops
+    """Find the likeliest tokens at each position but the first, the longest prefixes first.
 
-
-class NextTokens(Sequence[GenerationRequest]):
-    """Requests for one token after each prefix of a prompt, the longest first.
-
-    A session that caches prefixes computes only the longest. Each request is made when the session
-    takes it: all of them together would need memory as the square of the prompt.
+    A few prefixes at once: all of them need memory as the square of the prompt.
     """
-
-    def __init__(self, token_ids: Sequence[int], listed: int):
-        self._token_ids = token_ids
-        self._listed = listed
-
-    def __len__(self) -> int:
-        return len(self._token_ids) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> GenerationRequest: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[GenerationRequest]: ...
-    def __getitem__(self, index: int | slice) -> GenerationRequest | Sequence[GenerationRequest]:
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return GenerationRequest(
-            input_ids=self._token_ids[: len(self) - index],
-            max_new_tokens=1,
-            logprobs=self._listed,
-            ignore_eos=True,
-        )
+    tops: list[dict[int, float]] = []
+    lengths = range(len(token_ids) - 1, 0, -1)
+    for begin in range(0, len(lengths), _PREFIXES):
+        requests = [
+            GenerationRequest(
+                input_ids=token_ids[:length], max_new_tokens=1, logprobs=listed, ignore_eos=True
+            )
+            for length in lengths[begin : begin + _PREFIXES]
+        ]
+        for output in await served.generate(requests):
+            (entry,) = read_entries(output)
+            tops.append(dict(entry.top or {}))
+    return tops[::-1]
 
 
+_PREFIXES = 64
 _LONG = 32_768
 """Characters or ids beyond which prompts are checked on a thread."""
 
