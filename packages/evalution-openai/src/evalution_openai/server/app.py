@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, asynccontextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from starlette.datastructures import Headers
@@ -65,7 +64,7 @@ class OpenAICompatibleServer:
         self.metrics = Metrics(lambda: self._served)
         if session is not None:
             self._served = self._make_served(session)
-        routes = make_routes(self.served, self.metrics)
+        routes = make_routes(self.served)
         self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
         self._paths = {route.path for route in routes}
 
@@ -96,12 +95,7 @@ class OpenAICompatibleServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def served(self) -> ServedModel:

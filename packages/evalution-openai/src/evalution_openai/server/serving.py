@@ -17,6 +17,7 @@ from evalution_core import (
     TextCodec,
     TextDelta,
 )
+from evalution_core.encoding import encode_with_leading
 from evalution_core.kinds import REQUEST_KINDS, RequestKind
 from evalution_enginekit.async_session import AsyncSession
 from evalution_enginekit.request_encoding import RequestValidator
@@ -203,11 +204,7 @@ class ServedModel:
 
     def encode_prompt(self, text: str) -> list[int] | None:
         """Encode a prompt as the session does; None where that is unknown."""
-        if self.tokenizer is None:
-            return None
-        token_ids = self.tokenizer.encode(text)
-        leading = list(self.tokenizer.leading_ids)
-        return token_ids if token_ids[: len(leading)] == leading else leading + token_ids
+        return None if self.tokenizer is None else encode_with_leading(self.tokenizer, text)
 
     def spell(self, token_id: int) -> str:
         """Return the text of one token, also of a special one.
