@@ -11,7 +11,7 @@ import pytest
 
 import evalution
 from evalution import Generation
-from evalution.report.overview import suite_conditions
+from evalution.report.overview import list_suite_conditions
 from evalution.scoring.filters import Regex, text_before_stop
 from evalution.suites import load_suite
 from evalution_core import ConfigurationError, EngineRuntimeError, GenerationOutput
@@ -240,6 +240,6 @@ def test_unfinished_thoughts_are_told_on_the_command_line(
 
 def test_think_end_token_is_not_redacted(thinker: Any) -> None:
     runs = [run(thinker(), think_end_token=token) for token in (END, "see")]
-    (group,) = suite_conditions(runs)
+    (group,) = list_suite_conditions(runs)
     (condition,) = [one for one in group.conditions if one.name == "think_end_token"]
     assert list(condition.values) == [END, "see"]
