@@ -98,7 +98,7 @@ class SuiteRun:
 
         Raises:
             EngineRuntimeError: the runtime died, or the session answered a request that was not
-                open, so that its answers can't be told apart; what was finished before is written.
+                open; what was finished before is written.
             ConfigurationError: a row can't be read any more.
             TooManyFailuresError: more samples failed than the run allows.
             KeyboardInterrupt: `stop` was set.
