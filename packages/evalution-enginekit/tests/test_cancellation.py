@@ -20,6 +20,7 @@ from evalution_core import (
     LoglikelihoodRequest,
     RequestFailure,
     RequestStream,
+    TextDelta,
 )
 from evalution_enginekit.request_loop import Emit, RequestJob, RequestLoop
 from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
@@ -80,7 +81,7 @@ def test_what_runs_is_unwanted_and_what_becomes_of_it_is_dropped() -> None:
     assert owner.wakes == 1, "the runtime has to hear of it"
     assert [stream.wants(number) for number in (0, 1)] == [False, True]
     with stream._changed:
-        stream.deliver_part(0, "part", str.__add__)
+        stream.deliver_part(0, TextDelta("part"))
     finish(stream, 0, "X")
     finish(stream, 1, "Y")
     stream.finish_input()
@@ -104,7 +105,7 @@ def test_what_is_unread_goes_and_makes_room() -> None:
     stream.submit("a", "x")
     start(stream, 0)
     with stream._changed:
-        stream.deliver_part(0, "p", str.__add__)
+        stream.deliver_part(0, TextDelta("p"))
     finish(stream, 0, "X")
     stream.submit("b", "y")
     assert stream.admissible() == 0
@@ -198,7 +199,7 @@ def test_counts_hold_whatever_is_cancelled_when(moves: list[tuple[str, bool]]) -
             start(stream, count)
         elif move == "part" and numbers:
             with stream._changed:
-                stream.deliver_part(numbers[0 if is_first else -1], "p", str.__add__)
+                stream.deliver_part(numbers[0 if is_first else -1], TextDelta("p"))
         elif move == "end" and numbers:
             finish(stream, numbers[0 if is_first else -1], "x")
         elif move == "read" and stream._results:

@@ -138,10 +138,10 @@ def test_release_runs_on_the_runtime_thread_and_every_close_waits_for_it(
 
 def test_unread_deltas_join_and_keep_nobody_waiting(echo: Echoes) -> None:
     session = echo(batch_size=2)
-    stream = session._open_generation(None, deltas=True)
+    stream = session._open_generation(None)
     done = threading.Event()
-    stream.submit("a", session._encoder.generation(ask("abcdefgh")))
-    stream.submit("b", session._encoder.generation(ask("xyz")))
+    stream.submit("a", session._make_completion_job(ask("abcdefgh"), deltas=True))
+    stream.submit("b", session._make_completion_job(ask("xyz"), deltas=True))
     stream.finish_input()
     threading.Thread(target=lambda: (session.generate([ask("k")]), done.set())).start()
     assert done.wait(WAIT_S)

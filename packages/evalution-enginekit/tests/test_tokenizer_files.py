@@ -15,8 +15,8 @@ from evalution_enginekit import ByteTokenizer, ChatTemplate, TokenizerFile, load
 from evalution_enginekit.tokenizer import (
     bind_tokenizer,
     checkpoint_tokenizer,
-    declared_eos,
     parse_eos_ids,
+    read_declared_eos,
 )
 
 pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")
@@ -80,7 +80,7 @@ def test_ids_that_the_model_declares_end_a_generation_too(
     for name, declared in files.items():
         write(folder / name, eos_token_id=declared)
     assert read(folder).eos_ids == eos_ids
-    assert declared_eos(folder) | {1} == eos_ids
+    assert read_declared_eos(folder) | {1} == eos_ids
 
 
 @pytest.mark.parametrize("declared", ["</s>", [1, "</s>"], True, [[1]], {"id": 1}])

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalution_core.errors import InvalidRequestError
 from evalution_enginekit.generation import TokenEvent, TokenPrompt
 
 if TYPE_CHECKING:
@@ -70,33 +69,19 @@ def next_token(
     `top_p` keeps the smallest set of likeliest tokens whose probabilities reach `top_p`, and at
     least one token. `top_k=0` and `top_p=1` keep all. `temperature=0` is the limit, greedy.
 
-    Raises:
-        InvalidRequestError: a setting is outside its range, or `generator` is missing.
+    The settings are those of a valid request; `generator` is needed with `do_sample` alone.
     """
-    if not do_sample:
+    if not do_sample or temperature == 0:
         return int(logits.argmax())
-    _check_settings(temperature, top_p, top_k)
-    if temperature == 0:
-        return int(logits.argmax())
-    if generator is None:
-        raise InvalidRequestError("do_sample=True needs a random generator")
-    token_ids, probabilities = _candidates(logits, temperature, top_p, top_k)
+    assert generator is not None
+    token_ids, probabilities = _rank_candidates(logits, temperature, top_p, top_k)
     cumulative = np.cumsum(probabilities)
     # random() is at most 1 - 2**-53, and its product with a total always rounds to below the total.
     threshold = generator.random() * float(cumulative[-1])
     return int(token_ids[np.searchsorted(cumulative, threshold, side="right")])
 
 
-def _check_settings(temperature: float, top_p: float, top_k: int) -> None:
-    if not 0 <= temperature < float("inf"):
-        raise InvalidRequestError(f"temperature must be >= 0 and finite, got {temperature!r}")
-    if not 0 <= top_p <= 1:
-        raise InvalidRequestError(f"top_p must be between 0 and 1, got {top_p!r}")
-    if top_k < 0:
-        raise InvalidRequestError(f"top_k must be >= 0 (0 keeps all tokens), got {top_k!r}")
-
-
-def _candidates(
+def _rank_candidates(
     logits: NDArray[np.floating[Any]], temperature: float, top_p: float, top_k: int
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Return the ids that may be drawn, likeliest first, with their unnormalised probabilities."""
