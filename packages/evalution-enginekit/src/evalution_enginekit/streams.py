@@ -30,7 +30,7 @@ from evalution_core import (
     TextDelta,
     UnsupportedRequestError,
 )
-from evalution_core.streams import parse_item
+from evalution_core.requests import parse_item
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J")
