@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_ROWS_AT_ONCE = 64
-"""Rows whose weights exist at a time: bounds memory by 64 x vocabulary."""
+_VALUES_AT_ONCE = 1 << 18
+"""Weights that exist at a time, in whole rows: few enough for a processor's cache."""
 
 
 class TokenChoice:
@@ -116,9 +116,11 @@ def token_logprobs(
     rows = np.arange(len(token_ids)) if rows is None else rows
     top = logits.max(axis=-1)
     sums = np.empty(len(logits), np.float64)
-    for begin in range(0, len(logits), _ROWS_AT_ONCE):
-        part = slice(begin, begin + _ROWS_AT_ONCE)
-        sums[part] = np.exp(logits[part] - top[part, None]).sum(axis=-1, dtype=np.float64)
+    count = max(1, _VALUES_AT_ONCE // logits.shape[-1])
+    for begin in range(0, len(logits), count):
+        part = slice(begin, begin + count)
+        weights = logits[part] - top[part, None]
+        sums[part] = np.exp(weights, out=weights).sum(axis=-1, dtype=np.float64)
     chosen = logits[rows, token_ids]
     # Differences from the top first: logit and log-sum-exp may be large and nearly equal.
     logprobs = (chosen - top[rows]).astype(np.float64) - np.log(sums)[rows]
