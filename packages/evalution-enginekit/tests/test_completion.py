@@ -115,7 +115,7 @@ def test_a_stop_across_tokens_cuts_inside_a_token() -> None:
     assert (output.finish_reason, output.completion_tokens) == ("stop", 2)
 
 
-def test_a_token_is_told_when_all_of_its_text_is_certain() -> None:
+def test_token_is_in_a_delta_once_all_of_its_text_is_certain() -> None:
     class Words(ByteTokenizer):
         def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
             return "".join(["", "Hello wor", "ld"][token_id] for token_id in token_ids)
@@ -138,7 +138,7 @@ def test_a_token_is_told_when_all_of_its_text_is_certain() -> None:
         ("ab", {}, "length", 2),
     ],
 )
-def test_why_it_ended_and_how_much_was_generated(
+def test_finish_reason_and_token_count_are_reported(
     tokens: str, options: dict[str, Any], reason: str, generated: int
 ) -> None:
     _, output = run(start(**options), text_ids(tokens), per_event=8)
@@ -201,7 +201,7 @@ def test_what_the_runtime_reported_with_the_last_token_is_kept(last: list[int]) 
     assert runtime == {"cached_tokens": 3, "stop_reason": "eos"}
 
 
-def test_an_unfinished_character_is_not_told_and_reads_as_broken_at_the_end() -> None:
+def test_incomplete_character_is_held_back_and_replaced_at_the_end() -> None:
     completion = start()
     completion.take(TokenEvent(0, "日".encode()[:2]))
     assert completion.delta() is None
