@@ -20,8 +20,8 @@ from evalution.report.rendering import RunLabel, label_runs, load_assets, render
 from evalution.report.samples import make_sample_payload
 from evalution.report.scores import collect_suite_scores
 from evalution.results import RunResult
-from evalution.runs.folder import RESULTS
 from evalution.runs.reader import RunSamples, read_run
+from evalution.runs.store import RESULTS
 from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
 from evalution_core import ConfigurationError
 

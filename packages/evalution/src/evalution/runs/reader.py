@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from evalution.results import SCHEMA_VERSION, RunResult, SuiteResult
-from evalution.runs.folder import JOURNAL, RESULTS
+from evalution.runs.store import JOURNAL, RESULTS
 from evalution.samples import SAMPLES, SampleColumns, SamplesReader, SuiteSamples
 from evalution.user_input import parse_path, path_errors, read_result_file
 from evalution_core import ConfigurationError
