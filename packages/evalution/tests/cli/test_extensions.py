@@ -137,4 +137,6 @@ def test_a_server_of_a_package_is_an_attribute(plugins: Path) -> None:
     )
     done = call(plugins, "-c", code)
     assert done.stdout == "True False\na server\n", done.stderr
-    assert "build_broken_server (broken_plugin:build) can't be loaded" in done.stderr
+    assert (
+        "'build_broken_server' of some-plugin (broken_plugin:build) can't be loaded" in done.stderr
+    )
