@@ -29,7 +29,7 @@ from evalution_core import (
     RequestStream,
     UnsupportedRequestError,
 )
-from evalution_core.streams import parse_item
+from evalution_core.requests import parse_item
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J")
