@@ -196,7 +196,7 @@ class CutsFromTheRight(ToySession):
     _cut = 0
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
-        room = self.max_model_len - request.max_new_tokens
+        room = self._window - request.max_new_tokens
         token_ids = [*self.tokenizer.leading_ids, *self.tokenizer.encode(request.prompt or "")]
         if request.input_ids is not None or room < 1 or len(token_ids) <= room:
             return request
@@ -214,7 +214,7 @@ class ClampsTheLimit(ToySession):
     """`max_new_tokens` beyond the window is lowered silently."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
-        return replace(request, max_new_tokens=min(request.max_new_tokens, self.max_model_len - 8))
+        return replace(request, max_new_tokens=min(request.max_new_tokens, self._window - 8))
 
 
 @session_fault("test_bad_requests_are_refused_by_index")

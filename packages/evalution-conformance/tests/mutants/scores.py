@@ -199,7 +199,7 @@ class KeepsBosInACut(_EncodesItself):
         context_ids = encode_with_leading(self.tokenizer, context)
         whole = encode_with_leading(self.tokenizer, context + continuation)
         continuation_ids = whole[len(context_ids) :]
-        excess = len(whole) - (self.max_model_len + 1)
+        excess = len(whole) - (self._window + 1)
         if excess > 0:
             context_ids = [*context_ids[:1], *context_ids[1 + excess :]]
         return context_ids, continuation_ids
@@ -212,7 +212,7 @@ class CutsTheContinuation(_EncodesItself):
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         context_ids = encode_with_leading(self.tokenizer, context)
         whole = encode_with_leading(self.tokenizer, context + continuation)
-        return context_ids, whole[len(context_ids) :][: self.max_model_len]
+        return context_ids, whole[len(context_ids) :][: self._window]
 
 
 def _rolled(output: RollingLoglikelihoodOutput, values: list[float]) -> RollingLoglikelihoodOutput:
@@ -243,7 +243,7 @@ class ForgetsTheLastWindow(ToySession):
         self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
     ) -> RollingLoglikelihoodOutput:
         values = output.token_logprobs or []
-        whole = len(values) - len(values) % self.max_model_len
+        whole = len(values) - len(values) % self._window
         return _rolled(output, values[:whole] if whole else values)
 
 
