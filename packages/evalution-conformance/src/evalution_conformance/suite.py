@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar, get_args
@@ -13,7 +14,7 @@ from evalution_core.plugins import did_you_mean
 
 Owner = Literal["ours", "upstream", "never"]
 Check = Callable[..., None]
-C = TypeVar("C", bound=Check | type)
+C = TypeVar("C", bound=Callable[..., Any])
 
 _needs: dict[Check, frozenset[Capability]] = {}
 
@@ -25,7 +26,8 @@ def needs(*capabilities: Capability) -> Callable[[C], C]:
     """
 
     def mark(target: C) -> C:
-        members = vars(target) if isinstance(target, type) else {target.__name__: target}
+        is_class = inspect.isclass(target)
+        members: Mapping[str, Any] = vars(target) if is_class else {target.__name__: target}
         for name, check in members.items():
             if name.startswith("test_"):
                 _needs[check] = _needs.get(check, frozenset()) | frozenset(capabilities)

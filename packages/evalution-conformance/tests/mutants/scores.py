@@ -65,7 +65,7 @@ class PrependsBosToContextIds(ToySession):
     def pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
         if request.context_input_ids is None:
             return request
-        leading = self.tokenizer.leading_ids
+        leading = self.codec.leading_ids
         return replace(request, context_input_ids=[*leading, *request.context_input_ids])
 
 
@@ -145,7 +145,7 @@ class EncodesHalvesApart(_EncodesItself):
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         kept = context.rstrip()
         moved = context[len(kept) :] + continuation
-        return encode_with_leading(self.tokenizer, kept), self.tokenizer.encode(moved)
+        return encode_with_leading(self.codec, kept), self.codec.encode(moved)
 
 
 @session_fault("test_trailing_whitespace_belongs_to_the_continuation")
@@ -153,8 +153,8 @@ class KeepsTrailingWhitespace(_EncodesItself):
     """Whitespace at the end of the context stays there."""
 
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        context_ids = encode_with_leading(self.tokenizer, context)
-        whole = encode_with_leading(self.tokenizer, context + continuation)
+        context_ids = encode_with_leading(self.codec, context)
+        whole = encode_with_leading(self.codec, context + continuation)
         return context_ids, whole[len(context_ids) :]
 
 
@@ -164,9 +164,9 @@ class EmptyContextIsEos(_EncodesItself):
 
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if not context:
-            return sorted(self.tokenizer.eos_ids), self.tokenizer.encode(continuation)
-        context_ids = encode_with_leading(self.tokenizer, context)
-        whole = encode_with_leading(self.tokenizer, context + continuation)
+            return sorted(self.codec.eos_ids), self.codec.encode(continuation)
+        context_ids = encode_with_leading(self.codec, context)
+        whole = encode_with_leading(self.codec, context + continuation)
         return context_ids, whole[len(context_ids) :]
 
 
@@ -175,9 +175,9 @@ class DoublesBosInScoring(_EncodesItself):
     """A context that spells its BOS gets another one."""
 
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        leading = list(self.tokenizer.leading_ids)
-        context_ids = leading + self.tokenizer.encode(context)
-        whole = leading + self.tokenizer.encode(context + continuation)
+        leading = list(self.codec.leading_ids)
+        context_ids = leading + self.codec.encode(context)
+        whole = leading + self.codec.encode(context + continuation)
         return context_ids, whole[len(context_ids) :]
 
 
@@ -196,8 +196,8 @@ class KeepsBosInACut(_EncodesItself):
     """BOS is kept before what is left of a context."""
 
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        context_ids = encode_with_leading(self.tokenizer, context)
-        whole = encode_with_leading(self.tokenizer, context + continuation)
+        context_ids = encode_with_leading(self.codec, context)
+        whole = encode_with_leading(self.codec, context + continuation)
         continuation_ids = whole[len(context_ids) :]
         excess = len(whole) - (self._window + 1)
         if excess > 0:
@@ -210,8 +210,8 @@ class CutsTheContinuation(_EncodesItself):
     """A continuation that doesn't fit is cut."""
 
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        context_ids = encode_with_leading(self.tokenizer, context)
-        whole = encode_with_leading(self.tokenizer, context + continuation)
+        context_ids = encode_with_leading(self.codec, context)
+        whole = encode_with_leading(self.codec, context + continuation)
         return context_ids, whole[len(context_ids) :][: self._window]
 
 
@@ -254,7 +254,7 @@ class FeedsTheWholeText(ToySession):
     def rolled(
         self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
     ) -> RollingLoglikelihoodOutput:
-        token_ids = [*self.tokenizer.leading_ids, *(output.token_ids or [])]
+        token_ids = [*self.codec.leading_ids, *(output.token_ids or [])]
         return _rolled(output, list(self.score_span(token_ids, 1).logprobs))
 
 
@@ -265,7 +265,7 @@ class RollsAfterEos(ToySession):
     def rolled(
         self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
     ) -> RollingLoglikelihoodOutput:
-        token_ids = [self.tokenizer.eos_id or 0, *(output.token_ids or [])]
+        token_ids = [self.codec.eos_id or 0, *(output.token_ids or [])]
         return _rolled(output, list(self.score_span(token_ids, 1).logprobs))
 
 
