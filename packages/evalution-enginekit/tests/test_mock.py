@@ -82,7 +82,7 @@ def test_its_configuration() -> None:
 def test_its_session_says_what_it_is() -> None:
     session = Mock(max_model_len=64, batch_size=3).build(Model("m"))
     assert session.identity() == {"mock": "m"}
-    assert (session.max_model_len, session.preferred_batch_size) == (64, 3)
+    assert (session.info.max_model_len, session.preferred_batch_size) == (64, 3)
     assert session.tokenizer.encode("a") == [97]
     told = session.describe_execution()
     assert told["backend"] == "Mock"

@@ -138,7 +138,7 @@ def test_release_runs_on_the_runtime_thread_and_every_close_waits_for_it(
 
 def test_unread_deltas_join_and_keep_nobody_waiting(echo: Echoes) -> None:
     session = echo(batch_size=2)
-    stream = session._generation.open(session._generation_limits(None), deltas=True)
+    stream = session._open_generation(None, deltas=True)
     done = threading.Event()
     stream.submit("a", session._encoder.generation(ask("abcdefgh")))
     stream.submit("b", session._encoder.generation(ask("xyz")))

@@ -41,12 +41,12 @@ class RequestJob:
     metadata: dict[str, Any]
 
 
-RequestStream = ResultStream[Any, RequestJob, Any]
+JobStream = ResultStream[Any, RequestJob, Any]
 
 
 @dataclass(slots=True)
 class _Running:
-    stream: RequestStream
+    stream: JobStream
     task: asyncio.Task[None]
     is_aborted: bool = False
 
@@ -75,7 +75,7 @@ class RequestLoop:
         self._depth = depth
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._streams: list[RequestStream] = []
+        self._streams: list[JobStream] = []
         self._running: dict[int, _Running] = {}
         self._numbers = count()
         self._woken = False
@@ -117,8 +117,8 @@ class RequestLoop:
         if self._closing:
             raise SessionClosedError(f"{self._name} is closed; build a new session")
 
-    def open(self, limits: StreamLimits) -> RequestStream:
-        stream: RequestStream = ResultStream(self, limits)
+    def open(self, limits: StreamLimits) -> JobStream:
+        stream: JobStream = ResultStream(self, limits)
         with self.lock:
             self.ensure_open()
             self._streams.append(stream)
@@ -229,7 +229,7 @@ class RequestLoop:
             # Cancelled before its first step, a task runs nothing of its own.
             task.add_done_callback(lambda _, number=number: self._finish_call(number))
 
-    async def _serve(self, number: int, stream: RequestStream, job: RequestJob) -> None:
+    async def _serve(self, number: int, stream: JobStream, job: RequestJob) -> None:
         def emit(delta: TextDelta) -> None:
             with self.lock:
                 stream.deliver_part(number, delta, join_deltas)
@@ -252,7 +252,7 @@ class RequestLoop:
                 stream.deliver(number, result)
                 self._release(number)
 
-    async def _is_dead(self, stream: RequestStream, number: int) -> bool:
+    async def _is_dead(self, stream: JobStream, number: int) -> bool:
         """Note a failure; report whether the canary fails too, if it comes to that."""
         patience = max(PATIENCE, self._depth + 1)
         if not self._liveness.failed(patience=patience):
@@ -268,7 +268,7 @@ class RequestLoop:
             self._liveness.ended()
             return True
 
-    def _give_up(self, stream: RequestStream, error: EvalutionError) -> None:
+    def _give_up(self, stream: JobStream, error: EvalutionError) -> None:
         lost = [key for number, key in stream.running.items() if stream.wants(number)]
         lost_error = EngineRuntimeError(f"{error} ({len(lost)} in flight)", in_flight=lost)
         lost_error.__cause__ = error.__cause__ or error

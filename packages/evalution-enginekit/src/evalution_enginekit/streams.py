@@ -11,12 +11,25 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from collections.abc import (
+    Callable,
+    Generator,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from evalution_core import RequestFailure, RequestStream
-from evalution_core.streams import parse_item
+from evalution_core import (
+    InvalidRequestError,
+    RequestFailure,
+    RequestStream,
+    UnsupportedRequestError,
+)
+from evalution_core.requests import parse_item
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J")
@@ -357,3 +370,54 @@ def _feed(
                 stream.submit(key, job)
     except BaseException as error:  # noqa: BLE001 - it is raised again at the reading end
         stream.finish_input(error)
+
+
+Refusal = InvalidRequestError | UnsupportedRequestError
+
+
+def collect_results(
+    stream: ResultStream[int, Any, Any],
+    jobs: Sequence[Any],
+    owners: Sequence[int] | None = None,
+    order: Sequence[int] | None = None,
+) -> list[Any]:
+    """Return the results of jobs, in their order.
+
+    Faults that the runtime finds in requests are raised for all of them, once every job is done.
+    Any other error is raised at once, and what still runs is aborted.
+
+    Args:
+        stream: a fresh one, which is closed at the end.
+        jobs: all are submitted at once.
+        owners: the index of the request that each job is a part of, where it isn't the job's own.
+        order: the indices of the jobs as they are to be submitted.
+    """
+    owners = range(len(jobs)) if owners is None else owners
+    outputs: dict[int, Any] = {}
+    refused: dict[int, Refusal] = {}
+    try:
+        for index in range(len(jobs)) if order is None else order:
+            stream.submit(index, jobs[index])
+        stream.finish_input()
+        for index, result in stream.results():
+            if not isinstance(result, RequestFailure):
+                outputs[index] = result
+            elif isinstance(result.error, Refusal):
+                refused.setdefault(owners[index], result.error)
+            else:
+                raise result.error
+    finally:
+        stream.close()
+    if refused:
+        raise _make_refusal(refused, len(set(owners)))
+    return [outputs[index] for index in range(len(jobs))]
+
+
+def _make_refusal(refused: Mapping[int, Refusal], total: int) -> Refusal:
+    """Return one error for requests that only the runtime could refuse; the others did run."""
+    kinds = {type(error) for error in refused.values()}
+    kind: type[Refusal] = kinds.pop() if len(kinds) == 1 else InvalidRequestError
+    shown = "; ".join(f"[{index}] {error}" for index, error in sorted(refused.items())[:3])
+    more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
+    message = f"the runtime refused {len(refused)} of {total} requests: {shown}{more}"
+    return kind(message, failures=refused)

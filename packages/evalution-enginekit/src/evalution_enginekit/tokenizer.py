@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, TextCodec
 from evalution_enginekit.chat import SPECIAL_TOKENS, ChatTemplate, bind_template
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 
+@runtime_checkable
 class Tokenizer(TextCodec, Protocol):
     """A `TextCodec` with what generation and chat need. Safe to call from several threads."""
 

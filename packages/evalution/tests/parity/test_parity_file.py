@@ -8,8 +8,8 @@ import pytest
 import evalution
 from evalution.parity import ParityResult, check_parity, read_parity, write_parity
 from evalution.parity.result import parity_folder
-from evalution.runs.folder import ResultsNotWrittenError
 from evalution.runs.preflight import EngineAndModel
+from evalution.samples import ResultsNotWrittenError
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.mock import Mock
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.scoring.accumulators import MeasureAccumulator
 from evalution.scoring.metrics import (
     BitsPerWeight,
     Estimate,
     Mean,
     Measure,
+    MeasureAccumulator,
     Score,
     WeightedPerplexity,
 )

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 from pydantic import TypeAdapter, ValidationError
 
 from evalution.results import to_json
-from evalution.runs.folder import ResultsNotWrittenError
+from evalution.samples import ResultsNotWrittenError
 from evalution.user_input import parse_path, path_errors
 from evalution_core import ConfigurationError
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from evalution.results import SCHEMA_VERSION, RunResult, SuiteResult
-from evalution.runs.folder import JOURNAL, RESULTS
+from evalution.runs.store import JOURNAL, RESULTS
 from evalution.samples import SAMPLES, SampleColumns, SamplesReader, SuiteSamples
 from evalution.user_input import parse_path, path_errors
 from evalution_core import ConfigurationError

@@ -13,8 +13,14 @@ from pydantic import Field
 
 from evalution.error_boundary import wrap_errors
 from evalution.rows.local import BUILTIN
-from evalution.scoring.accumulators import MeasureAccumulator, MetricAccumulator
-from evalution.scoring.metrics import Measure, Metric, Score
+from evalution.scoring.metrics import (
+    Measure,
+    MeasureAccumulator,
+    Metric,
+    MetricAccumulator,
+    Score,
+    failure_measures,
+)
 from evalution.user_input import LARGEST, format_value
 from evalution_core import (
     Capability,
@@ -227,11 +233,7 @@ class Suite(SuiteDeclaration, Generic[S, A]):
 
     def failure(self, sample: S) -> Mapping[str, Measure]:
         """Return the measures of a sample without an answer; one left out isn't counted."""
-        return {
-            name: Measure(metric.failed)
-            for name, metric in self.metrics.items()
-            if metric.failed is not None
-        }
+        return failure_measures(self.metrics)
 
     def make_accumulator(self) -> MetricAccumulator:
         """Make the accumulator of one run's scores; this one sums up `metrics`.
