@@ -211,8 +211,9 @@ def _describe_suite(kind: type[SuiteDeclaration] | None) -> dict[str, str | None
     """Return kind of its requests and what it measures; a set has suites of several kinds."""
     if kind is None:
         return {"requests": None, "measures": None}
+    measures = summarize_docstring(read_docstring(kind))
     requests = kind.request_kind.label if issubclass(kind, Suite) else None
-    return {"requests": requests, "measures": summarize_docstring(read_docstring(kind))}
+    return {"requests": requests, "measures": measures}
 
 
 def _make_table(*columns: str) -> Table:
