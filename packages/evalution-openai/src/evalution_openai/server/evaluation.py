@@ -71,7 +71,9 @@ async def loglikelihood(served: ServedModel, body: LoglikelihoodBody) -> dict[st
         raise make_unsupported(_OWN_VARIABLES, param="chat_template_kwargs")
     items = [body] if body.requests is None else body.requests
     check_count(len(items), served)
-    requests = [_validate(served.validation.loglikelihood, _to_pair_request, i) for i in items]
+    requests = [
+        _validate(served.validation.check_loglikelihood, _to_pair_request, i) for i in items
+    ]
     results = await _score(served, requests)
     return _answer(served, results, _format_pair_score, is_single=body.requests is None)
 
@@ -80,7 +82,7 @@ async def rolling(served: ServedModel, body: RollingBody) -> dict[str, Any]:
     """Score each token of one text, or of those of `requests`."""
     items = [body] if body.requests is None else body.requests
     check_count(len(items), served)
-    requests = [_validate(served.validation.rolling, _to_text_request, i) for i in items]
+    requests = [_validate(served.validation.check_rolling, _to_text_request, i) for i in items]
     results = await _score(served, requests)
     return _answer(served, results, _format_text_score, is_single=body.requests is None)
 
