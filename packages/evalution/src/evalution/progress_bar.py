@@ -19,7 +19,7 @@ from rich.text import Text
 
 from evalution.progress import PlainProgress, Running, format_rate, format_state
 from evalution.progress import Progress as RunProgress
-from evalution.table import console
+from evalution.table import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,5 +98,5 @@ class ProgressBar:
 
 def make_terminal_progress() -> RunProgress:
     """Return a progress bar on a terminal, and plain lines elsewhere; both on stderr."""
-    terminal = console(stderr=True)
+    terminal = make_console(stderr=True)
     return ProgressBar(terminal) if terminal.is_terminal else PlainProgress(sys.stderr)

@@ -4,7 +4,7 @@ import json
 import math
 import tracemalloc
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from rich.console import Console
 import evalution
 from evalution.comparison import compare
 from evalution.comparison.comparison import pair_samples
-from evalution.comparison.table import comparison_table, legend, remarks
+from evalution.comparison.table import list_remarks, make_comparison_table, make_legend
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
 from evalution.samples import SampleColumns, to_line
 from evalution.scoring.metrics import Measure, WeightedPerplexity
@@ -221,10 +221,10 @@ def test_what_differs_deep_in_a_suite_is_shown_by_its_path() -> None:
     left, right = run([sample(0)]), run([sample(0)])
     left.suites[0].provenance = {"tasks": {"t": {"rows": 3, "config": {"text": "a"}}}}
     right.suites[0].provenance = {"tasks": {"t": {"rows": 3, "config": {"text": "b"}}}}
-    assert list(remarks(compare(left, right))) == ["s: option tasks.t.config.text: 'a' → 'b'"]
+    assert list(list_remarks(compare(left, right))) == ["s: option tasks.t.config.text: 'a' → 'b'"]
 
     right.suites[0].provenance = {"tasks": {f"t{n}": n for n in range(9)}}
-    shown = list(remarks(compare(left, right)))
+    shown = list(list_remarks(compare(left, right)))
     assert len(shown) == 9
     assert shown[-1] == "s: 2 more options differ; --json lists them"
 
@@ -301,7 +301,7 @@ def test_a_run_from_before_a_field_is_comparable() -> None:
     assert compare(before, now).differences == compare(now, before).differences == []
     now.model = {**before.model, "chat_template_kwargs": {"enable_thinking": False}}
     (difference,) = compare(before, now).differences
-    assert difference.to_dict() == {
+    assert asdict(difference) == {
         "field": "model.chat_template_kwargs",
         "left": None,
         "right": {"enable_thinking": False},
@@ -320,7 +320,7 @@ def test_flips_show_what_was_compared_with_the_target() -> None:
     left = run([sample(0, 0.0, prediction="so it is 5", extracted={"acc": "5"})])
     right = run([sample(0, 1.0, prediction="B", extracted={"acc": 1})])
     (flip,) = compare(left, right)["s"].flips
-    assert flip.to_dict() == {
+    assert asdict(flip) == {
         "index": 0,
         "target": "target 0",
         "left": "5",
@@ -338,7 +338,7 @@ def test_a_narrow_terminal_still_tells_which_score_it_is(width: int, columns: in
     found = compare(left, run([sample(n) for n in range(9)], name="rows"))
     terminal = Console(width=width)
     with terminal.capture() as capture:
-        terminal.print(comparison_table(found, width=width))
+        terminal.print(make_comparison_table(found, width=width))
     shown = capture.get()
     assert "…" not in shown
     for text in ("rows", "acc ↑", "0.5556", "1.0000", "+0.4444"):
@@ -346,7 +346,7 @@ def test_a_narrow_terminal_still_tells_which_score_it_is(width: int, columns: in
     named = [name for name in ("left", "right", "difference", "better", "test") if name in shown]
     assert len(named) == (columns if columns < 5 else columns - 1)
     assert (" p " in shown) == (columns >= 5)
-    explained = {part.partition(":")[0] for part in legend(width).split("; ")}
+    explained = {part.partition(":")[0] for part in make_legend(width).split("; ")}
     expected = {3: set[str](), 5: {"better", "p"}, 6: {"better", "p", "[…]"}}[columns]
     assert explained == expected | {"difference"}
 
