@@ -91,7 +91,7 @@ def test_numbers_are_tested_by_student() -> None:
     assert (found.flipped_by, found.flips) == (None, [])
 
 
-def test_a_score_that_is_no_mean_is_tested_by_signs() -> None:
+def test_score_that_is_no_mean_is_tested_by_signs() -> None:
     texts = [Measure(-3.0 * n, n + 1.0) for n in range(1, 9)]
     better = [Measure(value * 0.9, weight) for value, weight in texts]
     metric = WeightedPerplexity()
@@ -108,7 +108,7 @@ def test_a_score_that_is_no_mean_is_tested_by_signs() -> None:
     assert found.test.p_value == pytest.approx(2 / 2**8)
 
 
-def test_rows_are_counted_by_what_they_are() -> None:
+def test_unpaired_rows_are_counted_by_reason() -> None:
     left = [
         sample(0),
         sample(1, error="died"),
@@ -154,7 +154,7 @@ def test_rows_are_other_rows_by_their_prompts(left: Any, right: Any, other_rows:
     assert pair_samples(columns[0], columns[1], same_prompts=True).other_rows == other_rows
 
 
-def test_a_value_that_is_not_finite_is_another_thing_than_none() -> None:
+def test_value_that_is_not_finite_is_another_thing_than_none() -> None:
     samples = [sample(0, math.inf), sample(1, None), sample(2, math.nan), sample(3, 0.5)]
     samples.append(SampleResult("s", 4, metrics={"late": 1.0, "acc": 2.0}))
     found = SampleColumns(samples).metrics
@@ -162,7 +162,7 @@ def test_a_value_that_is_not_finite_is_another_thing_than_none() -> None:
     assert [str(value) for value in found["late"]] == ["nan", "nan", "nan", "nan", "1.0"]
 
 
-def test_the_texts_of_two_runs_are_never_held(tmp_path: Path) -> None:
+def test_texts_of_two_runs_are_never_in_memory(tmp_path: Path) -> None:
     rows, text = 1_500, "word " * 2_000
 
     def stored(name: str, wrong: int) -> RunResult:
@@ -250,7 +250,7 @@ def test_failed_rows_count_in_the_scores_and_in_no_test() -> None:
     assert (metric.test.pairs, metric.test.left_better) == (3, 0)
 
 
-def test_a_run_without_samples_is_compared_by_its_scores() -> None:
+def test_run_without_samples_is_compared_by_its_scores() -> None:
     left, right = run([sample(0), sample(1, 0.0)]), run([sample(0), sample(1)])
     left.suites[0].kept_samples = None
     (metric,) = compare(left, right)["s"].metrics
@@ -295,7 +295,7 @@ def test_what_differs_besides_the_scores_is_named_by_field() -> None:
     ]
 
 
-def test_a_run_from_before_a_field_is_comparable() -> None:
+def test_run_from_before_a_field_is_comparable() -> None:
     before, now = run([sample(0)]), run([sample(0)])
     now.model = {**before.model, "chat_template_kwargs": {}}
     assert compare(before, now).differences == compare(now, before).differences == []
@@ -308,7 +308,7 @@ def test_a_run_from_before_a_field_is_comparable() -> None:
     }
 
 
-def test_a_row_without_an_error_wins_where_lower_is_better() -> None:
+def test_row_without_an_error_wins_where_lower_is_better() -> None:
     left = run([sample(0, 1.0), sample(1, 0.0)], higher_is_better=False)
     right = run([sample(0, 0.0), sample(1, 0.0)], higher_is_better=False)
     found = compare(left, right)["s"]
@@ -333,7 +333,7 @@ outcomes = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_siz
 
 
 @pytest.mark.parametrize(("width", "columns"), [(50, 3), (71, 3), (72, 5), (109, 5), (110, 6)])
-def test_a_narrow_terminal_still_tells_which_score_it_is(width: int, columns: int) -> None:
+def test_narrow_terminal_still_tells_which_score_it_is(width: int, columns: int) -> None:
     left = run([sample(n, float(n < 5)) for n in range(9)], name="rows")
     found = compare(left, run([sample(n) for n in range(9)], name="rows"))
     terminal = Console(width=width)
