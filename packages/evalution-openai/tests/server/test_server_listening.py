@@ -119,14 +119,15 @@ def test_data_that_is_not_http_is_refused(client: httpx.Client, request_bytes: b
 
 @pytest.fixture
 def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`serve` with the tiny model, and its base URL."""
-    command = [sys.executable, "-c", SERVE, "builtin:tiny", "--engine", "Reference", "--port", "0"]
+    """`serve` with a mock model, and its base URL."""
+    engine = ["--engine", "evalution_enginekit.mock:Mock", "-o", "max_model_len=8192"]
+    command = [sys.executable, "-c", SERVE, "mock", *engine, "--port", "0"]
     running = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=os.getcwd()
     )
     assert running.stdout is not None
     line = running.stdout.readline()
-    assert line.startswith("serving builtin:tiny on http://127.0.0.1:"), running.communicate()
+    assert line.startswith("serving mock on http://127.0.0.1:"), running.communicate()
     yield running, line.split(" on ")[1].split("/v1")[0]
     running.kill()
     running.communicate()
@@ -137,7 +138,7 @@ def test_shutdown_finishes_running_requests(
     process: tuple[subprocess.Popen[str], str], number: signal.Signals
 ) -> None:
     running, url = process
-    body = {"prompt": "Tom", "max_tokens": 500, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Tom", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     text: list[str] = []
     begun = threading.Event()
 

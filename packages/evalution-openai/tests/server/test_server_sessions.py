@@ -192,7 +192,9 @@ def test_disconnect_frees_the_slot_in_the_session(
     assert "evalution_requests_inside 0.0" in client.get("/metrics").text
 
 
-def test_abort_does_not_affect_other_requests(serving: Any, slow: Any, until: Any) -> None:
+def test_abort_does_not_affect_other_requests(
+    serving: Any, slow: Any, until: Any, full_speed: threading.Event
+) -> None:
     client = serving(session=slow)
     asked = {"prompt": "xyz", "max_tokens": 150, "ignore_eos": True}
     with ThreadPoolExecutor(3) as threads:
@@ -200,11 +202,14 @@ def test_abort_does_not_affect_other_requests(serving: Any, slow: Any, until: An
         until(lambda: slow.requests_in_flight == 2)
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json=LONG, timeout=0.1)
+        full_speed.set()
         answers = [one.result() for one in staying]
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [150, 150]
 
 
-def test_a_request_joins_while_others_run(serving: Any, slow: Any, until: Any) -> None:
+def test_a_request_joins_while_others_run(
+    serving: Any, slow: Any, until: Any, full_speed: threading.Event
+) -> None:
     client = serving(session=slow)
     with ThreadPoolExecutor(1) as threads:
         long = threads.submit(
@@ -218,6 +223,7 @@ def test_a_request_joins_while_others_run(serving: Any, slow: Any, until: Any) -
         score = client.post("/v1/eval/loglikelihood", json={"context": "a", "continuation": "b"})
         assert score.status_code == 200
         assert not long.done()
+        full_speed.set()
         assert long.result().json()["usage"]["completion_tokens"] == 1500
 
 
