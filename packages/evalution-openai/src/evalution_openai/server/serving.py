@@ -18,7 +18,7 @@ from evalution_core import (
     TextDelta,
 )
 from evalution_core.encoding import encode_with_leading
-from evalution_core.kinds import REQUEST_KINDS, RequestKind
+from evalution_core.kinds import RequestKind
 from evalution_enginekit.async_session import AsyncSession
 from evalution_enginekit.request_encoding import RequestValidator
 from evalution_openai.server.errors import ApiError, make_queue_full, make_unsupported
@@ -74,7 +74,7 @@ class Metrics:
         tokens = Counter(
             "evalution_tokens", "Tokens of generation requests.", ["kind"], registry=self._registry
         )
-        self._waits = {kind: waits.labels(kind.label) for kind in REQUEST_KINDS}
+        self._waits = {kind: waits.labels(kind.label) for kind in RequestKind}
         self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.prompt_tokens = tokens.labels("prompt")
         self.completion_tokens = tokens.labels("completion")
