@@ -50,7 +50,7 @@ class Plain(BaseInferenceSession):
         self.closed = True
 
 
-def test_a_session_of_the_guide_is_served(serving: Any) -> None:
+def test_minimal_session_is_served(serving: Any) -> None:
     client = serving(session=Plain())
     answer = client.post("/v1/completions", json={"prompt": ["a", "b"]}).json()
     assert [choice["text"] for choice in answer["choices"]] == ["<a>", "<b>"]
@@ -76,7 +76,7 @@ def test_a_session_of_the_guide_is_served(serving: Any) -> None:
         ("/detokenize", {"tokens": [1]}, "tokenizer"),
     ],
 )
-def test_what_a_session_lacks_is_refused_by_name(
+def test_missing_capability_is_refused_by_name(
     serving: Any, path: str, body: dict[str, Any], needs: str
 ) -> None:
     answer = serving(session=Plain()).post(path, json=body)
@@ -127,7 +127,7 @@ class HalfWay(Plain):
         raise EngineRuntimeError("fell over")
 
 
-def test_a_stream_that_fails_half_way_says_so_and_has_no_end(serving: Any) -> None:
+def test_failed_stream_ends_with_an_error_event(serving: Any) -> None:
     body = {"prompt": "a", "stream": True}
     answer = serving(session=HalfWay()).post("/v1/completions", json=body)
     assert answer.status_code == 200
@@ -227,7 +227,7 @@ def test_a_request_joins_while_others_run(
         assert long.result().json()["usage"]["completion_tokens"] == 1500
 
 
-def test_a_waiting_request_whose_client_is_gone_never_runs(serving: Any, until: Any) -> None:
+def test_waiting_request_of_a_disconnected_client_never_runs(serving: Any, until: Any) -> None:
     session = Gated()
     client = serving(session=session, max_concurrent=1)
     with ThreadPoolExecutor(1) as threads:
