@@ -101,15 +101,6 @@ async def fetch_tokenizer_info(connection: ServerConnection) -> Mapping[str, Any
         return {}
 
 
-async def is_template_hidden(connection: ServerConnection) -> bool:
-    """Return whether Evalution's server reports that its engine gives no chat template."""
-    try:
-        facts = await fetch_tokenizer_info(connection)
-    except UnsupportedRequestError:  # its engine gives no tokenizer
-        return True
-    return "chat_template" in facts and facts["chat_template"] is None
-
-
 def fetch_default_model(options: OpenAIOptions) -> str | None:
     """Fetch the first model that the server lists; None where it lists none.
 
@@ -233,9 +224,13 @@ class ServerProbe:
 
     def refuses_variables(self) -> bool:
         """Return whether this is Evalution's server, and refuses every chat with variables."""
-        return self.dialect.is_evalution and self._loop.call(
-            lambda: is_template_hidden(self._connection)
-        )
+        if not self.dialect.is_evalution:
+            return False
+        try:
+            facts = self._loop.call(lambda: fetch_tokenizer_info(self._connection))
+        except UnsupportedRequestError:  # its engine gives no tokenizer
+            return True
+        return "chat_template" in facts and facts["chat_template"] is None
 
     def describe(self) -> dict[str, Any]:
         choice = self.choice

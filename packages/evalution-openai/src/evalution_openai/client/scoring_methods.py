@@ -51,8 +51,20 @@ class ServerRoutes:
     writer: BodyWriter
     max_retries: int | None = None
 
-    async def post_completion(self, body: Fields) -> Fields:
-        return await self.post_api("/completions", self.writer.complete_body(body))
+    async def complete(self, prompt: Sequence[int], **fields: Any) -> Fields:
+        """Generate a token greedily, and return the answer with what `fields` ask for.
+
+        Raises:
+            EngineRuntimeError: the server fed another number of tokens than it was sent.
+        """
+        body = {"prompt": list(prompt), "max_tokens": 1, "temperature": 0.0, **fields}
+        answer = await self.post_api("/completions", self.writer.complete_body(body))
+        fed: Any = to_mapping(answer.get("usage")).get("prompt_tokens")
+        if isinstance(fed, int) and fed != len(prompt):
+            raise EngineRuntimeError(
+                f"{len(prompt)} ids were sent and the server fed {fed}: it cuts or adds tokens"
+            )
+        return answer
 
     async def post_api(self, path: str, body: Fields) -> Fields:
         return await self._post(f"{self.connection.address.api}{path}", body)
@@ -116,9 +128,7 @@ class EchoScoring(ScoringMethod):
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
-        body = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0.0}
-        answer = await self._routes.post_completion(body)
-        _check_count(answer, len(ids))
+        answer = await self._routes.complete(ids, echo=True, logprobs=1)
         logprobs = read_choice(answer).get("logprobs")
         if not (fields := to_mapping(logprobs)):
             raise EngineRuntimeError(f"echo gave logprobs {quote(repr(logprobs))}")
@@ -141,9 +151,7 @@ class PromptLogprobsScoring(ScoringMethod):
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
-        body = {"prompt": ids, "prompt_logprobs": 1, "max_tokens": 1, "temperature": 0.0}
-        answer = await self._routes.post_completion(body)
-        _check_count(answer, len(ids))
+        answer = await self._routes.complete(ids, prompt_logprobs=1)
         listed = to_list(read_choice(answer).get("prompt_logprobs", answer.get("prompt_logprobs")))
         if len(listed) != len(ids):
             raise EngineRuntimeError(
@@ -211,9 +219,7 @@ class StepwiseScoring(ScoringMethod):
         )
 
     async def _step(self, before: list[int], wanted: int) -> tuple[float, list[float]]:
-        body = {"prompt": before, "logprobs": self._top, "max_tokens": 1, "temperature": 0.0}
-        answer = await self._routes.post_completion({**body, **self._extra})
-        _check_count(answer, len(before))
+        answer = await self._routes.complete(before, logprobs=self._top, **self._extra)
         token, value, listed = read_steps(answer)[0]
         found = {token: value, **listed}
         spelled = {name: parse_id(name) for name in found}
@@ -232,14 +238,6 @@ class StepwiseScoring(ScoringMethod):
             )
         (found_value,) = _read_values(values, 1, "top_logprobs")
         return found_value, list(found.values())
-
-
-def _check_count(answer: Fields, expected: int) -> None:
-    fed: Any = to_mapping(answer.get("usage")).get("prompt_tokens")
-    if isinstance(fed, int) and fed != expected:
-        raise EngineRuntimeError(
-            f"{expected} ids were sent and the server fed {fed}: it cuts or adds tokens"
-        )
 
 
 def _read_values(listed: Any, expected: int, what: str) -> list[float]:
@@ -343,20 +341,11 @@ class ScoringProbe:
 
     def _generate(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
         """Generate greedy tokens with the log-probabilities that the server reports for them."""
-
-        async def post() -> Any:
-            body: dict[str, Any] = {
-                "prompt": list(token_ids),
-                "max_tokens": length,
-                "temperature": 0.0,
-                "logprobs": 2,
-            }
-            if self.returns_ids:
-                body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
-            return await self.routes.post_completion(body)
-
+        fields: dict[str, Any] = {"max_tokens": length, "logprobs": 2}
+        if self.returns_ids:
+            fields |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
         try:
-            steps = read_steps(self.call(post))
+            steps = read_steps(self.call(lambda: self.routes.complete(token_ids, **fields)))
         except EngineRuntimeError:
             return GenerationOutput("", "")
         found = [self._find_id(token) for token, _, _ in steps]
