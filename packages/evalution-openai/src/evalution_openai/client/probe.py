@@ -168,14 +168,14 @@ class ServerProbe:
             )
         self._variables = model.chat_template_kwargs
         self.writer = BodyWriter(self.model, self.dialect, options.extra_body, self._variables)
-        self._routes = ServerRoutes(connection, self.writer, _PROBE_RETRIES)
+        self.routes = ServerRoutes(connection, self.writer, _PROBE_RETRIES)
         self._local = _load_tokenizer(model)
         self.tokenizer: Tokenizer | None = self._local or self._remote_tokenizer()
         self.choice = self._choose_scoring()
         self._takes_ids = options.api != "chat" and self._probe_ids()
         self.encodes = self._takes_ids and not self._sends_text()
         self.max_model_len = self._find_window()
-        self._routes.max_retries = None  # from here on as many as the options allow
+        self.routes.max_retries = None  # from here on as many as the options allow
 
     @property
     def use_of_ids(self) -> UseOfIds:
@@ -280,7 +280,7 @@ class ServerProbe:
         if self.tokenizer is None:
             why = "the server has no /tokenize and no /detokenize, and tokenizer_path isn't set"
             return ScoringChoice(None, _NOT_CHECKED, {"token ids": why})
-        routes = self._routes
+        routes = self.routes
         probe = ScoringProbe(
             self._loop.call,
             routes,

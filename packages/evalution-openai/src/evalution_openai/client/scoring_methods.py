@@ -9,7 +9,6 @@ generates. A method is used only if it passes.
 from __future__ import annotations
 
 import asyncio
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from evalution_openai.client.responses import (
     parse_id,
     quote,
     read_choice,
+    read_logprobs,
     read_steps,
     to_list,
     to_mapping,
@@ -38,8 +38,6 @@ from evalution_openai.client.responses import (
 
 MethodName = Literal["evalution", "echo", "prompt_logprobs", "sglang", "stepwise"]
 
-_ABOVE_ZERO = 1e-6
-"""Rounding error above 0 that is accepted for the log-probability of a certain token."""
 _TIE = 1e-9
 
 
@@ -112,7 +110,9 @@ class EvalRouteScoring(ScoringMethod):
             "truncation": "error",
         }
         answer = await self._routes.post_api("/eval/loglikelihood", body)
-        values = _read_values(answer.get("token_logprobs"), len(ids) - span.start, "token_logprobs")
+        values = read_logprobs(
+            answer.get("token_logprobs"), len(ids) - span.start, "token_logprobs"
+        )
         greedy: Any = answer.get("is_greedy")
         return TokenScore(values, greedy if isinstance(greedy, bool) else None)
 
@@ -139,7 +139,9 @@ class EchoScoring(ScoringMethod):
                 "generated"
             )
         scored = slice(span.start, len(ids))
-        values = _read_values(listed[scored], len(ids) - span.start, "token_logprobs of the prompt")
+        values = read_logprobs(
+            listed[scored], len(ids) - span.start, "token_logprobs of the prompt"
+        )
         rows = [to_mapping(row) for row in to_list(fields.get("top_logprobs"))[scored]]
         return TokenScore(values, _is_greedy(values, [list(row.values()) for row in rows]))
 
@@ -159,7 +161,7 @@ class PromptLogprobsScoring(ScoringMethod):
             )
         rows = [_read_row(row) for row in listed[span.start :]]
         own = [row.get(i) for i, row in zip(ids[span.start :], rows, strict=True)]
-        values = _read_values(own, len(rows), "prompt_logprobs")
+        values = read_logprobs(own, len(rows), "prompt_logprobs")
         return TokenScore(values, _is_greedy(values, [list(row.values()) for row in rows]))
 
 
@@ -188,7 +190,9 @@ class SGLangScoring(ScoringMethod):
                 f"/generate gave log-probabilities of the ids {[entry[1] for entry in entries]}, "
                 f"not of {ids[span.start :]}"
             )
-        values = _read_values([entry[0] for entry in entries], len(entries), "input_token_logprobs")
+        values = read_logprobs(
+            [entry[0] for entry in entries], len(entries), "input_token_logprobs"
+        )
         rows = to_list(meta.get("input_top_logprobs"))[1:]
         return TokenScore(
             values, _is_greedy(values, [[entry[0] for entry in to_list(row)] for row in rows])
@@ -236,20 +240,8 @@ class StepwiseScoring(ScoringMethod):
                 f"token {wanted} is not among the {len(found)} that the server lists at its step; "
                 "a stepwise score would be a guess (raise stepwise_top as far as the server goes)"
             )
-        (found_value,) = _read_values(values, 1, "top_logprobs")
+        (found_value,) = read_logprobs(values, 1, "top_logprobs")
         return found_value, list(found.values())
-
-
-def _read_values(listed: Any, expected: int, what: str) -> list[float]:
-    values = to_list(listed)
-    if len(values) != expected:
-        raise EngineRuntimeError(f"{what}: {len(values)} values for {expected} tokens")
-    for at, value in enumerate(values):
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise EngineRuntimeError(f"{what}: value {at} of {expected} is {value!r}")
-        if value > _ABOVE_ZERO:
-            raise EngineRuntimeError(f"{what}: value {at} of {expected} is {value!r}, above 0")
-    return [float(value) for value in values]
 
 
 def _is_greedy(values: Sequence[float], listed: Sequence[Sequence[float]]) -> bool | None:
