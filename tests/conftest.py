@@ -1,12 +1,13 @@
-"""Wheels of the workspace and empty environments to install them in."""
+"""Wheels of the workspace and empty environments to install them in, and programs to run."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,54 @@ def empty_environment(uv: Uv, tmp_path_factory: pytest.TempPathFactory) -> Envir
         return python
 
     return make
+
+
+Programs = Callable[[Sequence[str], Path, Mapping[str, str]], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def run_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    """Runs this interpreter with arguments, in a folder and an environment, in a process."""
+    if sys.platform != "linux":  # elsewhere a fork may not use all that its parent imported
+        yield run_interpreter
+        return
+    folder = tmp_path_factory.mktemp("programs")
+    server = subprocess.Popen(
+        [sys.executable, ROOT / "tests" / "program_server.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    answers = server.stdout
+    assert answers is not None
+    count = 0
+
+    def run(
+        arguments: Sequence[str], cwd: Path, environment: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        nonlocal count
+        count += 1
+        output, errors = folder / f"{count}.output", folder / f"{count}.errors"
+        job = {"arguments": arguments, "folder": str(cwd), "environment": dict(environment)}
+        job |= {"output": str(output), "errors": str(errors)}
+        print(json.dumps(job), file=server.stdin, flush=True)
+        status = int(answers.readline())
+        printed = (file.read_text(encoding="utf-8") for file in (output, errors))
+        return subprocess.CompletedProcess(arguments, status, *printed)
+
+    with server:
+        yield run
+    assert server.returncode == 0
+
+
+def run_interpreter(
+    arguments: Sequence[str], cwd: Path, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        check=False,
+    )

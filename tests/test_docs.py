@@ -4,7 +4,7 @@ Blocks of a page are run from top to bottom in one empty folder beside a copy of
 
 - a block with `title=FILE` in its fence is written to that file (`title=output` is what the Python
   block before it prints);
-- `python` is run by an interpreter of its own;
+- `python` is run in a process of its own, as commands are: programs of this environment;
 - `console` holds commands after `$ ` and what they print; `…` stands for anything, blanks don't
   count, and `exit=N` in the fence is the exit status of the last command;
 - `yaml`, `toml` and `jsonl` without a title have to parse.
@@ -19,12 +19,12 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import yaml
@@ -35,6 +35,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "packages").glob("*/README.md")),
 ]
+
+Programs = Callable[..., CompletedProcess[str]]
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 LEFT_OUT = re.compile(r"<!-- not run: (?P<reason>.+) -->\n$")
@@ -66,8 +68,9 @@ def name_of(page: Path) -> str:
 class Folder:
     """Where the blocks of one page run; commands are those of this environment."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, run_python: Programs):
         self.path = path
+        self._run_python = run_python
         shutil.copytree(ROOT / "docs", path / "docs")
         commands = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
         self._environment = {**os.environ, "PATH": os.pathsep.join(commands), "COLUMNS": "120"}
@@ -80,7 +83,7 @@ class Folder:
         elif title is not None:
             (self.path / title).write_text(block.body, encoding="utf-8")
         elif block.language == "python":
-            self._printed = self._call([sys.executable, "-c", block.body], 0)
+            self._printed = self._call(["python", "-c", block.body], 0)
         elif block.language == "console":
             self._run_commands(block)
         else:
@@ -95,14 +98,12 @@ class Folder:
             assert re.fullmatch(pattern_of(shown), squeezed(printed), re.DOTALL), printed
 
     def _call(self, command: list[str], status: int) -> str:
-        done = subprocess.run(
-            command,
-            cwd=self.path,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        name, *arguments = command
+        if name != "python":
+            script = shutil.which(name, path=self._environment["PATH"])
+            assert script is not None, name
+            arguments = [script, *arguments]
+        done = self._run_python(arguments, self.path, self._environment)
         assert done.returncode == status, f"{command}\n{done.stdout}{done.stderr}"
         # Progress goes to the error stream; a page shows it only where a command fails.
         return done.stdout if status == 0 else done.stdout + done.stderr
@@ -137,8 +138,8 @@ def pattern_of(shown: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+def test_page_does_what_it_says(page: Path, tmp_path: Path, run_python: Programs) -> None:
+    folder = Folder(tmp_path, run_python)
     for block in blocks_of(page.read_text(encoding="utf-8")):
         if block.left_out is not None:
             continue

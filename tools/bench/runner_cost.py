@@ -20,9 +20,10 @@ from typing import Any
 
 import evalution
 from evalution import Generation, MultipleChoice
-from evalution.suites.suite import AnySuite, RequestKind
+from evalution.suites.suite import AnySuite
 from evalution.suites.tasks.lambada import LambadaOpenAI
 from evalution_core import BaseInferenceSession, Model
+from evalution_core.kinds import RequestKind
 from evalution_enginekit.mock import Mock
 
 

@@ -16,8 +16,8 @@ from evalution_core import (
 )
 from evalution_enginekit.completion import CompletionChunk, RequestPrompt
 from evalution_enginekit.mock import MockSession
+from evalution_enginekit.request_loop import RequestLoop
 from evalution_enginekit.request_session import RequestSession
-from evalution_enginekit.runtime_thread import RequestLoop
 from evalution_enginekit.tokenizer import ByteTokenizer
 
 REQUESTS = [

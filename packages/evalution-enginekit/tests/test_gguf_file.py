@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from evalution_core import ConfigurationError, Model
 from evalution_core.builtins import builtin_path
-from evalution_enginekit.gguf.file import read_gguf
-from evalution_enginekit.gguf.source import find_gguf, list_parts, read_model_file
+from evalution_enginekit.gguf.file import find_gguf, list_parts, read_gguf, read_model_file
 
 TINY = builtin_path("builtin:tiny", "gguf")
 _CODES: dict[type, tuple[int, str]] = {int: (4, "<I"), float: (6, "<f"), bool: (7, "<?")}

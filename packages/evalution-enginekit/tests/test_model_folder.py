@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evalution_core import ConfigurationError
-from evalution_enginekit.model_source import model_folder, window_of
+from evalution_enginekit.model_source import choose_window, model_folder
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,12 +24,12 @@ def test_a_builtin_is_the_folder_of_its_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "owner/name"])
-def test_what_may_be_on_the_hub_is_no_folder(name: str) -> None:
+def test_hub_id_has_no_folder(name: str) -> None:
     assert model_folder(name) is None
 
 
 @pytest.mark.parametrize("path", ["./model", "~/no/such", "/no/such", "a/b/c"])
-def test_what_can_only_be_a_folder_has_to_be_there(path: str) -> None:
+def test_missing_local_folder_is_refused(path: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         model_folder(path, "a folder with model.xml")
     assert str(raised.value) == (
@@ -43,13 +43,13 @@ def test_what_can_only_be_a_folder_has_to_be_there(path: str) -> None:
 def test_a_window_is_the_option_or_the_models_own(
     asked: int | None, own: int | None, window: int
 ) -> None:
-    assert window_of(asked, own) == window
+    assert choose_window(asked, own) == window
 
 
 def test_a_model_without_a_limit_gets_the_window_for_such_models() -> None:
-    assert window_of(None, None, unlimited=2048) == 2048
+    assert choose_window(None, None, unlimited=2048) == 2048
     with pytest.raises(ConfigurationError, match="states no longest sequence; set context_length"):
-        window_of(None, None, option="context_length")
+        choose_window(None, None, option="context_length")
 
 
 @pytest.mark.parametrize(
@@ -64,5 +64,5 @@ def test_a_window_beyond_the_models_own_is_refused(
     asked: int, own: int | None, message: str
 ) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        window_of(asked, own)
+        choose_window(asked, own)
     assert str(raised.value) == message

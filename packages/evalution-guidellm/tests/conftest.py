@@ -59,8 +59,8 @@ def served() -> Iterator[str]:
         process.terminate()
 
 
-def guidellm_report(levels: int = 1, *, errored: int = 0, streams: bool = True) -> dict[str, Any]:
-    """A report as GuideLLM writes it, with what is read of it."""
+def make_report(levels: int = 1, *, errored: int = 0, streams: bool = True) -> dict[str, Any]:
+    """Return a report as GuideLLM writes it, with the fields that are read."""
     return {"benchmarks": [_benchmark(level, errored, streams) for level in range(levels)]}
 
 
@@ -105,7 +105,7 @@ def _metric(values: list[float]) -> dict[str, Any]:
 
 @pytest.fixture
 def report() -> Callable[..., dict[str, Any]]:
-    return guidellm_report
+    return make_report
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
-"""`evalution bench` from its words to its folder, and what it refuses before any work."""
+"""`evalution bench` from the command line to its folder, and its refusals before any work."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("guidellm", reason="guidellm isn't installed; see tools/envs")
-pytest.importorskip("plotly", reason="plotly isn't installed; the extra `report` has it")
 pytestmark = pytest.mark.wide
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
@@ -19,7 +19,7 @@ TINY = ("builtin:tiny", "--engine", "Reference")
 SMALL = ("--prompt-tokens", "16", "--output-tokens", "8")
 
 
-def test_an_engine_is_measured_at_each_level(program: Program, tmp_path: Path) -> None:
+def test_engine_is_measured_at_each_level(program: Program, tmp_path: Path) -> None:
     words = ("bench", *TINY, *SMALL, "--concurrency", "1,3", "--requests", "12", "--output", "b")
     done = program("evalution", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -34,10 +34,12 @@ def test_an_engine_is_measured_at_each_level(program: Program, tmp_path: Path) -
         assert 0 < level["first_token_ms"]["p50"] <= level["latency_ms"]["p50"]
     theirs = json.loads((folder / "guidellm.json").read_text())
     assert len(theirs["benchmarks"]) == 2
-    assert "builtin:tiny on Reference under load" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "builtin:tiny" in page
+    assert re.findall(r"(?:src|<link[^>]*href)=[\"']https?:", page) == []
 
 
-def test_failed_requests_are_an_exit_code_of_their_own(program: Program, tmp_path: Path) -> None:
+def test_failed_requests_end_with_exit_code_3(program: Program, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "one"}\n' + json.dumps({"prompt": "word " * 3000}) + "\n")
     words = ("bench", *TINY, "--profile", "synchronous", "--data", str(rows), "--output", "b")
@@ -48,7 +50,7 @@ def test_failed_requests_are_an_exit_code_of_their_own(program: Program, tmp_pat
     assert (level["successful"], level["errored"]) == (1, 1)
 
 
-def test_a_server_is_measured_with_its_key(
+def test_server_is_measured_with_its_key(
     program: Program,
     served: str,
     key: str,
@@ -73,6 +75,8 @@ def test_a_server_is_measured_with_its_key(
     [
         ((), "nothing to measure"),
         (("m", "--engine", "Referenc"), "no engine 'Referenc' is installed"),
+        ((*TINY, "-o", "dtype"), "--option 'dtype' is not KEY=VALUE"),
+        ((*TINY, "-m", "revison=1"), "did you mean 'revision'"),
         ((*TINY, "-o", "dtyp=1"), "has no option 'dtyp'; did you mean 'dtype'"),
         (("/no/model", "--engine", "Reference"), "has none that Transformers can load"),
         ((*TINY, "--target", "http://127.0.0.1:9"), "give those of one"),
@@ -85,23 +89,23 @@ def test_a_server_is_measured_with_its_key(
         ((*TINY, "--data", "other.jsonl"), "other.jsonl has no column of prompts (it has: x, y)"),
     ],
 )
-def test_what_is_wrong_is_refused_before_any_work(
+def test_wrong_arguments_are_refused_before_any_work(
     words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "broken.jsonl").write_text('{"prompt": ')
     (tmp_path / "head.csv").write_text("prompt\n")
     (tmp_path / "other.jsonl").write_text('{"x": "a", "y": "b"}\n')
-    found = in_process(words, tmp_path, monkeypatch)
+    found = run_in_process(words, tmp_path, monkeypatch)
     assert found.exit_code == 2, found.output
     assert message in found.stderr
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
 
 
-def test_a_server_that_is_away_ends_in_1_as_in_a_run(
+def test_unreachable_server_ends_with_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = in_process(("m", "--target", "http://127.0.0.1:9"), tmp_path, monkeypatch)
+    found = run_in_process(("m", "--target", "http://127.0.0.1:9"), tmp_path, monkeypatch)
     assert found.exit_code == 1, found.output
     assert "no server answers at http://127.0.0.1:9" in found.stderr
     assert not (tmp_path / "runs").exists()
@@ -115,7 +119,7 @@ def test_a_server_that_is_away_ends_in_1_as_in_a_run(
         ("tyny", "TINY_KEY", "has no model 'tyny'; did you mean 'tiny'"),
     ],
 )
-def test_a_wrong_key_or_name_is_refused_before_any_work(
+def test_wrong_key_or_model_name_is_refused_before_any_work(
     name: str,
     variable: str,
     message: str,
@@ -127,26 +131,26 @@ def test_a_wrong_key_or_name_is_refused_before_any_work(
     monkeypatch.setenv("TINY_KEY", key)
     monkeypatch.setenv("WRONG_KEY", "another-key-of-the-test")
     words = (name, "--target", served, "--api-key-env", variable)
-    found = in_process(words, tmp_path, monkeypatch)
+    found = run_in_process(words, tmp_path, monkeypatch)
     assert found.exit_code == 2, found.output
     assert message in found.stderr
     assert "another-key" not in found.output
 
 
-def test_a_ctrl_c_is_told_and_leaves_no_folder(
+def test_ctrl_c_is_reported_and_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("evalution_guidellm.bench.command.drive", interrupted)
-    found = in_process((*TINY, "--output", "b"), tmp_path, monkeypatch)
+    monkeypatch.setattr("evalution_guidellm.bench.command.run_guidellm", interrupted)
+    found = run_in_process((*TINY, "--output", "b"), tmp_path, monkeypatch)
     assert found.exit_code == 130, found.output
     assert found.stderr == "interrupted; a benchmark is written at its end, so there is none\n"
     assert not (tmp_path / "b").exists()
 
 
-def in_process(words: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def run_in_process(words: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     from typer.testing import CliRunner
 
     from evalution.cli.program import app

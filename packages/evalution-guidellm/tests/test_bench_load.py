@@ -1,4 +1,4 @@
-"""The load and the subject of a benchmark, as GuideLLM is told them, and what is refused."""
+"""The load and the subject of a benchmark in GuideLLM's terms, and their refusals."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError
-from evalution_guidellm.bench.command import counts, engine_subject, rates, served_subject
+from evalution_guidellm.bench.command import parse_numbers
 from evalution_guidellm.bench.load import Load, Profile
+from evalution_guidellm.bench.subject import EngineSubject, ServedSubject
 
 
-def test_a_load_is_eight_at_once_for_a_hundred_requests_unless_it_says_else() -> None:
+def test_default_load_is_eight_at_once_for_a_hundred_requests() -> None:
     spec = Load().spec()
     assert spec["profile"] == {"kind": "concurrent", "streams": 8}
     assert spec["constraints"] == [{"kind": "max_requests", "count": 100}]
@@ -45,7 +46,7 @@ def test_each_profile_has_its_levels(
     assert load.levels() == levels
 
 
-def test_time_ends_a_level_by_itself_or_with_a_number_of_requests() -> None:
+def test_level_ends_by_time_or_with_a_number_of_requests() -> None:
     assert Load(seconds=5).spec()["constraints"] == [{"kind": "max_duration", "seconds": 5}]
     both = Load(requests=9, seconds=5).spec()["constraints"]
     assert [each["kind"] for each in both] == ["max_requests", "max_duration"]
@@ -54,21 +55,20 @@ def test_time_ends_a_level_by_itself_or_with_a_number_of_requests() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"), [("rows.jsonl", "json_file"), ("a.CSV", "csv_file"), ("b.txt", "text_file")]
 )
-def test_a_file_takes_the_place_of_made_up_prompts(tmp_path: Path, name: str, kind: str) -> None:
+def test_file_replaces_synthetic_prompts(tmp_path: Path, name: str, kind: str) -> None:
     file = tmp_path / name
     file.touch()
     load = Load(data=file)
     assert load.spec()["data"] == [{"kind": kind, "path": str(file)}]
-    assert not load.is_made_up
-    assert load.to_dict()["data"] == name
+    assert load.to_dict()["data"] == load.spec()["data"]
 
 
-def test_no_row_of_a_file_is_asked_twice(tmp_path: Path) -> None:
+def test_row_of_a_file_is_asked_at_most_once(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.touch()
-    assert Load(data=file).within(7).requests == 7
-    assert Load(data=file, requests=3).within(7).requests == 3
-    assert Load(data=file, requests=9).within(7).requests == 7
+    assert Load(data=file).limit_to(7).requests == 7
+    assert Load(data=file, requests=3).limit_to(7).requests == 3
+    assert Load(data=file, requests=9).limit_to(7).requests == 7
 
 
 @pytest.mark.parametrize(
@@ -83,34 +83,32 @@ def test_no_row_of_a_file_is_asked_twice(tmp_path: Path) -> None:
         ({"data": Path("rows.csv"), "prompt_tokens": 3}, "is for made-up prompts"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], message: str) -> None:
+def test_contradicting_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Load(**options)
 
 
-@pytest.mark.parametrize("text", ["", "0", "1,", "x", "-1", "1.5"])
-def test_a_list_of_counts_holds_counts(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="no list of counts; as --concurrency 1,8"):
-        counts("--concurrency", text)
-    assert counts("--concurrency", "1, 8") == [1, 8]
-
-
-def test_a_count_is_one_that_a_machine_can_ask_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="--concurrency '1,99999999999': at most 65536"):
-        counts("--concurrency", "1,99999999999")
+@pytest.mark.parametrize("text", ["", "0", "1,", "x", "-1", "1.5", "1,99999999999"])
+def test_list_of_counts_holds_counts(text: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match="no list of numbers above 0 and at most 65536; as"
+    ):
+        parse_numbers("--concurrency", text, int, "1,8")
+    assert parse_numbers("--concurrency", "1, 8", int, "1,8") == [1, 8]
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,", "x", "-1", "nan", "inf"])
-def test_a_list_of_rates_holds_rates(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"no list of rates; as --rate 0\.5,2"):
-        rates("--rate", text)
-    assert rates("--rate", "0.5, 2") == [0.5, 2]
+def test_list_of_rates_holds_rates(text: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"no list of numbers above 0 .*; as --rate 0\.5,2"
+    ):
+        parse_numbers("--rate", text, float, "0.5,2")
+    assert parse_numbers("--rate", "0.5, 2", float, "0.5,2") == [0.5, 2]
 
 
-def test_an_engine_is_told_by_its_names_and_options() -> None:
-    subject = engine_subject(
-        "Reference", "builtin:tiny", ["batch_size=4"], ["label=small"], check_first=True
-    )
+def test_engine_subject_becomes_a_backend() -> None:
+    model = {"path": "builtin:tiny", "label": "small"}
+    subject = EngineSubject("Reference", {"batch_size": 4}, model)
     backend = subject.backend(chat=False, max_tokens=9)
     assert backend["options"] == {"batch_size": 4}
     assert backend["model"] == "builtin:tiny"
@@ -118,56 +116,43 @@ def test_an_engine_is_told_by_its_names_and_options() -> None:
     assert backend["request_format"] == "/v1/completions"
     assert subject.backend(chat=True, max_tokens=9)["request_format"] == "/v1/chat/completions"
     assert subject.title == "small on Reference"
-    subject.checked()
+    assert subject.resolve() is subject
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("subject", "message"),
     [
-        ((None, "m", [], []), "nothing to measure: --engine NAME and a MODEL, or --target URL"),
-        (("Reference", "m", ["dtype"], []), "--option 'dtype' is not KEY=VALUE"),
-        (("Reference", "m", [], ["revison=1"]), "did you mean 'revision'"),
+        (EngineSubject("Referenc"), "no engine 'Referenc' is installed"),
+        (EngineSubject("Reference", {"dtyp": 1}), "has no option 'dtyp'"),
+        (EngineSubject("Reference"), "Reference needs a MODEL"),
     ],
 )
-def test_a_subject_that_can_not_be_read_is_refused(words: tuple[Any, ...], message: str) -> None:
+def test_wrong_engine_is_refused_before_work(subject: EngineSubject, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        engine_subject(*words, check_first=True)
+        subject.resolve()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("Referenc", "builtin:tiny", [], []), "no engine 'Referenc' is installed"),
-        (("Reference", "builtin:tiny", ["dtyp=1"], []), "has no option 'dtyp'"),
-        (("Reference", None, [], []), "Reference needs a MODEL"),
-    ],
-)
-def test_an_engine_is_checked_before_work(words: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        engine_subject(*words, check_first=True).checked()
-
-
-def test_a_servers_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_a_server_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match=r"--api-key-env NO_SUCH: that .* is not set"):
-        served_subject("http://127.0.0.1:9", None, "NO_SUCH")
+        ServedSubject("http://127.0.0.1:9", None, "NO_SUCH")
     monkeypatch.setenv("MY_KEY", "a-secret-of-the-test")
-    subject = served_subject("http://127.0.0.1:9/v1", "tiny", "MY_KEY")
+    subject = ServedSubject("http://127.0.0.1:9/v1", "tiny", "MY_KEY")
     assert subject.backend(chat=False, max_tokens=1)["api_key"] == "a-secret-of-the-test"
     assert "a-secret" not in f"{subject!r} {subject.to_dict()} {subject.title}"
 
 
 @pytest.mark.parametrize("name", ["user:hunter2@", "user@", ":hunter2@"])
-def test_one_of_two_credentials_for_a_server_is_refused_before_it_is_asked(
+def test_key_beside_credentials_in_the_url_is_refused(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("MY_KEY", "a-secret-of-the-test")
     with pytest.raises(ConfigurationError) as refused:
-        served_subject(f"http://{name}127.0.0.1:9/v1", "tiny", "MY_KEY")
+        ServedSubject(f"http://{name}127.0.0.1:9/v1", "tiny", "MY_KEY")
     message = str(refused.value)
     assert "holds a name and password, which would be sent in place of the key in MY_KEY" in message
     assert "hunter2" not in message
     assert "a-secret" not in message
-    alone = served_subject(f"http://{name}127.0.0.1:9/v1", "tiny", None)
+    alone = ServedSubject(f"http://{name}127.0.0.1:9/v1", "tiny", None)
     assert "hunter2" not in f"{alone.to_dict()} {alone.title}"
 
 
@@ -183,8 +168,8 @@ def test_one_of_two_credentials_for_a_server_is_refused_before_it_is_asked(
         ("ftp://127.0.0.1", ConfigurationError, "is no URL of a server"),
     ],
 )
-def test_a_server_that_is_away_is_told_before_work(
+def test_unreachable_server_is_refused_before_work(
     target: str, kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        served_subject(target, None, None).checked()
+        ServedSubject(target, None, None).resolve()

@@ -1,4 +1,4 @@
-"""The commands of the README and of docs/benchmarking.md, run as they stand there."""
+"""The commands of the README and of docs/benchmarking.md, run as written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("guidellm", reason="guidellm isn't installed; see tools/envs")
-pytest.importorskip("plotly", reason="plotly isn't installed; the extra `report` has it")
 pytestmark = pytest.mark.wide
 
 PACKAGE = Path(__file__).parents[1]
@@ -25,7 +24,7 @@ HERE = re.compile(
     [PACKAGE / "README.md", PACKAGE.parents[1] / "docs" / "benchmarking.md"],
     ids=lambda page: page.name,
 )
-def test_a_page_shows_what_its_command_does(
+def test_page_shows_the_output_of_its_command(
     page: Path, program: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     found = HERE.findall(page.read_text(encoding="utf-8"))

@@ -35,7 +35,9 @@ def backend(**fields: Any) -> EvalutionBackend:
     return EvalutionBackend(arguments)
 
 
-def asked(text: str = "The cat", tokens: int | None = 6, **columns: list[Any]) -> GenerationRequest:
+def make_request(
+    text: str = "The cat", tokens: int | None = 6, **columns: list[Any]
+) -> GenerationRequest:
     request = GenerationRequest(columns={"text_column": [text], **columns})
     request.output_metrics.text_tokens = tokens
     return request
@@ -48,7 +50,7 @@ def run(work: Coroutine[Any, Any, R]) -> R:
     return asyncio.run(in_time())
 
 
-async def answers(
+async def collect_answers(
     started: EvalutionBackend, request: GenerationRequest, **more: Any
 ) -> tuple[list[GenerationResponse | None], RequestInfo]:
     info = RequestInfo(request_id=request.request_id)
@@ -56,12 +58,12 @@ async def answers(
     return [response async for response, _ in found], info
 
 
-async def one_answer(
+async def read_one_answer(
     configured: EvalutionBackend, request: GenerationRequest, **more: Any
 ) -> tuple[GenerationResponse, RequestInfo]:
     await configured.process_startup()
     try:
-        found, info = await answers(configured, request, **more)
+        found, info = await collect_answers(configured, request, **more)
     finally:
         await configured.process_shutdown()
     response = found[-1]
@@ -69,8 +71,8 @@ async def one_answer(
     return response, info
 
 
-def test_an_answer_is_what_the_session_generates() -> None:
-    response, _ = run(one_answer(backend(), asked(tokens=6)))
+def test_answer_equals_the_sessions_completion() -> None:
+    response, _ = run(read_one_answer(backend(), make_request(tokens=6)))
     with load_engine("Reference")().build(Model("builtin:tiny")) as session:
         from evalution_core import GenerationRequest as Plain
 
@@ -80,11 +82,11 @@ def test_an_answer_is_what_the_session_generates() -> None:
     assert response.output_metrics.text_tokens == output.completion_tokens == 6
 
 
-def test_every_token_is_timed_and_the_first_is_told() -> None:
+def test_every_token_is_timed_and_the_first_is_reported() -> None:
     async def work() -> tuple[list[GenerationResponse | None], RequestInfo]:
         started = backend()
         await started.process_startup()
-        found = await answers(started, asked(tokens=40))
+        found = await collect_answers(started, make_request(tokens=40))
         await started.process_shutdown()
         return found
 
@@ -107,29 +109,29 @@ def test_every_token_is_timed_and_the_first_is_told() -> None:
 @pytest.mark.parametrize(
     "fields", [{"stream": False}, {"engine": "tests_guidellm_engines:SilentEngine"}]
 )
-def test_without_a_stream_no_time_of_a_token_is_made_up(
+def test_no_token_is_timed_without_a_stream(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ENGINES))
-    response, info = run(one_answer(backend(**fields), asked(tokens=6)))
+    response, info = run(read_one_answer(backend(**fields), make_request(tokens=6)))
     assert response.output_metrics.text_tokens == 6
     assert info.timings.first_token_iteration is None
     assert info.timings.token_iterations == 0
     assert info.timings.request_end is not None
 
 
-def test_chat_goes_through_the_template_and_history_before_it() -> None:
-    earlier = asked("one")
+def test_chat_is_rendered_with_its_history() -> None:
+    earlier = make_request("one")
     reply = GenerationResponse(request_id=earlier.request_id, request_args=None, text="two")
     chat = backend(request_format="/v1/chat/completions")
-    first, _ = run(one_answer(chat, asked("three")))
-    second, _ = run(one_answer(chat, asked("three"), history=[(earlier, reply)]))
+    first, _ = run(read_one_answer(chat, make_request("three")))
+    second, _ = run(read_one_answer(chat, make_request("three"), history=[(earlier, reply)]))
     body = json.loads(second.request_args or "")["body"]
     assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
     assert (second.input_metrics.text_tokens or 0) > (first.input_metrics.text_tokens or 0)
 
 
-def test_it_starts_again_and_a_pickle_of_it_holds_no_session() -> None:
+def test_backend_restarts_and_its_pickle_holds_no_session() -> None:
     async def work() -> list[str | None]:
         started = backend()
         texts: list[str | None] = []
@@ -141,7 +143,7 @@ def test_it_starts_again_and_a_pickle_of_it_holds_no_session() -> None:
             copy = pickle.loads(pickle.dumps(started))
             with pytest.raises(RuntimeError, match="call process_startup"):
                 await copy.validate()
-            found, _ = await answers(started, asked())
+            found, _ = await collect_answers(started, make_request())
             assert found[-1] is not None
             texts.append(found[-1].text)
             await started.process_shutdown()
@@ -152,11 +154,11 @@ def test_it_starts_again_and_a_pickle_of_it_holds_no_session() -> None:
     assert first == second
 
 
-def test_a_cancelled_request_yields_what_there_is_and_leaves_the_session() -> None:
+def test_cancelled_request_yields_its_text_so_far_and_frees_its_slot() -> None:
     async def work() -> GenerationResponse:
         started = backend(engine="tests_guidellm_engines:EndlessEngine")
         await started.process_startup()
-        request = asked(tokens=10_000)
+        request = make_request(tokens=10_000)
         info = RequestInfo(request_id=request.request_id)
         seen: list[GenerationResponse | None] = []
 
@@ -170,8 +172,8 @@ def test_a_cancelled_request_yields_what_there_is_and_leaves_the_session() -> No
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await answers(started, asked(tokens=1))
-        session: Any = started._get_started()._session
+        await collect_answers(started, make_request(tokens=1))
+        session: Any = started._session
         assert session.requests_in_flight == 0
         await started.process_shutdown()
         assert seen[-1] is not None
@@ -184,20 +186,20 @@ def test_a_cancelled_request_yields_what_there_is_and_leaves_the_session() -> No
     assert 1 <= (partial.output_metrics.text_tokens or 0) < 10_000
 
 
-def test_a_prompt_that_is_too_long_is_that_requests_error() -> None:
+def test_too_long_prompt_fails_its_request_alone() -> None:
     async def work() -> None:
         started = backend()
         await started.process_startup()
         with pytest.raises(InvalidRequestError, match="max_new_tokens"):
-            await answers(started, asked("word " * 5000))
-        found, _ = await answers(started, asked())
+            await collect_answers(started, make_request("word " * 5000))
+        found, _ = await collect_answers(started, make_request())
         assert found[-1] is not None
         await started.process_shutdown()
 
     run(work())
 
 
-def test_a_model_without_a_chat_template_is_found_before_the_load(tmp_path: Any) -> None:
+def test_missing_chat_template_is_found_before_the_load(tmp_path: Any) -> None:
     from evalution_core.builtins import builtin_path
 
     source = builtin_path("builtin:tiny", "safetensors")
@@ -221,7 +223,7 @@ def test_a_model_without_a_chat_template_is_found_before_the_load(tmp_path: Any)
         run(work("/v1/chat/completions"))
 
 
-def test_limits_are_the_engines_and_one_process_unless_more_are_asked(
+def test_limits_are_the_engines_and_processes_default_to_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(ENGINES))
@@ -232,7 +234,7 @@ def test_limits_are_the_engines_and_one_process_unless_more_are_asked(
     assert (limited.processes_limit, limited.requests_limit) == (2, 3)
 
 
-def test_the_default_model_is_what_a_tokenizer_is_loaded_by(tokenizer_folder: str) -> None:
+def test_default_model_names_the_tokenizer(tokenizer_folder: str) -> None:
     assert run(backend().default_model()) == tokenizer_folder
     other = backend(model_options={"tokenizer_path": "elsewhere"})
     assert run(other.default_model()) == "elsewhere"
@@ -241,7 +243,7 @@ def test_the_default_model_is_what_a_tokenizer_is_loaded_by(tokenizer_folder: st
         run(backend(model=None).default_model())
 
 
-def test_the_main_process_loads_nothing_where_it_is_not_to_check() -> None:
+def test_check_first_false_loads_nothing_in_the_main_process() -> None:
     assert backend().backend_defines_model is False
     assert backend(check_first=False).backend_defines_model is True
 
@@ -257,14 +259,12 @@ def test_the_main_process_loads_nothing_where_it_is_not_to_check() -> None:
         ({"modell": "x"}, "Extra inputs are not permitted"),
     ],
 )
-def test_a_wrong_argument_is_told_before_anything_starts(
-    fields: dict[str, Any], message: str
-) -> None:
+def test_wrong_argument_is_refused_at_construction(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         backend(**fields)
 
 
-def test_keys_are_in_no_report() -> None:
+def test_keys_are_redacted_in_reports() -> None:
     options = {"base_url": "http://127.0.0.1:9", "api_key": "a-secret-of-the-test"}
     configured = backend(engine="OpenAICompatible", options=options)
     assert configured.info["options"] == {"base_url": "http://127.0.0.1:9", "api_key": "***"}
@@ -274,9 +274,9 @@ def test_keys_are_in_no_report() -> None:
 
 def test_extras_reach_the_request() -> None:
     extras = {"body": {"temperature": 1.5, "seed": 7, "stop": ["\n"]}}
-    sampled, _ = run(one_answer(backend(extras=extras), asked(tokens=20)))
-    again, _ = run(one_answer(backend(extras=extras), asked(tokens=20)))
-    greedy, _ = run(one_answer(backend(), asked(tokens=20)))
+    sampled, _ = run(read_one_answer(backend(extras=extras), make_request(tokens=20)))
+    again, _ = run(read_one_answer(backend(extras=extras), make_request(tokens=20)))
+    greedy, _ = run(read_one_answer(backend(), make_request(tokens=20)))
     assert sampled.text == again.text != greedy.text
 
 
@@ -284,4 +284,4 @@ def test_data_with_tools_is_refused() -> None:
     tools = [json.dumps([{"name": "add", "parameters": {}}])]
     chat = backend(request_format="/v1/chat/completions")
     with pytest.raises(NotImplementedError, match="tools"):
-        run(one_answer(chat, asked(tools_column=tools)))
+        run(read_one_answer(chat, make_request(tools_column=tools)))

@@ -23,7 +23,7 @@ Run = Callable[[str], tuple[int, str]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Runs `evalution-guidellm run` with a backend; its exit status and what it printed."""
+    """Runs `evalution-guidellm run` with a backend; returns its exit status and output."""
 
     def call(backend: str) -> tuple[int, str]:
         words = ["run", "--backend", f"kind=evalution,{backend}", "--profile", "kind=synchronous"]
@@ -53,7 +53,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
         ),
     ],
 )
-def test_what_is_wrong_ends_it_in_one_line_before_any_work(
+def test_wrong_backend_ends_the_command_in_one_line(
     run: Run, backend: str, status: int, message: str
 ) -> None:
     ended, printed = run(backend)
@@ -62,7 +62,7 @@ def test_what_is_wrong_ends_it_in_one_line_before_any_work(
     assert "a-secret" not in printed
 
 
-def test_it_is_among_the_kinds_that_guidellm_lists(
+def test_guidellm_lists_the_kind_evalution(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["evalution-guidellm", "run", "--backend", "kind=nothing"])

@@ -24,7 +24,7 @@ LOAD = (
 FORMAT = "request_format=/v1/completions"
 
 
-def test_both_ways_answer_every_request_with_the_same_tokens(
+def test_run_in_process_and_through_the_server_give_the_same_answers(
     program: Program,
     served: str,
     key: str,
@@ -47,8 +47,8 @@ def test_both_ways_answer_every_request_with_the_same_tokens(
         *tokenizer,
         folder=tmp_path,
     )
-    assert tokens(here) == tokens(there) == (REQUESTS * 32, REQUESTS * 16)
-    assert answers(here) == answers(there)
+    assert count_tokens(here) == count_tokens(there) == (REQUESTS * 32, REQUESTS * 16)
+    assert read_answers(here) == read_answers(there)
     rates = [
         each["metrics"]["output_tokens_per_second"]["successful"]["mean"] for each in (here, there)
     ]
@@ -73,13 +73,13 @@ def run(program: Program, script: str, backend: str, *words: str, folder: Path) 
     return benchmark
 
 
-def tokens(benchmark: dict[str, Any]) -> tuple[int, int]:
+def count_tokens(benchmark: dict[str, Any]) -> tuple[int, int]:
     done = benchmark["requests"]["successful"]
     return sum(one["prompt_tokens"] for one in done), sum(one["output_tokens"] for one in done)
 
 
-def answers(benchmark: dict[str, Any]) -> dict[str, str]:
-    """What came of each prompt."""
+def read_answers(benchmark: dict[str, Any]) -> dict[str, str]:
+    """Return the answer to each prompt."""
     return {
         json.loads(one["request_args"])["body"]["prompt"]: one["output"]
         for one in benchmark["requests"]["successful"]

@@ -13,9 +13,9 @@ from inspect_ai.tool import Tool, tool
 from evalution_core import BaseEngine, Capability, Model, register_engine, speed_only
 from evalution_core.encoding import TokenSpan
 from evalution_enginekit import ChatTemplate, PromptQueue, TokenEvent, TokenScore, TokenSession
-from evalution_enginekit.generation import batch_continuously
+from evalution_enginekit.batching import run_continuous_batching
+from evalution_enginekit.generation import TokenPrompt
 from evalution_enginekit.tokenizer import ByteTokenizer
-from evalution_enginekit.tokens import TokenPrompt
 
 TEMPLATE = (
     "{% if tools %}<tool_call>{{ tools[0]['function']['name'] }};{% endif %}"
@@ -68,7 +68,7 @@ class ScriptedSession(TokenSession):
         self.begun = threading.Event()
 
     def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
-        return batch_continuously(feed, self._batch_size, _Reply, self._step)
+        return run_continuous_batching(feed, self._batch_size, _Reply, self._step)
 
     def _step(self, replies: list[_Reply]) -> list[TokenEvent]:
         self.begun.set()

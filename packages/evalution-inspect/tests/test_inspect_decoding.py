@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inspect_ai.model import GenerateConfig
 
 from evalution_core import InvalidRequestError, UnsupportedRequestError
-from evalution_inspect.requests import check_supported, decoding
+from evalution_inspect.requests import check_supported, map_config
 
 pytestmark = pytest.mark.wide
 
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.wide
         ({"logprobs": False}, {"stop": []}),
     ],
 )
-def test_settings_of_greedy_decoding(config: dict[str, Any], fields: dict[str, Any]) -> None:
-    assert decoding(GenerateConfig(**config)) == [fields]
+def test_greedy_settings(config: dict[str, Any], fields: dict[str, Any]) -> None:
+    assert map_config(GenerateConfig(**config)) == [fields]
 
 
 @pytest.mark.parametrize(
@@ -42,19 +42,17 @@ def test_settings_of_greedy_decoding(config: dict[str, Any], fields: dict[str, A
         ({"top_k": 40, "temperature": 0.5}, (0.5, 1.0, 40)),
     ],
 )
-def test_settings_of_sampling(config: dict[str, Any], sampled: tuple[float, float, int]) -> None:
-    (fields,) = decoding(GenerateConfig(**config))
+def test_sampling_settings(config: dict[str, Any], sampled: tuple[float, float, int]) -> None:
+    (fields,) = map_config(GenerateConfig(**config))
     assert fields["do_sample"] is True
     assert (fields["temperature"], fields["top_p"], fields["top_k"]) == sampled
     assert "seed" not in fields
 
 
 @given(choices=st.integers(1, 20), seed=st.integers(0, 2**63 - 1), temperature=st.floats(0.01, 5.0))
-def test_each_choice_of_a_seeded_sample_has_a_seed_of_its_own(
-    choices: int, seed: int, temperature: float
-) -> None:
+def test_choices_have_different_seeds(choices: int, seed: int, temperature: float) -> None:
     config = GenerateConfig(num_choices=choices, seed=seed, temperature=temperature)
-    seeds = [fields["seed"] for fields in decoding(config)]
+    seeds = [fields["seed"] for fields in map_config(config)]
     assert len(set(seeds)) == choices
     assert seeds[0] == seed
     assert all(0 <= one < 2**63 for one in seeds)
@@ -79,7 +77,7 @@ def test_each_choice_of_a_seeded_sample_has_a_seed_of_its_own(
         {"prompt_logprobs": 2},
     ],
 )
-def test_what_no_engine_has_is_refused_by_name(config: dict[str, Any]) -> None:
+def test_unsupported_setting_is_refused_by_name(config: dict[str, Any]) -> None:
     ((name, _),) = config.items()
     with pytest.raises(UnsupportedRequestError, match=re.escape(name)):
         check_supported(GenerateConfig(**config))
@@ -101,11 +99,11 @@ def test_what_no_engine_has_is_refused_by_name(config: dict[str, Any]) -> None:
         {"reasoning_history": "last", "fail_on_refusal": True, "stream_idle_timeout": 4},
     ],
 )
-def test_what_asks_for_nothing_or_is_inspects_own_passes(config: dict[str, Any]) -> None:
+def test_neutral_settings_and_those_of_inspect_pass(config: dict[str, Any]) -> None:
     check_supported(GenerateConfig(**config))
 
 
-def test_every_setting_of_inspect_is_mapped_neutral_or_refused() -> None:
+def test_unknown_settings_are_refused() -> None:
     from inspect_ai.model import ResponseSchema
     from inspect_ai.util import JSONSchema
 
@@ -117,8 +115,8 @@ def test_every_setting_of_inspect_is_mapped_neutral_or_refused() -> None:
         check_supported(wanted)
 
 
-def test_settings_that_contradict_each_other_are_invalid() -> None:
+def test_contradicting_settings_are_invalid() -> None:
     with pytest.raises(InvalidRequestError, match="top_logprobs=2 needs logprobs=True"):
-        decoding(GenerateConfig(top_logprobs=2))
+        map_config(GenerateConfig(top_logprobs=2))
     with pytest.raises(InvalidRequestError, match="num_choices must be at least 1, got 0"):
-        decoding(GenerateConfig(num_choices=0))
+        map_config(GenerateConfig(num_choices=0))

@@ -65,7 +65,7 @@ def one_question(text: str = "What is 3 + 4?", **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("chat", "prompt"), [(False, "Question: {question}\nAnswer:"), (True, "{question}")]
 )
-def test_a_generation_task_is_as_accurate_as_in_our_runner(
+def test_generation_task_has_the_accuracy_of_the_runner(
     evaluate: Any, tiny_rows: Any, chat: bool, prompt: str
 ) -> None:
     log = evaluate(
@@ -92,7 +92,7 @@ def test_a_generation_task_is_as_accurate_as_in_our_runner(
     assert texts == [sample.prediction for sample in ours.samples]
 
 
-def test_a_choice_tells_tokens_usage_and_why_it_ended(evaluate: Any, session: Any) -> None:
+def test_choice_reports_tokens_usage_and_stop_reason(evaluate: Any, session: Any) -> None:
     question = "What is 3 + 4?"
     log = evaluate(one_question(question), max_tokens=6, logprobs=True, top_logprobs=2)
     messages = [{"role": "user", "content": question}]
@@ -112,7 +112,7 @@ def test_a_choice_tells_tokens_usage_and_why_it_ended(evaluate: Any, session: An
         assert token.bytes == list(token.token.encode())
 
 
-def test_sampled_choices_repeat_with_their_seed_and_differ_from_each_other(evaluate: Any) -> None:
+def test_sampled_choices_repeat_with_their_seed_and_differ(evaluate: Any) -> None:
     options = {"max_tokens": 12, "temperature": 2.0, "num_choices": 4, "seed": 5}
     logs = [evaluate(one_question("A story:"), **options) for _ in range(2)]
     first, second = (
@@ -122,7 +122,7 @@ def test_sampled_choices_repeat_with_their_seed_and_differ_from_each_other(evalu
     assert len(set(first)) > 1
 
 
-def test_the_perplexity_scorer_gets_every_prompt_token(
+def test_perplexity_scorer_gets_every_prompt_token(
     evaluate: Any, session: Any, tiny_rows: Any
 ) -> None:
     from inspect_ai import Task
@@ -154,7 +154,7 @@ def test_the_perplexity_scorer_gets_every_prompt_token(
     assert metrics["perplexity_per_token"].value == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_reply_without_a_limit_ends_where_the_context_does(evaluate: Any) -> None:
+def test_reply_without_a_limit_ends_with_the_context(evaluate: Any) -> None:
     log = evaluate(
         one_question("ab " * 12),
         model_args={"max_model_len": 40, "use_chat_template": False},
@@ -166,7 +166,7 @@ def test_a_reply_without_a_limit_ends_where_the_context_does(evaluate: Any) -> N
     assert output.usage.total_tokens == 40
 
 
-def test_a_prompt_beyond_the_context_is_an_answer_that_says_so(evaluate: Any) -> None:
+def test_too_long_prompt_ends_with_model_length(evaluate: Any) -> None:
     log = evaluate(one_question("word " * 90), model_args={"max_model_len": 40}, max_tokens=4)
     assert log.status == "success", log.error
     output = log.samples[0].output
@@ -189,7 +189,7 @@ def test_a_prompt_beyond_the_context_is_an_answer_that_says_so(evaluate: Any) ->
         ({}, {"model_base_url": "http://x"}, "engine Reference has no option 'base_url'"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_loaded(
+def test_wrong_arguments_are_refused_before_loading(
     evaluate: Any, model_args: dict[str, Any], options: dict[str, Any], said: str
 ) -> None:
     from evalution_inspect.provider import ModelSetupError
@@ -198,7 +198,7 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
         evaluate(one_question(), model_args=model_args, **options)
 
 
-def test_a_model_that_is_not_there_is_said_before_the_task(evaluate: Any) -> None:
+def test_missing_model_is_refused_before_the_task(evaluate: Any) -> None:
     from evalution_inspect.provider import ModelSetupError
 
     with pytest.raises(ModelSetupError, match="model folder 'nowhere' does not exist"):
@@ -214,7 +214,7 @@ def test_a_model_that_is_not_there_is_said_before_the_task(evaluate: Any) -> Non
         ({"max_tokens": 0}, "max_new_tokens must be an int >= 1, got 0"),
     ],
 )
-def test_what_a_task_may_not_ask_for_fails_its_sample(
+def test_invalid_setting_of_a_task_fails_its_sample(
     evaluate: Any, options: dict[str, Any], said: str
 ) -> None:
     from inspect_ai.solver import generate
@@ -225,7 +225,7 @@ def test_what_a_task_may_not_ask_for_fails_its_sample(
 
 
 @pytest.mark.slow
-def test_the_first_command_of_the_readme_runs_and_a_wrong_one_has_no_traceback(
+def test_first_command_of_the_readme_runs_and_a_wrong_one_has_no_traceback(
     tmp_path: Path,
 ) -> None:
     (_, command), *_, (_, task) = (
@@ -250,7 +250,7 @@ def test_the_first_command_of_the_readme_runs_and_a_wrong_one_has_no_traceback(
     assert "Traceback" not in failed.stdout + failed.stderr
 
 
-def test_the_registration_imports_no_engine_and_no_kit() -> None:
+def test_registration_imports_no_engine_and_no_kit() -> None:
     code = (
         "import sys, evalution_inspect.registration\n"
         "print(sorted(m for m in sys.modules if m.startswith('evalution')))"

@@ -60,7 +60,7 @@ def read(path: Path) -> Any:
     return read_eval_log(str(path))
 
 
-def logs_of(folder: Path, target: Path, **options: Any) -> dict[str, Any]:
+def read_logs(folder: Path, target: Path, **options: Any) -> dict[str, Any]:
     paths = write_logs(read_run(folder), target, **options)
     logs = [read(path) for path in paths]
     return {log.eval.task: log for log in logs}
@@ -68,7 +68,7 @@ def logs_of(folder: Path, target: Path, **options: Any) -> dict[str, Any]:
 
 def test_every_suite_has_a_log_with_its_scores_and_samples(folder: Path, tmp_path: Path) -> None:
     run = read_run(folder)
-    logs = logs_of(folder, tmp_path)
+    logs = read_logs(folder, tmp_path)
     assert list(logs) == ["sums", "chat/sums", "choices", "prose"]
     for suite in run.suites:
         log = logs[suite.name]
@@ -89,9 +89,9 @@ def test_every_suite_has_a_log_with_its_scores_and_samples(folder: Path, tmp_pat
             assert theirs.output.completion == (ours.prediction or "")
 
 
-def test_a_log_tells_under_what_conditions_it_came_about(folder: Path, tmp_path: Path) -> None:
+def test_log_holds_the_settings_and_environment_of_its_run(folder: Path, tmp_path: Path) -> None:
     run = read_run(folder)
-    log = logs_of(folder, tmp_path)["sums"]
+    log = read_logs(folder, tmp_path)["sums"]
     assert log.eval.created == run.started
     assert log.eval.model_args == {"engine": "Reference", "options": run.engine["options"]}
     assert log.eval.config.limit == 12
@@ -107,22 +107,20 @@ def test_a_log_tells_under_what_conditions_it_came_about(folder: Path, tmp_path:
     assert usage.output_tokens == sum(counted["completion"] for counted in tokens)
 
 
-def test_messages_of_a_conversation_keep_their_roles(folder: Path, tmp_path: Path) -> None:
-    (sample, *_) = logs_of(folder, tmp_path)["chat/sums"].samples
+def test_messages_keep_their_roles(folder: Path, tmp_path: Path) -> None:
+    (sample, *_) = read_logs(folder, tmp_path)["chat/sums"].samples
     assert [message.role for message in sample.input] == ["user"]
     assert [message.role for message in sample.messages] == ["user", "assistant"]
     assert sample.messages[1].text == sample.output.completion
 
 
-def test_a_text_that_was_scored_is_the_input_of_its_sample(folder: Path, tmp_path: Path) -> None:
-    (sample, *_) = logs_of(folder, tmp_path)["prose"].samples
+def test_scored_text_is_the_input_of_its_sample(folder: Path, tmp_path: Path) -> None:
+    (sample, *_) = read_logs(folder, tmp_path)["prose"].samples
     assert sample.input == sample.target != ""
     assert sample.output.choices == []
 
 
-def test_writing_twice_replaces_the_logs_and_inspect_lists_them(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_writing_again_replaces_the_logs(folder: Path, tmp_path: Path) -> None:
     first = write_logs(read_run(folder), tmp_path)
     assert write_logs(read_run(folder), tmp_path) == first
     listed = list_eval_logs(str(tmp_path))
@@ -131,7 +129,7 @@ def test_writing_twice_replaces_the_logs_and_inspect_lists_them(
         assert len(read_eval_log_sample_summaries(str(path))) == 12
 
 
-def test_failed_samples_carry_their_error(folder: Path, tmp_path: Path) -> None:
+def test_failed_sample_has_its_error(folder: Path, tmp_path: Path) -> None:
     run = read_run(folder)
     suite = run["sums"]
     broken = suite.samples[3]
@@ -144,9 +142,7 @@ def test_failed_samples_carry_their_error(folder: Path, tmp_path: Path) -> None:
     assert log.samples[0].error.message == "EngineRuntimeError: it died"
 
 
-def test_a_value_that_cannot_be_had_is_left_out_and_infinity_stays(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_missing_values_are_left_out_and_infinity_stays(folder: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 
     run = read_run(folder)
@@ -161,9 +157,11 @@ def test_a_value_that_cannot_be_had_is_left_out_and_infinity_stays(
     assert found["byte_perplexity"] == {}
 
 
-@pytest.mark.parametrize(("status", "told"), [("failed", "error"), ("interrupted", "cancelled")])
-def test_the_suite_in_which_a_run_ended_has_a_log_with_the_error(
-    folder: Path, tmp_path: Path, status: Any, told: str
+@pytest.mark.parametrize(
+    ("status", "expected"), [("failed", "error"), ("interrupted", "cancelled")]
+)
+def test_suite_in_which_a_run_ended_has_a_log_with_the_error(
+    folder: Path, tmp_path: Path, status: Any, expected: str
 ) -> None:
     run = read_run(folder)
     run.status = status
@@ -171,31 +169,31 @@ def test_the_suite_in_which_a_run_ended_has_a_log_with_the_error(
     run.suites = run.suites[:-1]
     logs = {log.eval.task: log for log in map(read, write_logs(run, tmp_path))}
     assert logs["sums"].status == "success"
-    assert logs["prose"].status == told
+    assert logs["prose"].status == expected
     assert logs["prose"].error.message == "EngineRuntimeError: the runtime died"
     assert len(logs["prose"].samples) == 12
 
 
-def test_a_suite_that_was_not_run_is_named(folder: Path, tmp_path: Path) -> None:
+def test_unknown_suite_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no suite 'sum'; did you mean 'sums'\?"):
         write_logs(read_run(folder), tmp_path, ["sum"])
 
 
-def test_a_run_without_a_suite_has_nothing_to_write(folder: Path, tmp_path: Path) -> None:
+def test_run_without_a_suite_is_refused(folder: Path, tmp_path: Path) -> None:
     run = read_run(folder)
     run.suites = []
     with pytest.raises(ConfigurationError, match="no suite of the run was begun"):
         write_logs(run, tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) -> None:
+def test_unwritable_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("", encoding="utf-8")
     with pytest.raises(ConfigurationError, match="file can't be written"):
         write_logs(read_run(folder), taken)
 
 
-def test_the_command_writes_beside_the_run_and_says_how_to_look(folder: Path) -> None:
+def test_command_writes_beside_the_run(folder: Path) -> None:
     done = CliRunner().invoke(app, ["inspect-log", str(folder), "--suite", "choices"])
     assert done.exit_code == 0, done.output
     path, advice = done.stdout.splitlines()
@@ -204,7 +202,7 @@ def test_the_command_writes_beside_the_run_and_says_how_to_look(folder: Path) ->
     assert advice == f"look at them: inspect view --log-dir {folder / 'inspect'}"
 
 
-def test_the_command_says_what_is_no_run(tmp_path: Path) -> None:
+def test_command_refuses_a_folder_without_a_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["inspect-log", str(tmp_path)])
     assert done.exit_code == 2
     assert "so it is no folder of a run" in done.output

@@ -50,19 +50,19 @@ def scripted(scripted_engine: Any) -> Callable[..., Any]:
     return scripted_engine.scripted
 
 
-def session_of(model: Any) -> Any:
+def get_session(model: Any) -> Any:
     return model.api._loaded.session
 
 
-def test_models_of_the_same_engine_and_weights_share_a_session_until_the_last_is_closed(
+def test_equal_models_share_a_session_until_the_last_closes(
     scripted: Any,
 ) -> None:
     first, second, other = scripted(), scripted(role="grader"), scripted(batch_size=5)
-    assert session_of(first) is session_of(second)
-    assert session_of(first) is not session_of(other)
+    assert get_session(first) is get_session(second)
+    assert get_session(first) is not get_session(other)
     assert first.api.connection_key() == second.api.connection_key()
     assert first.api.connection_key() != other.api.connection_key()
-    session = session_of(first)
+    session = get_session(first)
     first.api.close()
     first.api.close()
     assert session.preferred_batch_size == 4
@@ -73,14 +73,14 @@ def test_models_of_the_same_engine_and_weights_share_a_session_until_the_last_is
     other.api.close()
 
 
-def test_a_model_that_nobody_holds_gives_its_session_back(scripted: Any) -> None:
+def test_garbage_collected_model_closes_its_session(scripted: Any) -> None:
     model = scripted(batch_size=6)
-    session = session_of(model)
+    session = get_session(model)
     del model
     gc.collect()
     with pytest.raises(SessionClosedError, match="is closed; build a new session"):
         session.gc()
-    assert not any(cached.loaded.session is session for cached in MODEL_CACHE._cached)
+    assert not any(loaded.session is session for loaded in MODEL_CACHE._models)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_connections_are_two_batches_within_the_engines_limit(
     model.api.close()
 
 
-def test_a_cancelled_task_gives_up_its_request_and_others_go_on(scripted: Any) -> None:
+def test_cancelled_task_cancels_its_request_alone(scripted: Any) -> None:
     model = scripted(batch_size=1)
-    session = session_of(model)
+    session = get_session(model)
 
     async def ask() -> str:
-        endless = asyncio.create_task(model.generate("for ever", config=GenerateConfig()))
+        endless = asyncio.create_task(model.generate("endless", config=GenerateConfig()))
         await asyncio.to_thread(session.begun.wait)
         endless.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -112,7 +112,7 @@ def test_a_cancelled_task_gives_up_its_request_and_others_go_on(scripted: Any) -
     model.api.close()
 
 
-def test_an_agent_calls_a_tool_and_its_reasoning_stands_apart(
+def test_agent_calls_a_tool_and_its_reasoning_is_separate(
     scripted_engine: Any, evaluate: Any
 ) -> None:
     from inspect_ai import Task
@@ -143,7 +143,7 @@ def test_an_agent_calls_a_tool_and_its_reasoning_stands_apart(
         ({"config": GenerateConfig(parallel_tool_calls=False)}, "parallel_tool_calls=False"),
     ],
 )
-def test_what_cannot_be_asked_of_tools_is_refused(
+def test_unenforceable_tool_settings_are_refused(
     scripted: Any, scripted_engine: Any, asked: dict[str, Any], said: str
 ) -> None:
     model = scripted()
@@ -152,7 +152,7 @@ def test_what_cannot_be_asked_of_tools_is_refused(
     model.api.close()
 
 
-def test_tools_are_refused_by_an_engine_that_has_none(scripted_engine: Any) -> None:
+def test_engine_without_tools_refuses_them(scripted_engine: Any) -> None:
     model = get_model("evalution/builtin:tiny", engine="Reference", memoize=False)
     with pytest.raises(UnsupportedRequestError, match=r"tools \(add\) and engine Reference lacks"):
         asyncio.run(model.generate("a", tools=[scripted_engine.add()]))
@@ -175,7 +175,7 @@ def test_chat_is_rendered_with_the_models_variables(tmp_path: Path) -> None:
     model.api.close()
 
 
-def test_a_model_without_a_chat_template_says_how_to_use_it(scripted: Any) -> None:
+def test_model_without_a_chat_template_is_refused_with_advice(scripted: Any) -> None:
     with pytest.raises(ModelSetupError, match="no chat template; -M use_chat_template=false"):
         scripted(template=False)
     scripted(template=False, use_chat_template=False).api.close()
@@ -188,13 +188,11 @@ def test_a_model_without_a_chat_template_says_how_to_use_it(scripted: Any) -> No
         ("chat", "engine Scripted takes no chat messages with any; -M use_chat_template=false"),
     ],
 )
-def test_an_engine_that_cannot_answer_at_all_is_refused_at_once(
-    scripted: Any, lacks: str, said: str
-) -> None:
-    before = [cached.loaded for cached in MODEL_CACHE._cached]
+def test_engine_without_generation_or_chat_is_refused(scripted: Any, lacks: str, said: str) -> None:
+    before = list(MODEL_CACHE._models)
     with pytest.raises(ModelSetupError, match=said):
         scripted(lacks=lacks)
-    assert [cached.loaded for cached in MODEL_CACHE._cached] == before
+    assert list(MODEL_CACHE._models) == before
 
 
 @pytest.mark.parametrize(
@@ -207,7 +205,7 @@ def test_an_engine_that_cannot_answer_at_all_is_refused_at_once(
         ("seed", {"temperature": 0.5, "seed": 1}, "it lacks the capability 'seed'"),
     ],
 )
-def test_what_an_engine_lacks_is_refused_by_its_name(
+def test_lacking_capability_is_named_in_the_refusal(
     scripted: Any, lacks: str | None, config: dict[str, Any], said: str
 ) -> None:
     model = scripted(lacks=lacks)
@@ -216,7 +214,7 @@ def test_what_an_engine_lacks_is_refused_by_its_name(
     model.api.close()
 
 
-def test_another_event_loop_than_asyncios_is_refused(scripted: Any) -> None:
+def test_other_event_loops_than_asyncio_are_refused(scripted: Any) -> None:
     model = scripted()
     call = model.api.generate([ChatMessageUser(content="tool:")], [], "auto", GenerateConfig())
     with pytest.raises(ConfigurationError, match="set INSPECT_ASYNC_BACKEND=asyncio"):
@@ -224,9 +222,7 @@ def test_another_event_loop_than_asyncios_is_refused(scripted: Any) -> None:
     model.api.close()
 
 
-def test_prompts_of_many_tasks_are_scored_each_for_itself(
-    scripted: Any, scripted_engine: Any
-) -> None:
+def test_concurrent_prompts_are_scored_separately(scripted: Any, scripted_engine: Any) -> None:
     model = scripted()
     texts = ["ab"[length % 2] * length for length in range(1, 90)]
 
@@ -244,7 +240,7 @@ def test_prompts_of_many_tasks_are_scored_each_for_itself(
     model.api.close()
 
 
-def test_only_a_lost_connection_is_tried_again(scripted: Any) -> None:
+def test_only_a_lost_connection_is_retried(scripted: Any) -> None:
     model = scripted()
     lost = EngineRuntimeError("given up")
     lost.__cause__ = httpx.ConnectError("refused")
@@ -254,14 +250,14 @@ def test_only_a_lost_connection_is_tried_again(scripted: Any) -> None:
     model.api.close()
 
 
-def test_text_is_counted_and_encoded_by_the_models_own_tokenizer(scripted: Any) -> None:
+def test_text_is_encoded_by_the_models_tokenizer(scripted: Any) -> None:
     model = scripted()
     assert asyncio.run(model.api.tokenize("é")) == list("é".encode())
     assert asyncio.run(model.api.count_text_tokens("éé")) == 4
     model.api.close()
 
 
-def test_an_engine_that_runs_more_than_inspect_asks_for_says_so_once(
+def test_too_few_connections_are_warned_of_once(
     scripted: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

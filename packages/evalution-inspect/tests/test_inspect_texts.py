@@ -20,7 +20,12 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolCall, ToolCallError
 
 from evalution_core import InvalidRequestError, UnsupportedRequestError
-from evalution_inspect.messages import conversation, format_of, plain_prompt, split_tool_calls
+from evalution_inspect.messages import (
+    find_tool_format,
+    make_messages,
+    make_plain_prompt,
+    split_tool_calls,
+)
 from evalution_inspect.outputs import split_reasoning
 
 pytestmark = pytest.mark.wide
@@ -48,14 +53,14 @@ def read(calls: list[ToolCall]) -> list[tuple[str, dict[str, Any]]]:
         ("", "the tag is </think>, you see", (None, "the tag is </think>, you see")),
     ],
 )
-def test_reasoning_stands_apart_from_the_answer(
+def test_reasoning_is_split_from_the_answer(
     prompt: str, text: str, split: tuple[str | None, str]
 ) -> None:
     assert split_reasoning(prompt, text) == split
 
 
 @given(CALLS)
-def test_calls_in_hermes_form_are_read_back(calls: list[tuple[str, dict[str, Any]]]) -> None:
+def test_hermes_calls_are_parsed(calls: list[tuple[str, dict[str, Any]]]) -> None:
     spelled = [json.dumps({"name": name, "arguments": given}) for name, given in calls]
     text = "I look.\n" + "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in spelled)
     rest, found = split_tool_calls(text, "hermes")
@@ -63,7 +68,7 @@ def test_calls_in_hermes_form_are_read_back(calls: list[tuple[str, dict[str, Any
 
 
 @given(CALLS)
-def test_calls_in_mistral_form_are_read_back(calls: list[tuple[str, dict[str, Any]]]) -> None:
+def test_mistral_calls_are_parsed(calls: list[tuple[str, dict[str, Any]]]) -> None:
     listed = json.dumps([{"name": name, "arguments": given} for name, given in calls])
     for text in (listed, f"[TOOL_CALLS] {listed}"):
         rest, found = split_tool_calls(text, "mistral")
@@ -71,7 +76,7 @@ def test_calls_in_mistral_form_are_read_back(calls: list[tuple[str, dict[str, An
 
 
 @given(NAMES, ARGUMENTS)
-def test_a_call_in_llama_form_is_read_back(name: str, arguments: dict[str, Any]) -> None:
+def test_llama3_call_is_parsed(name: str, arguments: dict[str, Any]) -> None:
     text = json.dumps({"name": name, "parameters": arguments})
     rest, found = split_tool_calls(text, "llama3")
     assert (rest, read(found)) == ("", [(name, arguments)])
@@ -86,7 +91,7 @@ def test_a_call_in_llama_form_is_read_back(name: str, arguments: dict[str, Any])
         (" kept ", "hermes"),
     ],
 )
-def test_a_text_without_calls_stays_as_it_is(text: str, form: Any) -> None:
+def test_text_without_calls_is_unchanged(text: str, form: Any) -> None:
     assert split_tool_calls(text, form) == (text, [])
 
 
@@ -101,7 +106,7 @@ def test_a_text_without_calls_stays_as_it_is(text: str, form: Any) -> None:
         ('[{"name": 5}]', "mistral", "it has no name"),
     ],
 )
-def test_a_call_that_cannot_be_read_says_why(text: str, form: Any, why: str) -> None:
+def test_unreadable_call_has_a_parse_error(text: str, form: Any, why: str) -> None:
     _, (call,) = split_tool_calls(text, form)
     assert call.parse_error is not None
     assert why in call.parse_error
@@ -115,8 +120,8 @@ def test_a_call_that_cannot_be_read_says_why(text: str, form: Any, why: str) -> 
         ("{% if tools %}<|python_tag|>{% endif %}", "llama3"),
     ],
 )
-def test_the_template_decides_the_form_of_calls(template: str, form: str) -> None:
-    assert format_of(template) == form
+def test_tool_format_is_found_in_the_template(template: str, form: str) -> None:
+    assert find_tool_format(template) == form
 
 
 @pytest.mark.parametrize(
@@ -128,12 +133,12 @@ def test_the_template_decides_the_form_of_calls(template: str, form: str) -> Non
         ("{{ tools }}[TOOL_CALLS]a[ARGS]{}", "-M tool_format=NAME"),
     ],
 )
-def test_an_unknown_form_of_calls_is_refused(template: str, said: str) -> None:
+def test_unknown_tool_format_is_refused(template: str, said: str) -> None:
     with pytest.raises(UnsupportedRequestError, match=said.replace("[", r"\[")):
-        format_of(template)
+        find_tool_format(template)
 
 
-def test_a_conversation_has_the_form_that_templates_read() -> None:
+def test_messages_have_the_form_of_chat_templates() -> None:
     call = ToolCall("c1", "add", {"x": 1})
     messages = [
         ChatMessageSystem(content="Be brief."),
@@ -146,7 +151,7 @@ def test_a_conversation_has_the_form_that_templates_read() -> None:
         ChatMessageTool(content="", function="add", error=ToolCallError("timeout", "too slow")),
     ]
     spelled = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": {"x": 1}}}
-    assert conversation(messages) == [
+    assert make_messages(messages) == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "one\ntwo"},
         {
@@ -160,17 +165,17 @@ def test_a_conversation_has_the_form_that_templates_read() -> None:
     ]
 
 
-def test_an_image_is_refused_by_its_type() -> None:
+def test_image_is_refused() -> None:
     image = ContentImage(image="data:image/png;base64,AAAA")
     with pytest.raises(UnsupportedRequestError, match="user message holds content of the type 'im"):
-        conversation([ChatMessageUser(content=[image])])
+        make_messages([ChatMessageUser(content=[image])])
 
 
-def test_a_plain_prompt_is_one_user_message_or_its_ids() -> None:
-    assert plain_prompt([ChatMessageUser(content="a")]) == {"prompt": "a"}
+def test_plain_prompt_is_one_user_message_or_its_ids() -> None:
+    assert make_plain_prompt([ChatMessageUser(content="a")]) == {"prompt": "a"}
     ids = ChatMessageUser(content="", metadata={"prompt_token_ids": [1, 2]})
-    assert plain_prompt([ids]) == {"input_ids": [1, 2]}
+    assert make_plain_prompt([ids]) == {"input_ids": [1, 2]}
     with pytest.raises(InvalidRequestError, match="messages of the roles: system, user"):
-        plain_prompt([ChatMessageSystem(content="s"), ChatMessageUser(content="u")])
+        make_plain_prompt([ChatMessageSystem(content="s"), ChatMessageUser(content="u")])
     with pytest.raises(InvalidRequestError, match="prompt_token_ids must be a list of ints, got 5"):
-        plain_prompt([ChatMessageUser(content="", metadata={"prompt_token_ids": 5})])
+        make_plain_prompt([ChatMessageUser(content="", metadata={"prompt_token_ids": 5})])

@@ -6,7 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from evalution_enginekit.mock import Mock
 from evalution_ray import RayReplicas
 
 MODEL = Model("mock")
-WAIT_S = 120
+WAIT_S = 240
+STARTS = 2
+STARTED = "Ray runtime started"
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
@@ -65,46 +68,60 @@ def test_cluster_is_started_shared_and_ended(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_cluster")
-def test_client_drives_actors_too(tmp_path: Path) -> None:
-    gcs, client = _free_port(), _free_port()
-    start = ["start", "--head", "--block", "--num-cpus=1", "--include-dashboard=false"]
-    start += [f"--port={gcs}", f"--ray-client-server-port={client}", "--disable-usage-stats"]
+def test_client_drives_actors_too(tmp_path: Path, wait_until: Callable[..., None]) -> None:
     script = Path(__file__).with_name("client_of_ray.py")
-    with (tmp_path / "log").open("w") as log:
-        ray = Path(sys.executable).with_name("ray")
-        head = subprocess.Popen([ray, *start], stdout=log, stderr=log)
-        try:
-            _wait_for(client)
-            done = subprocess.run(
-                [sys.executable, script, f"ray://127.0.0.1:{client}"],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=WAIT_S,
-            )
-        finally:
-            head.terminate()
-            head.wait(WAIT_S)
+    with start_head(tmp_path, wait_until) as address:
+        done = subprocess.run(
+            [sys.executable, script, address],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=WAIT_S,
+        )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "1000 answers, 1000 keys, 2 replicas"
 
 
-def _free_port() -> int:
+@contextmanager
+def start_head(folder: Path, wait_until: Callable[..., None]) -> Generator[str]:
+    """Yield the address for clients of a cluster that `ray start` made."""
+    gcs, client = free_port(), free_port()
+    command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block"]
+    command += ["--num-cpus=1", "--include-dashboard=false", "--disable-usage-stats"]
+    command += [f"--port={gcs}", f"--ray-client-server-port={client}"]
+    with (folder / "log").open("wb") as log:
+        for _ in range(STARTS):
+            log.truncate(0)
+            head = subprocess.Popen(command, stdout=log, stderr=log)
+            # The port for clients is open before the node can serve them.
+            wait_until(lambda: STARTED in read(log.name) or head.poll() is not None)  # noqa: B023
+            if head.poll() is None:
+                break
+        try:
+            assert head.poll() is None, read(log.name)
+            wait_until(lambda: is_open(client))
+            yield f"ray://127.0.0.1:{client}"
+        finally:
+            head.terminate()
+            head.wait(WAIT_S)
+
+
+def read(path: str) -> str:
+    return Path(path).read_text(errors="replace")
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-def _wait_for(port: int) -> None:
-    patience = threading.Event()
-    for _ in range(WAIT_S * 5):
-        try:
-            socket.create_connection(("127.0.0.1", port), 1.0).close()
-        except OSError:
-            patience.wait(0.2)
-        else:
-            return
-    raise AssertionError("the head node did not come up")
+def is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.usefixtures("no_cluster")

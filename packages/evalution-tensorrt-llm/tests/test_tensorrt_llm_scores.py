@@ -86,14 +86,14 @@ def test_longest_window_fits_into_the_runtime(installed: Any, release: str) -> N
     installed(release)
     with engine().build(TINY) as session:
         # The model has 512 positions; the runtime cuts longer sequences down to them.
-        assert session.max_model_len == 512 - choose_score_source(release).spare
+        assert session.info.max_model_len == 512 - choose_score_source(release).spare
         text = CONTEXT * 20
         (whole,) = session.loglikelihood_rolling([RollingLoglikelihoodRequest(text)])
         (cut,) = session.loglikelihood([LoglikelihoodRequest(text, ENDINGS[0])])
         assert whole.token_count > 512
         assert cut.truncated_tokens
     with engine(max_model_len=64, max_num_tokens=66).build(TINY) as small:
-        assert small.max_model_len == 64
+        assert small.info.max_model_len == 64
         (cut,) = small.loglikelihood([LoglikelihoodRequest(text, ENDINGS[0])])
         assert cut.truncated_tokens
 

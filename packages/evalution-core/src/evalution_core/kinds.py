@@ -1,9 +1,9 @@
-"""The kinds of request: for each its types, its two calls and the capability that it needs."""
+"""The table of request kinds: for each its types, its two calls and the capability it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from enum import Enum
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -25,23 +25,63 @@ from evalution_core.streams import RequestStream, open_stream
 K = TypeVar("K", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestKind:
-    """One kind of request; `label` names it in files and messages."""
+class RequestKind(Enum):
+    """Kind of a request, which one pair of a session's calls serves; the value is its label.
 
-    label: str
-    request: type[Request]
-    output: type[Output]
-    list_call: str
-    """Name of the session's method that answers a list of them."""
-    continuous_call: str
-    """Name of the session's method that answers a stream of them."""
-    capability: Capability
+    The runner, the journal, workers, the server and the kit read this table, so that a kind is
+    added in one place.
+    """
+
+    GENERATION = (
+        "generation",
+        GenerationRequest("a", max_new_tokens=1),
+        GenerationOutput,
+        "generate",
+        Capability.GENERATE,
+    )
+    LOGLIKELIHOOD = (
+        "loglikelihood",
+        LoglikelihoodRequest("a", "b"),
+        LoglikelihoodOutput,
+        "loglikelihood",
+        Capability.LOGLIKELIHOOD,
+    )
+    ROLLING = (
+        "rolling",
+        RollingLoglikelihoodRequest("a"),
+        RollingLoglikelihoodOutput,
+        "loglikelihood_rolling",
+        Capability.ROLLING,
+    )
+
+    def __new__(cls, label: str, *_: object) -> RequestKind:
+        kind = object.__new__(cls)
+        kind._value_ = label
+        return kind
+
+    def __init__(
+        self,
+        label: str,
+        example: Request,
+        output: type[Output],
+        list_call: str,
+        capability: Capability,
+    ):
+        self.label = label
+        self.example = example
+        """A request as short as can be."""
+        self.request: type[Request] = type(example)
+        self.output = output
+        self.list_call = list_call
+        """Name of the session's method that answers a list of them."""
+        self.continuous_call = f"{list_call}_continuous"
+        """Name of the session's method that answers a stream of them."""
+        self.capability = capability
 
     def answer(
         self,
         session: BaseInferenceSession,
-        requests: list[Any],
+        requests: Sequence[Request],
         *,
         batch_size: int | None = None,
     ) -> list[Any]:
@@ -60,43 +100,13 @@ class RequestKind:
         return open_stream(call, requests)
 
 
-GENERATION = RequestKind(
-    "generation",
-    GenerationRequest,
-    GenerationOutput,
-    "generate",
-    "generate_continuous",
-    Capability.GENERATE,
-)
-LOGLIKELIHOOD = RequestKind(
-    "loglikelihood",
-    LoglikelihoodRequest,
-    LoglikelihoodOutput,
-    "loglikelihood",
-    "loglikelihood_continuous",
-    Capability.LOGLIKELIHOOD,
-)
-ROLLING = RequestKind(
-    "rolling",
-    RollingLoglikelihoodRequest,
-    RollingLoglikelihoodOutput,
-    "loglikelihood_rolling",
-    "loglikelihood_rolling_continuous",
-    Capability.ROLLING,
-)
-REQUEST_KINDS = (GENERATION, LOGLIKELIHOOD, ROLLING)
-"""Every kind of request that the contract has."""
-
-_BY_TYPE = {found: kind for kind in REQUEST_KINDS for found in (kind.request, kind.output)}
-_BY_LABEL = {kind.label: kind for kind in REQUEST_KINDS}
+_BY_TYPE = {found: kind for kind in RequestKind for found in (kind.request, kind.output)}
 
 
 def find_kind(value: object) -> RequestKind | None:
-    """Return the kind of a request or output, of one of their classes, or of a label.
+    """Return the kind of a request or output, or of one of their classes.
 
     None for anything else, such as a subclass, which may hold fields that nothing knows of.
     """
-    if isinstance(value, str):
-        return _BY_LABEL.get(value)
     owner = value if isinstance(value, type) else type(value)
     return _BY_TYPE.get(cast("type[Request] | type[Output]", owner))

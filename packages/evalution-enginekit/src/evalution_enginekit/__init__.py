@@ -1,23 +1,24 @@
 """For engine authors: text above, tokens below, and everything in between written once."""
 
 from evalution_core.encoding import TokenSpan
+from evalution_enginekit.batching import BatchLimits, batches, run_continuous_batching, run_halving
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.completion import CompletionChunk, RequestPrompt
-from evalution_enginekit.generation import PromptQueue, batch_continuously
+from evalution_enginekit.generation import PromptQueue, TokenEvent, TokenPrompt
 from evalution_enginekit.model_source import files_identity, model_identity
 from evalution_enginekit.planning import (
-    BatchLimits,
     ScoringPlan,
     Segment,
     Target,
-    batches,
+    TokenScore,
+    WrongScoresError,
     plan_scoring,
-    run_halving,
     shared_prefix,
 )
+from evalution_enginekit.request_loop import RequestLoop
 from evalution_enginekit.request_session import RequestSession
-from evalution_enginekit.runtime import import_runtime, runtime_errors
-from evalution_enginekit.runtime_thread import RequestLoop
+from evalution_enginekit.runtime import import_runtime
+from evalution_enginekit.runtime_thread import runtime_errors
 from evalution_enginekit.session import TokenSession
 from evalution_enginekit.tokenizer import (
     ByteTokenizer,
@@ -25,12 +26,6 @@ from evalution_enginekit.tokenizer import (
     TokenizerFile,
     bind_tokenizer,
     load_tokenizer,
-)
-from evalution_enginekit.tokens import (
-    TokenEvent,
-    TokenPrompt,
-    TokenScore,
-    WrongScoresError,
 )
 
 __all__ = [
@@ -53,7 +48,6 @@ __all__ = [
     "Tokenizer",
     "TokenizerFile",
     "WrongScoresError",
-    "batch_continuously",
     "batches",
     "bind_tokenizer",
     "files_identity",
@@ -61,6 +55,7 @@ __all__ = [
     "load_tokenizer",
     "model_identity",
     "plan_scoring",
+    "run_continuous_batching",
     "run_halving",
     "runtime_errors",
     "shared_prefix",

@@ -28,7 +28,7 @@ from evalution_core import (
     SessionClosedError,
     TextDelta,
 )
-from evalution_core.kinds import GENERATION, RequestKind, find_kind
+from evalution_core.kinds import RequestKind, find_kind
 from evalution_core.requests import Request
 from evalution_core.streams import open_stream
 from evalution_enginekit.channels import Call, Channel, Event, Outbox
@@ -215,7 +215,7 @@ class AsyncSession:
             if self._on_start is not None:
                 self._on_start(kind, waited)
 
-        if kind is not GENERATION:
+        if kind is not RequestKind.GENERATION:
             return Channel(
                 open_kind, on_start, patience=0.0, window=_WINDOW, readers=_SCORING_READERS
             )

@@ -1,11 +1,16 @@
-"""Generation on the runtime thread: admits prompts of all open streams, turns events to results."""
+"""Generation: the tokens of a runtime in, verbatim text and the contract's output out.
+
+The loop runs on the runtime thread. It admits prompts of all open streams and turns the engine's
+events into completions.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from evalution_core import (
     EngineRuntimeError,
@@ -14,12 +19,274 @@ from evalution_core import (
     RequestFailure,
     TextDelta,
 )
-from evalution_enginekit.completion import Completion, join_deltas
-from evalution_enginekit.runtime import end_steps, runtime_errors
-from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
+from evalution_core.requests import FinishReason, TopLogprobs
+from evalution_enginekit.runtime_thread import IDLE, RuntimeThread, end_steps, runtime_errors
 from evalution_enginekit.streams import ResultStream, StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
-from evalution_enginekit.tokens import TokenEvent, TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt as ids, with all that decides its completion.
+
+    A completion ends by itself at a token of `stop_ids` or after `max_new_tokens`. Stop strings
+    aren't here: the kit matches them and then cancels the key.
+    """
+
+    key: int
+    token_ids: Sequence[int]
+    max_new_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    do_sample: bool = False
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    num_beams: int = 1
+    logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    """For a runtime that can end early by text; the kit cuts the text whether it does or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Tokens that one runtime step gave one prompt.
+
+    `logprobs` and `top_logprobs` run beside `token_ids` where the prompt asks for them. `finish`
+    is needed only where the runtime ends for a reason of its own. `error` ends this prompt alone.
+    """
+
+    key: int
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[float] | None = None
+    top_logprobs: Sequence[dict[int, float]] | None = None
+    finish: FinishReason | None = None
+    error: EvalutionError | None = None
+    runtime: dict[str, Any] | None = None
+
+
+class Completion:
+    """Collects the tokens of one prompt and knows when it is finished.
+
+    Stop strings are matched on the text with special tokens spelled out, since suites stop on
+    `</s>`; the text that is returned has neither special tokens nor the stop string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: TokenPrompt):
+        self._special = tokenizer.special_ids
+        self._prompt = prompt
+        self._detokenizer = Detokenizer(tokenizer, prompt.token_ids)
+        self._matcher = StopMatcher(prompt.stop)
+        self._pieces: list[tuple[str, bool]] = []
+        self._offsets: list[int] = []
+        self._starts: list[int] = []
+        self._length = 0
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._top: TopLogprobs = []
+        self._runtime: dict[str, Any] = {}
+        self._generated = 0
+        self._sent_text = 0
+        self._sent_ids = 0
+        self._has_ended = False
+        self.finish: FinishReason | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """True if a stop string alone ended it, so that the runtime doesn't know of the end."""
+        return self.finish is not None and not self._has_ended
+
+    def take(self, event: TokenEvent) -> None:
+        """Add a step's tokens; those after the end are ignored."""
+        if self.finish is not None:
+            return
+        self._runtime.update(event.runtime or {})
+        for index, token_id in enumerate(event.token_ids):
+            if self.finish is not None:
+                break
+            self._generated += 1
+            if token_id in self._prompt.stop_ids:
+                self._end("stop")
+                return
+            self._ids.append(token_id)
+            if event.logprobs is not None:
+                self._logprobs.append(event.logprobs[index])
+            if event.top_logprobs is not None:
+                self._top.append(event.top_logprobs[index])
+            self._add_text(token_id)
+            if self._generated >= self._prompt.max_new_tokens:
+                self._end("length")
+                return
+        if event.finish is not None:
+            self._end(event.finish)
+
+    def delta(self) -> TextDelta | None:
+        """Text and ids that became final since the last call; None if there are none."""
+        certain = self._matcher.certain if self.finish is None else self._cut
+        text = self._visible(self._sent_text, certain)
+        ids = self._certain_ids(certain)
+        self._sent_text, self._sent_ids = certain, self._sent_ids + len(ids)
+        return TextDelta(text, tuple(ids)) if text or ids else None
+
+    def output(self, prompt: str, metadata: dict[str, Any], truncated: int) -> GenerationOutput:
+        kept = self._kept_ids()
+        known = self._prompt.logprobs is not None and len(self._logprobs) >= len(kept)
+        listed = known and len(self._top) >= len(kept)
+        return GenerationOutput(
+            prompt,
+            self._visible(0, self._cut),
+            metadata,
+            token_ids=kept,
+            token_logprobs=self._logprobs[: len(kept)] if known else None,
+            top_logprobs=self._top[: len(kept)] if listed else None,
+            finish_reason=self.finish,
+            prompt_tokens=len(self._prompt.token_ids),
+            completion_tokens=self._generated,
+            truncated_tokens=truncated,
+            runtime=self._runtime or None,
+        )
+
+    @property
+    def _cut(self) -> int:
+        return self._length if self._matcher.cut is None else self._matcher.cut
+
+    def _add_text(self, token_id: int) -> None:
+        special = token_id in self._special
+        if special:
+            self._add_piece(self._detokenizer.flush(), False)
+        self._starts.append(self._length)
+        self._add_piece(self._detokenizer.push(token_id), special)
+        if self._matcher.cut is not None:
+            self.finish = "stop"
+
+    def _add_piece(self, piece: str, special: bool) -> None:
+        if piece:
+            self._pieces.append((piece, special))
+            self._offsets.append(self._length)
+            self._length += len(piece)
+            self._matcher.push(piece)
+
+    def _end(self, reason: FinishReason) -> None:
+        self._add_piece(self._detokenizer.flush(), False)
+        self._has_ended = True
+        self.finish = "stop" if self._matcher.cut is not None else reason
+
+    def _kept_ids(self) -> list[int]:
+        if self._matcher.cut is None:
+            return list(self._ids)
+        cut = self._matcher.cut
+        return [i for i, start in zip(self._ids, self._starts, strict=True) if start < cut]
+
+    def _certain_ids(self, certain: int) -> list[int]:
+        if self.finish is not None:
+            return self._kept_ids()[self._sent_ids :]
+        settled = self._length
+        if settled > certain:
+            settled = self._starts[bisect_right(self._starts, certain) - 1]
+        # Tokens that begin there are held back: a character or a stop string may be incomplete.
+        return self._ids[self._sent_ids : bisect_left(self._starts, settled)]
+
+    def _visible(self, begin: int, end: int) -> str:
+        shown: list[str] = []
+        for index in range(max(0, bisect_right(self._offsets, begin) - 1), len(self._pieces)):
+            piece, special = self._pieces[index]
+            offset = self._offsets[index]
+            if offset >= end:
+                break
+            if not special:
+                shown.append(piece[max(0, begin - offset) : end - offset])
+        return "".join(shown)
+
+
+class StopMatcher:
+    """Finds the first stop string to be complete, however the text is cut into pieces.
+
+    If several are complete with the same character, the one that began first counts. Positions are
+    characters from the beginning of the text.
+    """
+
+    def __init__(self, stops: Sequence[str]):
+        self._stops = tuple(stops)
+        self._reach = max((len(stop) for stop in self._stops), default=1) - 1
+        self._tail = ""
+        self._length = 0
+        self.cut: int | None = None
+        """Index at which the stop string begins, once one is complete."""
+
+    @property
+    def certain(self) -> int:
+        """Number of characters that are final: none of it can be the beginning of a stop string."""
+        return self._length - self._held() if self.cut is None else self.cut
+
+    def push(self, piece: str) -> bool:
+        """Take the next piece; whether a stop string is complete now."""
+        if self.cut is not None:
+            return True
+        begin = self._length - len(self._tail)
+        text = self._tail + piece
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        self._length += len(piece)
+        if found:
+            _, at = min(found)
+            self.cut = begin + at
+            return True
+        self._tail = text[-self._reach :] if self._reach else ""
+        return False
+
+    def _held(self) -> int:
+        for size in range(len(self._tail), 0, -1):
+            end = self._tail[-size:]
+            if any(len(stop) > size and stop.startswith(end) for stop in self._stops):
+                return size
+        return 0
+
+
+_CONTEXT = 6
+
+
+_LONGEST_HOLD = 32
+"""Tokens after which bytes that still end in an incomplete character are taken for broken ones."""
+
+
+class Detokenizer:
+    """Text of a continuation as it reads after its prompt, special tokens spelled out.
+
+    A token is decoded together with those before it, since many vocabularies bind a space or a
+    part of a character to the neighbour (the method of text-generation-inference and vLLM: two
+    offsets, and bytes held back while they decode to U+FFFD).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]):
+        self._decode = tokenizer.decode
+        self._ids = list(prompt_ids[-_CONTEXT:])
+        self._context = 0
+        self._read = len(self._ids)
+        self._context_text = self._text(0, self._read)
+
+    def push(self, token_id: int) -> str:
+        """Text that is complete with this token; empty while a character is incomplete."""
+        self._ids.append(token_id)
+        text = self._text(self._context, len(self._ids))
+        held = len(self._ids) - self._read
+        if text.endswith("\ufffd") and held <= _LONGEST_HOLD:
+            return ""
+        return self._advance(text)
+
+    def flush(self) -> str:
+        """Return the rest when no more tokens come; an incomplete character reads U+FFFD."""
+        if self._read == len(self._ids):
+            return ""
+        return self._advance(self._text(self._context, len(self._ids)))
+
+    def _advance(self, text: str) -> str:
+        piece = text[len(self._context_text) :]
+        self._context, self._read = self._read, len(self._ids)
+        self._context_text = self._text(self._context, self._read)
+        return piece
+
+    def _text(self, begin: int, end: int) -> str:
+        return self._decode(self._ids[begin:end], skip_special_tokens=False)
+
 
 _BATCH_PATIENCE_S = 0.05
 """Seconds that a batch of fixed size may fill after the last request came."""
@@ -33,6 +300,8 @@ class GenerationJob:
     prompt_text: str
     metadata: dict[str, Any]
     truncated_tokens: int = 0
+    is_live: bool = False
+    """True if its text is wanted as it grows."""
 
 
 GenerationStream = ResultStream[Any, GenerationJob, GenerationOutput | TextDelta]
@@ -71,7 +340,7 @@ class PromptQueue:
 
 
 class GenerationLoop:
-    """Drives the engine's `_generate_tokens` one yield at a time, for all streams at once."""
+    """Drive the engine's `_generate_tokens` one yield at a time, for all streams at once."""
 
     def __init__(
         self,
@@ -87,20 +356,16 @@ class GenerationLoop:
         self._patience = 0.0 if continuous else _BATCH_PATIENCE_S
         self._asked = False
         self._streams: list[GenerationStream] = []
-        self._with_deltas: set[GenerationStream] = set()
         self._running: dict[int, _Running] = {}
         self._finished: set[int] = set()
         self._steps: Iterator[Sequence[TokenEvent]] | None = None
         self._numbers = count()
 
-    def open(self, limits: StreamLimits, *, deltas: bool = False) -> GenerationStream:
-        """A new stream of jobs; with `deltas`, text comes before each output as it is certain."""
+    def open(self, limits: StreamLimits) -> GenerationStream:
         stream: GenerationStream = ResultStream(self._thread, limits)
         with self._thread.lock:
             self._thread.ensure_open()
             self._streams.append(stream)
-            if deltas:
-                self._with_deltas.add(stream)
         return stream
 
     @property
@@ -110,8 +375,9 @@ class GenerationLoop:
 
     def step(self) -> float:
         with self._thread.lock:
-            self._forget_ended_streams()
-            rest = 0.0 if self._running else self._rest()
+            self._streams = [s for s in self._streams if not s.ended or s.running]
+            rests = (stream.rest(self._patience) for stream in self._streams)
+            rest = 0.0 if self._running else min(rests, default=IDLE)
         if rest > 0:
             return rest
         try:
@@ -127,12 +393,12 @@ class GenerationLoop:
             self._end_steps()
             self._fail(error)
             return 0
-        if events is None:
+        if events is None or not self._asked:
             self._end_steps()
-            self._settle_returned()
-        elif not self._asked:
-            self._end_steps()
-            self._fail_unasked()
+        if not self._asked:
+            self._fail(EngineRuntimeError("the engine asked for none of the waiting prompts"))
+        elif events is None:
+            self._finish_returned()
         return 0
 
     def shut_down(self, error: EvalutionError) -> None:
@@ -171,9 +437,6 @@ class GenerationLoop:
         end_steps(steps, "generation")
         self._thread.on_wake = None
 
-    def _rest(self) -> float:
-        return min((stream.rest(self._patience) for stream in self._streams), default=IDLE)
-
     def _start(self, stream: GenerationStream) -> TokenPrompt:
         # Whoever was served goes last: with one slot free at a time, the first would have them all.
         self._streams.remove(stream)
@@ -181,7 +444,7 @@ class GenerationLoop:
         number = next(self._numbers)
         key, job = stream.admit(number)
         prompt = replace(job.prompt, key=number)
-        completion = Completion(self._tokenizer, prompt, prompt.stop)
+        completion = Completion(self._tokenizer, prompt)
         self._running[number] = _Running(stream, key, job, completion)
         return prompt
 
@@ -194,23 +457,21 @@ class GenerationLoop:
             self._release(event.key)
             return
         completion = running.completion
-        ended_by_itself = completion.take(event)
-        if running.stream in self._with_deltas and (delta := completion.delta()) is not None:
-            running.stream.deliver_part(event.key, delta, join_deltas)
+        completion.take(event)
+        if running.job.is_live and (delta := completion.delta()) is not None:
+            running.stream.deliver_part(event.key, delta)
         if completion.finish is None:
             return
         job = running.job
         output = completion.output(job.prompt_text, job.metadata, job.truncated_tokens)
         running.stream.deliver(event.key, output)
-        if ended_by_itself:
-            self._release(event.key)
-        else:
+        if completion.is_cut:
             self._finished.add(event.key)
+        else:
+            self._release(event.key)
 
-    def _settle_returned(self) -> None:
+    def _finish_returned(self) -> None:
         """The engine returned: it is rid of everything, also of what it never finished."""
-        if not self._asked:
-            self._fail_unasked()
         with self._thread.lock:
             for key, running in list(self._running.items()):
                 if key not in self._finished:
@@ -221,9 +482,6 @@ class GenerationLoop:
                     failure = RequestFailure(error, running.job.metadata)
                     running.stream.deliver(key, failure)
                 self._release(key)
-
-    def _fail_unasked(self) -> None:
-        self._fail(EngineRuntimeError("the engine asked for none of the waiting prompts"))
 
     def _fail(self, error: EvalutionError) -> None:
         """The runtime failed: each stream that lost requests ends, and learns which.
@@ -248,46 +506,3 @@ class GenerationLoop:
         running = self._running.pop(key)
         self._finished.discard(key)
         running.stream.release(key)
-
-    def _forget_ended_streams(self) -> None:
-        over = [s for s in self._streams if s.ended and not s.running]
-        for stream in over:
-            self._streams.remove(stream)
-            self._with_deltas.discard(stream)
-
-
-class Decoding(Protocol):
-    """A sequence that an engine is generating."""
-
-    @property
-    def is_done(self) -> bool:
-        """True once a step gave it a stop id or its last token."""
-        ...
-
-
-S = TypeVar("S", bound=Decoding)
-
-
-def batch_continuously(
-    feed: PromptQueue,
-    slots: int,
-    begin: Callable[[TokenPrompt], S],
-    step: Callable[[list[S]], Sequence[TokenEvent]],
-) -> Iterator[Sequence[TokenEvent]]:
-    """Continuous batching for an engine whose step advances all running sequences by a token.
-
-    Returned by `_generate_tokens` of such an engine: `begin` makes a sequence of a prompt, `step`
-    runs all of them once and returns their events. A sequence leaves when it is done or its key
-    was cancelled, and its slot is taken before the next step.
-    """
-    running: dict[int, S] = {}
-    while True:
-        for key in feed.cancelled():
-            running.pop(key, None)
-        for prompt in feed.take(slots - len(running)):
-            running[prompt.key] = begin(prompt)
-        if not running:
-            return
-        events = step(list(running.values()))
-        running = {key: sequence for key, sequence in running.items() if not sequence.is_done}
-        yield events

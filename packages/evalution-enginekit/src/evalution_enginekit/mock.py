@@ -25,10 +25,11 @@ from evalution_core import (
     validate_options,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_enginekit.generation import PromptQueue, batch_continuously
+from evalution_enginekit.batching import run_continuous_batching
+from evalution_enginekit.generation import PromptQueue, TokenEvent, TokenPrompt
+from evalution_enginekit.planning import TokenScore
 from evalution_enginekit.session import TokenSession
 from evalution_enginekit.tokenizer import ByteTokenizer, Tokenizer, bind_tokenizer
-from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore
 
 _ROWS = 61
 _COMMON = b" etaoinshrdlucmfwypvbgk.,\n0123456789AB"
@@ -91,7 +92,7 @@ class MockSession(TokenSession):
         self._table = table(name)
 
     def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
-        return batch_continuously(feed, self._batch_size, _Sequence, self._step)
+        return run_continuous_batching(feed, self._batch_size, _Sequence, self._step)
 
     def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:
         return [sequence.step(self._table) for sequence in sequences]

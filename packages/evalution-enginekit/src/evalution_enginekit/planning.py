@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Any, cast
 
+from evalution_core import EngineRuntimeError
 from evalution_core.encoding import TokenSpan
-from evalution_enginekit.tokens import TokenScore
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """Natural-log probabilities of the scored tokens, in order.
+
+    `is_greedy`: no token had a strictly larger logit at any of the positions; None if unknown.
+    """
+
+    logprobs: Sequence[float]
+    is_greedy: bool | None = None
+    runtime: dict[str, Any] | None = field(default=None)
+
+
+class WrongScoresError(EngineRuntimeError):
+    """A runtime returned other scores than were asked for: fewer, or of other tokens.
+
+    It works, and can't be trusted: in the self check this is a failure, where other errors of a
+    runtime are raised.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -179,99 +199,3 @@ def order_by_prefix(spans: Sequence[TokenSpan]) -> list[int]:
     """Indices that bring spans with a shared prefix next to each other."""
     # Compared as they are: lists, all of them; a copy of each would double the prompts' memory.
     return sorted(range(len(spans)), key=lambda index: cast("list[int]", spans[index].token_ids))
-
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-def batches(
-    lengths: Sequence[int], *, token_budget: int, max_batch_size: int | None = None
-) -> Iterator[list[int]]:
-    """Indices in batches whose padded size, rows times longest row, is within `token_budget`.
-
-    Longest first, so that rows of a batch are alike and a size that doesn't fit shows at once. A
-    row above the budget gets a batch of its own.
-    """
-    batch: list[int] = []
-    longest = 0
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        full = max_batch_size is not None and len(batch) >= max_batch_size
-        if batch and (full or longest * (len(batch) + 1) > token_budget):
-            yield batch
-            batch = []
-        if not batch:
-            longest = max(1, lengths[index])
-        batch.append(index)
-    if batch:
-        yield batch
-
-
-class BatchLimits:
-    """Rows that fit into memory, learnt from running out of it, for each band of lengths.
-
-    A band holds the lengths with the same power of two above them.
-    """
-
-    def __init__(self) -> None:
-        self._limits: dict[int, int] = {}
-
-    def limit(self, length: int) -> int | None:
-        """The most rows of this length that may be tried; None while nothing is known."""
-        known = [rows for band, rows in self._limits.items() if band <= _band(length)]
-        return min(known, default=None)
-
-    def lower(self, length: int, rows: int) -> None:
-        """Remember that more than `rows` rows of this length don't fit."""
-        band = _band(length)
-        self._limits[band] = min(rows, self._limits.get(band, rows))
-
-
-def run_halving(
-    batch: Sequence[T],
-    run: Callable[[Sequence[T]], Sequence[R]],
-    *,
-    length: Callable[[T], int],
-    limits: BatchLimits,
-    out_of_memory: type[BaseException] | tuple[type[BaseException], ...],
-) -> list[R]:
-    """Results of `run` over `batch`, in halves as long as memory runs out.
-
-    The size that worked is remembered in `limits`. A single row that doesn't fit raises the
-    runtime's own error.
-    """
-    if not batch:
-        return []
-    longest = max(length(item) for item in batch)
-    limit = limits.limit(longest)
-    if limit is not None and len(batch) > limit:
-        return _run_parts(batch, limit, run, length, limits, out_of_memory)
-    try:
-        return list(run(batch))
-    except out_of_memory:
-        if len(batch) == 1:
-            raise
-    half = (len(batch) + 1) // 2
-    limits.lower(longest, half)
-    return _run_parts(batch, half, run, length, limits, out_of_memory)
-
-
-def _run_parts(
-    batch: Sequence[T],
-    size: int,
-    run: Callable[[Sequence[T]], Sequence[R]],
-    length: Callable[[T], int],
-    limits: BatchLimits,
-    out_of_memory: type[BaseException] | tuple[type[BaseException], ...],
-) -> list[R]:
-    results: list[R] = []
-    for begin in range(0, len(batch), size):
-        part = batch[begin : begin + size]
-        results.extend(
-            run_halving(part, run, length=length, limits=limits, out_of_memory=out_of_memory)
-        )
-    return results
-
-
-def _band(length: int) -> int:
-    return max(1, length).bit_length()

@@ -19,12 +19,16 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_core.streams import parse_item
-from evalution_enginekit.planning import order_by_prefix
-from evalution_enginekit.runtime import Liveness, end_steps, runtime_errors
-from evalution_enginekit.runtime_thread import IDLE, RuntimeThread
+from evalution_core.requests import parse_item
+from evalution_enginekit.planning import TokenScore, WrongScoresError, order_by_prefix
+from evalution_enginekit.runtime_thread import (
+    IDLE,
+    Liveness,
+    RuntimeThread,
+    end_steps,
+    runtime_errors,
+)
 from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
-from evalution_enginekit.tokens import TokenScore, WrongScoresError
 
 _CHUNK_PATIENCE_S = 0.005
 """Seconds that a chunk may fill after its last span: the choices of a question come together."""

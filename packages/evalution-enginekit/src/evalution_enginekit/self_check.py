@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from evalution_core import CheckResult, GenerationOutput
 from evalution_core.encoding import TokenSpan, encode_with_leading
+from evalution_enginekit.planning import TokenScore, WrongScoresError
 from evalution_enginekit.tokenizer import Tokenizer
-from evalution_enginekit.tokens import TokenScore, WrongScoresError
 
 _TEXT = "The first of 3 apples is red, and the other 2 are green."
 _LENGTH = 4

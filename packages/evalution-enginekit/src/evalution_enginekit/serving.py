@@ -25,8 +25,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from evalution_core import EngineRuntimeError, EvalutionError
 from evalution_core.encoding import TokenSpan
 from evalution_core.requests import FinishReason
-from evalution_enginekit.generation import PromptQueue
-from evalution_enginekit.tokens import TokenEvent, TokenPrompt, TokenScore, WrongScoresError
+from evalution_enginekit.generation import PromptQueue, TokenEvent, TokenPrompt
+from evalution_enginekit.planning import TokenScore, WrongScoresError
 
 
 @dataclass(slots=True)

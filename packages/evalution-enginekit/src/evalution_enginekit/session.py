@@ -1,12 +1,13 @@
-"""Session bases: what all sessions share, and `TokenSession` for runtimes on token ids."""
+"""Session bases: the contract on streams of jobs, and `TokenSession` for runtimes on token ids."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
 
 from evalution_core import (
     BaseInferenceSession,
@@ -18,6 +19,7 @@ from evalution_core import (
     LoglikelihoodOutput,
     LoglikelihoodRequest,
     RequestFailure,
+    RequestStream,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
     SessionInfo,
@@ -25,8 +27,14 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_enginekit.generation import GenerationLoop, GenerationStream, PromptQueue
-from evalution_enginekit.planning import order_by_prefix
+from evalution_enginekit.generation import (
+    GenerationJob,
+    GenerationLoop,
+    GenerationStream,
+    PromptQueue,
+    TokenEvent,
+)
+from evalution_enginekit.planning import TokenScore, order_by_prefix
 from evalution_enginekit.request_encoding import (
     RequestEncoder,
     RequestValidator,
@@ -43,27 +51,39 @@ from evalution_enginekit.scoring import (
     rolling_output,
 )
 from evalution_enginekit.self_check import self_check
-from evalution_enginekit.streams import PulledStream, StreamLimits
+from evalution_enginekit.streams import (
+    PulledStream,
+    ResultStream,
+    StreamLimits,
+    collect_results,
+)
 from evalution_enginekit.tokenizer import Tokenizer
-from evalution_enginekit.tokens import TokenEvent, TokenScore
-
-_log = logging.getLogger("evalution.session")
 
 READ_AHEAD = 2
 """Requests that wait prepared, so that a free slot is filled at once."""
 _BATCH_SIZE = 16
+_UNLIMITED = 1 << 31
+"""Stands for an unknown window: then the runtime decides what is too long."""
+
+K = TypeVar("K", bound=Hashable)
+Q = TypeVar("Q")
+G = TypeVar("G")
+S = TypeVar("S")
 
 
-class KitSession(BaseInferenceSession):
-    """The part of a session that doesn't depend on how its runtime is called.
+class KitSession(BaseInferenceSession, Generic[G, S]):
+    """The contract on streams of jobs: `G` to generate, `S` to score.
 
     Args:
         engine: the engine's public name, for messages.
         capabilities: what this session can do.
+        tokenizer: text to ids and back, where callers may have it.
         max_model_len: how many tokens the model can be fed, where that is known.
-        preferred_batch_size: requests in flight when a call leaves it to the session.
-        dtype: name of the arithmetic; None: unknown.
+        batch_size: requests in flight when a call leaves it to the session.
+        dtype: name of the arithmetic, which sets the self check's tolerance; None: unknown.
+        encodes: whether requests become ids here; needs a tokenizer.
         lacking: why a capability of the engine is missing here, for messages.
+        model_vocabulary: ids that the model has an embedding for; None: as the tokenizer.
     """
 
     def __init__(
@@ -71,46 +91,162 @@ class KitSession(BaseInferenceSession):
         *,
         engine: str,
         capabilities: frozenset[Capability],
+        tokenizer: Tokenizer | None,
         max_model_len: int | None,
-        preferred_batch_size: int,
+        batch_size: int,
         dtype: str | None,
+        encodes: bool = True,
         lacking: Mapping[Capability, str] | None = None,
+        model_vocabulary: int | None = None,
     ):
         self._engine = engine
         self._capabilities = capabilities
-        self._known_window = max_model_len
-        self._info = SessionInfo(capabilities, max_model_len, preferred_batch_size)
+        self._tokenizer = tokenizer
+        self._window = max_model_len or _UNLIMITED
+        self._batch_size = batch_size
+        self._info = SessionInfo(capabilities, max_model_len, batch_size)
         self._dtype = dtype
         self._validator = RequestValidator(engine, capabilities, lacking)
-        self._is_described = False
+        self._encoder = (
+            RequestEncoder(self._validator, tokenizer, self._window, model_vocabulary)
+            if encodes and tokenizer is not None
+            else None
+        )
         self._check_lock = threading.Lock()
         self._check_result: CheckResult | None = None
+
+    # what a base for one kind of runtime adds
 
     @abstractmethod
     def _ensure_open(self) -> None:
         """Raise `SessionClosedError` once the session is closed."""
 
     @abstractmethod
+    def _make_completion_job(self, request: GenerationRequest, *, deltas: bool = False) -> G:
+        """Check and encode a request; with `deltas`, its text is wanted as it grows."""
+
+    @abstractmethod
+    def _make_probe_job(self, token_ids: Sequence[int], length: int) -> G:
+        """Return a greedy completion of ids with log-probabilities, for the self check."""
+
+    @abstractmethod
+    def _make_score_job(self, request: LoglikelihoodRequest) -> S:
+        """Check and encode a request."""
+
+    @abstractmethod
+    def _make_span_job(self, span: TokenSpan) -> S:
+        """Return a job whose result is the `TokenScore` of a span."""
+
+    @abstractmethod
+    def _open_generation(self, batch_size: int | None) -> ResultStream[Any, G, Any]:
+        """Open a stream of jobs to generate."""
+
+    @abstractmethod
+    def _open_scoring(self, batch_size: int | None) -> ResultStream[Any, S, Any]:
+        """Open a stream of jobs to score."""
+
+    def _collect_scores(
+        self, jobs: Sequence[S], batch_size: int | None, owners: Sequence[int] | None = None
+    ) -> list[Any]:
+        """Return the results of jobs to score, as `collect_results`."""
+        return collect_results(self._open_scoring(batch_size), jobs, owners)
+
     def _self_check(self) -> CheckResult:
-        """Compare the scoring path with itself and others; runs once, before the first score."""
+        """Compare scoring with itself and with generation; by default on ids, where they are taken.
 
-    @abstractmethod
-    def _score_spans(
-        self, spans: Sequence[TokenSpan], batch_size: int | None = None
-    ) -> list[TokenScore]:
-        """Scores in the order of `spans`; the first error of a span is raised."""
-
-    @abstractmethod
-    def _complete_ids(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
-        """Greedy continuation of ids with its log-probabilities, through the next-token path."""
+        Runs once, before the first score.
+        """
+        if self._encoder is None or self._tokenizer is None:
+            return CheckResult("not checkable", "the runtime encodes by itself")
+        compares = {Capability.GENERATE, Capability.LOGPROBS} <= self._capabilities
+        return self_check(
+            self._tokenizer,
+            complete=self._complete_ids if compares else None,
+            score=lambda spans: self._collect_scores([*map(self._make_span_job, spans)], None),
+            max_model_len=self._window,
+            dtype=self._dtype or "unknown",
+        )
 
     def _describe(self) -> dict[str, Any]:
-        """Facts that `describe_execution` adds to, or puts in place of, those of the kit."""
+        """Return facts that `describe_execution` adds to, or puts in place of, those of the kit."""
         return {}
+
+    # the contract
 
     @property
     def info(self) -> SessionInfo:
         return self._info
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._tokenizer
+
+    @property
+    def preferred_batch_size(self) -> int:
+        """Requests in flight when a call leaves it to the session, as in `info`."""
+        return self._batch_size
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
+    ) -> list[GenerationOutput]:
+        batch_size = self._begin(batch_size)
+        jobs = self._validator.check_all(self._make_completion_job, requests)
+        return collect_results(self._open_generation(batch_size), jobs)
+
+    def generate_continuous(
+        self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
+    ) -> RequestStream[K, GenerationOutput | RequestFailure]:
+        opening = partial(self._open_generation, self._begin(batch_size))
+        return self._pull(requests, self._make_completion_job, opening)
+
+    def stream(
+        self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
+    ) -> RequestStream[K, StreamEvent]:
+        batch_size = self._begin(batch_size)
+        if Capability.STREAM not in self._capabilities:
+            raise UnsupportedRequestError(f"engine {self._engine} can't stream")
+        opening = partial(self._open_generation, batch_size)
+        return self._pull(requests, partial(self._make_completion_job, deltas=True), opening)
+
+    def loglikelihood(
+        self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[LoglikelihoodOutput]:
+        batch_size = self._begin(batch_size)
+        jobs = self._validator.check_all(self._make_score_job, requests)
+        self._ensure_checked()
+        return self._collect_scores(jobs, batch_size)
+
+    def loglikelihood_continuous(
+        self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
+    ) -> RequestStream[K, LoglikelihoodOutput | RequestFailure]:
+        """Scores in completion order; the input is consumed on another thread."""
+        opening = partial(self._open_checked, self._begin(batch_size))
+        return self._pull(requests, self._make_score_job, opening)
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
+    ) -> list[RollingLoglikelihoodOutput]:
+        batch_size = self._begin(batch_size)
+        texts = self._validator.check_all(self._encode_windows, requests)
+        self._ensure_checked()
+        jobs = [self._make_span_job(span) for windows in texts for span in windows]
+        owners = [index for index, windows in enumerate(texts) for _ in windows]
+        scores = iter(self._collect_scores(jobs, batch_size, owners))
+        return [
+            rolling_output(request, windows, [next(scores) for _ in windows])
+            for request, windows in zip(requests, texts, strict=True)
+        ]
+
+    def loglikelihood_rolling_continuous(
+        self,
+        requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
+        *,
+        batch_size: int | None = None,
+    ) -> RequestStream[K, RollingLoglikelihoodOutput | RequestFailure]:
+        """Scores in completion order; `batch_size` counts windows of texts."""
+        opening = partial(self._open_checked, self._begin(batch_size))
+        prepare = catch_failure(self._encode_windows)
+        return RollingStream(requests, opening, prepare, self._make_span_job, self._engine)
 
     def check(self) -> CheckResult:
         self._ensure_open()
@@ -123,47 +259,25 @@ class KitSession(BaseInferenceSession):
 
     def describe_execution(self) -> dict[str, Any]:
         check = self._check_result
+        is_continuous = Capability.CONTINUOUS_BATCHING in self._capabilities
         return {
             "backend": self._engine,
             "device": None,
             "dtype": self._dtype,
-            "batching": self._batching,
+            "batching": "continuous" if is_continuous else "fixed batches",
             "attention": None,
-            "max_model_len": self._known_window,
+            "max_model_len": self._info.max_model_len,
             "fallback": None,
             "self_check": check.outcome if check else "not run",
             **self._describe(),
         }
 
-    @property
-    def _batching(self) -> str:
-        return (
-            "continuous"
-            if Capability.CONTINUOUS_BATCHING in self._capabilities
-            else "fixed batches"
-        )
+    # within
 
-    def _begin(self, batch_size: int | None, *, streams: bool = False) -> int | None:
+    def _begin(self, batch_size: int | None) -> int | None:
         """Check that a call may begin; return its cap on what runs at once."""
         self._ensure_open()
-        cap = parse_batch_size(batch_size)
-        if streams and Capability.STREAM not in self._capabilities:
-            raise UnsupportedRequestError(f"engine {self._engine} can't stream")
-        if not self._is_described and _log.isEnabledFor(logging.INFO):
-            self._is_described = True
-            _log.info("%s is ready: %s", self._engine, self.describe_execution())
-        return cap
-
-    def _compare_paths(self, tokenizer: Tokenizer, max_model_len: int) -> CheckResult:
-        """Run the self check on ids, against the next-token path if it gives log-probabilities."""
-        compares = {Capability.GENERATE, Capability.LOGPROBS} <= self._capabilities
-        return self_check(
-            tokenizer,
-            complete=self._complete_ids if compares else None,
-            score=self._score_spans,
-            max_model_len=max_model_len,
-            dtype=self._dtype or "unknown",
-        )
+        return parse_batch_size(batch_size)
 
     def _ensure_checked(self) -> None:
         """Raise `EngineRuntimeError` if the self check failed: such a session must not score."""
@@ -173,32 +287,32 @@ class KitSession(BaseInferenceSession):
                 f"engine {self._engine} failed its self check and refuses to score: {result.detail}"
             )
 
+    def _open_checked(self, batch_size: int | None) -> ResultStream[Any, S, Any]:
+        self._ensure_checked()
+        return self._open_scoring(batch_size)
 
-def make_span_job(span: TokenSpan) -> ScoringJob:
-    """Return a job that gives the score of a span as it is."""
-    return ScoringJob(span, _itself, {})
+    def _encode_windows(self, request: RollingLoglikelihoodRequest) -> list[TokenSpan]:
+        assert self._encoder is not None
+        return self._encoder.rolling(request)
+
+    def _complete_ids(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
+        job = self._make_probe_job(token_ids, length)
+        return collect_results(self._open_generation(1), [job])[0]
+
+    def _pull(
+        self,
+        requests: Iterable[tuple[K, Q]],
+        make_job: Callable[[Q], Any],
+        opening: Callable[[], ResultStream[Any, Any, Any]],
+    ) -> RequestStream[K, Any]:
+        return PulledStream(requests, opening, catch_failure(make_job), self._engine)
 
 
-def make_rolling_outputs(
-    requests: Sequence[RollingLoglikelihoodRequest],
-    texts: Sequence[Sequence[TokenSpan]],
-    scores: Iterator[TokenScore],
-) -> list[RollingLoglikelihoodOutput]:
-    """Return the outputs of texts from their windows and the scores of all windows in order."""
-    return [
-        rolling_output(request, windows, [next(scores) for _ in windows])
-        for request, windows in zip(requests, texts, strict=True)
-    ]
-
-
-def _itself(score: TokenScore) -> TokenScore:
+def _return_score(score: TokenScore) -> TokenScore:
     return score
 
 
-K = TypeVar("K", bound=Hashable)
-
-
-class TokenSession(KitSession):
+class TokenSession(KitSession[GenerationJob, ScoringJob]):
     """A session for a runtime that takes and gives token ids.
 
     A subclass writes `_generate_tokens` and `_score_tokens`, and `_release` for closing; all three
@@ -216,6 +330,8 @@ class TokenSession(KitSession):
         model_vocabulary: ids that the model has an embedding for; None: as the tokenizer.
     """
 
+    _encoder: RequestEncoder
+
     def __init__(
         self,
         *,
@@ -231,21 +347,17 @@ class TokenSession(KitSession):
         super().__init__(
             engine=engine,
             capabilities=capabilities,
+            tokenizer=tokenizer,
             max_model_len=max_model_len,
-            preferred_batch_size=parse_batch_size(batch_size) or _BATCH_SIZE,
+            batch_size=parse_batch_size(batch_size) or _BATCH_SIZE,
             dtype=dtype,
+            model_vocabulary=model_vocabulary,
         )
-        self._tokenizer = tokenizer
-        self._max_model_len = max_model_len
-        self._batch_size = parse_batch_size(batch_size) or _BATCH_SIZE
+        self._is_continuous = Capability.CONTINUOUS_BATCHING in capabilities
         self._scoring_window = scoring_window
-        self._encoder = RequestEncoder(self._validator, tokenizer, max_model_len, model_vocabulary)
         self._thread = RuntimeThread(f"the {engine} session")
         self._generation = GenerationLoop(
-            self._thread,
-            tokenizer,
-            self._generate_tokens,
-            continuous=Capability.CONTINUOUS_BATCHING in capabilities,
+            self._thread, tokenizer, self._generate_tokens, continuous=self._is_continuous
         )
         self._scoring = ScoringLoop(self._thread, self._score_tokens)
         self._thread.add(self._generation)
@@ -280,93 +392,8 @@ class TokenSession(KitSession):
     # the contract
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    @property
-    def max_model_len(self) -> int:
-        return self._max_model_len
-
-    @property
-    def preferred_batch_size(self) -> int:
-        return self._batch_size
-
-    @property
     def requests_in_flight(self) -> int:
         return self._generation.running
-
-    def generate(
-        self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
-    ) -> list[GenerationOutput]:
-        batch_size = self._begin(batch_size)
-        jobs = self._validator.check_all(self._encoder.generation, requests)
-        stream = self._generation.open(self._generation_limits(batch_size))
-        outputs: dict[int, GenerationOutput] = {}
-        try:
-            for index, job in enumerate(jobs):
-                stream.submit(index, job)
-            stream.finish_input()
-            for index, result in stream.results():
-                if isinstance(result, RequestFailure):
-                    raise result.error
-                assert isinstance(result, GenerationOutput)
-                outputs[index] = result
-        finally:
-            stream.close()
-        return [outputs[index] for index in range(len(jobs))]
-
-    def generate_continuous(
-        self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
-    ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
-        batch_size = self._begin(batch_size)
-        return self._generated(requests, batch_size, deltas=False)  # pyright: ignore[reportReturnType]
-
-    def stream(
-        self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
-    ) -> Iterator[tuple[K, StreamEvent]]:
-        batch_size = self._begin(batch_size, streams=True)
-        return self._generated(requests, batch_size, deltas=True)
-
-    def loglikelihood(
-        self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
-    ) -> list[LoglikelihoodOutput]:
-        batch_size = self._begin(batch_size)
-        jobs: list[ScoringJob] = self._validator.check_all(self._encoder.loglikelihood, requests)
-        self._ensure_checked()
-        scores = self._score_spans([job.span for job in jobs], batch_size)
-        return [job.conclude(score) for job, score in zip(jobs, scores, strict=True)]
-
-    def loglikelihood_continuous(
-        self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
-    ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
-        """Scores in completion order, planned over windows of `batch_size` or `scoring_window`.
-
-        The input is consumed on another thread, at most two windows ahead.
-        """
-        batch_size = self._begin(batch_size)
-        return self._scored(requests, batch_size)
-
-    def loglikelihood_rolling(
-        self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
-    ) -> list[RollingLoglikelihoodOutput]:
-        batch_size = self._begin(batch_size)
-        texts: list[list[TokenSpan]] = self._validator.check_all(self._encoder.rolling, requests)
-        self._ensure_checked()
-        spans = [span for windows in texts for span in windows]
-        return make_rolling_outputs(requests, texts, iter(self._score_spans(spans, batch_size)))
-
-    def loglikelihood_rolling_continuous(
-        self,
-        requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
-        *,
-        batch_size: int | None = None,
-    ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
-        """Scores in completion order; `batch_size` counts windows of texts."""
-        batch_size = self._begin(batch_size)
-        prepare = catch_failure(self._encoder.rolling)
-        return RollingStream(
-            requests, self._open_scoring(batch_size), prepare, make_span_job, self._engine
-        )
 
     def gc(self) -> None:
         self._thread.ensure_open()
@@ -380,73 +407,34 @@ class TokenSession(KitSession):
     def _ensure_open(self) -> None:
         self._thread.ensure_open()
 
-    def _self_check(self) -> CheckResult:
-        return self._compare_paths(self._tokenizer, self._max_model_len)
+    def _make_completion_job(
+        self, request: GenerationRequest, *, deltas: bool = False
+    ) -> GenerationJob:
+        return replace(self._encoder.generation(request), is_live=deltas)
 
-    def _generation_limits(self, batch_size: int | None) -> StreamLimits:
+    def _make_probe_job(self, token_ids: Sequence[int], length: int) -> GenerationJob:
+        return self._encoder.probe(token_ids, length)
+
+    def _make_score_job(self, request: LoglikelihoodRequest) -> ScoringJob:
+        return self._encoder.loglikelihood(request)
+
+    def _make_span_job(self, span: TokenSpan) -> ScoringJob:
+        return ScoringJob(span, _return_score, {})
+
+    def _open_generation(self, batch_size: int | None) -> GenerationStream:
         cap = batch_size or self._batch_size
-        ahead = READ_AHEAD if Capability.CONTINUOUS_BATCHING in self._capabilities else cap
-        return StreamLimits(running=cap, ahead=ahead)
+        limits = StreamLimits(running=cap, ahead=READ_AHEAD if self._is_continuous else cap)
+        return self._generation.open(limits)
 
-    def _generated(
+    def _open_scoring(self, batch_size: int | None) -> ScoringStream:
+        window = min(batch_size or self._scoring_window, self._scoring_window)
+        return self._scoring.open(StreamLimits(running=window, ahead=window))
+
+    def _collect_scores(
         self,
-        requests: Iterable[tuple[K, GenerationRequest]],
+        jobs: Sequence[ScoringJob],
         batch_size: int | None,
-        *,
-        deltas: bool,
-    ) -> Iterator[tuple[K, StreamEvent]]:
-        def opening() -> GenerationStream:
-            return self._generation.open(self._generation_limits(batch_size), deltas=deltas)
-
-        prepare = catch_failure(self._encoder.generation)
-        return PulledStream(requests, opening, prepare, self._engine)
-
-    def _scored(
-        self, requests: Iterable[tuple[K, LoglikelihoodRequest]], batch_size: int | None
-    ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
-        prepare = catch_failure(self._encoder.loglikelihood)
-        return PulledStream(  # pyright: ignore[reportReturnType]
-            requests, self._open_scoring(batch_size), prepare, self._engine
-        )
-
-    def _open_scoring(self, batch_size: int | None) -> Callable[[], ScoringStream]:
-        window = min(batch_size or self._scoring_window, self._scoring_window)
-
-        def opening() -> ScoringStream:
-            self._ensure_checked()
-            return self._scoring.open(StreamLimits(running=window, ahead=window))
-
-        return opening
-
-    def _score_spans(
-        self, spans: Sequence[TokenSpan], batch_size: int | None = None
-    ) -> list[TokenScore]:
-        window = min(batch_size or self._scoring_window, self._scoring_window)
-        stream = self._scoring.open(StreamLimits(running=window, ahead=window))
-        scores: dict[int, TokenScore] = {}
-        try:
-            for index in order_by_prefix(spans):
-                stream.submit(index, make_span_job(spans[index]))
-            stream.finish_input()
-            for index, score in stream.results():
-                if isinstance(score, RequestFailure):
-                    raise score.error
-                assert isinstance(score, TokenScore)
-                scores[index] = score
-        finally:
-            stream.close()
-        return [scores[index] for index in range(len(spans))]
-
-    def _complete_ids(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
-        stream = self._generation.open(StreamLimits(running=1, ahead=0))
-        try:
-            stream.submit(0, self._encoder.probe(token_ids, length))
-            stream.finish_input()
-            for _, result in stream.results():
-                if isinstance(result, RequestFailure):
-                    raise result.error
-                assert isinstance(result, GenerationOutput)
-                return result
-        finally:
-            stream.close()
-        raise EngineRuntimeError("the next-token path gave no result")
+        owners: Sequence[int] | None = None,
+    ) -> list[Any]:
+        order = order_by_prefix([job.span for job in jobs])
+        return collect_results(self._open_scoring(batch_size), jobs, owners, order)

@@ -11,12 +11,26 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from collections.abc import (
+    Callable,
+    Generator,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from evalution_core import RequestFailure, RequestStream
-from evalution_core.streams import parse_item
+from evalution_core import (
+    InvalidRequestError,
+    RequestFailure,
+    RequestStream,
+    TextDelta,
+    UnsupportedRequestError,
+)
+from evalution_core.requests import parse_item
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J")
@@ -40,11 +54,11 @@ class StreamLimits:
 
 
 @dataclass(slots=True)
-class _Result(Generic[K, T]):
+class _Result(Generic[K]):
     """An unread result; `part_of` is the running job that it is only a part of."""
 
     key: K
-    value: T | RequestFailure
+    value: Any
     part_of: int | None = None
 
 
@@ -67,9 +81,9 @@ class ResultStream(Generic[K, J, T]):
         self.limits = limits
         self.waiting: deque[tuple[K, J]] = deque()
         self.running: dict[int, K] = {}
-        self._results: deque[_Result[K, T]] = deque()
+        self._results: deque[_Result[K]] = deque()
         self._unread = 0
-        self._parts: dict[int, _Result[K, T]] = {}
+        self._parts: dict[int, _Result[K]] = {}
         self._cancelled: set[int] = set()
         self._on_its_way: tuple[K] | tuple[()] = ()
         self._is_turned_away = False
@@ -156,19 +170,19 @@ class ResultStream(Generic[K, J, T]):
         if self.wants(number):
             self._add_result(self.running[number], result)
 
-    def deliver_part(self, number: int, part: T, join: Callable[[T, T], T]) -> None:
-        """Hand on a part of a running job's result; it joins the part before while that is unread.
+    def deliver_part(self, number: int, part: TextDelta) -> None:
+        """Hand on a part of a running job's text; it joins the part before while that is unread.
 
         So a reader that pauses finds one part of each job, however long it stayed away.
         """
         if not self.wants(number):
             return
-        unread = self._parts.get(number)
-        if unread is None or isinstance(unread.value, RequestFailure):
+        if (unread := self._parts.get(number)) is None:
             self._parts[number] = unread = _Result(self.running[number], part, number)
             self._results.append(unread)
         else:
-            unread.value = join(unread.value, part)
+            before = unread.value
+            unread.value = TextDelta(before.text + part.text, before.token_ids + part.token_ids)
         self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
@@ -250,7 +264,7 @@ class ResultStream(Generic[K, J, T]):
             self._owner.wake()
         return found
 
-    def _taken(self, result: _Result[K, T]) -> tuple[K, T | RequestFailure]:
+    def _taken(self, result: _Result[K]) -> tuple[K, T | RequestFailure]:
         if result.part_of is None:
             self._unread -= 1
         else:
@@ -357,3 +371,54 @@ def _feed(
                 stream.submit(key, job)
     except BaseException as error:  # noqa: BLE001 - it is raised again at the reading end
         stream.finish_input(error)
+
+
+Refusal = InvalidRequestError | UnsupportedRequestError
+
+
+def collect_results(
+    stream: ResultStream[int, Any, Any],
+    jobs: Sequence[Any],
+    owners: Sequence[int] | None = None,
+    order: Sequence[int] | None = None,
+) -> list[Any]:
+    """Return the results of jobs, in their order.
+
+    Faults that the runtime finds in requests are raised for all of them, once every job is done.
+    Any other error is raised at once, and what still runs is aborted.
+
+    Args:
+        stream: a fresh one, which is closed at the end.
+        jobs: all are submitted at once.
+        owners: the index of the request that each job is a part of, where it isn't the job's own.
+        order: the indices of the jobs as they are to be submitted.
+    """
+    owners = range(len(jobs)) if owners is None else owners
+    outputs: dict[int, Any] = {}
+    refused: dict[int, Refusal] = {}
+    try:
+        for index in range(len(jobs)) if order is None else order:
+            stream.submit(index, jobs[index])
+        stream.finish_input()
+        for index, result in stream.results():
+            if not isinstance(result, RequestFailure):
+                outputs[index] = result
+            elif isinstance(result.error, Refusal):
+                refused.setdefault(owners[index], result.error)
+            else:
+                raise result.error
+    finally:
+        stream.close()
+    if refused:
+        raise _make_refusal(refused, len(set(owners)))
+    return [outputs[index] for index in range(len(jobs))]
+
+
+def _make_refusal(refused: Mapping[int, Refusal], total: int) -> Refusal:
+    """Return one error for requests that only the runtime could refuse; the others did run."""
+    kinds = {type(error) for error in refused.values()}
+    kind: type[Refusal] = kinds.pop() if len(kinds) == 1 else InvalidRequestError
+    shown = "; ".join(f"[{index}] {error}" for index, error in sorted(refused.items())[:3])
+    more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
+    message = f"the runtime refused {len(refused)} of {total} requests: {shown}{more}"
+    return kind(message, failures=refused)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, Literal
 
 from guidellm.schemas import GenerationRequestArguments  # noqa: TC002 - pydantic reads it
@@ -28,7 +27,7 @@ _DEFAULT_TOKENS = 256
 
 
 def make_request(body: Mapping[str, Any], capabilities: frozenset[Capability]) -> GenerationRequest:
-    """The request of a body for completions (`prompt`) or chat (`messages`).
+    """Make the request of a body for completions (`prompt`) or chat (`messages`).
 
     It is what Evalution's server makes of the same body, so that a run in process and one through
     the server do the same work: greedy unless `temperature` is above 0, and a prompt that is too
@@ -118,31 +117,38 @@ class EvalutionBackendArgs(BackendArgs):
     @model_validator(mode="after")
     def _check(self) -> EvalutionBackendArgs:
         self.make_engine()
-        self.make_model()
-        for name in (self.extras and self.extras.body) or {}:
-            if name not in BODY_FIELDS:
-                raise ConfigurationError(
-                    f"extras.body.{name} is no field that an engine knows"
-                    f"{did_you_mean(name, BODY_FIELDS)} (fields: {', '.join(BODY_FIELDS)})"
-                )
+        fields = [name for name in Model.__dataclass_fields__ if name not in ("path", "tokenizer")]
+        body = (self.extras and self.extras.body) or {}
+        for option, given, known in (
+            ("model_options", self.model_options, fields),
+            ("extras.body", body, BODY_FIELDS),
+        ):
+            for name in given:
+                if name not in known:
+                    raise ConfigurationError(
+                        f"{option}.{name} is unknown{did_you_mean(name, known)} "
+                        f"(possible: {', '.join(known)})"
+                    )
         return self
 
     @field_serializer("options", "model_options", when_used="json")
-    def _redacted(self, values: dict[str, Any]) -> Any:
+    def _redact(self, values: dict[str, Any]) -> Any:
         """Reports and what is printed hold no credentials."""
         return redact(values)
 
     def make_engine(self) -> BaseEngine:
-        """The engine; raises `ConfigurationError` or `EngineUnavailableError`."""
+        """Build the engine; raises `ConfigurationError` or `EngineUnavailableError`."""
         return load_engine(self.engine).from_options(self.options)
 
-    def make_model(self) -> Model:
-        """The model; a path of its own, where one is given, wins over the engine's default."""
-        known = [each.name for each in fields(Model) if each.name not in ("path", "tokenizer")]
-        for name in self.model_options:
-            if name not in known:
-                raise ConfigurationError(
-                    f"model_options.{name} is no field of a model{did_you_mean(name, known)} "
-                    f"(fields: {', '.join(known)})"
-                )
-        return Model(path=self.model, **self.model_options)
+    def make_model(self, engine: BaseEngine) -> Model:
+        """Return the model that is named, else the one that the engine serves.
+
+        Raises:
+            ConfigurationError: none is named, and the engine serves none.
+        """
+        path = self.model if self.model is not None else engine.default_model()
+        if path is None:
+            raise ConfigurationError(
+                f"engine {self.engine} needs a model; add model=… to --backend"
+            )
+        return Model(path=path, **self.model_options)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from evalution.hints import INSTALL_HINTS
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
 from evalution_core.discovery import available
+from evalution_core.options import option_fields
 from evalution_core.plugins import did_you_mean
 from evalution_inspect.messages import ToolFormat
 
@@ -42,7 +43,7 @@ class Arguments:
 def parse_arguments(
     name: str, given: Mapping[str, Any], *, base_url: str | None, api_key: str | None
 ) -> Arguments:
-    """The arguments of the model `name`; nothing is loaded but the engine's module.
+    """Read the arguments of the model `name`; nothing is loaded but the engine's module.
 
     What is neither a field of the model nor an argument of this provider is an option of the
     engine. Options whose names are taken by those stand in a mapping `options`.
@@ -86,7 +87,7 @@ def _options(
     if twice := sorted(options.keys() & left.keys()):
         raise ConfigurationError(f"given twice, as -M and in -M options: {', '.join(twice)}")
     options |= left
-    known = {field.name for field in fields(cast("Any", kind)) if field.init}
+    known = {option.name for option in option_fields(kind)}
     for name, flag, value in (
         ("base_url", "--model-base-url", base_url),
         ("api_key", "api_key", api_key),

@@ -1,18 +1,19 @@
-"""One suite of a run as an Inspect log."""
+"""Suites of a run as Inspect logs, and the command that writes them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from inspect_ai.log import (
     EvalConfig,
     EvalDataset,
+    EvalError,
     EvalLog,
     EvalMetric,
     EvalPlan,
@@ -24,21 +25,114 @@ from inspect_ai.log import (
     EvalStats,
     write_eval_log,
 )
-from inspect_ai.model import GenerateConfig
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageTool,
+    ChatMessageUser,
+    GenerateConfig,
+    ModelOutput,
+    ModelUsage,
+)
+from inspect_ai.scorer import Score
 
-from evalution.results import MetricResult, RunResult, SuiteResult, to_json
+from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.reader import read_run
 from evalution.samples import SAMPLES, SamplesReader
 from evalution_core import ConfigurationError
 from evalution_core.plugins import did_you_mean
-from evalution_inspect.log_samples import eval_sample, told_error, total_usage
 
 _ID_LENGTH = 22
 """As long as Inspect's own ids."""
 
 
+_ROLES: dict[str, type[ChatMessage]] = {
+    "system": ChatMessageSystem,
+    "user": ChatMessageUser,
+    "assistant": ChatMessageAssistant,
+    "tool": ChatMessageTool,
+}
+
+
+def eval_sample(sample: SampleResult, model: str) -> EvalSample:
+    """Return the sample with its row as id.
+
+    A score stands under the name of its metric. What was extracted, such as the log-probability of
+    each choice, and the counted tokens are metadata. Where nothing was prompted, as in a
+    perplexity, the input is the text that was scored.
+    """
+    asked = _read_input(sample)
+    messages: list[ChatMessage] = []
+    messages += [ChatMessageUser(content=asked)] if isinstance(asked, str) else asked
+    usage = _usage(sample.tokens)
+    output = ModelOutput(model=model, usage=usage, error=sample.error)
+    if sample.prediction is not None:
+        answer = ChatMessageAssistant(content=sample.prediction, model=model, source="generate")
+        output = ModelOutput(
+            model=model, choices=[ChatCompletionChoice(message=answer)], usage=usage
+        )
+        messages.append(answer)
+    return EvalSample(
+        id=sample.index,
+        epoch=1,
+        input=asked,
+        target=sample.target or "",
+        messages=messages,
+        output=output,
+        scores=_scores(sample),
+        metadata={"extracted": dict(sample.extracted), "tokens": dict(sample.tokens)},
+        model_usage={model: usage} if usage else {},
+        error=make_error(sample.error) if sample.error else None,
+    )
+
+
+def make_error(message: str) -> EvalError:
+    """Return an error of which only the message is known."""
+    return EvalError(message=message, traceback=message, traceback_ansi=message)
+
+
+def total_usage(samples: Sequence[EvalSample], model: str) -> dict[str, ModelUsage]:
+    """Tokens of all samples; empty where the engine counted none."""
+    counted = [sample.model_usage[model] for sample in samples if model in sample.model_usage]
+    return {model: sum(counted, ModelUsage())} if counted else {}
+
+
+def _read_input(sample: SampleResult) -> str | list[ChatMessage]:
+    prompt = sample.prompt
+    if prompt is None or isinstance(prompt, str):
+        return prompt or sample.target or ""
+    return [_message(message) for message in prompt]
+
+
+def _message(message: Mapping[str, Any]) -> ChatMessage:
+    kind = _ROLES.get(str(message.get("role")), ChatMessageUser)
+    content: Any = message.get("content")
+    if isinstance(content, list):
+        parts = cast("list[Mapping[str, Any]]", content)
+        content = "\n".join(str(part.get("text", "")) for part in parts)
+    return kind(content=content or "")
+
+
+def _scores(sample: SampleResult) -> dict[str, Score]:
+    extracted = {name: e for name, e in sample.extracted.items() if isinstance(e, str)}
+    return {
+        name: Score(value=value, answer=extracted.get(name, sample.prediction))
+        for name, value in sample.metrics.items()
+    }
+
+
+def _usage(tokens: Mapping[str, int]) -> ModelUsage | None:
+    """Return the prompt with its scored continuations, and the answer; None if nothing counted."""
+    if not tokens:
+        return None
+    fed, generated = tokens.get("prompt", 0) + tokens.get("scored", 0), tokens.get("completion", 0)
+    return ModelUsage(input_tokens=fed, output_tokens=generated, total_tokens=fed + generated)
+
+
 def suite_log(run: RunResult, suite: SuiteResult) -> EvalLog:
-    """The log of a finished suite: its scores, with standard errors, and its samples.
+    """Make the log of a finished suite: its scores, with standard errors, and its samples.
 
     Raises:
         ConfigurationError: the run's samples can't be read.
@@ -66,14 +160,17 @@ def suite_log(run: RunResult, suite: SuiteResult) -> EvalLog:
     )
 
 
-def unfinished_log(run: RunResult, name: str, samples: list[EvalSample]) -> EvalLog:
-    """The log of the suite in which a run ended, with what it had answered and the error."""
+def unfinished_log(run: RunResult, name: str) -> EvalLog:
+    """Make the log of the suite in which a run ended, with its answers so far and the error."""
     error = run.error or {}
+    file = run.folder / SAMPLES if run.folder else None
+    found = SamplesReader(file).of(name) if file and file.is_file() else ()
+    samples = [eval_sample(sample, model_name(run)) for sample in found]
     return EvalLog(
         status="cancelled" if run.status == "interrupted" else "error",
         eval=_spec(run, name, "", {}, samples, {}),
         stats=_stats(run, samples),
-        error=told_error(f"{error.get('type')}: {error.get('message')}"),
+        error=make_error(f"{error.get('type')}: {error.get('message')}"),
         samples=samples,
     )
 
@@ -177,7 +274,7 @@ def _digest(parts: list[Any]) -> str:
 
 
 def write_logs(run: RunResult, folder: Path | str, suites: Sequence[str] = ()) -> list[Path]:
-    """Write a log for each suite of a run, and give their paths.
+    """Write a log for each suite of a run and return their paths.
 
     Of a run that failed, the suite in which it ended has a log too, with the error. Names follow
     Inspect's own logs: the time, the suite, an id. Writing a run again replaces its logs.
@@ -191,9 +288,7 @@ def write_logs(run: RunResult, folder: Path | str, suites: Sequence[str] = ()) -
         ConfigurationError: the run has no such suite, or nothing to write; or a file can't be read
             or written.
     """
-    target = Path(folder)
-    ended_in = _ended_in(run)
-    names = [suite.name for suite in run.suites] + ([ended_in] if ended_in else [])
+    names = list(dict.fromkeys([*(suite.name for suite in run.suites), *_find_ended_suite(run)]))
     for name in suites:
         if name not in names:
             raise ConfigurationError(
@@ -202,34 +297,24 @@ def write_logs(run: RunResult, folder: Path | str, suites: Sequence[str] = ()) -
             )
     if not names:
         raise ConfigurationError("no suite of the run was begun, so there is nothing to write")
-    logs = _logs(run, ended_in, set(suites or names))
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        return [_write(log, target) for log in logs]
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return [_write(run, name, Path(folder)) for name in names if name in (suites or names)]
     except OSError as error:
-        raise ConfigurationError(f"{target} can't be written: {error.strerror}") from error
+        raise ConfigurationError(f"{folder} can't be written: {error.strerror}") from error
 
 
-def _logs(run: RunResult, ended_in: str | None, wanted: set[str]) -> Iterator[EvalLog]:
-    for suite in run.suites:
-        if suite.name in wanted:
-            yield suite_log(run, suite)
-    if ended_in in wanted:
-        assert ended_in is not None
-        file = run.folder / SAMPLES if run.folder else None
-        found = SamplesReader(file).of(ended_in) if file and file.is_file() else ()
-        samples = [eval_sample(sample, model_name(run)) for sample in found]
-        yield unfinished_log(run, ended_in, samples)
-
-
-def _ended_in(run: RunResult) -> str | None:
+def _find_ended_suite(run: RunResult) -> list[str]:
+    """Return the name of the suite in which a run ended, if it did."""
     name = (run.error or {}).get("suite")
-    return name if name not in [suite.name for suite in run.suites] else None
+    return [name] if name else []
 
 
-def _write(log: EvalLog, folder: Path) -> Path:
+def _write(run: RunResult, name: str, folder: Path) -> Path:
+    finished = {suite.name: suite for suite in run.suites}
+    log = suite_log(run, finished[name]) if name in finished else unfinished_log(run, name)
     created = log.eval.created.replace(":", "-")
-    task = re.sub(r"[^\w.-]|_", "-", log.eval.task)
+    task = re.sub(r"[^\w.-]|_", "-", name)
     path = folder / f"{created}_{task}_{log.eval.task_id}.eval"
     write_eval_log(log, path)
     return path

@@ -24,8 +24,8 @@ _PROMPT_IDS = "prompt_token_ids"
 """Under it Inspect's own providers of plain completions find ids in a message's metadata."""
 
 
-def conversation(messages: Sequence[ChatMessage]) -> list[Message]:
-    """The messages for a chat template.
+def make_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """Make the messages for a chat template.
 
     Text parts are joined by a newline. Reasoning stands apart, as `reasoning_content`; whether it
     is shown to the model again is the template's business. The arguments of a tool call are a
@@ -37,8 +37,8 @@ def conversation(messages: Sequence[ChatMessage]) -> list[Message]:
     return [_message(message) for message in messages]
 
 
-def plain_prompt(messages: Sequence[ChatMessage]) -> dict[str, Any]:
-    """The fields of a request that completes one message's text, or its ids, without a template.
+def make_plain_prompt(messages: Sequence[ChatMessage]) -> dict[str, Any]:
+    """Make the fields of a request that completes one message's text or ids, untemplated.
 
     Raises:
         InvalidRequestError: there are several messages, or one of another role; or the ids are no
@@ -115,8 +115,8 @@ _UNNAMED = "unknown"
 """Inspect's own name for a call that can't be read."""
 
 
-def declared(tools: Sequence[ToolInfo]) -> list[dict[str, Any]]:
-    """The tools as chat templates take them."""
+def describe_tools(tools: Sequence[ToolInfo]) -> list[dict[str, Any]]:
+    """Return the tools as chat templates take them."""
     return [
         {
             "type": "function",
@@ -130,8 +130,8 @@ def declared(tools: Sequence[ToolInfo]) -> list[dict[str, Any]]:
     ]
 
 
-def format_of(template: str) -> ToolFormat:
-    """The form of tool calls that a chat template teaches.
+def find_tool_format(template: str) -> ToolFormat:
+    """Return the form of tool calls that a chat template teaches.
 
     Raises:
         UnsupportedRequestError: the template knows no tools, or another form.
@@ -157,27 +157,27 @@ def split_tool_calls(text: str, form: ToolFormat) -> tuple[str, list[ToolCall]]:
     A call that can't be parsed has a `parse_error`, which Inspect passes to the model.
     """
     if form == "hermes":
-        calls = [_call(found[1]) for found in _HERMES.finditer(text)]
+        calls = [_parse_call(found[1]) for found in _HERMES.finditer(text)]
         return (_HERMES.sub("", text).strip() if calls else text), calls
     bare = text.strip().removeprefix("[TOOL_CALLS]").removeprefix("<|python_tag|>").strip()
     if form == "mistral":
-        return _calls_alone(text, bare, opening="[")
-    return _calls_alone(text, bare, opening="{")
+        return _split_bare_calls(text, bare, opening="[")
+    return _split_bare_calls(text, bare, opening="{")
 
 
-def _calls_alone(text: str, bare: str, *, opening: str) -> tuple[str, list[ToolCall]]:
+def _split_bare_calls(text: str, bare: str, *, opening: str) -> tuple[str, list[ToolCall]]:
     """Of a form in which a completion is either an answer or calls."""
     if not bare.startswith(opening) or '"name"' not in bare:
         return text, []
     try:
         found: Any = json.loads(bare)
     except ValueError:
-        return "", [_call(bare)]
+        return "", [_parse_call(bare)]
     listed = cast("list[Any]", found) if isinstance(found, list) else [found]
-    return "", [_call(json.dumps(one)) for one in listed]
+    return "", [_parse_call(json.dumps(one)) for one in listed]
 
 
-def _call(content: str) -> ToolCall:
+def _parse_call(content: str) -> ToolCall:
     try:
         found: Any = json.loads(content)
     except ValueError as error:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
-    Capability,
     EngineRuntimeError,
     LoglikelihoodRequest,
     Model,
-    TextCodec,
 )
 from evalution_core.encoding import encode_with_leading
 from evalution_enginekit.async_session import AsyncSession
@@ -37,6 +34,10 @@ class _Templated(Protocol):
 class LoadedModel:
     """A session with its ways in for tasks of an event loop.
 
+    `connections` is the number of requests that keep the session busy, within the engine's own
+    limit: two batches, so that a free slot is filled at once. `shows_template` is true if the
+    session shows its chat template or that it has none. `users` is the cache's count.
+
     Args:
         engine: builds the session here, which may take minutes.
         model: what it loads.
@@ -45,47 +46,24 @@ class LoadedModel:
 
     def __init__(self, engine: BaseEngine, model: Model, number: int):
         self.engine = engine
+        self.engine_name = type(engine).__name__
         self.model = model
         self.key = f"{self.engine_name}/{model.name}/{number}"
+        self.users = 0
         self.session: BaseInferenceSession = engine.build(model)
-        self.capabilities = self.session.capabilities
         self.front = AsyncSession(self.session)
-
-    @property
-    def engine_name(self) -> str:
-        return type(self.engine).__name__
-
-    def can(self, capability: Capability) -> bool:
-        return capability in self.capabilities
-
-    @cached_property
-    def max_model_len(self) -> int | None:
-        return self.session.info.max_model_len
-
-    @cached_property
-    def tokenizer(self) -> TextCodec | None:
-        return self.session.tokenizer
-
-    @property
-    def shows_template(self) -> bool:
-        """True if the session shows its chat template or that it has none."""
-        return isinstance(self.tokenizer, _Templated)
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self.tokenizer.chat_template if isinstance(self.tokenizer, _Templated) else None
-
-    @cached_property
-    def connections(self) -> int:
-        """Number of requests that keep the session busy, within the engine's own limit.
-
-        Two batches, so that a free slot is filled at once.
-        """
-        preferred = self.session.info.preferred_batch_size or _BATCH_SIZE
-        return max(1, min(2 * preferred, self.engine.requests_limit or 2 * preferred))
+        self.capabilities = self.session.capabilities
+        self.max_model_len = self.session.info.max_model_len
+        twice = 2 * (self.session.info.preferred_batch_size or _BATCH_SIZE)
+        self.connections = max(1, min(twice, engine.requests_limit or twice))
+        self.tokenizer = self.session.tokenizer
+        self.shows_template = isinstance(self.tokenizer, _Templated)
+        self.chat_template = (
+            self.tokenizer.chat_template if isinstance(self.tokenizer, _Templated) else None
+        )
 
     def prompt_ids(self, fields: dict[str, Any]) -> list[int] | None:
-        """Ids of a request's prompt, as the session encodes it; None where that can't be known.
+        """Return ids of a request's prompt as the session encodes it; None if that is unknown.
 
         Args:
             fields: of the request: `input_ids`, `prompt`, or `messages` with `tools`.
@@ -95,15 +73,12 @@ class LoadedModel:
         """
         if "input_ids" in fields:
             return list(fields["input_ids"])
-        tokenizer = self.tokenizer
-        if tokenizer is None:
-            return None
         text = fields.get("prompt")
-        if text is None:
-            if self.chat_template is None:
-                return None
+        if text is None and self.chat_template is not None:
             text = self.chat_template.render(fields["messages"], tools=fields.get("tools"))
-        return encode_with_leading(tokenizer, text)
+        if text is None or self.tokenizer is None:
+            return None
+        return encode_with_leading(self.tokenizer, text)
 
     def spelling(self, token_id: int) -> str:
         """The text of one token, special ones included; `token_id:N` without a tokenizer."""
@@ -138,43 +113,37 @@ class LoadedModel:
 
 
 @dataclass(slots=True)
-class _CachedModel:
-    loaded: LoadedModel
-    users: int = 1
-
-
-@dataclass(slots=True)
 class ModelCache:
     """Loaded models, each there once, for as long as somebody uses it."""
 
     # A garbage collection in the middle of `acquire` may release another model.
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    _cached: list[_CachedModel] = field(default_factory=list[_CachedModel])
+    _models: list[LoadedModel] = field(default_factory=list[LoadedModel])
     _numbers: "count[int]" = field(default_factory=count)
 
     def acquire(self, engine: BaseEngine, model: Model) -> LoadedModel:
-        """The model, loaded now unless it is; `release` it once.
+        """Return the model, loaded now unless it is; `release` it once.
 
         Raises:
             EvalutionError: what `engine.build` raises.
         """
         with self._lock:
-            for cached in tuple(self._cached):
-                if (cached.loaded.engine, cached.loaded.model) == (engine, model) and cached.users:
-                    cached.users += 1
-                    return cached.loaded
-            loaded = LoadedModel(engine, model, next(self._numbers))
-            self._cached.append(_CachedModel(loaded))
+            for loaded in self._models:
+                if (loaded.engine, loaded.model) == (engine, model) and loaded.users:
+                    break
+            else:
+                loaded = LoadedModel(engine, model, next(self._numbers))
+                self._models.append(loaded)
+            loaded.users += 1
             return loaded
 
     def release(self, loaded: LoadedModel) -> None:
         """Close the model if nobody else uses it."""
         with self._lock:
-            (cached,) = (cached for cached in self._cached if cached.loaded is loaded)
-            cached.users -= 1
-            if cached.users:
+            loaded.users -= 1
+            if loaded.users:
                 return
-            self._cached.remove(cached)
+            self._models = [each for each in self._models if each is not loaded]
         loaded.close()
 
 

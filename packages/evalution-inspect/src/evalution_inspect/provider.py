@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -52,15 +50,6 @@ class ModelSetupError(PrerequisiteError, EvalutionError):
         self.args = (message,)
 
 
-@contextmanager
-def setup_errors() -> Generator[None]:
-    """Raise errors of ours as one that Inspect prints as a paragraph, without a traceback."""
-    try:
-        yield
-    except EvalutionError as error:
-        raise ModelSetupError(f"evalution: {error}") from error
-
-
 _log = logging.getLogger(__name__)
 
 _ADAPTIVE_MOST = 100
@@ -84,7 +73,7 @@ class EvalutionAPI(ModelAPI):
         **model_args: Any,
     ):
         super().__init__(model_name, base_url, api_key, config=config or GenerateConfig())
-        with setup_errors():
+        try:
             check_supported(config or GenerateConfig())
             arguments = parse_arguments(model_name, model_args, base_url=base_url, api_key=api_key)
             self._loaded = MODEL_CACHE.acquire(arguments.engine, arguments.model)
@@ -94,6 +83,8 @@ class EvalutionAPI(ModelAPI):
             except ConfigurationError:
                 self._release()
                 raise
+        except EvalutionError as error:
+            raise ModelSetupError(f"evalution: {error}") from error
         chat = arguments.use_chat_template
         self._requests = RequestWriter(self._loaded, chat, arguments.tool_format)
         self._outputs = OutputWriter(self._loaded, model_name, is_chat=chat)
@@ -157,19 +148,20 @@ class EvalutionAPI(ModelAPI):
     async def _answers(
         self, asked: PromptRequests, config: GenerateConfig
     ) -> tuple[list[GenerationOutput], list[float] | None]:
-        """An output a request, and the values of the prompt's tokens if they are asked for."""
+        """Return an output for each request, and the prompt's values if they are asked for.
+
+        The first that fails cancels the others.
+        """
         loaded = self._loaded
         scores: asyncio.Task[list[float]] | None = None
-        if config.prompt_logprobs:
-            scores = asyncio.create_task(loaded.score_prompt(asked.token_ids or ()))
-        outputs = [asyncio.create_task(loaded.front.generate(one)) for one in asked.requests]
-        tasks: list[asyncio.Task[Any]] = [*outputs, *([] if scores is None else [scores])]
         try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:  # the others of one that failed; a task that is done stays so
-                task.cancel()
-        return [task.result() for task in outputs], None if scores is None else scores.result()
+            async with asyncio.TaskGroup() as group:
+                if config.prompt_logprobs:
+                    scores = group.create_task(loaded.score_prompt(asked.token_ids or ()))
+                outputs = [group.create_task(loaded.front.generate(r)) for r in asked.requests]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors.exceptions[0].__cause__
+        return [task.result() for task in outputs], scores and scores.result()
 
     def _warn_of_few_connections(self, config: GenerateConfig) -> None:
         adaptive = config.adaptive_connections in (None, True) and config.max_connections is None
@@ -188,12 +180,12 @@ class EvalutionAPI(ModelAPI):
 def _check_use(loaded: LoadedModel, arguments: Arguments) -> None:
     """Raise `ConfigurationError` where the model can't answer at all in the way that is asked."""
     engine, name = loaded.engine_name, loaded.model.name
-    if not loaded.can(Capability.GENERATE):
+    if Capability.GENERATE not in loaded.capabilities:
         raise ConfigurationError(f"engine {engine} doesn't generate text, and Inspect needs that")
     if not arguments.use_chat_template:
         return
     plain = "-M use_chat_template=false completes a single user message as plain text"
-    if not loaded.can(Capability.CHAT):
+    if Capability.CHAT not in loaded.capabilities:
         raise ConfigurationError(f"engine {engine} takes no chat messages with {name}; {plain}")
     if loaded.shows_template and loaded.chat_template is None:
         raise ConfigurationError(f"the model {name} has no chat template; {plain}")

@@ -13,7 +13,13 @@ from evalution_core import (
     InvalidRequestError,
     UnsupportedRequestError,
 )
-from evalution_inspect.messages import ToolFormat, conversation, declared, format_of, plain_prompt
+from evalution_inspect.messages import (
+    ToolFormat,
+    describe_tools,
+    find_tool_format,
+    make_messages,
+    make_plain_prompt,
+)
 from evalution_inspect.models import LoadedModel
 
 if TYPE_CHECKING:
@@ -88,8 +94,8 @@ def check_supported(config: GenerateConfig) -> None:
         )
 
 
-def decoding(config: GenerateConfig) -> list[dict[str, Any]]:
-    """Fields of the request for each choice that `config` asks for; its length limit apart.
+def map_config(config: GenerateConfig) -> list[dict[str, Any]]:
+    """Return a request's fields for each choice that `config` asks for; its length limit apart.
 
     Greedy without a temperature and with 0; nothing is cut from the distribution then. `top_p` or
     `top_k` without a temperature sample at 1. Choices differ by their seeds, where there is one.
@@ -167,15 +173,15 @@ class RequestWriter:
             InvalidRequestError: no engine could.
             ContextLengthError: the prompt leaves no room for an answer.
         """
-        choices = decoding(config)
-        form = self._checked_tools(tools, tool_choice, config)
+        choices = map_config(config)
+        form = self._check_tools(tools, tool_choice, config)
         fields = self._prompt(messages, tools)
         token_ids = self.loaded.prompt_ids(fields)
         if config.prompt_logprobs:
             self._check_prompt_scores(token_ids)
         limit, fills_context = self._limit(token_ids, config.max_tokens)
         fields |= {"max_new_tokens": limit}
-        if self.loaded.can(Capability.TRUNCATION):
+        if Capability.TRUNCATION in self.loaded.capabilities:
             # An agent is to see that its conversation is too long; a cut would hide it.
             fields["truncation"] = "error"
         requests = [GenerationRequest(**fields, **choice) for choice in choices]
@@ -183,9 +189,9 @@ class RequestWriter:
 
     def _prompt(self, messages: Sequence[ChatMessage], tools: Sequence[ToolInfo]) -> dict[str, Any]:
         if not self.use_chat_template:
-            return plain_prompt(messages)
-        fields: dict[str, Any] = {"messages": conversation(messages)}
-        return fields | {"tools": declared(tools)} if tools else fields
+            return make_plain_prompt(messages)
+        fields: dict[str, Any] = {"messages": make_messages(messages)}
+        return fields | {"tools": describe_tools(tools)} if tools else fields
 
     def _limit(self, token_ids: list[int] | None, asked: int | None) -> tuple[int, bool]:
         """Return the token limit, and True if the model's context is the limit."""
@@ -201,13 +207,13 @@ class RequestWriter:
             )
         return min(wanted, room), room < wanted
 
-    def _checked_tools(
+    def _check_tools(
         self, tools: Sequence[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
     ) -> ToolFormat | None:
         if not tools:
             return None
         engine = self.loaded.engine_name
-        if not self.loaded.can(Capability.TOOLS):
+        if Capability.TOOLS not in self.loaded.capabilities:
             raise UnsupportedRequestError(
                 f"the task gives tools ({', '.join(tool.name for tool in tools)}) and engine "
                 f"{engine} lacks the capability 'tools'"
@@ -230,7 +236,7 @@ class RequestWriter:
                 f"tools are given and engine {engine} doesn't show the model's chat template, nor "
                 "so the form of its tool calls; say it: -M tool_format=NAME"
             )
-        return format_of(template.source)
+        return find_tool_format(template.source)
 
     def _check_prompt_scores(self, token_ids: list[int] | None) -> None:
         lacking = {Capability.LOGLIKELIHOOD, Capability.TOKEN_IDS} - self.loaded.capabilities

@@ -14,8 +14,7 @@ from typing import Any
 from evalution_core import ConfigurationError, Model, SessionClosedError
 from evalution_enginekit import Tokenizer, files_identity, model_identity
 from evalution_enginekit.chat import ChatTemplate, bind_template
-from evalution_enginekit.gguf.file import GGUFFile
-from evalution_enginekit.gguf.source import list_parts, read_model_file
+from evalution_enginekit.gguf.file import GGUFFile, list_parts, read_model_file
 from evalution_enginekit.gguf.tokenizer import load_gguf_tokenizer, read_chat_template
 from evalution_enginekit.model_source import list_identity_arguments
 from evalution_enginekit.tokenizer import find_tokenizer_name

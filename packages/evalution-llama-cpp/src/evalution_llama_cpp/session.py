@@ -7,7 +7,7 @@ from typing import Any
 
 from evalution_core import Capability, Model
 from evalution_enginekit import PromptQueue, TokenEvent, TokenScore, TokenSession, TokenSpan
-from evalution_enginekit.model_source import window_of
+from evalution_enginekit.model_source import choose_window
 from evalution_llama_cpp.arguments import choose_cache_types, find_dtype, make_context_params
 from evalution_llama_cpp.context import Context, KVCacheBudget, Reservation
 from evalution_llama_cpp.generate import Generator
@@ -69,7 +69,7 @@ class LlamaCppSession(TokenSession):
             engine="LlamaCpp",
             capabilities=capabilities,
             tokenizer=loaded.tokenizer,
-            max_model_len=window_of(
+            max_model_len=choose_window(
                 options.max_model_len or min(cells, trained), cells, limit="the n_ctx of"
             ),
             batch_size=options.rows,

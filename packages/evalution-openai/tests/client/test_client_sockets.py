@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from evalution_core import EngineRuntimeError, GenerationRequest, Model, RequestFailure
-from evalution_openai.client.retry import SystemClock
+from evalution_openai.client.retry import Clock
 from evalution_openai.client.session import OpenAISession, build_session
 from evalution_openai.engine import OpenAICompatible
 
@@ -120,7 +120,7 @@ def running(script: Iterator[str]) -> Iterator[tuple[SocketServer, str]]:
         thread.join(WAIT_S)
 
 
-class NoWaiting(SystemClock):
+class NoWaiting(Clock):
     """Waits between tries take no time: only the sockets are real here."""
 
     async def sleep(self, seconds: float) -> None:
@@ -163,7 +163,7 @@ def test_loopback_requests_bypass_proxies(
         assert output.text == "<near>"
 
 
-class Waiting(SystemClock):
+class Waiting(Clock):
     """Every wait takes longer than a try may."""
 
     async def sleep(self, seconds: float) -> None:

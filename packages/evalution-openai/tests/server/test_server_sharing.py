@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from evalution_enginekit.generation import TokenEvent
 from evalution_enginekit.mock import MockSession
-from evalution_enginekit.tokens import TokenEvent
 
 WAIT_S = 20
 

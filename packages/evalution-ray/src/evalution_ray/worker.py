@@ -32,7 +32,7 @@ _WINDOW = 2
 _GATHER_S = 0.005
 """Seconds for which messages are gathered: a call costs the driver as much as many messages, and
 the actor has work meanwhile."""
-_STACK_S = 2.0
+_STACK_S = 10.0
 _GONE_S = 10.0
 """Until an actor that was killed is taken for gone, even if the cluster doesn't confirm it."""
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt, batch_continuously
+from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt, run_continuous_batching
 from evalution_enginekit.planning import shared_prefix
 from evalution_enginekit.sampling import TokenChoice
-from evalution_reference.kv_cache import KVCache
-from evalution_reference.llama import Floats, Llama
+from evalution_reference.llama import Floats, KVCache, Llama
 
 _PREFIXES_KEPT = 4
 _LEAST_SHARED = 8
@@ -27,7 +26,7 @@ class Generator:
         self._prefixes: deque[tuple[Sequence[int], KVCache]] = deque(maxlen=_PREFIXES_KEPT)
 
     def run(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
-        return batch_continuously(feed, self._slots, self._begin, self._step)
+        return run_continuous_batching(feed, self._slots, self._begin, self._step)
 
     def forget_prefixes(self) -> None:
         self._prefixes.clear()

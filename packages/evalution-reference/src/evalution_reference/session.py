@@ -16,7 +16,7 @@ from evalution_enginekit import (
     TokenSpan,
     model_identity,
 )
-from evalution_enginekit.model_source import window_of
+from evalution_enginekit.model_source import choose_window
 from evalution_reference.generate import Generator
 from evalution_reference.llama import Llama
 from evalution_reference.options import ReferenceOptions
@@ -57,7 +57,9 @@ class ReferenceSession(TokenSession):
             engine="Reference",
             capabilities=capabilities,
             tokenizer=tokenizer,
-            max_model_len=window_of(options.max_model_len, llama.config.max_position_embeddings),
+            max_model_len=choose_window(
+                options.max_model_len, llama.config.max_position_embeddings
+            ),
             batch_size=rows,
             scoring_window=_SCORING_WINDOW,
             dtype=llama.dtype.name,

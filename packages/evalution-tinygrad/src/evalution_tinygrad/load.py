@@ -19,10 +19,9 @@ from tinygrad.llm.model import Transformer
 
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit import Tokenizer, runtime_errors
-from evalution_enginekit.gguf.file import GGUFFile
-from evalution_enginekit.gguf.source import read_model_file
+from evalution_enginekit.gguf.file import GGUFFile, read_model_file
 from evalution_enginekit.gguf.tokenizer import load_gguf_tokenizer
-from evalution_enginekit.model_source import window_of
+from evalution_enginekit.model_source import choose_window
 from evalution_tinygrad.device import Placement
 from evalution_tinygrad.hyperparameters import check_hyperparameters
 from evalution_tinygrad.model import Rotary, find_attention
@@ -95,7 +94,7 @@ def load_model(options: TinygradOptions, model: Model, placement: Placement) -> 
     file = read_file(model)
     check_weight_types(file, placement.target)
     asked = options.max_model_len or options.max_context
-    max_model_len = window_of(asked, _find_own_window(file))
+    max_model_len = choose_window(asked, _find_own_window(file))
     tokenizer = load_gguf_tokenizer(model, file)
     with placement.activate():
         weights = read_weights(file, options.dtype, placement.device, realize=options.realize)

@@ -15,7 +15,7 @@ from evalution_enginekit import (
     TokenSpan,
     model_identity,
 )
-from evalution_enginekit.gguf.source import list_parts
+from evalution_enginekit.gguf.file import list_parts
 from evalution_tinygrad.device import Placement
 from evalution_tinygrad.generate import Generator
 from evalution_tinygrad.kv_cache import Prefixes

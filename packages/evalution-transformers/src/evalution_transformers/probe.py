@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig
 
 from evalution_core import ConfigurationError
-from evalution_enginekit.model_source import window_of
+from evalution_enginekit.model_source import choose_window
 from evalution_enginekit.self_check import logits_alike, probe_ids
 from evalution_transformers.forward import (
     MASKED_ATTENTION,
@@ -257,7 +257,7 @@ def find_window(model: CausalModel, asked: int | None) -> int:
             type(model).__name__,
             _UNBOUNDED_WINDOW,
         )
-    return window_of(asked, own, unlimited=_UNBOUNDED_WINDOW)
+    return choose_window(asked, own, unlimited=_UNBOUNDED_WINDOW)
 
 
 def _obstacle(model: CausalModel, config: Any, attention: str, max_model_len: int) -> str | None:

@@ -128,7 +128,7 @@ def read_software_versions(engine_distribution: str | None) -> dict[str, Any]:
     if engine_distribution is not None:
         roots.add(engine_distribution)
     names = {_folded(name): name for name in _NUMERIC if name in sys.modules}
-    names |= _involved(roots)
+    names |= _find_involved(frozenset(roots), tuple(sys.path))
     commits: dict[str, Any] = {}
     for name in sorted(names.values(), key=str.casefold):
         try:
@@ -140,8 +140,12 @@ def read_software_versions(engine_distribution: str | None) -> dict[str, Any]:
     return found | ({"git": commits} if commits else {})
 
 
-def _involved(roots: Iterable[str]) -> dict[str, str]:
-    """Return the distributions themselves, and all that they reach through ours, by name."""
+@cache
+def _find_involved(roots: frozenset[str], path: tuple[str, ...]) -> dict[str, str]:
+    """Return the distributions themselves, and all that they reach through ours, by name.
+
+    `path` is `sys.path`, where their metadata is. Reading it takes longer than a small run.
+    """
     found: dict[str, str] = {}
     waiting = [(root, frozenset[str](), True) for root in sorted(roots)]
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -319,10 +323,16 @@ def _origin(kind: type[BaseEngine]) -> tuple[str, str | None, str | None]:
             return entry.name, entry.distribution, entry.version
     package = kind.__module__.partition(".")[0]
     # An editable install lists no files; its package is then found by its own name.
-    for name in (*packages_distributions().get(package, ()), package):
+    for name in (*_find_owners(tuple(sys.path)).get(package, ()), package):
         try:
             found = distribution(name)
         except PackageNotFoundError:
             continue
         return value, found.name, found.version
     return value, None, None
+
+
+@cache
+def _find_owners(path: tuple[str, ...]) -> Mapping[str, list[str]]:
+    """Return the distributions of each package on `path`, which is `sys.path`."""
+    return packages_distributions()

@@ -16,7 +16,7 @@ from evalution.parity.agreement import (
     Key,
     Record,
     Scored,
-    agreement,
+    compare_answers,
     make_record,
 )
 from evalution.parity.result import (
@@ -27,7 +27,6 @@ from evalution.parity.result import (
     absolute_difference,
     summarize_differences,
 )
-from evalution.suites.suite import RequestKind
 from evalution_core import (
     GenerationOutput,
     InvalidRequestError,
@@ -35,6 +34,7 @@ from evalution_core import (
     RequestFailure,
     RollingLoglikelihoodOutput,
 )
+from evalution_core.kinds import RequestKind
 
 values = st.floats(-30, 0) | st.just(-math.inf)
 
@@ -65,7 +65,7 @@ def agreed(
     right: Mapping[Key, Record],
     kind: RequestKind = RequestKind.LOGLIKELIHOOD,
 ) -> SuiteParity:
-    return agreement("s", kind, left, right, by_ids=len(left))
+    return compare_answers("s", kind, left, right, by_ids=len(left))
 
 
 def complaints(found: SuiteParity, **tolerance: Any) -> list[str]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.scoring.filters import Reasoning, ReasoningSplit, split_reasoning, text_before_stop
-from evalution_enginekit.completion import StopMatcher
+from evalution_enginekit.generation import StopMatcher
 
 END = "</t>"
 letters = st.text("ab \n</t>", max_size=12)

@@ -23,7 +23,7 @@ from evalution.workers.wire import (
     Item,
     Message,
     Open,
-    Pulled,
+    Progressed,
     Ready,
     Result,
     StreamEnded,
@@ -35,6 +35,7 @@ from evalution_core import (
     Model,
     SessionInfo,
 )
+from evalution_core.kinds import RequestKind
 
 HERE = Path(__file__).parent
 MODEL = Model("mock")
@@ -104,7 +105,6 @@ INFO = SessionInfo(frozenset(), None, CAP)
 class PlayedStream:
     def __init__(self) -> None:
         self.items: list[Item] = []
-        self.pulled = 0
         self.is_ended = False
 
 
@@ -163,8 +163,7 @@ class PlayedWorker:
         for number, worker_stream in list(self.worker_streams.items()):
             running = worker_stream.items[:CAP]
             if running:
-                worker_stream.pulled += 1
-                self.listener.received([Pulled(number, worker_stream.pulled)])
+                self.listener.received([Progressed((running[-1].number,))])
                 if any(pickle.loads(item.payload) in self.play.poisons for item in running):
                     self.end("was ended by a poison")
                     return
@@ -221,7 +220,7 @@ class Play:
     def stream(self, batch_size: int | None = None, run: int = 1) -> PooledStream:
         stream = PooledStream(
             self.scheduler.lock,
-            "generate_continuous",
+            RequestKind.GENERATION,
             batch_size=batch_size,
             unread_bound=10_000,
             run=run,

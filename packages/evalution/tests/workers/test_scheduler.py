@@ -16,7 +16,7 @@ from evalution.workers.wire import (
     BuildFailed,
     Item,
     Open,
-    Pulled,
+    Progressed,
     StreamEnded,
     pack_error,
 )
@@ -26,6 +26,7 @@ from evalution_core import (
     RequestFailure,
     SessionClosedError,
 )
+from evalution_core.kinds import RequestKind
 
 
 @given(
@@ -92,7 +93,7 @@ def test_neighbours_go_to_one_worker(stage: Any) -> None:
 def test_nothing_is_placed_while_too_much_is_unread(stage: Any) -> None:
     play, chance = stage(1), random.Random(0)
     stream = PooledStream(
-        play.scheduler.lock, "generate_continuous", batch_size=2, unread_bound=2, run=1
+        play.scheduler.lock, RequestKind.GENERATION, batch_size=2, unread_bound=2, run=1
     )
     play.scheduler.open(stream)
     source = iter(range(100))
@@ -127,7 +128,8 @@ def test_request_without_progress_ends_its_worker(stage: Any) -> None:
     first.read()
     play.pass_time(11)
     assert not first.is_gone, "what waits for the session isn't late"
-    first.listener.received([Pulled(0, 1)])
+    taken = next(item.number for item in first.worker_streams[0].items)
+    first.listener.received([Progressed((taken,))])
     play.pass_time(9)
     assert not first.is_gone
     play.pass_time(2)
@@ -138,12 +140,12 @@ def test_request_without_progress_ends_its_worker(stage: Any) -> None:
 
 def test_silent_worker_is_ended(stage: Any) -> None:
     play = stage(1)
-    play.pass_time(150)
+    play.pass_time(100)
     assert not play.made[0].is_gone
     play.made[0].listener.received([])
-    play.pass_time(150)
+    play.pass_time(100)
     assert not play.made[0].is_gone
-    play.pass_time(150)
+    play.pass_time(100)
     assert play.made[0].is_gone
 
 

@@ -16,7 +16,7 @@ from evalution_enginekit import (
     TokenScore,
     TokenSession,
     TokenSpan,
-    batch_continuously,
+    run_continuous_batching,
 )
 
 
@@ -70,7 +70,7 @@ class AcmeSession(TokenSession):
         self._device = device
 
     def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
-        return batch_continuously(feed, self._batch_size, _Sequence.of, self._step)
+        return run_continuous_batching(feed, self._batch_size, _Sequence.of, self._step)
 
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         yield [self._score(span) for span in spans]

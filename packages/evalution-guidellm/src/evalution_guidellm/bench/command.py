@@ -1,124 +1,55 @@
-"""Texts of the command line as values, and the subject that they name."""
+"""The command `evalution bench`."""
 
 from __future__ import annotations
 
-import math
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
-from urllib.parse import urlsplit
+from typing import Annotated, TypeVar
 
 import typer
 
 from evalution.cli.errors import EXIT_INTERRUPTED, EXIT_WITH_FAILURES
+from evalution.results import to_json
 from evalution.table import console
 from evalution_core import ConfigurationError
-from evalution_core.redaction import redact_text
+from evalution_core.redaction import REDACTED, find_secrets
 from evalution_enginekit.runtime import parse_model_fields, parse_option_pairs
-from evalution_guidellm.bench.drive import drive
-from evalution_guidellm.bench.load import Load, Profile, row_count
-from evalution_guidellm.bench.page import write_page
+from evalution_guidellm.bench.drive import render_page, run_guidellm
+from evalution_guidellm.bench.load import Load, Profile, count_rows
 from evalution_guidellm.bench.result import (
     PAGE,
     REPORT,
     SUMMARY,
     BenchResult,
     bench_table,
-    level_results,
-    made_folder,
-    write_json,
+    open_folder,
+    read_levels,
 )
 from evalution_guidellm.bench.subject import EngineSubject, ServedSubject, Subject
 
 _MOST = 65_536
 """Requests at once; far more than one machine can ask, and what GuideLLM's queues still hold."""
+N = TypeVar("N", int, float)
 
 
-def counts(option: str, text: str | None) -> list[int]:
-    """`1,8` as numbers.
-
-    Raises:
-        ConfigurationError: it holds something else than numbers from 1 to 65536.
-    """
-    found = [part.strip() for part in text.split(",")] if text is not None else []
-    if any(not part.isdecimal() or int(part) < 1 for part in found):
-        raise ConfigurationError(f"{option} {text!r} is no list of counts; as {option} 1,8")
-    if any(int(part) > _MOST for part in found):
-        raise ConfigurationError(f"{option} {text!r}: at most {_MOST}")
-    return [int(part) for part in found]
-
-
-def rates(option: str, text: str | None) -> list[float]:
-    """`0.5,2` as numbers.
+def parse_numbers(option: str, text: str | None, kind: type[N], example: str) -> list[N]:
+    """Read `1,8` as numbers.
 
     Raises:
-        ConfigurationError: it holds something else than numbers above 0.
+        ConfigurationError: it holds something else than numbers above 0, or one above 65536.
     """
     try:
-        found = [float(part) for part in text.split(",")] if text is not None else []
+        found = [kind(part) for part in text.split(",")] if text is not None else []
     except ValueError:
-        found = [math.nan]
-    if any(not 0 < rate < math.inf for rate in found):
-        raise ConfigurationError(f"{option} {text!r} is no list of rates; as {option} 0.5,2")
+        found = [kind()]
+    if not all(0 < number <= _MOST for number in found):
+        raise ConfigurationError(
+            f"{option} {text!r} is no list of numbers above 0 and at most {_MOST}; "
+            f"as {option} {example}"
+        )
     return found
-
-
-def engine_subject(
-    engine: str | None,
-    model: str | None,
-    options: Sequence[str] | None,
-    model_fields: Sequence[str] | None,
-    *,
-    check_first: bool,
-) -> EngineSubject:
-    """The engine that the command line names.
-
-    Raises:
-        ConfigurationError: there is none, or an option isn't KEY=VALUE.
-    """
-    if engine is None:
-        raise ConfigurationError(
-            "nothing to measure: --engine NAME and a MODEL, or --target URL of a server"
-        )
-    fields = parse_model_fields("--model-field", model_fields)
-    return EngineSubject(
-        engine,
-        parse_option_pairs("--option", options),
-        {**fields, **({"path": model} if model else {})},
-        check_first,
-    )
-
-
-def served_subject(target: str, model: str | None, key_variable: str | None) -> ServedSubject:
-    """The server that the command line names.
-
-    Raises:
-        ConfigurationError: the variable of the key isn't set, or the URL has credentials too.
-    """
-    if key_variable is None:
-        return ServedSubject(target, model)
-    if _has_credentials(target):
-        raise ConfigurationError(
-            f"--target {redact_text(target)} holds a name and password, which would be sent in "
-            f"place of the key in {key_variable}: leave them out of the URL, or leave out "
-            "--api-key-env"
-        )
-    key = os.environ.get(key_variable)
-    if not key:
-        raise ConfigurationError(
-            f"--api-key-env {key_variable}: that environment variable is not set"
-        )
-    return ServedSubject(target, model, key)
-
-
-def _has_credentials(url: str) -> bool:
-    try:
-        return "@" in urlsplit(url).netloc
-    except ValueError:  # not a URL, which is an error once the server is asked
-        return False
 
 
 ModelName = Annotated[
@@ -203,8 +134,8 @@ def bench(
     """Measure throughput and latency of an engine, or of a server with --target, by GuideLLM."""
     load = Load(
         profile=profile,
-        concurrency=counts("--concurrency", concurrency),
-        rate=rates("--rate", rate),
+        concurrency=parse_numbers("--concurrency", concurrency, int, "1,8"),
+        rate=parse_numbers("--rate", rate, float, "0.5,2"),
         requests=requests,
         seconds=seconds,
         prompt_tokens=prompt_tokens,
@@ -213,8 +144,16 @@ def bench(
         seed=seed,
     )
     if target is None and api_key_env is None:
-        subject: Subject = engine_subject(
-            engine, model, option, model_field, check_first=not no_check_first
+        if engine is None:
+            raise ConfigurationError(
+                "nothing to measure: --engine NAME and a MODEL, or --target URL of a server"
+            )
+        fields = parse_model_fields("--model-field", model_field)
+        subject: Subject = EngineSubject(
+            engine,
+            parse_option_pairs("--option", option),
+            {**fields, **({"path": model} if model else {})},
+            check_first=not no_check_first,
         )
     elif target is None or engine or option or model_field or no_check_first:
         raise ConfigurationError(
@@ -222,7 +161,7 @@ def bench(
             "--no-check-first for an engine: give those of one"
         )
     else:
-        subject = served_subject(target, model, api_key_env)
+        subject = ServedSubject(target, model, api_key_env)
     try:
         _bench(subject, load, chat=chat, tokenizer=tokenizer, output=output)
     except KeyboardInterrupt:
@@ -233,18 +172,22 @@ def bench(
 def _bench(
     subject: Subject, load: Load, *, chat: bool, tokenizer: str | None, output: Path | None
 ) -> None:
-    subject = subject.checked()
+    subject = subject.resolve()
     started = datetime.now().astimezone()
     if load.data is not None:
-        load = load.within(row_count(load.data))
-    with made_folder(output, subject.title, started) as folder:
-        report = drive(subject, load, chat=chat, tokenizer=tokenizer, progress=sys.stdout.isatty())
-        result = BenchResult(
-            subject.title, started, subject.to_dict(), load.to_dict(), level_results(report)
+        load = load.limit_to(count_rows(load.data))
+    with open_folder(output, subject.title, started) as folder:
+        report = run_guidellm(
+            subject, load, chat=chat, tokenizer=tokenizer, progress=sys.stdout.isatty()
         )
-        write_json(folder / REPORT, report)
-        write_json(folder / SUMMARY, result.to_dict())
-        write_page(result, folder / PAGE)
+        raw = report.model_dump(mode="json")
+        result = BenchResult(
+            subject.title, started, subject.to_dict(), load.to_dict(), read_levels(raw)
+        )
+        secrets = find_secrets(subject)
+        _write(folder / REPORT, to_json(raw, indent=2), secrets)
+        _write(folder / SUMMARY, to_json(result.to_dict(), indent=2), secrets)
+        _write(folder / PAGE, render_page(report), secrets)
     terminal = console()
     terminal.print(bench_table(result, width=terminal.width))
     for complaint in result.complaints:
@@ -252,3 +195,10 @@ def _bench(
     print(f"report: {folder / PAGE}")
     if result.complaints:
         raise typer.Exit(EXIT_WITH_FAILURES)
+
+
+def _write(file: Path, text: str, secrets: Iterable[str]) -> None:
+    """Write a text without these credentials; lone surrogates become escapes."""
+    for secret in secrets:
+        text = text.replace(secret, REDACTED)
+    file.write_bytes(text.encode("utf-8", "backslashreplace") + b"\n")

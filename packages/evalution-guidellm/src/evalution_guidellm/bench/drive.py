@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError
 from evalution_core.redaction import redact_text
 from evalution_guidellm.bench.load import Load
 from evalution_guidellm.bench.subject import Subject
 
+if TYPE_CHECKING:
+    from guidellm.benchmark.schemas import GenerativeBenchmarksReport
 
-def drive(
+
+def run_guidellm(
     subject: Subject, load: Load, *, chat: bool, tokenizer: str | None, progress: bool
-) -> dict[str, Any]:
-    """GuideLLM's report, as the JSON that its own command writes.
+) -> GenerativeBenchmarksReport:
+    """Put the load on the subject and return GuideLLM's report.
 
     Args:
-        subject: what is asked; it is `checked`.
-        load: how.
-        chat: whether prompts go through the model's chat template.
-        tokenizer: a folder or a Hub name; None: as the subject says.
-        progress: whether GuideLLM's progress is shown.
+        subject: asked; its `resolve` has been called.
+        load: the levels.
+        chat: True for prompts that go through the model's chat template.
+        tokenizer: a folder or a Hub name; None: the subject's.
+        progress: True to show GuideLLM's progress.
 
     Raises:
         ConfigurationError: GuideLLM refuses the load, or there is no tokenizer.
@@ -31,7 +34,7 @@ def drive(
         EngineRuntimeError: a worker process ended.
     """
     name = tokenizer or subject.tokenizer()
-    if load.is_made_up:
+    if load.data is None:
         _check_tokenizer(name)
     spec: dict[str, Any] = {
         "backend": subject.backend(chat=chat, max_tokens=load.output_tokens),
@@ -39,10 +42,10 @@ def drive(
         "outputs": list[Any](),
         **load.spec(),
     }
-    return _report({"spec": spec, "benchmarks": load.levels()}, progress=progress)
+    return _run({"spec": spec, "benchmarks": load.levels()}, progress=progress)
 
 
-def _report(scenario: Mapping[str, Any], *, progress: bool) -> dict[str, Any]:
+def _run(scenario: Mapping[str, Any], *, progress: bool) -> GenerativeBenchmarksReport:
     # Before GuideLLM's own models are made, which list the kinds of backends that they know.
     import_module("evalution_guidellm.backend")
     from guidellm.entrypoints import benchmark_generative_text  # noqa: PLC0415 - and not for --help
@@ -68,7 +71,14 @@ def _report(scenario: Mapping[str, Any], *, progress: bool) -> dict[str, Any]:
             f"GuideLLM ended without a result: {reason}; what its worker processes "
             "printed stands above"
         ) from error
-    return report.model_dump(mode="json")
+    return report
+
+
+def render_page(report: GenerativeBenchmarksReport) -> str:
+    """Return GuideLLM's HTML page of a report, which needs nothing beside it."""
+    from guidellm.benchmark.outputs import html  # noqa: PLC0415 - as above
+
+    return html.render_html_report(html.build_report_view(report))
 
 
 def _check_tokenizer(name: str | None) -> None:

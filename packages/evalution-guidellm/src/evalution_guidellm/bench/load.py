@@ -1,4 +1,4 @@
-"""A file of prompts: which of GuideLLM's kinds it is, and how many rows it has."""
+"""The load of a benchmark: the schedule of requests, and the prompts that they carry."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _LOADERS = {
 """The loaders of `datasets` by the ending of the file; GuideLLM's kinds are named after them."""
 
 _NO_ROWS = "corresponds to no data"
-"""In what `datasets` says of a file that has a head and no rows."""
+"""In the message of `datasets` for a file that has a head and no rows."""
 
 
-def data_kind(file: Path) -> str:
-    """GuideLLM's kind of data.
+def find_loader(file: Path) -> str:
+    """Return the loader of `datasets` for a file.
 
     Raises:
         ConfigurationError: there is no such file, or its ending says nothing.
@@ -38,45 +38,33 @@ def data_kind(file: Path) -> str:
         )
     if not file.is_file():
         raise ConfigurationError(f"--data {file}: there is no such file")
-    return f"{loader}_file"
+    return loader
 
 
-def row_count(file: Path) -> int:
+def count_rows(file: Path) -> int:
     """Count the prompts of the file, as GuideLLM will read it.
 
     Raises:
         ConfigurationError: it can't be read, is empty, or has no column that GuideLLM knows.
     """
-    loader = data_kind(file).removesuffix("_file")
+    loader = find_loader(file)
     if not file.stat().st_size:
         raise ConfigurationError(f"--data {file} is empty")
     datasets: Any = import_module("datasets")
     datasets.disable_progress_bars()  # they would stand in the way of GuideLLM's own
     try:
-        found = datasets.load_dataset(loader, data_files=str(file), split="train")
+        rows = datasets.load_dataset(loader, data_files=str(file), split="train")
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        cause = error.__cause__ or error
-        reason = str(cause).strip().partition("\n")[0]
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
         problem = "has no rows" if _NO_ROWS in reason else f"can't be read as {loader}: {reason}"
         raise ConfigurationError(f"--data {file} {problem}") from error
-    rows: int = found.num_rows
-    if not rows:
-        raise ConfigurationError(f"--data {file} has no rows")
-    _check_columns(file, found)
-    return rows
-
-
-def _check_columns(file: Path, rows: Any) -> None:
-    """Raise if GuideLLM would find nothing in any row, before the model loads."""
     mapper: Any = import_module("guidellm.data.preprocessors.mappers").GenerativeColumnMapper
     if not mapper.datasets_mappings([rows]):
         raise ConfigurationError(
             f"--data {file} has no column of prompts (it has: {', '.join(rows.column_names)}); "
             f"call it one of {', '.join(mapper.defaults['text_column'])}"
         )
-
-
-_REQUESTS, _CONCURRENCY, _PROMPT_TOKENS = 100, 8, 256
+    return rows.num_rows
 
 
 class Profile(StrEnum):
@@ -86,6 +74,9 @@ class Profile(StrEnum):
     CONCURRENT = "concurrent"
     THROUGHPUT = "throughput"
     RATE = "rate"
+
+
+_REQUESTS, _CONCURRENCY, _PROMPT_TOKENS = 100, 8, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,25 +121,19 @@ class Load:
         if profile == Profile.THROUGHPUT and len(self.concurrency) > 1:
             raise ConfigurationError("--profile throughput takes one --concurrency, the most")
         if self.data is not None:
-            self._check_data(self.data)
+            if self.prompt_tokens is not None:
+                raise ConfigurationError(
+                    "--prompt-tokens is for made-up prompts; --data has its own"
+                )
+            find_loader(self.data)
 
-    def _check_data(self, data: Path) -> None:
-        if self.prompt_tokens is not None:
-            raise ConfigurationError("--prompt-tokens is for made-up prompts; --data has its own")
-        data_kind(data)
-
-    def within(self, rows: int) -> Load:
-        """The same load on a file of so many rows, each of which is asked once at most."""
+    def limit_to(self, rows: int) -> Load:
+        """Return the same load on a file of so many rows, each of which is asked once at most."""
         # GuideLLM 0.8.1 waits endlessly where the rows end before the requests that it is to make.
         return replace(self, requests=min(self.requests or rows, rows))
 
-    @property
-    def is_made_up(self) -> bool:
-        """True if prompts are synthetic, which needs a tokenizer."""
-        return self.data is None
-
     def spec(self) -> dict[str, Any]:
-        """GuideLLM's `profile`, `constraints`, `data` and `seed`, of the first level."""
+        """Return GuideLLM's `profile`, `constraints`, `data` and `seed`, of the first level."""
         return {
             "profile": self._profile(),
             "constraints": self._constraints(),
@@ -158,41 +143,21 @@ class Load:
 
     def levels(self) -> list[dict[str, Any] | None]:
         """Return the parts of GuideLLM's specification that change from level to level."""
-        if self.profile == Profile.CONCURRENT:
-            return [{"profile.streams": streams} for streams in self._streams]
-        if self.profile == Profile.RATE:
-            return [{"profile.rate": rate} for rate in self.rate]
-        return [None]
+        match self.profile:
+            case Profile.CONCURRENT:
+                return [{"profile.streams": streams} for streams in self._streams]
+            case Profile.RATE:
+                return [{"profile.rate": rate} for rate in self.rate]
+            case _:
+                return [None]
 
     def to_dict(self) -> Mapping[str, Any]:
-        """The options that were in force, for results."""
-        return {
-            "profile": str(self.profile),
-            "concurrency": list(self._streams) if self._counts_streams else None,
-            "rate": list(self.rate) or None,
-            "requests": self._requests,
-            "seconds": self.seconds,
-            "prompt_tokens": self._prompt_tokens if self.is_made_up else None,
-            "output_tokens": self.output_tokens,
-            "data": self.data.name if self.data else None,
-            "seed": self.seed,
-        }
-
-    @property
-    def _counts_streams(self) -> bool:
-        return self.profile == Profile.CONCURRENT or bool(self.concurrency)
+        """Return the load in GuideLLM's terms, with its levels, for results."""
+        return {**self.spec(), "levels": self.levels()}
 
     @property
     def _streams(self) -> Sequence[int]:
         return self.concurrency or (_CONCURRENCY,)
-
-    @property
-    def _requests(self) -> int | None:
-        return self.requests or (None if self.seconds else _REQUESTS)
-
-    @property
-    def _prompt_tokens(self) -> int:
-        return self.prompt_tokens or _PROMPT_TOKENS
 
     def _profile(self) -> dict[str, Any]:
         match self.profile:
@@ -207,18 +172,16 @@ class Load:
                 return {"kind": "constant", "rate": self.rate[0]}
 
     def _constraints(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        if self._requests:
-            found.append({"kind": "max_requests", "count": self._requests})
-        if self.seconds:
-            found.append({"kind": "max_duration", "seconds": self.seconds})
-        return found
+        requests = self.requests or (None if self.seconds else _REQUESTS)
+        count = [{"kind": "max_requests", "count": requests}] if requests else []
+        duration = [{"kind": "max_duration", "seconds": self.seconds}] if self.seconds else []
+        return [*count, *duration]
 
     def _data(self) -> dict[str, Any]:
         if self.data is not None:
-            return {"kind": data_kind(self.data), "path": str(self.data)}
+            return {"kind": f"{find_loader(self.data)}_file", "path": str(self.data)}
         return {
             "kind": "synthetic_text",
-            "prompt_tokens": self._prompt_tokens,
+            "prompt_tokens": self.prompt_tokens or _PROMPT_TOKENS,
             "output_tokens": self.output_tokens,
         }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -18,33 +20,12 @@ _CONNECT_S, _ANSWER_S = 5.0, 30.0
 _REFUSED = (401, 403)
 
 
-class Subject(Protocol):
-    """Something that GuideLLM can put under load."""
-
-    @property
-    def title(self) -> str:
-        """As `tiny on Reference`."""
-        ...
-
-    def checked(self) -> Subject:
-        """The same, with the model's name found out.
-
-        Raises:
-            EvalutionError: something is wrong already; mostly a `ConfigurationError`.
-        """
-        ...
-
-    def backend(self, *, chat: bool, max_tokens: int) -> dict[str, Any]:
-        """GuideLLM's `backend`."""
-        ...
-
-    def tokenizer(self) -> str | None:
-        """By what name the model's tokenizer may be had; None: nobody knows."""
-        ...
-
-    def to_dict(self) -> dict[str, Any]:
-        """For results, without credentials."""
-        ...
+def locate_tokenizer(model: Model) -> str | None:
+    """Return the folder or Hub name by which Transformers loads a model's tokenizer."""
+    name = model.tokenizer_path or model.path
+    if name is not None and name.startswith("builtin:"):
+        return str(builtin_path(name, "safetensors"))
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +48,12 @@ class EngineSubject:
     def title(self) -> str:
         return f"{Model(**self.model).name} on {self.engine}"
 
-    def checked(self) -> EngineSubject:
+    def resolve(self) -> EngineSubject:
+        """Return the same with the model's name, which an engine may have a default for.
+
+        Raises:
+            ConfigurationError: an option is wrong, or no model is named and the engine needs one.
+        """
         engine = load_engine(self.engine).from_options(self.options)
         if Model(**self.model).path is not None:
             return self
@@ -77,6 +63,7 @@ class EngineSubject:
         return replace(self, model={**self.model, "path": path})
 
     def backend(self, *, chat: bool, max_tokens: int) -> dict[str, Any]:
+        """Return GuideLLM's `backend`."""
         others = {name: value for name, value in self.model.items() if name != "path"}
         return {
             "kind": "evalution",
@@ -90,13 +77,11 @@ class EngineSubject:
         }
 
     def tokenizer(self) -> str | None:
-        model = Model(**self.model)
-        name = model.tokenizer_path or model.path
-        if name is not None and name.startswith("builtin:"):
-            return str(builtin_path(name, "safetensors"))
-        return name
+        """Return the name of the model's tokenizer; None if there is none."""
+        return locate_tokenizer(Model(**self.model))
 
     def to_dict(self) -> dict[str, Any]:
+        """Return engine and model for results, without credentials."""
         options = load_engine(self.engine).from_options(self.options).to_dict()
         engine = {"name": self.engine, "options": options}
         return {"engine": engine, "model": Model(**self.model).to_dict()}
@@ -109,20 +94,44 @@ class ServedSubject:
     Args:
         target: the server's URL, with or without `/v1`.
         model: its name there; None: the first that the server lists.
-        key: the API key.
+        api_key_env: the environment variable that holds the API key.
+
+    Raises:
+        ConfigurationError: the variable of the key isn't set, or the URL has credentials too.
     """
 
     target: str
     model: str | None = None
-    key: str | None = field(default=None, repr=False)
+    api_key_env: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.api_key_env is None:
+            return
+        if _has_credentials(self.target):
+            raise ConfigurationError(
+                f"--target {self._shown} holds a name and password, which would be sent in "
+                f"place of the key in {self.api_key_env}: leave them out of the URL, or leave out "
+                "--api-key-env"
+            )
+        if not self._key:
+            raise ConfigurationError(
+                f"--api-key-env {self.api_key_env}: that environment variable is not set"
+            )
 
     @property
     def title(self) -> str:
-        return f"{self.model or 'the model'} at {redact_text(self.target)}"
+        return f"{self.model or 'the model'} at {self._shown}"
 
-    def checked(self) -> ServedSubject:
-        """Ask for the list of models, which needs the server, the key and the name to be right."""
-        names = [str(entry.get("id")) for entry in self._listed()]
+    def resolve(self) -> ServedSubject:
+        """Return the same with the model's name.
+
+        It asks for the list of models, which needs the server, the key and the name to be right.
+
+        Raises:
+            ConfigurationError: the URL, the key or the name is wrong.
+            EngineUnavailableError: no server answers.
+        """
+        names = [str(entry.get("id")) for entry in self._list_models()]
         if self.model is None:
             return replace(self, model=names[0] if names else None)
         if names and self.model not in names:
@@ -133,36 +142,39 @@ class ServedSubject:
         return self
 
     def backend(self, *, chat: bool, max_tokens: int) -> dict[str, Any]:
+        """Return GuideLLM's `backend`."""
         return {
             "kind": "openai_http",
             "target": self.target,
             **({"model": self.model} if self.model else {}),
-            **({"api_key": self.key} if self.key else {}),
+            **({"api_key": self._key} if self._key else {}),
             "request_format": CHAT if chat else COMPLETIONS,
             "max_tokens": max_tokens,
-            # `checked` has asked; GuideLLM would ask for /health, which not every server has.
+            # `resolve` has asked; GuideLLM would ask for /health, which not every server has.
             "validate_backend": False,
             "verify": True,
             "follow_redirects": False,
         }
 
     def tokenizer(self) -> str | None:
+        """Return the model's name, by which the Hub may have its tokenizer."""
         return self.model
 
     def to_dict(self) -> dict[str, Any]:
-        return {"target": redact_text(self.target), "model": {"path": self.model}}
+        """Return server and model for results, without credentials."""
+        return {"target": self._shown, "model": {"path": self.model}}
 
     @property
-    def _secrets(self) -> tuple[str, ...]:
-        return (self.key,) if self.key else ()
+    def _key(self) -> str:
+        return os.environ.get(self.api_key_env or "", "")
 
     @property
     def _shown(self) -> str:
         return redact_text(self.target)
 
-    def _listed(self) -> list[Mapping[str, Any]]:
+    def _list_models(self) -> list[Mapping[str, Any]]:
         url = f"{self.target.rstrip('/').removesuffix('/v1')}/v1/models"
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
             timeout = httpx.Timeout(_ANSWER_S, connect=_CONNECT_S)
             response = httpx.get(url, headers=headers, timeout=timeout)
@@ -171,24 +183,32 @@ class ServedSubject:
                 f"--target {self._shown} is no URL of a server ({error}); as http://127.0.0.1:8000"
             ) from None
         except httpx.HTTPError as error:
+            reason = redact_text(str(error), [self._key] if self._key else [])
             raise EngineUnavailableError(
-                f"no server answers at {self._shown} ({type(error).__name__}: "
-                f"{redact_text(str(error), self._secrets)}); start it, or name another --target"
+                f"no server answers at {self._shown} ({type(error).__name__}: {reason}); "
+                "start it, or name another --target"
             ) from error
         if response.status_code in _REFUSED:
             raise ConfigurationError(
                 f"{self._shown} refuses the key ({response.status_code}); "
                 "--api-key-env names the variable that holds the right one"
             )
-        return _models(response, self._shown)
+        try:
+            response.raise_for_status()
+            return list(response.json()["data"])
+        except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
+            raise ConfigurationError(
+                f"{self._shown} is no OpenAI-style server: /v1/models gave {response.status_code} "
+                f"and {redact_text(response.text[:80])!r}; name another --target"
+            ) from None
 
 
-def _models(response: httpx.Response, shown: str) -> list[Mapping[str, Any]]:
+Subject = EngineSubject | ServedSubject
+"""Something that GuideLLM can put under load."""
+
+
+def _has_credentials(url: str) -> bool:
     try:
-        response.raise_for_status()
-        return list(response.json()["data"])
-    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
-        raise ConfigurationError(
-            f"{shown} is no OpenAI-style server: /v1/models gave {response.status_code} and "
-            f"{redact_text(response.text[:80])!r}; name another --target"
-        ) from None
+        return "@" in urlsplit(url).netloc
+    except ValueError:  # not a URL, which is an error once the server is asked
+        return False

@@ -7,26 +7,23 @@ import json
 import os
 import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import httpx
 
 from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError
 from evalution_core.redaction import find_secrets, redact_text
-from evalution_openai.client.responses import find_tls_error, make_error, quote
+from evalution_openai.client.responses import find_tls_error, make_error, quote, to_mapping
 from evalution_openai.client.retry import (
     RETRIED_STATUSES,
     AdaptiveConcurrency,
     Clock,
-    Failure,
     RateLimit,
-    RetryPolicy,
+    RetryableError,
     RetryState,
-    SystemClock,
-    give_up,
     parse_retry_after,
 )
 from evalution_openai.options import OpenAIOptions
@@ -72,44 +69,55 @@ _LOOPBACK = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 _CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 _TOO_MANY = 429
 _LEAST_SECRET = 8
+_CREDENTIAL = re.compile(r"(?i)auth|cookie|cred|key|pass|secret|sig|token")
+"""Names of headers whose values are removed from answers that repeat them."""
 _LONGEST_ANSWER = 1 << 28
 """Bytes after decompression: a small compressed answer may be endless."""
 
 
 class ServerConnection:
-    """A server, used from one event loop.
+    """The server that `options` name, used from one event loop; nothing is sent yet.
 
     Credentials are removed from answers that repeat them, except short ones, which may be part of
     other words ("EMPTY" is a usual key of open servers). Redirects are not followed: they would
     carry the prompt, and perhaps the key, to another host.
+
+    `transport`, `clock` and `chance` replace the network, time and jitter in tests.
+
+    Raises:
+        ConfigurationError: `base_url` is not a URL, or the variable `api_key_env` isn't set.
     """
 
     def __init__(
         self,
-        address: Address,
+        options: OpenAIOptions,
         *,
-        policy: RetryPolicy | None = None,
-        headers: Mapping[str, str] | None = None,
-        credentials: Sequence[str] = (),
-        secrets: Iterable[str] = (),
-        requests: RateLimit | None = None,
-        tokens: RateLimit | None = None,
-        clock: Clock | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        clock: Clock | None = None,
         chance: random.Random | None = None,
     ):
-        self.address = address
-        self.clock = clock or SystemClock()
-        self._patience = policy or RetryPolicy()
-        self._headers = dict(headers or {})
-        self._credentials = [text.encode() for text in credentials if len(text) >= _LEAST_SECRET]
-        self._secrets = tuple({*credentials, *secrets} - {""})
-        self._requests = requests or RateLimit(self.clock, None)
-        self._tokens = tokens or RateLimit(self.clock, None)
-        self._transport = transport
-        self._chance = chance or random.Random()
-        self._client: httpx.AsyncClient | None = None
+        self.address = Address.parse(options.base_url)
+        self.clock = clock or Clock()
         self.concurrency: AdaptiveConcurrency | None = None
+        self._options = options
+        key = _read_key(options)
+        headers = dict(options.extra_headers)
+        if key:
+            headers.setdefault("Authorization", f"Bearer {key}")
+        named = [text for name, text in headers.items() if _CREDENTIAL.search(name)]
+        credentials = {*named, key or ""} - {""}
+        self._credentials = [text.encode() for text in credentials if len(text) >= _LEAST_SECRET]
+        self._secrets = credentials | find_secrets(options)
+        self._requests = RateLimit(self.clock, options.requests_per_minute)
+        self._tokens = RateLimit(self.clock, options.tokens_per_minute)
+        self._chance = chance or random.Random()
+        self._client = httpx.AsyncClient(
+            headers=headers,
+            timeout=None,
+            limits=_CONNECTIONS,
+            transport=transport,
+            mounts=dict.fromkeys(_LOOPBACK),  # a proxy doesn't apply to this machine
+        )
 
     async def get(self, url: str, *, max_retries: int | None = None) -> Any:
         """Return the JSON answer to a GET; raises like `post`."""
@@ -138,7 +146,7 @@ class ServerConnection:
 
     async def events(
         self, url: str, body: Mapping[str, Any], *, tokens: int = 0
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any]]:
         """Yield the JSON objects of an event stream; retried only until the first one arrived.
 
         Raises like `post`; `EngineRuntimeError` also for a stream that breaks off.
@@ -158,16 +166,14 @@ class ServerConnection:
                 self._note_success()
                 self._tokens.give_back(tokens - used)
                 return
-            except (httpx.TransportError, TimeoutError, _RetryableError) as error:
+            except (httpx.TransportError, TimeoutError, RetryableError) as error:
                 failure = self._to_failure(url, error)
                 if has_begun:
-                    give_up(failure, "the stream broke off after its beginning was handed on")
+                    failure.give_up("the stream broke off after its beginning was handed on")
                 await state.wait_after(failure)
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        await self._client.aclose()
 
     async def _request(
         self, method: str, url: str, body: Mapping[str, Any] | None, state: RetryState
@@ -181,7 +187,7 @@ class ServerConnection:
                 ):
                     content = self._clean(await _read(response))
                 answer = _json(content, url)
-            except (httpx.TransportError, TimeoutError, _RetryableError) as error:
+            except (httpx.TransportError, TimeoutError, RetryableError) as error:
                 await state.wait_after(self._to_failure(url, error))
             else:
                 self._note_success()
@@ -190,14 +196,13 @@ class ServerConnection:
     async def _begin(self, tokens: int, max_retries: int | None = None) -> RetryState:
         await self._requests.take()
         await self._tokens.take(tokens)
-        policy = self._patience
-        if max_retries is not None:
-            policy = replace(policy, max_retries=min(max_retries, policy.max_retries))
-        return RetryState(policy, self.clock, self._chance, self.clock.now())
+        limit = self._options.max_retries
+        retries = limit if max_retries is None else min(max_retries, limit)
+        return RetryState(self._options, retries, self.clock, self._chance)
 
     async def _take_retry(self, state: RetryState) -> None:
         """Take a request a minute for a retry; waiting for it doesn't count against the timeout."""
-        if state.made:
+        if state.failed:
             await self._requests.take()
 
     @asynccontextmanager
@@ -206,7 +211,7 @@ class ServerConnection:
     ) -> AsyncGenerator[httpx.Response]:
         """Send one try, and yield its successful response before its body is read."""
         sent_at = self.clock.now()
-        async with self._http().stream(method, url, json=body) as response:
+        async with self._client.stream(method, url, json=body) as response:
             if response.is_success:
                 yield response
                 return
@@ -218,7 +223,7 @@ class ServerConnection:
                 raise error
             if response.status_code == _TOO_MANY and self.concurrency is not None:
                 self.concurrency.note_refusal(sent_at)
-            raise _RetryableError(error, parse_retry_after(response.headers, self.clock.today()))
+            raise RetryableError(error, parse_retry_after(response.headers, self.clock.today()))
 
     async def _parse_events(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
         """Yield the events up to `[DONE]`, which some servers omit after a finished choice."""
@@ -233,37 +238,25 @@ class ServerConnection:
             if event.get("error"):  # null in every event of some servers
                 status = _read_status(event["error"])
                 error = make_error(status, data, response.request.url.path)
-                raise _RetryableError(error) if status in RETRIED_STATUSES else error
+                raise RetryableError(error) if status in RETRIED_STATUSES else error
             finished = finished or any(c.get("finish_reason") for c in event.get("choices") or ())
             yield event
         if not finished:
             path = response.request.url.path
-            raise _RetryableError(
-                EngineRuntimeError(f"{path} ended its event stream before [DONE]")
-            )
+            raise RetryableError(EngineRuntimeError(f"{path} ended its event stream before [DONE]"))
 
-    def _http(self) -> httpx.AsyncClient:
-        if self._client is None:
-            self._client = httpx.AsyncClient(
-                headers=self._headers,
-                timeout=None,
-                limits=_CONNECTIONS,
-                transport=self._transport,
-                # A proxy for other machines doesn't apply to this one.
-                mounts=dict.fromkeys(_LOOPBACK),
-            )
-        return self._client
-
-    def _to_failure(self, url: str, error: Exception) -> Failure:
-        if isinstance(error, _RetryableError):
-            return Failure(error.error, error.wait_s, error.__cause__)  # pyright: ignore[reportArgumentType]
+    def _to_failure(self, url: str, error: Exception) -> RetryableError:
+        if isinstance(error, RetryableError):
+            return error
         if (unsafe := find_tls_error(error, url)) is not None:
             raise unsafe from error
         what = quote(redact_text(str(error), self._secrets)) or "no answer in time"
         path = httpx.URL(url).path
-        return Failure(
-            EngineRuntimeError(f"{path} failed: {type(error).__name__}: {what}"), cause=error
+        failure = RetryableError(
+            EngineRuntimeError(f"{path} failed: {type(error).__name__}: {what}")
         )
+        failure.__cause__ = error
+        return failure
 
     def _note_success(self) -> None:
         if self.concurrency is not None:
@@ -278,15 +271,6 @@ class ServerConnection:
 def is_unreachable(error: EvalutionError) -> bool:
     """Return whether a request failed because nothing accepted the connection."""
     return isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
-
-
-class _RetryableError(Exception):
-    """An answer that a retry may fix."""
-
-    def __init__(self, error: EvalutionError, wait_s: float | None = None):
-        super().__init__(str(error))
-        self.error = error
-        self.wait_s = wait_s
 
 
 async def _read(response: httpx.Response) -> bytes:
@@ -305,7 +289,7 @@ def _json(content: bytes, url: str) -> dict[str, Any]:
     except ValueError as error:
         said = quote(content[:200].decode("utf-8", "replace"))
         broken = EngineRuntimeError(f"{httpx.URL(url).path} answered invalid JSON: {said!r}")
-        raise _RetryableError(broken) from error
+        raise RetryableError(broken) from error
     if not isinstance(answer, dict):
         raise EngineRuntimeError(
             f"{httpx.URL(url).path} answered something other than a JSON object"
@@ -314,19 +298,14 @@ def _json(content: bytes, url: str) -> dict[str, Any]:
 
 
 def _count_tokens(answer: Mapping[str, Any], expected: int) -> int:
-    usage: Any = answer.get("usage")
-    if not isinstance(usage, Mapping):
-        return expected
-    total: Any = cast("Mapping[str, Any]", usage).get("total_tokens")
+    total = to_mapping(answer.get("usage")).get("total_tokens")
     return total if isinstance(total, int) else expected
 
 
 def _read_status(error: Any) -> int:
     """Read the status that an error within a stream stands for; 500 if it has none."""
-    if not isinstance(error, Mapping):
-        return 500
-    entries = cast("Mapping[str, Any]", error)
-    code: Any = entries.get("code")
+    entries = to_mapping(error)
+    code = entries.get("code")
     if isinstance(code, int):
         return code
     return 400 if entries.get("type") == "invalid_request_error" else 500
@@ -337,42 +316,6 @@ def _redirect_message(url: str, response: httpx.Response) -> str:
     return (
         f"{httpx.URL(url).path} redirects to {target.scheme}://{target.netloc.decode()}, which is "
         "not followed, so that no key goes to another address; set base_url to the right one"
-    )
-
-
-_CREDENTIAL = re.compile(r"(?i)auth|cookie|cred|key|pass|secret|sig|token")
-"""Names of headers whose values are removed from answers that repeat them."""
-
-
-def open_connection(
-    options: OpenAIOptions,
-    *,
-    transport: httpx.AsyncBaseTransport | None = None,
-    clock: Clock | None = None,
-    chance: random.Random | None = None,
-) -> ServerConnection:
-    """Make the connection that `options` describe; nothing is sent.
-
-    Raises:
-        ConfigurationError: `base_url` is not a URL, or the variable `api_key_env` isn't set.
-    """
-    clock = clock or SystemClock()
-    key = _read_key(options)
-    headers = dict(options.extra_headers)
-    if key:
-        headers.setdefault("Authorization", f"Bearer {key}")
-    credentials = [value for name, value in headers.items() if _CREDENTIAL.search(name)]
-    return ServerConnection(
-        Address.parse(options.base_url),
-        policy=RetryPolicy(options.timeout_s, options.deadline_s, options.max_retries),
-        headers=headers,
-        credentials=[*credentials, key or ""],
-        secrets=find_secrets(options),
-        requests=RateLimit(clock, options.requests_per_minute),
-        tokens=RateLimit(clock, options.tokens_per_minute),
-        clock=clock,
-        transport=transport,
-        chance=chance,
     )
 
 

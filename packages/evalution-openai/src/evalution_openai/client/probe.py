@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any, cast
+from typing import Any
 
 import httpx
 
@@ -22,13 +22,18 @@ from evalution_core import (
 from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
 from evalution_enginekit.tokenizer import find_tokenizer_name
-from evalution_openai.client.connection import ServerConnection, is_unreachable, open_connection
-from evalution_openai.client.dialects import BodyWriter, count_scoring_tokens, find_dialect
-from evalution_openai.client.responses import UseOfIds, to_mapping
+from evalution_openai.client.connection import ServerConnection, is_unreachable
+from evalution_openai.client.dialects import BodyWriter, find_dialect
+from evalution_openai.client.responses import (
+    UseOfIds,
+    read_count,
+    read_text,
+    to_list,
+    to_mapping,
+)
 from evalution_openai.client.scoring_methods import (
     EchoScoring,
     EvalRouteScoring,
-    Post,
     PromptLogprobsScoring,
     ScoringChoice,
     ScoringMethod,
@@ -38,7 +43,7 @@ from evalution_openai.client.scoring_methods import (
     StepwiseScoring,
 )
 from evalution_openai.client.tokenizer import RemoteTokenizer
-from evalution_openai.options import CAPABILITIES, ApiName, OpenAIOptions
+from evalution_openai.options import CAPABILITIES, OpenAIOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +75,21 @@ async def fetch_listing(connection: ServerConnection, name: str | None) -> Model
                 "or set base_url"
             ) from error
         return ModelListing()
-    listed: Any = answer.get("data")
-    models = [to_mapping(entry) for entry in cast("list[Any]", listed or [])]
-    names = tuple(str(model["id"]) for model in models if "id" in model)
+    models = [to_mapping(entry) for entry in to_list(answer.get("data"))]
     if not models:
         return ModelListing()
+    names = tuple(str(model["id"]) for model in models if "id" in model)
     chosen = next((model for model in models if model.get("id") == name), None)
     if chosen is None and name is not None and len(models) > 1:
-        return ModelListing(
-            names, _text(models[0].get("owned_by"))
-        )  # nothing is known about that model
+        # Nothing is known about that model.
+        return ModelListing(names, read_text(models[0].get("owned_by")))
     chosen = chosen or models[0]
-    can: Any = chosen.get("capabilities")
     return ModelListing(
         names,
-        _text(chosen.get("owned_by")),
-        _count(chosen.get("max_model_len")),
-        _text(chosen.get("dtype")),
-        frozenset(str(c) for c in cast("list[Any]", can)) if isinstance(can, list) else frozenset(),
+        read_text(chosen.get("owned_by")),
+        read_count(chosen.get("max_model_len")) or None,
+        read_text(chosen.get("dtype")),
+        frozenset(str(name) for name in to_list(chosen.get("capabilities"))),
     )
 
 
@@ -115,20 +117,12 @@ def fetch_default_model(options: OpenAIOptions) -> str | None:
         EngineUnavailableError: no server answers.
     """
     loop = RequestLoop("the OpenAICompatible engine")
-    connection = open_connection(options)
+    connection = ServerConnection(options)
     try:
         names = loop.call(lambda: fetch_listing(connection, options.model_name)).names
     finally:
         loop.close(connection.close)
     return names[0] if names else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and value > 0 else None
 
 
 _PROBE_RETRIES = 1
@@ -140,34 +134,16 @@ _SCORES = frozenset({Capability.LOGLIKELIHOOD, Capability.ROLLING})
 _NOT_CHECKED = CheckResult("not checkable", "the server can't score prompts")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerCapabilities:
-    """The result of a probe: the forms in which a session sends its requests.
-
-    Attributes:
-        encodes: prompts are sent as token ids.
-        renders: messages are rendered here.
-        leaves_open: the server obeys `add_generation_prompt=False` where it renders them.
-        ids: use of the token ids in its answers.
-        method: the scoring method that passed; None: none did.
-        check: the result of checking it.
-        timings: every completion is streamed, and its times are recorded.
-        described: the session's `describe_execution()`.
-    """
-
-    api: ApiName
-    encodes: bool
-    renders: bool
-    leaves_open: bool
-    ids: UseOfIds
-    method: ScoringMethod | None
-    check: CheckResult
-    timings: bool
-    described: dict[str, Any]
-
-
 class ServerProbe:
     """Probes a server for one model; each step uses the results of those before it.
+
+    Attributes:
+        model: the model's name on the server.
+        writer: writes the bodies of requests.
+        tokenizer: the local one, or the server's; None: text is sent.
+        choice: the scoring method that passed, and the result of checking it.
+        encodes: prompts are sent as token ids.
+        max_model_len: the most tokens that a prompt may have; None: unknown.
 
     Raises:
         EngineUnavailableError: no server answers.
@@ -201,27 +177,21 @@ class ServerProbe:
             )
         self._variables = model.chat_template_kwargs
         self.writer = BodyWriter(self.model, self.dialect, options.extra_body, self._variables)
+        self._routes = ServerRoutes(connection, self.writer, _PROBE_RETRIES)
         self._local = _load_tokenizer(model)
         self.tokenizer: Tokenizer | None = self._local or self._remote_tokenizer()
-        self._scoring_choice = self._choose_scoring()
+        self.choice = self._choose_scoring()
         self._takes_ids = options.api != "chat" and self._probe_ids()
         self.encodes = self._takes_ids and not self._sends_text()
         self.max_model_len = self._find_window()
+        self._routes.max_retries = None  # from here on as many as the options allow
 
-    def to_capabilities(self) -> ServerCapabilities:
-        method = self._method(self._post_scoring, self._scoring_choice.name)
-        reads = self.dialect.returns_ids and not self.dialect.is_evalution
-        return ServerCapabilities(
-            api=self._options.api,
-            encodes=self.encodes,
-            renders=self.renders,
-            leaves_open=self.dialect.returns_ids,
-            ids=("read" if self._local else "left") if reads else "kept",
-            method=method,
-            check=self._scoring_choice.check,
-            timings=self._options.timings,
-            described=self._describe(),
-        )
+    @property
+    def use_of_ids(self) -> UseOfIds:
+        """Return the use that is made of token ids in the server's answers."""
+        if not self.dialect.returns_ids or self.dialect.is_evalution:
+            return "kept"
+        return "read" if self._local else "left"
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -240,16 +210,16 @@ class ServerProbe:
             found.add(Capability.TRUNCATION)
         if self.encodes and self._local is not None and self.dialect.returns_ids:
             found.add(Capability.LOGPROBS)
-        if self._scoring_choice.name is not None:
+        if self.choice.name is not None:
             found |= _SCORES
         return frozenset(found & CAPABILITIES)
 
     @property
     def lacking(self) -> Mapping[Capability, str]:
         """Return the reason for not scoring, by capability."""
-        if self._scoring_choice.name is not None:
+        if self.choice.name is not None:
             return {}
-        return dict.fromkeys(_SCORES, self._scoring_choice.reason)
+        return dict.fromkeys(_SCORES, self.choice.reason)
 
     @property
     def renders(self) -> bool:
@@ -267,8 +237,8 @@ class ServerProbe:
             lambda: is_template_hidden(self._connection)
         )
 
-    def _describe(self) -> dict[str, Any]:
-        choice = self._scoring_choice
+    def describe(self) -> dict[str, Any]:
+        choice = self.choice
         return {
             "base_url": redact_text(self._options.base_url),
             "model": self.model,
@@ -283,13 +253,7 @@ class ServerProbe:
         }
 
     def _post(self, url: str, body: Mapping[str, Any]) -> Any:
-        return self._loop.call(lambda: self._post_probe(url, body))
-
-    async def _post_probe(self, url: str, body: Mapping[str, Any]) -> Any:
-        return await self._connection.post(url, body, max_retries=_PROBE_RETRIES)
-
-    async def _post_scoring(self, url: str, body: Mapping[str, Any]) -> Any:
-        return await self._connection.post(url, body, tokens=count_scoring_tokens(body))
+        return self._loop.call(lambda: self._connection.post(url, body, max_retries=_PROBE_RETRIES))
 
     def _remote_tokenizer(self) -> RemoteTokenizer | None:
         """Make the server's tokenizer; None if it lacks vLLM's routes."""
@@ -321,48 +285,31 @@ class ServerProbe:
         if self.tokenizer is None:
             why = "the server has no /tokenize and no /detokenize, and tokenizer_path isn't set"
             return ScoringChoice(None, _NOT_CHECKED, {"token ids": why})
-        methods = self._methods(self._post_probe)
-        if wanted != "auto":
-            methods = [method for method in methods if method.name == wanted]
+        routes = self._routes
         probe = ScoringProbe(
             self._loop.call,
-            self._routes(self._post_probe),
+            routes,
             self.tokenizer,
             max_model_len=self.listing.max_model_len,
             dtype=self.listing.dtype,
             returns_ids=self.dialect.returns_ids,
         )
-        return probe.choose_method(methods)
-
-    def _methods(self, post: Post) -> Sequence[ScoringMethod]:
-        """Return the methods that may be tried, the best first."""
-        assert self.tokenizer is not None
-        routes, top = self._routes(post), self._options.stepwise_top
         methods: list[ScoringMethod] = [
             EvalRouteScoring(routes),
             EchoScoring(routes),
             PromptLogprobsScoring(routes),
             SGLangScoring(routes),
         ]
-        if top:
+        if top := self._options.stepwise_top:
             has_ids = self.dialect.returns_ids
             methods.append(StepwiseScoring(routes, self.tokenizer, top, returns_ids=has_ids))
-        return methods
-
-    def _method(self, post: Post, name: str | None) -> ScoringMethod | None:
-        if name is None:
-            return None
-        return next(method for method in self._methods(post) if method.name == name)
-
-    def _routes(self, post: Post) -> ServerRoutes:
-        address = self._connection.address
-        return ServerRoutes(post, address.api, address.root, self.writer.complete_body)
+        return probe.choose_method([m for m in methods if wanted in ("auto", m.name)])
 
     def _probe_ids(self) -> bool:
         """Return whether completions take token ids, tried on one short prompt."""
         if self.tokenizer is None or self.dialect.is_evalution:
             return self.dialect.is_evalution
-        if self._scoring_choice.name is not None and self._scoring_choice.name != "sglang":
+        if self.choice.name is not None and self.choice.name != "sglang":
             return True
         prompt = self.tokenizer.encode(_PROBE_TEXT)
         body = self.writer.complete_body({"prompt": prompt, "max_tokens": 1, "temperature": 0.0})
@@ -383,7 +330,7 @@ class ServerProbe:
             and self._local is None
             and self._options.api != "completions"
             and not self._variables
-            and self._scoring_choice.name in (None, "evalution")
+            and self.choice.name in (None, "evalution")
             and own in (None, self.listing.max_model_len)
         )
 
@@ -394,12 +341,10 @@ class ServerProbe:
             raise ConfigurationError(
                 f"max_model_len={own} is more than the {limit} tokens that the server takes"
             )
-        if limit is None or self._scoring_choice.name is None:
-            return own if limit is None else own or limit
-        needs = next(
-            r.needs for r in self._methods(self._post_probe) if r.name == self._scoring_choice.name
-        )
-        return min(own or limit, limit - needs)
+        method = self.choice.method
+        if limit is None or method is None:
+            return own or limit
+        return min(own or limit, limit - method.needs)
 
 
 def _suggest_name(model: str | None, listed: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from evalution_core import (
@@ -21,18 +21,7 @@ from evalution_enginekit.completion import CompletionChunk
 from evalution_openai.client.dialects import find_unasked_fields
 
 _SPELLED_ID = "token_id:"
-_FINISHES: Mapping[str, FinishReason] = {
-    "stop": "stop",
-    "eos": "stop",
-    "eos_token": "stop",
-    "stop_sequence": "stop",
-    "end_turn": "stop",
-    "tool_calls": "stop",
-    "function_call": "stop",
-    "content_filter": "stop",
-    "length": "length",
-    "max_tokens": "length",
-}
+_CUT = frozenset({"length", "max_tokens"})
 _LOST = frozenset({"error", "abort", "cancelled"})
 
 Fields = Mapping[str, Any]
@@ -59,15 +48,15 @@ class ResponseReader:
         Raises:
             EngineRuntimeError: it isn't a completion, or the server aborted the completion.
         """
-        choice = _choice(answer)
-        if choice is None:
+        choice = read_choice(answer)
+        if not choice:
             raise EngineRuntimeError(f"the answer has no choice: {quote(str(dict(answer)))}")
         return self._read_chunk(answer, choice, choice.get("message"), is_last=True)
 
     def read_event(self, event: Fields) -> CompletionChunk:
         """Read an event of a stream; the last one may hold only the usage."""
-        choice = _choice(event)
-        if choice is None:
+        choice = read_choice(event)
+        if not choice:
             return CompletionChunk(**_usage(event))
         return self._read_chunk(event, choice, choice.get("delta"), is_last=False)
 
@@ -78,7 +67,7 @@ class ResponseReader:
         text: Any = content.get("content") if content is not choice else choice.get("text")
         if not (text is None or isinstance(text, str)):
             raise EngineRuntimeError(f"the answer's text is not a string: {quote(repr(text))}")
-        ids = None if self._ids == "left" else _ids(choice.get("token_ids"))
+        ids = None if self._ids == "left" else read_ids(choice.get("token_ids"))
         logprobs, top = self._logprobs(choice.get("logprobs"))
         by_ids = self._ids == "read" and ids is not None
         return CompletionChunk(
@@ -87,22 +76,20 @@ class ResponseReader:
             logprobs=logprobs,
             top_logprobs=top,
             finish=_finish(choice.get("finish_reason"), is_last=is_last),
-            prompt=_text(choice.get("prompt")),
-            truncated_tokens=_count(choice.get("truncated_tokens")),
+            prompt=read_text(choice.get("prompt")),
+            truncated_tokens=read_count(choice.get("truncated_tokens")),
             runtime=self._read_runtime(answer, choice, content),
             **_usage(answer),
         )
 
     def _logprobs(self, value: Any) -> tuple[list[float] | None, list[dict[int, float]] | None]:
         """Read the values of the chosen tokens, and the best of each step where they have ids."""
-        if self._top is None or not isinstance(value, Mapping):
-            return None, None
-        steps = _steps(cast("Fields", value))
+        steps = None if self._top is None else _steps(to_mapping(value))
         if steps is None:
             return None, None
         rows: list[dict[int, float]] = []
         for _, _, listed in steps:
-            named = {_parse_id(name): logprob for name, logprob in listed.items()}
+            named = {parse_id(name): logprob for name, logprob in listed.items()}
             if None in named:
                 return [logprob for _, logprob, _ in steps], None
             best = sorted(named.items(), key=lambda item: -item[1])[: self._top]
@@ -113,7 +100,8 @@ class ResponseReader:
         self, answer: Fields, choice: Fields, content: Fields
     ) -> dict[str, Any] | None:
         """Collect what the server reports beside the text; reasoning is all of it so far."""
-        self._reasoning += _text(content.get("reasoning_content") or content.get("reasoning")) or ""
+        reasoning = content.get("reasoning_content") or content.get("reasoning")
+        self._reasoning += read_text(reasoning) or ""
         details = to_mapping(to_mapping(answer.get("usage")).get("prompt_tokens_details"))
         found = {
             "model": answer.get("model"),
@@ -137,9 +125,7 @@ def read_steps(answer: Fields) -> list[Step]:
     Raises:
         EngineRuntimeError: the answer has none.
     """
-    choice = _choice(answer)
-    value: Any = choice.get("logprobs") if choice is not None else None
-    steps = _steps(cast("Fields", value)) if isinstance(value, Mapping) else None
+    steps = _steps(to_mapping(read_choice(answer).get("logprobs")))
     if not steps:
         raise EngineRuntimeError("no log-probabilities of generated tokens came")
     return steps
@@ -147,7 +133,8 @@ def read_steps(answer: Fields) -> list[Step]:
 
 def parse_id(token: str) -> int | None:
     """Parse the id of a token spelled `token_id:123`; None for any other spelling."""
-    return _parse_id(token)
+    number = token.removeprefix(_SPELLED_ID)
+    return int(number) if number != token and number.isdecimal() else None
 
 
 def to_mapping(value: Any) -> Fields:
@@ -155,50 +142,52 @@ def to_mapping(value: Any) -> Fields:
     return cast("Fields", value) if isinstance(value, Mapping) else {}
 
 
+def to_list(value: Any) -> list[Any]:
+    """Return a JSON array's items; none for anything else."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
 def read_choice(answer: Fields) -> Fields:
     """Return the first choice; an empty mapping without one."""
-    return _choice(answer) or {}
+    return to_mapping(next(iter(to_list(answer.get("choices"))), None))
 
 
-def _choice(answer: Fields) -> Fields | None:
-    choices: Any = answer.get("choices")
-    if not isinstance(choices, list) or not choices:
-        return None
-    first: Any = cast("list[Any]", choices)[0]
-    return cast("Fields", first) if isinstance(first, Mapping) else None
+def read_ids(value: Any) -> list[int] | None:
+    """Read a list of token ids; None for anything else."""
+    ids = to_list(value) if isinstance(value, list) else [None]
+    return cast("list[int]", ids) if all(type(i) is int for i in ids) else None
+
+
+def read_text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def read_count(value: Any) -> int | None:
+    return value if type(value) is int else None
 
 
 def _steps(logprobs: Fields) -> list[Step] | None:
     """Read both forms: parallel lists (completions), and a list of entries (chat)."""
-    content: Any = logprobs.get("content")
-    if isinstance(content, list):
-        return [_entry(cast("Fields", entry)) for entry in cast("list[Any]", content)]
-    tokens, values = logprobs.get("tokens"), logprobs.get("token_logprobs")
-    if not isinstance(tokens, list) or not isinstance(values, list):
+    if isinstance(logprobs.get("content"), list):
+        return [_entry(entry) for entry in to_list(logprobs["content"])]
+    if not isinstance(logprobs.get("token_logprobs"), list):
         return None
-    listed: Any = logprobs.get("top_logprobs") or []
-    rows = cast("Sequence[Any]", listed)
+    rows = to_list(logprobs.get("top_logprobs"))
+    pairs = zip(to_list(logprobs.get("tokens")), logprobs["token_logprobs"], strict=False)
     steps: list[Step] = []
-    for at, (token, value) in enumerate(
-        zip(cast("list[Any]", tokens), cast("list[Any]", values), strict=False)
-    ):
+    for at, (token, value) in enumerate(pairs):
         if not isinstance(value, int | float):
             return None
-        row: Any = rows[at] if at < len(rows) else {}
+        row = rows[at] if at < len(rows) else None
         steps.append((str(token), float(value), dict(row or {})))
     return steps
 
 
-def _entry(entry: Fields) -> Step:
-    listed: dict[str, float] = {}
-    for other in cast("list[Fields]", entry.get("top_logprobs") or []):
-        listed[str(other["token"])] = float(other["logprob"])
+def _entry(entry: Any) -> Step:
+    listed = {
+        str(other["token"]): float(other["logprob"]) for other in entry.get("top_logprobs") or ()
+    }
     return str(entry["token"]), float(entry["logprob"]), listed
-
-
-def _parse_id(token: str) -> int | None:
-    number = token.removeprefix(_SPELLED_ID)
-    return int(number) if number != token and number.isdecimal() else None
 
 
 def _finish(reason: Any, *, is_last: bool) -> FinishReason | None:
@@ -206,30 +195,15 @@ def _finish(reason: Any, *, is_last: bool) -> FinishReason | None:
         return "stop" if is_last else None
     if reason in _LOST:
         raise EngineRuntimeError(f"the server aborted the completion: finish_reason {reason!r}")
-    return _FINISHES.get(str(reason), "stop")
+    return "length" if reason in _CUT else "stop"
 
 
 def _usage(answer: Fields) -> dict[str, Any]:
     usage = to_mapping(answer.get("usage"))
     return {
-        "prompt_tokens": _count(usage.get("prompt_tokens")),
-        "completion_tokens": _count(usage.get("completion_tokens")),
+        "prompt_tokens": read_count(usage.get("prompt_tokens")),
+        "completion_tokens": read_count(usage.get("completion_tokens")),
     }
-
-
-def _ids(value: Any) -> list[int] | None:
-    if not isinstance(value, list):
-        return None
-    ids = cast("list[Any]", value)
-    return cast("list[int]", ids) if all(type(i) is int for i in ids) else None
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 _LONGEST_QUOTE = 200

@@ -6,12 +6,12 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from evalution_core import EngineRuntimeError, EvalutionError
+from evalution_openai.options import OpenAIOptions
 
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 60.0
@@ -19,20 +19,11 @@ RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 
 """Statuses that are retried: time-outs, conflicts, overload and failures of the server."""
 
 
-class Clock(Protocol):
+class Clock:
     """Time as a connection sees it; a test's clock passes without waiting."""
 
     def now(self) -> float:
         """Return the seconds of a monotonic clock."""
-        ...
-
-    def today(self) -> datetime: ...
-
-    async def sleep(self, seconds: float) -> None: ...
-
-
-class SystemClock:
-    def now(self) -> float:
         return time.monotonic()
 
     def today(self) -> datetime:
@@ -42,76 +33,58 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-class Backoff:
-    """Waits that double, each drawn from the upper half of its range so that clients spread out.
+class RetryableError(Exception):
+    """A try that failed: its error, and the seconds that the server asks to wait."""
 
-    The scheme is "equal jitter" of the AWS architecture blog, "Exponential Backoff And Jitter".
+    def __init__(self, error: EvalutionError, wait_s: float | None = None):
+        super().__init__(str(error))
+        self.error = error
+        self.wait_s = wait_s
+
+    def give_up(self, why: str) -> NoReturn:
+        """Raise the error of this try, the last one, as that of the request."""
+        raise EngineRuntimeError(f"{self.error}; {why}") from (self.__cause__ or self.error)
+
+
+class RetryState:
+    """The tries of one request: at most `max_retries` after the first, until `deadline_s` is over.
+
+    Waits between them double, each drawn from the upper half of its range so that clients spread
+    out ("equal jitter" of the AWS architecture blog, "Exponential Backoff And Jitter").
     """
 
-    def __init__(self, chance: random.Random | None = None):
-        self._chance = chance or random.Random()
-        self._tries = 0
-
-    def next_wait(self) -> float:
-        """Return the seconds to wait before the next try."""
-        longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**self._tries)
-        self._tries += 1
-        return self._chance.uniform(longest / 2, longest)
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Limits of retrying: seconds for one try, seconds for all of them, tries after the first."""
-
-    timeout_s: float = 300.0
-    deadline_s: float = 900.0
-    max_retries: int = 5
-
-
-@dataclass(slots=True)
-class Failure:
-    """The error of a try, and the seconds that the server asks to wait."""
-
-    error: EvalutionError
-    wait_s: float | None = None
-    cause: Exception | None = None
-
-
-@dataclass(slots=True)
-class RetryState:
-    """The tries of one request."""
-
-    policy: RetryPolicy
-    clock: Clock
-    chance: random.Random
-    begun: float
-    made: int = 0
-    backoff: Backoff = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.backoff = Backoff(self.chance)
+    def __init__(
+        self, options: OpenAIOptions, max_retries: int, clock: Clock, chance: random.Random
+    ):
+        self._options = options
+        self._max_retries = max_retries
+        self._clock = clock
+        self._chance = chance
+        self._begun = clock.now()
+        self.failed = 0
 
     @property
     def timeout_s(self) -> float:
-        return max(0.0, min(self.policy.timeout_s, self._left))
+        """Return the seconds that the next try may take."""
+        return max(0.0, min(self._options.timeout_s, self._left))
 
     @property
     def _left(self) -> float:
-        return self.begun + self.policy.deadline_s - self.clock.now()
+        return self._begun + self._options.deadline_s - self._clock.now()
 
-    async def wait_after(self, failure: Failure) -> None:
+    async def wait_after(self, failure: RetryableError) -> None:
         """Wait for the next try, or raise if none is left."""
-        self.made += 1
-        if self.made > self.policy.max_retries:
-            give_up(failure, f"given up after {self.made} tries (max_retries)")
-        wait = max(self.backoff.next_wait(), failure.wait_s or 0.0)
+        longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**self.failed)
+        self.failed += 1
+        if self.failed > self._max_retries:
+            failure.give_up(f"given up after {self.failed} tries (max_retries)")
+        wait = max(self._chance.uniform(longest / 2, longest), failure.wait_s or 0.0)
         if wait > self._left:
-            give_up(
-                failure,
-                f"given up after {self.made} tries: the next one would be in {wait:.1f} s, and "
-                f"deadline_s={self.policy.deadline_s:g} has {max(0.0, self._left):.1f} s left",
+            failure.give_up(
+                f"given up after {self.failed} tries: the next one would be in {wait:.1f} s, and "
+                f"deadline_s={self._options.deadline_s:g} has {max(0.0, self._left):.1f} s left"
             )
-        await self.clock.sleep(wait)
+        await self._clock.sleep(wait)
 
 
 def parse_retry_after(headers: Mapping[str, str], today: datetime) -> float | None:
@@ -134,11 +107,6 @@ def parse_retry_after(headers: Mapping[str, str], today: datetime) -> float | No
     return max(0.0, (zoned - today).total_seconds())
 
 
-def give_up(failure: Failure, why: str) -> NoReturn:
-    """Raise the failure of the last try as the failure of the request."""
-    raise EngineRuntimeError(f"{failure.error}; {why}") from (failure.cause or failure.error)
-
-
 _BURST_S = 1.0
 """Seconds' worth of requests that may be sent together before they are spaced."""
 
@@ -154,13 +122,9 @@ class AdaptiveConcurrency:
         self._clock = clock
         self._set_depth = set_depth
         self._most = most
-        self._depth = start
+        self.depth = start
         self._credit = 0.0
         self._fell_at = float("-inf")
-
-    @property
-    def depth(self) -> int:
-        return self._depth
 
     def note_refusal(self, sent_at: float) -> None:
         """Count a 429 for a request that was sent at `sent_at`."""
@@ -168,19 +132,19 @@ class AdaptiveConcurrency:
             return
         self._fell_at = self._clock.now()
         self._credit = 0.0
-        self._change(max(1, self._depth // 2))
+        self._change(max(1, self.depth // 2))
 
     def note_answer(self) -> None:
         """Count a request that was answered."""
-        if self._depth >= self._most:
+        if self.depth >= self._most:
             return
-        self._credit += 1 / self._depth
+        self._credit += 1 / self.depth
         if self._credit >= 1:
             self._credit = 0.0
-            self._change(self._depth + 1)
+            self._change(self.depth + 1)
 
     def _change(self, depth: int) -> None:
-        self._depth = depth
+        self.depth = depth
         self._set_depth(depth)
 
 

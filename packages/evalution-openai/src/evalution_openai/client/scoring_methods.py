@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal
 
 from evalution_core import (
     CheckResult,
@@ -23,68 +24,73 @@ from evalution_core import (
 from evalution_core.redaction import redact_text
 from evalution_enginekit import Tokenizer, TokenScore, TokenSpan, runtime_errors
 from evalution_enginekit.self_check import self_check
+from evalution_openai.client.connection import ServerConnection
+from evalution_openai.client.dialects import BodyWriter, count_scoring_tokens
 from evalution_openai.client.responses import (
     Fields,
     parse_id,
     quote,
     read_choice,
     read_steps,
+    to_list,
     to_mapping,
 )
 
 MethodName = Literal["evalution", "echo", "prompt_logprobs", "sglang", "stepwise"]
-Post = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 
 _ABOVE_ZERO = 1e-6
 """Rounding error above 0 that is accepted for the log-probability of a certain token."""
 _TIE = 1e-9
 
 
-class ScoringMethod(Protocol):
+@dataclass(slots=True)
+class ServerRoutes:
+    """The routes of a server for one model; `max_retries` may be less than the options allow."""
+
+    connection: ServerConnection
+    writer: BodyWriter
+    max_retries: int | None = None
+
+    async def post_completion(self, body: Fields) -> Fields:
+        return await self.post_api("/completions", self.writer.complete_body(body))
+
+    async def post_api(self, path: str, body: Fields) -> Fields:
+        return await self._post(f"{self.connection.address.api}{path}", body)
+
+    async def post_root(self, path: str, body: Fields) -> Fields:
+        return await self._post(f"{self.connection.address.root}{path}", body)
+
+    async def _post(self, url: str, body: Fields) -> Fields:
+        tokens = count_scoring_tokens(body)
+        return await self.connection.post(url, body, tokens=tokens, max_retries=self.max_retries)
+
+
+class ScoringMethod(ABC):
     """One method of scoring.
 
     `needs` is the number of tokens beyond a span's fed ones that the server must have room for.
     """
 
     name: ClassVar[MethodName]
-    needs: ClassVar[int]
+    needs: ClassVar[int] = 2
 
+    def __init__(self, routes: ServerRoutes):
+        self._routes = routes
+
+    @abstractmethod
     async def score(self, span: TokenSpan) -> TokenScore:
         """Return the log-probabilities of `span.token_ids[span.start:]`.
 
         Raises:
             EngineRuntimeError: the answer holds something else; the message says what.
         """
-        ...
 
 
-class ServerRoutes:
-    """The routes of a server, and the fields that every body for its model has."""
-
-    def __init__(self, post: Post, api: str, root: str, complete_body: Callable[[Fields], Fields]):
-        self._post = post
-        self._api = api
-        self._root = root
-        self._complete_body = complete_body
-
-    async def post_completion(self, body: Fields) -> Fields:
-        return await self._post(f"{self._api}/completions", self._complete_body(body))
-
-    async def post_api(self, path: str, body: Fields) -> Fields:
-        return await self._post(f"{self._api}{path}", body)
-
-    async def post_root(self, path: str, body: Fields) -> Fields:
-        return await self._post(f"{self._root}{path}", body)
-
-
-class EvalRouteScoring:
+class EvalRouteScoring(ScoringMethod):
     """Evalution's own route, on ids."""
 
     name: ClassVar[MethodName] = "evalution"
     needs: ClassVar[int] = 0
-
-    def __init__(self, routes: ServerRoutes):
-        self._routes = routes
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
@@ -94,12 +100,12 @@ class EvalRouteScoring:
             "truncation": "error",
         }
         answer = await self._routes.post_api("/eval/loglikelihood", body)
-        values = _numbers(answer.get("token_logprobs"), len(ids) - span.start, "token_logprobs")
+        values = _read_values(answer.get("token_logprobs"), len(ids) - span.start, "token_logprobs")
         greedy: Any = answer.get("is_greedy")
         return TokenScore(values, greedy if isinstance(greedy, bool) else None)
 
 
-class EchoScoring:
+class EchoScoring(ScoringMethod):
     """Completions with `echo` and `logprobs`, which return the prompt's own log-probabilities.
 
     One token is generated, since servers refuse `max_tokens` 0. It is left out by the number of
@@ -107,68 +113,55 @@ class EchoScoring:
     """
 
     name: ClassVar[MethodName] = "echo"
-    needs: ClassVar[int] = 2
-
-    def __init__(self, routes: ServerRoutes):
-        self._routes = routes
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
         body = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0.0}
         answer = await self._routes.post_completion(body)
         _check_count(answer, len(ids))
-        logprobs: Any = read_choice(answer).get("logprobs")
-        if not isinstance(logprobs, Mapping):
+        logprobs = read_choice(answer).get("logprobs")
+        if not (fields := to_mapping(logprobs)):
             raise EngineRuntimeError(f"echo gave logprobs {quote(repr(logprobs))}")
-        fields = cast("Fields", logprobs)
-        listed: Any = fields.get("token_logprobs")
-        if not isinstance(listed, list) or not 0 <= len(cast("Any", listed)) - len(ids) <= 1:
-            found = len(cast("Any", listed)) if isinstance(listed, list) else listed
+        listed = to_list(fields.get("token_logprobs"))
+        if not 0 <= len(listed) - len(ids) <= 1:
             raise EngineRuntimeError(
-                f"echo gave {found} token_logprobs for {len(ids)} prompt tokens and one generated"
+                f"echo gave {len(listed)} token_logprobs for {len(ids)} prompt tokens and one "
+                "generated"
             )
-        scored = cast("list[Any]", listed)[span.start : len(ids)]
-        values = _numbers(scored, len(ids) - span.start, "token_logprobs of the prompt")
-        rows: Any = fields.get("top_logprobs")
-        tops = cast("list[Any]", rows)[span.start : len(ids)] if isinstance(rows, list) else []
-        return TokenScore(values, _is_greedy(values, [_values(row) for row in tops]))
+        scored = slice(span.start, len(ids))
+        values = _read_values(listed[scored], len(ids) - span.start, "token_logprobs of the prompt")
+        rows = [to_mapping(row) for row in to_list(fields.get("top_logprobs"))[scored]]
+        return TokenScore(values, _is_greedy(values, [list(row.values()) for row in rows]))
 
 
-class PromptLogprobsScoring:
+class PromptLogprobsScoring(ScoringMethod):
     """vLLM's `prompt_logprobs`, listed by token id."""
 
     name: ClassVar[MethodName] = "prompt_logprobs"
-    needs: ClassVar[int] = 2
-
-    def __init__(self, routes: ServerRoutes):
-        self._routes = routes
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
         body = {"prompt": ids, "prompt_logprobs": 1, "max_tokens": 1, "temperature": 0.0}
         answer = await self._routes.post_completion(body)
         _check_count(answer, len(ids))
-        listed: Any = read_choice(answer).get("prompt_logprobs", answer.get("prompt_logprobs"))
-        if not isinstance(listed, list) or len(cast("Any", listed)) != len(ids):
-            found = len(cast("Any", listed)) if isinstance(listed, list) else listed
-            raise EngineRuntimeError(f"prompt_logprobs has {found} entries for {len(ids)} tokens")
-        rows = [_by_id(row) for row in cast("list[Any]", listed)[span.start :]]
+        listed = to_list(read_choice(answer).get("prompt_logprobs", answer.get("prompt_logprobs")))
+        if len(listed) != len(ids):
+            raise EngineRuntimeError(
+                f"prompt_logprobs has {len(listed)} entries for {len(ids)} tokens"
+            )
+        rows = [_read_row(row) for row in listed[span.start :]]
         own = [row.get(i) for i, row in zip(ids[span.start :], rows, strict=True)]
-        values = _numbers(own, len(rows), "prompt_logprobs")
+        values = _read_values(own, len(rows), "prompt_logprobs")
         return TokenScore(values, _is_greedy(values, [list(row.values()) for row in rows]))
 
 
-class SGLangScoring:
+class SGLangScoring(ScoringMethod):
     """SGLang's `/generate`, from the token before the first scored one.
 
     Its entry at `logprob_start_len` is always null, so that must be a token that isn't scored.
     """
 
     name: ClassVar[MethodName] = "sglang"
-    needs: ClassVar[int] = 2
-
-    def __init__(self, routes: ServerRoutes):
-        self._routes = routes
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
@@ -181,20 +174,20 @@ class SGLangScoring:
         }
         answer = await self._routes.post_root("/generate", body)
         meta = to_mapping(answer.get("meta_info"))
-        entries = _entries(meta.get("input_token_logprobs"))[1:]
+        entries = to_list(meta.get("input_token_logprobs"))[1:]
         if [entry[1] for entry in entries] != ids[span.start :]:
             raise EngineRuntimeError(
                 f"/generate gave log-probabilities of the ids {[entry[1] for entry in entries]}, "
                 f"not of {ids[span.start :]}"
             )
-        values = _numbers([entry[0] for entry in entries], len(entries), "input_token_logprobs")
-        tops: Any = meta.get("input_top_logprobs")
-        rows = cast("list[Any]", tops)[1:] if isinstance(tops, list) else []
-        listed = [[float(entry[0]) for entry in _entries(row)] for row in rows]
-        return TokenScore(values, _is_greedy(values, listed))
+        values = _read_values([entry[0] for entry in entries], len(entries), "input_token_logprobs")
+        rows = to_list(meta.get("input_top_logprobs"))[1:]
+        return TokenScore(
+            values, _is_greedy(values, [[entry[0] for entry in to_list(row)] for row in rows])
+        )
 
 
-class StepwiseScoring:
+class StepwiseScoring(ScoringMethod):
     """One request for each token, which must be among the `top` most likely of its step.
 
     The result is exact, or an error. A token is identified by its id where the server returns ids,
@@ -205,7 +198,7 @@ class StepwiseScoring:
     needs: ClassVar[int] = 1
 
     def __init__(self, routes: ServerRoutes, tokenizer: Tokenizer, top: int, *, returns_ids: bool):
-        self._routes = routes
+        super().__init__(routes)
         self._tokenizer = tokenizer
         self._top = top
         self._extra = {"return_tokens_as_token_ids": True} if returns_ids else {}
@@ -237,7 +230,7 @@ class StepwiseScoring:
                 f"token {wanted} is not among the {len(found)} that the server lists at its step; "
                 "a stepwise score would be a guess (raise stepwise_top as far as the server goes)"
             )
-        (found_value,) = _numbers(values, 1, "top_logprobs")
+        (found_value,) = _read_values(values, 1, "top_logprobs")
         return found_value, list(found.values())
 
 
@@ -249,8 +242,8 @@ def _check_count(answer: Fields, expected: int) -> None:
         )
 
 
-def _numbers(listed: Any, expected: int, what: str) -> list[float]:
-    values = cast("list[Any]", listed) if isinstance(listed, list) else []
+def _read_values(listed: Any, expected: int, what: str) -> list[float]:
+    values = to_list(listed)
     if len(values) != expected:
         raise EngineRuntimeError(f"{what}: {len(values)} values for {expected} tokens")
     for at, value in enumerate(values):
@@ -271,21 +264,10 @@ def _is_greedy(values: Sequence[float], listed: Sequence[Sequence[float]]) -> bo
     )
 
 
-def _values(row: Any) -> list[float]:
-    if not isinstance(row, Mapping):
-        return []
-    return [float(v) for v in cast("Fields", row).values() if isinstance(v, int | float)]
-
-
-def _by_id(row: Any) -> dict[int, Any]:
-    if not isinstance(row, Mapping):
-        return {}
-    entries = cast("Mapping[str, Any]", row).items()
+def _read_row(row: Any) -> dict[int, Any]:
+    """Read the log-probabilities of one position, by token id."""
+    entries = to_mapping(row).items()
     return {int(i): entry.get("logprob") for i, entry in entries if str(i).lstrip("-").isdecimal()}
-
-
-def _entries(value: Any) -> list[list[Any]]:
-    return cast("list[list[Any]]", value) if isinstance(value, list) else []
 
 
 _UNLIMITED = 1 << 31
@@ -295,11 +277,15 @@ Call = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
 
 @dataclass(frozen=True, slots=True)
 class ScoringChoice:
-    """The name of the first method that passed, and the answers of those that failed."""
+    """The first method that passed, and the answers to those that failed."""
 
-    name: MethodName | None
+    method: ScoringMethod | None
     check: CheckResult
     refused: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def name(self) -> MethodName | None:
+        return self.method.name if self.method is not None else None
 
     @property
     def reason(self) -> str:
@@ -308,27 +294,16 @@ class ScoringChoice:
         return f"the server can't score prompts ({tried})"
 
 
+@dataclass(frozen=True, slots=True)
 class ScoringProbe:
     """Tries methods on one server; it blocks, so don't use it on an event loop."""
 
-    def __init__(
-        self,
-        call: Call,
-        routes: ServerRoutes,
-        tokenizer: Tokenizer,
-        *,
-        max_model_len: int | None,
-        dtype: str | None,
-        returns_ids: bool,
-    ):
-        self._call = call
-        self._routes = routes
-        self._tokenizer = tokenizer
-        self._window = max_model_len or _UNLIMITED
-        self._dtype = dtype or "unknown"
-        self._extra = (
-            {"return_token_ids": True, "return_tokens_as_token_ids": True} if returns_ids else {}
-        )
+    call: Call
+    routes: ServerRoutes
+    tokenizer: Tokenizer
+    max_model_len: int | None
+    dtype: str | None
+    returns_ids: bool
 
     def choose_method(self, methods: Sequence[ScoringMethod]) -> ScoringChoice:
         """Return the first of `methods` whose scores are right."""
@@ -341,7 +316,7 @@ class ScoringProbe:
                 refused[method.name] = redact_text(str(error))
                 continue
             if result.outcome == "passed":
-                return ScoringChoice(method.name, result, refused)
+                return ScoringChoice(method, result, refused)
             refused[method.name] = result.detail
         nothing = CheckResult("not checkable", "the server can't score prompts")
         return ScoringChoice(None, nothing, refused)
@@ -356,30 +331,32 @@ class ScoringProbe:
             async def together() -> list[TokenScore]:
                 return await asyncio.gather(*(method.score(span) for span in spans))
 
-            return self._call(together)
+            return self.call(together)
 
         return self_check(
-            self._tokenizer,
+            self.tokenizer,
             complete=self._generate if compares else None,
             score=score,
-            max_model_len=max(self._window - method.needs, 1),
-            dtype=self._dtype,
+            max_model_len=max((self.max_model_len or _UNLIMITED) - method.needs, 1),
+            dtype=self.dtype or "unknown",
         )
 
     def _generate(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
         """Generate greedy tokens with the log-probabilities that the server reports for them."""
 
         async def post() -> Any:
-            body = {
+            body: dict[str, Any] = {
                 "prompt": list(token_ids),
                 "max_tokens": length,
                 "temperature": 0.0,
                 "logprobs": 2,
             }
-            return await self._routes.post_completion({**body, **self._extra})
+            if self.returns_ids:
+                body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
+            return await self.routes.post_completion(body)
 
         try:
-            steps = read_steps(self._call(post))
+            steps = read_steps(self.call(post))
         except EngineRuntimeError:
             return GenerationOutput("", "")
         found = [self._find_id(token) for token, _, _ in steps]
@@ -397,7 +374,7 @@ class ScoringProbe:
         """Find the id of a token by its spelling; None if several ids have the same text."""
         if (spelled := parse_id(token)) is not None:
             return spelled
-        ids = self._tokenizer.encode(token)
-        if len(ids) != 1 or self._tokenizer.decode(ids, skip_special_tokens=False) != token:
+        ids = self.tokenizer.encode(token)
+        if len(ids) != 1 or self.tokenizer.decode(ids, skip_special_tokens=False) != token:
             return None
         return ids[0]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from evalution_core import (
     CheckResult,
@@ -31,10 +31,10 @@ from evalution_enginekit import (
 from evalution_enginekit.chat import bind_template, check_variables
 from evalution_enginekit.model_source import refuse_model_fields
 from evalution_enginekit.tokenizer import find_tokenizer_name
-from evalution_openai.client.connection import ServerConnection, open_connection
-from evalution_openai.client.dialects import DIALECTS, BodyWriter, HTTPRequest, count_scoring_tokens
-from evalution_openai.client.probe import ServerCapabilities, ServerProbe
-from evalution_openai.client.responses import Fields, ResponseReader
+from evalution_openai.client.connection import ServerConnection
+from evalution_openai.client.dialects import DIALECTS, count_scoring_tokens
+from evalution_openai.client.probe import ServerProbe
+from evalution_openai.client.responses import Fields, ResponseReader, to_list
 from evalution_openai.client.retry import AdaptiveConcurrency, Clock
 from evalution_openai.client.tokenizer import RemoteTemplate
 from evalution_openai.options import OpenAIOptions
@@ -44,30 +44,52 @@ if TYPE_CHECKING:
 
 
 class OpenAISession(RequestSession):
-    """Requests for one model of one server, in the forms that `server` takes."""
+    """Requests for one model of one server, in the forms that `server` takes.
+
+    Args:
+        options: the engine's options.
+        server: the result of probing the server.
+        loop: the loop on which requests run.
+        most: the most requests in flight.
+    """
 
     def __init__(
         self,
+        options: OpenAIOptions,
         connection: ServerConnection,
-        writer: BodyWriter,
-        server: ServerCapabilities,
-        **base: Any,
+        server: ServerProbe,
+        loop: RequestLoop,
+        most: int,
     ) -> None:
-        super().__init__(engine="OpenAICompatible", encodes=server.encodes, **base)
+        super().__init__(
+            engine="OpenAICompatible",
+            capabilities=server.capabilities,
+            loop=loop,
+            most=most,
+            tokenizer=server.tokenizer,
+            max_model_len=server.max_model_len,
+            encodes=server.encodes,
+            dtype=server.listing.dtype,
+            lacking=server.lacking,
+        )
+        self._options = options
         self._connection = connection
-        self._writer = writer
         self._server = server
 
     async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionChunk]:
-        streams = prompt.is_live or self._server.timings
-        sent = self._writer.to_request(prompt, streams=streams)
-        reader = ResponseReader(prompt.request.logprobs, self._server.ids)
+        streams = prompt.is_live or self._options.timings
+        sent = self._server.writer.to_request(prompt, streams=streams)
+        reader = ResponseReader(prompt.request.logprobs, self._server.use_of_ids)
         if not streams:
-            yield reader.read_answer(await self._post(sent))
+            answer = await self._connection.post(
+                self._url(sent.route), sent.body, tokens=sent.tokens
+            )
+            yield reader.read_answer(answer)
             return
         clock = self._connection.clock
         begun, first = clock.now(), None
-        async with aclosing(self._events(sent)) as events:
+        events = self._connection.events(self._url(sent.route), sent.body, tokens=sent.tokens)
+        async with aclosing(events):
             async for event in events:
                 chunk = reader.read_event(event)
                 if first is None and chunk.text:
@@ -77,20 +99,20 @@ class OpenAISession(RequestSession):
         yield CompletionChunk(runtime=timed)
 
     async def _score(self, span: TokenSpan) -> TokenScore:
-        assert self._server.method is not None
-        return await self._server.method.score(span)
+        assert self._server.choice.method is not None
+        return await self._server.choice.method.score(span)
 
     async def _score_pair(self, request: LoglikelihoodRequest) -> LoglikelihoodOutput:
         body = {
             "context": request.context,
             "continuation": request.continuation,
-            "context_input_ids": _list(request.context_input_ids),
-            "continuation_input_ids": _list(request.continuation_input_ids),
+            "context_input_ids": _to_list(request.context_input_ids),
+            "continuation_input_ids": _to_list(request.continuation_input_ids),
             "messages": request.messages and [dict(message) for message in request.messages],
             "truncation": request.truncation,
         }
         answer = await self._eval("/eval/loglikelihood", body)
-        values = _values(answer)
+        values = _read_values(answer)
         greedy: Any = answer.get("is_greedy")
         return LoglikelihoodOutput(
             math.fsum(values),
@@ -103,9 +125,9 @@ class OpenAISession(RequestSession):
         )
 
     async def _score_text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodOutput:
-        body = {"text": request.text, "input_ids": _list(request.input_ids)}
+        body = {"text": request.text, "input_ids": _to_list(request.input_ids)}
         answer = await self._eval("/eval/loglikelihood/rolling", body)
-        values = _values(answer)
+        values = _read_values(answer)
         return RollingLoglikelihoodOutput(
             math.fsum(values),
             len(values),
@@ -117,11 +139,11 @@ class OpenAISession(RequestSession):
         await self._connection.close()
 
     def _describe(self) -> dict[str, Any]:
-        return self._server.described
+        return self._server.describe()
 
     def _self_check(self) -> CheckResult:
         """Return the result of the scoring probe, which ran when the session was built."""
-        return self._server.check
+        return self._server.choice.check
 
     def _prompt(self, request: GenerationRequest) -> RequestPrompt:
         server = self._server
@@ -131,7 +153,7 @@ class OpenAISession(RequestSession):
             and request.input_ids is None
             and request.rendered_prompt is None
         )
-        if server.api == "chat" and not is_chat:
+        if self._options.api == "chat" and not is_chat:
             self._validator.generation(request)
             raise UnsupportedRequestError(
                 "with api='chat' a request needs messages: what a chat model is given for plain "
@@ -139,7 +161,7 @@ class OpenAISession(RequestSession):
             )
         if is_chat and not server.renders:
             self._validator.generation(request)
-            if not (request.add_generation_prompt or server.leaves_open):
+            if not (request.add_generation_prompt or server.dialect.returns_ids):
                 raise UnsupportedRequestError(
                     "the server renders the messages, and may ignore add_generation_prompt=False; "
                     "give rendered_prompt, or a tokenizer_path so that they are rendered here"
@@ -147,37 +169,31 @@ class OpenAISession(RequestSession):
             return RequestPrompt(request)
         return super()._prompt(request)
 
-    async def _post(self, request: HTTPRequest) -> Any:
-        url = f"{self._connection.address.api}{request.route}"
-        return await self._connection.post(url, request.body, tokens=request.tokens)
-
-    def _events(self, request: HTTPRequest) -> Any:
-        url = f"{self._connection.address.api}{request.route}"
-        return self._connection.events(url, request.body, tokens=request.tokens)
-
     async def _eval(self, path: str, body: Fields) -> Fields:
         given = {name: value for name, value in body.items() if value is not None}
-        url = f"{self._connection.address.api}{path}"
-        return await self._connection.post(url, given, tokens=count_scoring_tokens(given))
+        tokens = count_scoring_tokens(given)
+        return await self._connection.post(self._url(path), given, tokens=tokens)
+
+    def _url(self, route: str) -> str:
+        return f"{self._connection.address.api}{route}"
 
 
-def _list(ids: Any) -> list[int] | None:
+def _to_list(ids: Sequence[int] | None) -> list[int] | None:
     return None if ids is None else list(ids)
 
 
-def _values(answer: Fields) -> list[float]:
+def _read_values(answer: Fields) -> list[float]:
     """Read the answer's token values.
 
     Raises:
         EngineRuntimeError: there are none, or another number than it counts.
     """
-    listed: Any = answer.get("token_logprobs")
-    values = cast("list[Any]", listed) if isinstance(listed, list) else []
+    values = to_list(answer.get("token_logprobs"))
     numbers = all(isinstance(value, int | float) and math.isfinite(value) for value in values)
     if not values or not numbers or len(values) != answer.get("token_count"):
         raise EngineRuntimeError(
             f"the answer counts {answer.get('token_count')} tokens and has token_logprobs "
-            f"{listed!r}"
+            f"{answer.get('token_logprobs')!r}"
         )
     return [float(value) for value in values]
 
@@ -228,24 +244,13 @@ def build_session(
         refuse_model_fields(options, model, _TOKENIZER_FIELDS)
     size = options.batch_size
     start, most = _AUTO_DEPTH if size in ("auto", None) else (size or 1, size or 1)
-    connection = open_connection(options, transport=transport, clock=clock, chance=chance)
+    connection = ServerConnection(options, transport=transport, clock=clock, chance=chance)
     loop = RequestLoop("the OpenAICompatible session", start)
     try:
-        probe = ServerProbe(options, model, loop, connection)
-        _check_variables(options, model, probe)
+        server = ServerProbe(options, model, loop, connection)
+        _check_variables(options, model, server)
         connection.concurrency = AdaptiveConcurrency(connection.clock, loop.set_depth, start, most)
-        return OpenAISession(
-            connection,
-            probe.writer,
-            probe.to_capabilities(),
-            loop=loop,
-            most=most,
-            tokenizer=probe.tokenizer,
-            max_model_len=probe.max_model_len,
-            capabilities=probe.capabilities,
-            dtype=probe.listing.dtype,
-            lacking=probe.lacking,
-        )
+        return OpenAISession(options, connection, server, loop, most)
     except BaseException:
         loop.close(connection.close)
         raise

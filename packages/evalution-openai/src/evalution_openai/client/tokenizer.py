@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from evalution_core import EngineRuntimeError, EvalutionError, UnsupportedRequestError
 from evalution_core.requests import Message
 from evalution_enginekit import ChatTemplate
 from evalution_enginekit.chat import SPECIAL_TOKENS
 from evalution_enginekit.tokenizer import find_leading_ids
+from evalution_openai.client.responses import read_ids, to_mapping
 
 Post = Callable[[str, Mapping[str, Any]], Any]
 
@@ -51,17 +52,19 @@ class RemoteTokenizer:
             self.chat_template = self._remote_template()
         self.bos_id = self._find_id(facts, "bos_id", specials.get("bos_token"))
         self.eos_id = self._find_id(facts, "eos_id", specials.get("eos_token"))
-        leading = _ids(facts.get("leading_ids"))
+        leading = read_ids(facts.get("leading_ids"))
         if leading is None:
-            leading = find_leading_ids(self._tokens("a", with_leading=True), self._encode("a"))
+            leading = find_leading_ids(
+                self._tokenize(prompt="a", add_special_tokens=True), self._encode("a")
+            )
         self.leading_ids = tuple(leading)
         if self.bos_id is None and len(self.leading_ids) == 1:
             # vLLM doesn't report its special tokens by default; this one is known by encoding.
             (self.bos_id,) = self.leading_ids
         own = () if self.eos_id is None else (self.eos_id,)
-        self.eos_ids = frozenset((*own, *(_ids(facts.get("eos_ids")) or ())))
+        self.eos_ids = frozenset((*own, *(read_ids(facts.get("eos_ids")) or ())))
         known = (self.bos_id, *self.eos_ids)
-        special = _ids(facts.get("special_ids"))
+        special = read_ids(facts.get("special_ids"))
         self.special_ids = frozenset(special or (i for i in known if i is not None))
         size: Any = facts.get("vocabulary_size")
         self.vocabulary_size = size if isinstance(size, int) else _UNKNOWN_VOCABULARY
@@ -74,25 +77,24 @@ class RemoteTokenizer:
         return text
 
     def _encode(self, text: str) -> list[int]:
-        return self._tokens(text, with_leading=False)
+        return self._tokenize(prompt=text, add_special_tokens=False)
 
-    def _tokens(self, text: str, *, with_leading: bool) -> list[int]:
-        body = {"prompt": text, "add_special_tokens": with_leading}
+    def _tokenize(self, **body: Any) -> list[int]:
         answer = self._post(f"{self._root}/tokenize", {**self._model, **body})
-        token_ids = _ids(answer.get("tokens"))
+        token_ids = read_ids(answer.get("tokens"))
         if token_ids is None:
             raise EngineRuntimeError("/tokenize answered without a list of ids in 'tokens'")
-        return list(token_ids)
+        return token_ids
 
     def _local_template(
         self, facts: Mapping[str, Any], specials: Mapping[str, str]
     ) -> ChatTemplate | None:
         """Make the template that the server publishes, with the variables bound there."""
-        source, bound = facts.get("chat_template"), facts.get("chat_template_kwargs")
+        source = facts.get("chat_template")
         if not isinstance(source, str):
             return None
-        variables = cast("Mapping[str, Any]", bound) if isinstance(bound, Mapping) else None
-        template = ChatTemplate(source, _read_special_tokens(facts, specials), variables)
+        bound = to_mapping(facts.get("chat_template_kwargs"))
+        template = ChatTemplate(source, _read_special_tokens(facts, specials), bound)
         return template.with_variables(self._variables) if self._variables else template
 
     def _remote_template(self) -> RemoteTemplate | None:
@@ -105,15 +107,14 @@ class RemoteTokenizer:
         return template
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        body: dict[str, Any] = {
-            "messages": [dict(message) for message in messages],
-            "add_generation_prompt": add_generation_prompt,
-        }
-        if self._variables:
-            body["chat_template_kwargs"] = self._variables
-        answer = self._post(f"{self._root}/tokenize", {**self._model, **body})
-        if not (token_ids := _ids(answer.get("tokens"))):
-            raise EngineRuntimeError("/tokenize answered without a list of ids in 'tokens'")
+        variables = {"chat_template_kwargs": self._variables} if self._variables else {}
+        token_ids = self._tokenize(
+            messages=[dict(message) for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+        )
+        if not token_ids:
+            raise EngineRuntimeError("/tokenize rendered the messages to no ids")
         return self.decode(token_ids, skip_special_tokens=False)
 
     def _find_id(self, facts: Mapping[str, Any], name: str, text: str | None) -> int | None:
@@ -158,15 +159,7 @@ def _read_special_tokens(
     facts: Mapping[str, Any], specials: Mapping[str, str]
 ) -> Mapping[str, str]:
     """Return the special tokens that the template prints; `specials` if the server lists none."""
-    listed: Any = facts.get("special_tokens")
-    if not isinstance(listed, Mapping):
+    if not isinstance(facts.get("special_tokens"), Mapping):
         return specials
-    tokens = cast("Mapping[str, Any]", listed)
+    tokens = to_mapping(facts["special_tokens"])
     return {name: text for name, text in tokens.items() if isinstance(text, str)}
-
-
-def _ids(value: Any) -> Sequence[int] | None:
-    if not isinstance(value, list):
-        return None
-    ids = cast("list[Any]", value)
-    return cast("list[int]", ids) if all(type(i) is int for i in ids) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 import weakref
@@ -14,29 +15,22 @@ from evalution.environment import record_execution, record_identity
 from evalution.error_boundary import clean_up, wrap_errors
 from evalution.progress import Progress
 from evalution.redaction import register_secrets
+from evalution.results import to_json
 from evalution.runs.backend import ModelBackend
 from evalution.runs.preflight import check_capabilities
-from evalution.suites.suite import AnySuite, RequestKind
+from evalution.suites.suite import AnySuite
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
     CheckResult,
     EngineRuntimeError,
     EvalutionError,
-    GenerationRequest,
-    LoglikelihoodRequest,
     Model,
-    RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_core.kinds import find_kind
+from evalution_core.kinds import RequestKind
 
-_SHORT = {
-    GenerationRequest: GenerationRequest("a", max_new_tokens=1),
-    LoglikelihoodRequest: LoglikelihoodRequest("a", "b"),
-    RollingLoglikelihoodRequest: RollingLoglikelihoodRequest("a"),
-}
-"""A request of each kind, as short as can be."""
+_log = logging.getLogger("evalution")
 
 
 class SessionHolder:
@@ -76,7 +70,7 @@ class SessionHolder:
         return self._session is not None
 
     def open(self, progress: Progress, folder: Path | None = None) -> None:
-        """Build the session, or take the given one, and record what it is.
+        """Build the session, or take the given one; record what it is, and log what is in use.
 
         A backend gets `folder`/backend to write to; without a folder, one that is removed.
 
@@ -89,6 +83,7 @@ class SessionHolder:
         self._session = session
         record_identity(self._record, session)
         record_execution(self._record, session)
+        _log.info("session ready: %s", to_json(self._record["execution"]))
 
     def prepare(self, suite: AnySuite) -> BaseInferenceSession:
         """Return the open session, tidied up after the last suite and checked for this one.
@@ -189,9 +184,7 @@ def _refuse(session: BaseInferenceSession, suite: AnySuite) -> None:
     """Raise the session's own refusal of the suite's requests, which may have a reason."""
     try:
         with wrap_errors(f"a request of suite {suite.title!r}"):
-            kind = find_kind(suite.request_kind.value)
-            assert kind is not None
-            kind.answer(session, [_SHORT[kind.request]])
+            suite.request_kind.answer(session, [suite.request_kind.example])
     except UnsupportedRequestError as error:
         needed = suite.request_kind.capability
         raise UnsupportedRequestError(f"suite {suite.title!r} needs {needed}; {error}") from error

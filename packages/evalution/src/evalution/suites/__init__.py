@@ -13,7 +13,8 @@ from evalution.suites.generation_suite import Generation, GenerationSuite
 from evalution.suites.language_modelling import ContinuationSuite, Perplexity, PerplexitySuite
 from evalution.suites.prompted_suite import PromptedSuite
 from evalution.suites.row_suite import RowSuite
-from evalution.suites.suite import AnySuite, RequestKind, Sample, Suite, SuiteSet
+from evalution.suites.suite import AnySuite, Sample, Suite, SuiteSet
+from evalution_core.kinds import RequestKind
 
 __all__ = [
     "AnySuite",

@@ -20,10 +20,9 @@ from evalution.scoring.metrics import (
     Score,
     WeightedPerplexity,
 )
-from evalution.suites.dataset import LocalRows
 from evalution.suites.prompted_suite import PromptedSuite, Template, parse_text
-from evalution.suites.row_suite import FewshotRow, RowSuite
-from evalution.suites.suite import RequestKind, Sample
+from evalution.suites.row_suite import FewshotRow, LocalRows, RowSuite
+from evalution.suites.suite import Sample
 from evalution_core import (
     ConfigurationError,
     LoglikelihoodOutput,
@@ -31,6 +30,7 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
+from evalution_core.kinds import RequestKind
 
 _CONTINUATION_METRICS: dict[str, Metric] = {"acc": Mean(), "perplexity": WeightedPerplexity()}
 

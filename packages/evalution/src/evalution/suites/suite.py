@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
@@ -14,19 +13,22 @@ from pydantic import Field
 
 from evalution.error_boundary import wrap_errors
 from evalution.rows.local import BUILTIN
-from evalution.scoring.accumulators import MeasureAccumulator, MetricAccumulator
-from evalution.scoring.metrics import Measure, Metric, Score
+from evalution.scoring.metrics import (
+    Measure,
+    MeasureAccumulator,
+    Metric,
+    MetricAccumulator,
+    Score,
+)
 from evalution.user_input import LARGEST, format_value
 from evalution_core import (
     Capability,
     ConfigurationError,
-    GenerationOutput,
-    LoglikelihoodOutput,
-    RollingLoglikelihoodOutput,
 )
+from evalution_core.kinds import RequestKind
 from evalution_core.options import check_option_names, option_fields, option_problems
 from evalution_core.redaction import redact
-from evalution_core.requests import Message, Request
+from evalution_core.requests import Message, Output, Request
 
 _PARSE = "evalution.parse"
 _SHOW = "evalution.show"
@@ -181,26 +183,6 @@ def _is_cached(kind: type, name: str) -> bool:
     return isinstance(getattr(kind, name, None), cached_property)
 
 
-class RequestKind(StrEnum):
-    """Kind of a suite's requests, which one call of a session serves."""
-
-    GENERATION = "generation"
-    LOGLIKELIHOOD = "loglikelihood"
-    ROLLING = "rolling"
-
-    @property
-    def capability(self) -> Capability:
-        """Capability that an engine needs for it."""
-        return _CAPABILITIES[self]
-
-
-_CAPABILITIES = {
-    RequestKind.GENERATION: Capability.GENERATE,
-    RequestKind.LOGLIKELIHOOD: Capability.LOGLIKELIHOOD,
-    RequestKind.ROLLING: Capability.ROLLING,
-}
-
-
 @dataclass(slots=True)
 class Sample:
     """One row, ready to run: its requests, and what its line in `samples.jsonl` will show.
@@ -216,7 +198,7 @@ class Sample:
 
 
 S = TypeVar("S", bound=Sample)
-A = TypeVar("A", GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput)
+A = TypeVar("A", bound=Output)
 
 
 @dataclass(kw_only=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evalution_enginekit.generation import batch_continuously
-from evalution_enginekit.tokens import TokenEvent, TokenPrompt
+from evalution_enginekit.batching import run_continuous_batching
+from evalution_enginekit.generation import TokenEvent, TokenPrompt
 
 
 @dataclass
@@ -55,7 +55,7 @@ def stepped(lengths: Sequence[int], cancelled: dict[int, list[int]], slots: int)
         return Countdown(prompt.key, prompt.max_new_tokens)
 
     feed: Any = Feed(lengths, cancelled)
-    assert all(events == [] for events in batch_continuously(feed, slots, begin, step))
+    assert all(events == [] for events in run_continuous_batching(feed, slots, begin, step))
     return steps
 
 
