@@ -31,23 +31,23 @@ def agree(subject: Subject, found: list[int], gaps: list[float]) -> None:
     assert_tokens_agree(subject, output, "[1, 2, 3]", [1, 2, 3], gaps, "the text differs")
 
 
-def test_equal_text_is_enough(subject: Subject) -> None:
+def test_equal_texts_agree(subject: Subject) -> None:
     agree(subject, [1, 2, 3], [])
 
 
-def test_text_may_differ_after_an_undecided_step(subject: Subject) -> None:
+def test_texts_may_differ_from_an_undecided_step(subject: Subject) -> None:
     agree(subject, [1, 9, 9], [5.0, 5e-4, 5.0])
     agree(subject, [1, 2, 9], [5e-4, 5.0, 5.0])
 
 
-def test_text_may_not_differ_before_any_undecided_step(subject: Subject) -> None:
+def test_texts_may_not_differ_before_an_undecided_step(subject: Subject) -> None:
     with pytest.raises(AssertionError, match=r"the text differs: expected '\[1, 2, 3\]', got '\["):
         agree(subject, [1, 9, 9], [5.0, 5.0, 5e-4])
     with pytest.raises(AssertionError, match="the text differs"):
         agree(subject, [1, 9, 9], [])
 
 
-def test_another_text_for_the_same_tokens_is_never_right(subject: Subject) -> None:
+def test_other_text_for_the_same_tokens_is_refused(subject: Subject) -> None:
     output = GenerationOutput("", "1, 2, 3", token_ids=[1, 2, 3])
     with pytest.raises(AssertionError, match="the text differs"):
         assert_tokens_agree(subject, output, "[1, 2, 3]", [1, 2, 3], [0.0] * 3, "the text differs")
@@ -68,7 +68,7 @@ def test_logprobs_are_compared_token_by_token(subject: Subject) -> None:
 
 
 @given(ids, ids)
-def test_the_first_difference_ends_the_shared_prefix(left: list[int], right: list[int]) -> None:
+def test_first_difference_ends_the_shared_prefix(left: list[int], right: list[int]) -> None:
     at = first_difference(left, right)
     if at is None:
         assert left == right

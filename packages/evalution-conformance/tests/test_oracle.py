@@ -48,20 +48,20 @@ class Quantised(EngineConformance):
     reference_tolerance = 2 * ROUNDING
 
 
-def test_the_oracle_runs_its_own_model() -> None:
+def test_oracle_runs_its_own_model() -> None:
     _built.clear()
     values = load_reference_values(make_subject(Quantised))
     assert values.scoring
     assert set(_built) == {"floats"}
 
 
-def test_without_a_model_of_its_own_it_runs_the_same() -> None:
+def test_oracle_without_a_model_runs_the_subjects() -> None:
     _built.clear()
     assert load_reference_values(Subject(Toy(), Model(path="toy"), oracle=Oracle())).scoring
     assert set(_built) == {"toy"}
 
 
-def test_what_rounds_is_held_against_itself_more_closely_than_against_the_oracle() -> None:
+def test_reference_tolerance_applies_to_the_oracle_alone() -> None:
     subject = make_subject(Quantised)
     assert (subject.tolerance, subject.reference_tolerance) == (1e-6, 2 * ROUNDING)
     check = find_checks(Quantised)["test_scores_equal_the_reference"]
@@ -69,7 +69,7 @@ def test_what_rounds_is_held_against_itself_more_closely_than_against_the_oracle
     subject.close()
 
 
-def test_the_tolerance_is_for_both_unless_the_other_is_given() -> None:
+def test_tolerance_is_the_default_of_the_reference_tolerance() -> None:
     class Exact(Quantised):
         reference_tolerance = None
 

@@ -1,4 +1,4 @@
-"""What a vendor sees of the kit: collection, gaps, report, hangs."""
+"""The kit as a vendor uses it: collection, gaps, report, hangs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import re
 import pytest
 
 from evalution_conformance import EngineConformance, Gap, StructuralConformance
-from evalution_conformance.suite import find_checks, get_group
+from evalution_conformance.suite import find_checks, find_declaration_problem, get_group
+from evalution_core import Model
+from mutants.toy import Toy
 
 pytest_plugins = ["pytester"]
-# Hypothesis would be imported anew for the summary of each run.
+# Hypothesis would be imported again for the summary of each run.
 QUIET = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
 
 VENDOR = """
@@ -37,78 +39,78 @@ def read_output(result: pytest.RunResult) -> str:
     return re.sub(r"\s+", " ", result.stdout.str() + result.stderr.str())
 
 
-def test_a_vendors_seven_lines_run_every_check(pytester: pytest.Pytester) -> None:
+def test_seven_lines_run_every_check(pytester: pytest.Pytester) -> None:
     result = run(pytester, "-k", "empty or identity or stop")
     outcomes = result.parseoutcomes()
     assert outcomes["passed"] == 7
     assert outcomes["passed"] + outcomes["deselected"] == len(find_checks(EngineConformance))
 
 
-def test_the_structural_checks_are_part_of_all() -> None:
+def test_structural_checks_are_part_of_all() -> None:
     structural = find_checks(StructuralConformance)
     assert 10 <= len(structural) < len(find_checks(EngineConformance))
     assert structural.items() <= find_checks(EngineConformance).items()
 
 
-def test_a_failing_check_says_in_a_sentence_what_is_wrong(pytester: pytest.Pytester) -> None:
+def test_failing_check_has_a_one_line_message(pytester: pytest.Pytester) -> None:
     result = run(pytester, "-k", "verbatim", engine="fault='StripsText'")
     result.assert_outcomes(failed=1, deselected=len(find_checks(EngineConformance)) - 1)
     assert "the tokens read 'danhd. ', text is 'danhd.'" in read_output(result)
 
 
-def test_a_declared_gap_is_an_expected_failure(pytester: pytest.Pytester) -> None:
-    gap = 'gaps = {"test_text_is_verbatim": Gap("upstream", "acme#412")}'
-    result = run(pytester, "-k", "verbatim", "-rx", engine="fault='StripsText'", more=gap)
-    assert result.ret == pytest.ExitCode.OK
-    assert result.parseoutcomes()["xfailed"] == 1
-    assert "upstream: acme#412" in read_output(result)
-
-
-def test_a_gap_that_is_closed_fails_the_run(pytester: pytest.Pytester) -> None:
+def test_closed_gap_fails_the_run_and_is_reported(pytester: pytest.Pytester) -> None:
     gap = 'gaps = {"test_text_is_verbatim": Gap("ours", "acme#412")}'
-    result = run(pytester, "-k", "verbatim", more=gap)
+    result = run(pytester, "-k", "verbatim", "--conformance-report=acme.json", more=gap)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert "[XPASS(strict)] ours: acme#412" in read_output(result)
+    report = json.loads((pytester.path / "acme.json").read_text("utf-8"))
+    assert [c["outcome"] for c in report["engines"][0]["checks"]] == ["gap closed"]
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("attribute", "value", "message"),
     [
         (
-            'gaps = {"test_text_is_verbatm": Gap("ours", "x")}',
+            "gaps",
+            {"test_text_is_verbatm": Gap("ours", "x")},
             "TestAcme.gaps names 'test_text_is_verbatm', which is not a check of this kit; did you "
             "mean 'test_text_is_verbatim'?",
         ),
         (
-            'checks = {"livecycle"}',
+            "checks",
+            {"livecycle"},
             "TestAcme.checks names 'livecycle', which is neither a group nor a check of this kit; "
             "did you mean 'lifecycle'? (groups: ",
         ),
         (
-            'checks = "lifecycle"',
+            "checks",
+            "lifecycle",
             "TestAcme.checks must be a set of names, or None for all checks, got 'lifecycle'",
         ),
         (
-            'gaps = {"test_text_is_verbatim": "x"}',
+            "gaps",
+            {"test_text_is_verbatim": "x"},
             "TestAcme.gaps['test_text_is_verbatim'] must be a Gap, got 'x'",
         ),
         (
-            "def test_text_is_verbatim(self): pass",
+            "test_text_is_verbatim",
+            None,
             "TestAcme overrides test_text_is_verbatim, but checks can't be changed; declare",
         ),
-        (
-            "test_text_is_verbatim = None",
-            "TestAcme overrides test_text_is_verbatim, but checks can't be changed; declare",
-        ),
-        ("model = 'toy'", "TestAcme.model must be a Model, got 'toy'"),
+        ("model", "toy", "TestAcme.model must be a Model, got 'toy'"),
     ],
 )
-def test_a_wrong_declaration_stops_collection(
-    pytester: pytest.Pytester, more: str, message: str
-) -> None:
-    result = run(pytester, more=more)
+def test_wrong_declaration_is_refused(attribute: str, value: object, message: str) -> None:
+    settings = {"engine": Toy(), "model": Model(path="toy"), attribute: value}
+    problem = find_declaration_problem(type("TestAcme", (EngineConformance,), settings))
+    assert problem is not None
+    assert problem.startswith(message)
+
+
+def test_wrong_declaration_stops_collection(pytester: pytest.Pytester) -> None:
+    result = run(pytester, more="def test_text_is_verbatim(self): pass")
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    assert message in read_output(result)
+    assert "TestAcme overrides test_text_is_verbatim, but checks can't" in read_output(result)
     assert "passed" not in result.parseoutcomes()
 
 
@@ -119,22 +121,25 @@ def test_a_wrong_declaration_stops_collection(
         ("ours", " ", "a gap needs a reason; name the issue that tracks it"),
     ],
 )
-def test_a_gap_names_who_acts_and_why(owner: str, reason: str, message: str) -> None:
+def test_gap_needs_a_known_owner_and_a_reason(owner: str, reason: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Gap(owner, reason)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_report_names_each_outcome(pytester: pytest.Pytester) -> None:
+def test_report_names_each_outcome(pytester: pytest.Pytester) -> None:
     gap = 'gaps = {"test_requests_come_back_untouched": Gap("upstream", "acme#412")}'
     checks = "requests_come_back or beams or a_stream_completes or test_scores_equal or repeatable"
     result = run(
         pytester,
+        "-rx",
         "-k",
         checks,
         "--conformance-report=report/acme.json",
         engine="fault='WritesIntoMetadata', api_key='hidden'",
         more=gap,
     )
+    assert result.parseoutcomes()["xfailed"] == 1
+    assert "upstream: acme#412" in read_output(result)
     written = (pytester.path / "report" / "acme.json").read_text("utf-8")
     assert "hidden" not in written
     report = json.loads(written)
@@ -169,7 +174,7 @@ def test_the_report_names_each_outcome(pytester: pytest.Pytester) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_the_report_names_the_distribution_and_the_chosen_checks(
+def test_report_names_the_distribution_and_the_chosen_checks(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(
@@ -200,14 +205,7 @@ def test_only_the_chosen_groups_and_checks_are_collected(pytester: pytest.Pytest
     assert "deselected" not in result.parseoutcomes()
 
 
-def test_a_closed_gap_is_reported_as_such(pytester: pytest.Pytester) -> None:
-    gap = 'gaps = {"test_text_is_verbatim": Gap("ours", "acme#412")}'
-    run(pytester, "-k", "verbatim", "--conformance-report=acme.json", more=gap)
-    report = json.loads((pytester.path / "acme.json").read_text("utf-8"))
-    assert [c["outcome"] for c in report["engines"][0]["checks"]] == ["gap closed"]
-
-
-def test_a_check_that_hangs_fails_and_the_next_one_runs(pytester: pytest.Pytester) -> None:
+def test_hanging_check_fails_and_the_next_one_runs(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import threading
@@ -227,16 +225,16 @@ def test_a_check_that_hangs_fails_and_the_next_one_runs(pytester: pytest.Pyteste
         class TestAcme(EngineConformance):
             engine = Toy(fault="Hangs")
             model = Model(path="toy")
-            timeout = 1.0
+            timeout = 0.3
         """
     )
     result = pytester.runpytest(*QUIET, "-k", "any_temperature or stop_string")
     outcomes = result.parseoutcomes()
     assert (outcomes["failed"], outcomes["passed"]) == (1, 1)
-    assert "the check didn't end within 1 seconds" in read_output(result)
+    assert "the check didn't end within 0.3 seconds" in read_output(result)
 
 
-def test_a_build_that_fails_is_tried_once_for_the_shared_session(
+def test_failing_build_is_tried_once_for_the_shared_session(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(
@@ -269,7 +267,7 @@ def test_a_build_that_fails_is_tried_once_for_the_shared_session(
     assert "ConfigurationError: no such folder: missing" in read_output(result)
 
 
-def test_the_guides_skeleton_passes_the_structural_checks(pytester: pytest.Pytester) -> None:
+def test_skeleton_of_the_guide_passes_the_structural_checks(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         from dataclasses import dataclass

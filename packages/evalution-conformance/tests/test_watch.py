@@ -17,7 +17,7 @@ def hangs() -> None:
     threading.Event().wait()
 
 
-def test_what_a_check_returns_or_raises_arrives() -> None:
+def test_result_or_error_of_a_check_is_passed_on() -> None:
     assert run_watched(lambda: 7, timeout=10) == 7
     with pytest.raises(KeyError, match="planted"):
         run_watched(fails, timeout=10)
@@ -25,19 +25,19 @@ def test_what_a_check_returns_or_raises_arrives() -> None:
         run_watched(lambda: pytest.skip("planted"), timeout=10)
 
 
-def test_a_check_that_hangs_is_given_up() -> None:
+def test_hanging_check_is_abandoned() -> None:
     with pytest.raises(StuckError, match=r"didn't end within 0\.05 seconds"):
         run_watched(hangs, timeout=0.05)
 
 
-def test_a_session_is_built_where_the_check_is_awaited() -> None:
+def test_session_is_built_on_the_waiting_thread() -> None:
     here = threading.get_ident()
     assert run_watched(lambda: call_on_main_thread(threading.get_ident), timeout=10) == here
     assert run_watched(threading.get_ident, timeout=10) != here
     assert call_on_main_thread(threading.get_ident) == here
 
 
-def test_a_build_that_fails_fails_in_the_check() -> None:
+def test_error_of_a_build_is_raised_in_the_check() -> None:
     def check() -> str:
         with pytest.raises(KeyError, match="planted"):
             call_on_main_thread(fails)
@@ -46,7 +46,7 @@ def test_a_build_that_fails_fails_in_the_check() -> None:
     assert run_watched(check, timeout=10) == "caught"
 
 
-def test_building_is_not_counted() -> None:
+def test_time_of_a_build_is_not_counted() -> None:
     built = threading.Event()
 
     def check() -> bool:
@@ -55,7 +55,7 @@ def test_building_is_not_counted() -> None:
     assert run_watched(check, timeout=0.1) is False
 
 
-def test_a_call_within_a_check_says_what_was_being_done() -> None:
+def test_hanging_call_is_named() -> None:
     with pytest.raises(StuckError, match=r"close\(\) didn't come back within 0\.05 seconds"):
         call_within(hangs, timeout=0.05, doing="close()")
     with pytest.raises(TimeoutError, match="its own"):

@@ -120,10 +120,10 @@ def test_messages_without_a_template_are_refused() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda p: p.generation(ask(input_ids=[260])),
-        lambda p: p.loglikelihood(LoglikelihoodRequest("a", continuation_input_ids=[260])),
-        lambda p: p.loglikelihood(LoglikelihoodRequest("", "a", context_input_ids=[260])),
-        lambda p: p.rolling(RollingLoglikelihoodRequest(input_ids=[1, 260])),
+        lambda p: p.encode_generation(ask(input_ids=[260])),
+        lambda p: p.encode_loglikelihood(LoglikelihoodRequest("a", continuation_input_ids=[260])),
+        lambda p: p.encode_loglikelihood(LoglikelihoodRequest("", "a", context_input_ids=[260])),
+        lambda p: p.encode_rolling(RollingLoglikelihoodRequest(input_ids=[1, 260])),
     ],
 )
 def test_ids_outside_the_vocabulary_are_refused(call: Any) -> None:
@@ -136,12 +136,12 @@ def test_ids_outside_the_vocabulary_are_refused(call: Any) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda p: p.generation(ask("a<user>")),
-        lambda p: p.generation(ask(rendered_prompt="<user>")),
-        lambda p: p.generation(ask(input_ids=[USER])),
-        lambda p: p.loglikelihood(LoglikelihoodRequest("<user>", "a")),
-        lambda p: p.loglikelihood(LoglikelihoodRequest("a", "<user>")),
-        lambda p: p.rolling(RollingLoglikelihoodRequest("a<user>")),
+        lambda p: p.encode_generation(ask("a<user>")),
+        lambda p: p.encode_generation(ask(rendered_prompt="<user>")),
+        lambda p: p.encode_generation(ask(input_ids=[USER])),
+        lambda p: p.encode_loglikelihood(LoglikelihoodRequest("<user>", "a")),
+        lambda p: p.encode_loglikelihood(LoglikelihoodRequest("a", "<user>")),
+        lambda p: p.encode_rolling(RollingLoglikelihoodRequest("a<user>")),
     ],
 )
 def test_ids_that_the_model_has_no_embedding_for_are_refused(call: Any) -> None:
@@ -154,9 +154,9 @@ def test_ids_that_the_model_has_no_embedding_for_are_refused(call: Any) -> None:
 
 def test_the_id_that_stands_for_nothing_needs_an_embedding_too() -> None:
     for call in (
-        lambda p: p.generation(ask("")),
-        lambda p: p.loglikelihood(LoglikelihoodRequest("", "a")),
-        lambda p: p.rolling(RollingLoglikelihoodRequest("a")),
+        lambda p: p.encode_generation(ask("")),
+        lambda p: p.encode_loglikelihood(LoglikelihoodRequest("", "a")),
+        lambda p: p.encode_rolling(RollingLoglikelihoodRequest("a")),
     ):
         with pytest.raises(InvalidRequestError, match="token id 256 is one of the tokenizer's"):
             call(prepared(model_vocabulary=256, adds_bos=False))

@@ -14,7 +14,7 @@ from evalution_core import ConfigurationError, InvalidRequestError
 from evalution_core.builtins import builtin_path
 from evalution_enginekit.chat import ChatTemplate
 from evalution_lm_eval.arguments import read_arguments
-from evalution_lm_eval.requests import ChatPrompt, generation_fields, rendered
+from evalution_lm_eval.requests import ChatPrompt, map_generation_settings, render_chat
 from evalution_reference import Reference
 
 
@@ -52,12 +52,12 @@ def test_engine_model_and_bridge_arguments_are_distinguished() -> None:
         ({"engine": "Reference", "on_failure": "raze"}, "must be raise or worst.*mean 'raise'"),
     ],
 )
-def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_argument_is_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         read_arguments(arguments)
 
 
-def test_a_device_goes_to_the_engine_that_has_one_and_the_default_to_none() -> None:
+def test_device_is_an_option_of_engines_that_have_one() -> None:
     assert read_arguments({"engine": "Reference"}, "cuda:0").engine == Reference()
     with pytest.raises(ConfigurationError, match="Reference has no option 'device', so --device c"):
         read_arguments({"engine": "Reference"}, "cpu")
@@ -79,9 +79,9 @@ _SETTINGS = st.fixed_dictionaries(
 
 
 @given(_SETTINGS)
-def test_settings_mean_what_they_mean_to_lm_eval(settings: dict[str, Any]) -> None:
+def test_generation_settings_mean_the_same_as_in_lm_eval(settings: dict[str, Any]) -> None:
     right: Any = normalize_gen_kwargs(settings, 256)
-    found = generation_fields(settings)
+    found = map_generation_settings(settings)
     assert found["max_new_tokens"] == right["max_gen_toks"]
     assert found["stop"] == [stop for stop in right["until"] if stop]
     greedy = not right["do_sample"] or right.get("temperature") == 0
@@ -90,7 +90,7 @@ def test_settings_mean_what_they_mean_to_lm_eval(settings: dict[str, Any]) -> No
     assert found["temperature"] == (0 if greedy else right.get("temperature", 1.0))
 
 
-def test_a_conversation_survives_pickling_and_reads_as_json() -> None:
+def test_chat_prompt_pickles_and_is_json() -> None:
     prompt = ChatPrompt([{"role": "user", "content": "é"}])
     copy = pickle.loads(pickle.dumps(prompt))
     assert (copy, copy.messages) == ('[{"role": "user", "content": "é"}]', prompt.messages)
@@ -105,7 +105,7 @@ def _chats() -> list[list[dict[str, str]]]:
 
 
 @pytest.mark.parametrize("chat", _chats())
-def test_an_answer_that_is_begun_is_left_open_as_transformers_leaves_it(
+def test_begun_answer_is_rendered_as_by_transformers(
     chat: list[dict[str, str]],
 ) -> None:
     transformers = pytest.importorskip("transformers", reason="renders the same by itself")
@@ -113,22 +113,22 @@ def test_an_answer_that_is_begun_is_left_open_as_transformers_leaves_it(
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     template = ChatTemplate(theirs.chat_template, theirs.special_tokens_map)
     right = theirs.apply_chat_template(chat, tokenize=False, continue_final_message=True)
-    assert rendered(template, chat, add_generation_prompt=False) == right
+    assert render_chat(template, chat, add_generation_prompt=False) == right
 
 
-def test_a_template_without_a_system_role_gets_the_rest(caplog: Any) -> None:
+def test_template_without_a_system_role_gets_the_other_messages(caplog: Any) -> None:
     source = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
         "{% endif %}<{{ m.content }}>{% endfor %}"
     )
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    assert rendered(ChatTemplate(source), chat, add_generation_prompt=True) == "<u>"
+    assert render_chat(ChatTemplate(source), chat, add_generation_prompt=True) == "<u>"
     assert "no system" in caplog.text
     refusing = ChatTemplate("{{ raise_exception('never') }}")
     with pytest.raises(InvalidRequestError, match="never"):
-        rendered(refusing, chat[1:], add_generation_prompt=True)
+        render_chat(refusing, chat[1:], add_generation_prompt=True)
     with pytest.raises(InvalidRequestError, match="doesn't print the last message as it is"):
-        rendered(ChatTemplate("x"), chat[1:], add_generation_prompt=False)
+        render_chat(ChatTemplate("x"), chat[1:], add_generation_prompt=False)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,6 @@ def test_a_template_without_a_system_role_gets_the_rest(caplog: Any) -> None:
         ({"until": [3]}, "stop"),
     ],
 )
-def test_a_value_that_no_engine_takes_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_generation_setting_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        generation_fields(settings)
+        map_generation_settings(settings)

@@ -66,7 +66,7 @@ def altered(session: Any, **attributes: Any) -> EvalutionLM:
     return EvalutionLM(session=found)
 
 
-def test_pairs_go_down_as_the_ids_that_lm_eval_makes(session: Any, model: EvalutionLM) -> None:
+def test_pairs_are_scored_by_the_ids_of_lm_eval(session: Any, model: EvalutionLM) -> None:
     seen: list[Any] = []
 
     def noting(requests: Any, **options: Any) -> Any:
@@ -89,13 +89,13 @@ def test_pairs_go_down_as_the_ids_that_lm_eval_makes(session: Any, model: Evalut
     assert all(logprob < 0 and isinstance(is_greedy, bool) for logprob, is_greedy in found)
 
 
-def test_ids_that_somebody_else_made_are_scored_the_same(model: EvalutionLM) -> None:
+def test_given_ids_are_scored_the_same(model: EvalutionLM) -> None:
     pair = (PROMPT, " 2 + 3")
     made = model._loglikelihood_tokens([(pair, *model._encode_pair(*pair))], disable_tqdm=True)
     assert made == model.loglikelihood(instances("loglikelihood", pair), disable_tqdm=True)
 
 
-def test_each_completion_has_its_own_stops_and_limit(model: EvalutionLM) -> None:
+def test_stops_and_limit_apply_to_each_completion(model: EvalutionLM) -> None:
     whole, stopped, short = model.generate_until(
         instances(
             "generate_until",
@@ -111,9 +111,7 @@ def test_each_completion_has_its_own_stops_and_limit(model: EvalutionLM) -> None
     assert len(model.tok_encode(short, add_special_tokens=False)) <= 2
 
 
-def test_every_answer_is_in_lm_evals_cache_while_others_are_awaited(
-    session: Any, tmp_path: Path
-) -> None:
+def test_answers_are_cached_one_by_one(session: Any, tmp_path: Path) -> None:
     cached = threading.Event()
 
     def slow(requests: Any, **options: Any) -> Iterator[Any]:
@@ -123,10 +121,10 @@ def test_every_answer_is_in_lm_evals_cache_while_others_are_awaited(
 
     model = altered(session, generate_continuous=slow)
     caching = CachingLM(model, str(tmp_path / "answers.db"))
-    told = model.cache_hook.add_partial
+    original = model.cache_hook.add_partial
 
     def add_partial(*given: Any) -> None:
-        told(*given)
+        original(*given)
         cached.set()
 
     model.cache_hook.add_partial = add_partial  # pyright: ignore[reportAttributeAccessIssue]
@@ -154,7 +152,7 @@ def failing(session: Any, call: str) -> Callable[..., Iterator[Any]]:
     return stream
 
 
-def test_a_failed_request_ends_the_call_and_names_its_task_and_document(session: Any) -> None:
+def test_failed_request_is_named_by_task_and_document(session: Any) -> None:
     model = altered(session, generate_continuous=failing(session, "generate_continuous"))
     with pytest.raises(
         FailedRequestError,
@@ -165,7 +163,7 @@ def test_a_failed_request_ends_the_call_and_names_its_task_and_document(session:
         )
 
 
-def test_a_failed_request_counts_as_the_worst_answer_on_request(session: Any) -> None:
+def test_failed_request_counts_as_the_worst_answer_on_request(session: Any) -> None:
     model = altered(session, loglikelihood_continuous=failing(session, "loglikelihood_continuous"))
     model._on_failure = "worst"
     asked = instances("loglikelihood", (PROMPT, " 5"), (PROMPT, " 6"), (PROMPT, " 7"))
@@ -196,7 +194,7 @@ def test_cut_requests_are_counted_and_reported(
         assert model.get_model_info()["evalution"]["truncated_requests"] == 2
 
 
-def test_a_failed_request_may_not_become_a_cached_answer(session: Any, tmp_path: Path) -> None:
+def test_failed_request_is_never_cached(session: Any, tmp_path: Path) -> None:
     model = altered(session, generate_continuous=failing(session, "generate_continuous"))
     model._on_failure = "worst"
     caching = CachingLM(model, str(tmp_path / "answers.db"))
@@ -204,13 +202,13 @@ def test_a_failed_request_may_not_become_a_cached_answer(session: Any, tmp_path:
         caching.generate_until(instances("generate_until", (PROMPT, {}), ("b", {})))
 
 
-def test_a_request_that_was_left_unanswered_is_named(session: Any) -> None:
+def test_unanswered_request_is_named(session: Any) -> None:
     model = altered(session, generate_continuous=lambda requests, **options: iter(()))
     with pytest.raises(FailedRequestError, match=r"request 0 .*: the session left it unanswered"):
         model.generate_until(instances("generate_until", (PROMPT, {})), disable_tqdm=True)
 
 
-def test_an_engine_without_is_greedy_is_refused(session: Any) -> None:
+def test_engine_without_is_greedy_is_refused(session: Any) -> None:
     def unsure(requests: Any, **options: Any) -> Iterator[Any]:
         return ((key, LoglikelihoodOutput(-1.0, None, 1)) for key, _ in requests)
 
@@ -227,7 +225,7 @@ def test_an_engine_without_is_greedy_is_refused(session: Any) -> None:
         ("generate_until", (PROMPT, {}), "generate"),
     ],
 )
-def test_a_missing_capability_is_named_with_the_task(
+def test_missing_capability_is_named_with_the_task(
     session: Any, call: str, arguments: tuple[Any, ...], missing: str
 ) -> None:
     model = altered(session, capabilities=frozenset({Capability.CHAT}))
@@ -237,14 +235,14 @@ def test_a_missing_capability_is_named_with_the_task(
         getattr(model, call)(instances(call, arguments), disable_tqdm=True)
 
 
-def test_an_unknown_generation_setting_costs_no_work(session: Any) -> None:
+def test_unknown_generation_setting_is_refused_before_work(session: Any) -> None:
     model = altered(session, generate_continuous=None)
     asked = instances("generate_until", (PROMPT, {}), (PROMPT, {"top_q": 0.1}))
     with pytest.raises(ConfigurationError, match=r"'top_q' can't be asked .*did you mean 'top_p'"):
         model.generate_until(asked, disable_tqdm=True)
 
 
-def test_a_session_without_a_tokenizer_is_asked_by_text(session: Any, model: EvalutionLM) -> None:
+def test_session_without_token_ids_is_asked_by_text(session: Any, model: EvalutionLM) -> None:
     blind = altered(session, capabilities=session.capabilities - {Capability.TOKEN_IDS})
     asked = instances("loglikelihood", (PROMPT, " 5"), ("", "Question"))
     assert blind.loglikelihood(asked, disable_tqdm=True) == model.loglikelihood(
@@ -255,9 +253,7 @@ def test_a_session_without_a_tokenizer_is_asked_by_text(session: Any, model: Eva
         hidden.tok_encode("a")
 
 
-def test_a_template_that_only_the_engine_knows_gets_the_conversation(
-    session: Any, model: EvalutionLM
-) -> None:
+def test_engine_with_a_hidden_template_gets_the_messages(session: Any, model: EvalutionLM) -> None:
     hidden = altered(session, tokenizer=None)
     chat = [{"role": "user", "content": "What is 2 + 3?"}]
     prompt = hidden.apply_chat_template(chat)
@@ -273,7 +269,7 @@ def test_a_template_that_only_the_engine_knows_gets_the_conversation(
         hidden.apply_chat_template(chat, add_generation_prompt=False)
 
 
-def test_the_template_is_told_and_none_by_another_name(model: EvalutionLM) -> None:
+def test_chat_template_is_returned_and_other_names_are_refused(model: EvalutionLM) -> None:
     source = model.chat_template(True)
     assert source
     assert "messages" in source
@@ -283,25 +279,25 @@ def test_the_template_is_told_and_none_by_another_name(model: EvalutionLM) -> No
         model.chat_template("rag")
 
 
-def test_variables_of_the_chat_template_are_the_prompts_and_its_caches(tmp_path: Path) -> None:
+def test_variables_of_the_chat_template_reach_prompt_and_cache_name(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(builtin_path("builtin:tiny", "safetensors"), folder)
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}{{ tone }}")
-    told: set[str] = set()
+    names: set[str] = set()
     for variables, prompt in (({}, "say"), ({"tone": "!"}, "say!"), ({"tone": "?"}, "say?")):
         model = EvalutionLM.create_from_arg_obj(
             {"engine": "Reference", "path": str(folder), "chat_template_kwargs": variables}
         )
         assert model.apply_chat_template([{"role": "user", "content": "say"}]) == prompt
-        told.add(model.tokenizer_name)
-    assert len(told) == 3
+        names.add(model.tokenizer_name)
+    assert len(names) == 3
 
 
 @pytest.mark.parametrize(
     ("sizes", "cap"),
     [((1, None), None), (("auto:4", None), None), (("8", None), 8), ((1, 2), 2), ((None, 3), 3)],
 )
-def test_batch_sizes_of_lm_eval_cap_what_is_in_flight(
+def test_batch_sizes_of_lm_eval_cap_requests_in_flight(
     session: Any, sizes: tuple[Any, Any], cap: int | None
 ) -> None:
     model = EvalutionLM(session=session, batch_size=sizes[0], max_batch_size=sizes[1])
@@ -309,11 +305,11 @@ def test_batch_sizes_of_lm_eval_cap_what_is_in_flight(
 
 
 @pytest.mark.parametrize("size", ["many", 0])
-def test_a_batch_size_that_is_none_is_refused(session: Any, size: Any) -> None:
+def test_invalid_batch_size_is_refused(session: Any, size: Any) -> None:
     with pytest.raises(ConfigurationError, match="batch_size must be 'auto' or an int of at least"):
         EvalutionLM(session=session, batch_size=size)
 
 
-def test_a_live_session_takes_no_options(session: Any) -> None:
+def test_live_session_takes_no_options(session: Any) -> None:
     with pytest.raises(ConfigurationError, match="takes no further arguments, got dtype"):
         EvalutionLM(session=session, dtype="float32")

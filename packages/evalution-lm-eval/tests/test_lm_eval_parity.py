@@ -51,7 +51,7 @@ def right(evaluate: Callable[..., dict[str, Any]]) -> Scores:
 
 
 @pytest.mark.parametrize("engine", ["transformers,dtype=float32", "llama-cpp"])
-def test_through_lm_evals_own_command(
+def test_scores_of_the_command_equal_those_of_hf(
     engine: str, right: Scores, task_folder: Path, tmp_path: Path
 ) -> None:
     if engine == "llama-cpp":
@@ -71,7 +71,7 @@ def test_through_lm_evals_own_command(
         assert scores[task] == pytest.approx(right[task], rel=TOLERANCE, abs=TOLERANCE), task
 
 
-def test_through_our_runner(right: Scores, task_folder: Path) -> None:
+def test_scores_of_the_runner_equal_those_of_hf(right: Scores, task_folder: Path) -> None:
     from evalution_transformers import Transformers
 
     test = LmEval(
@@ -91,7 +91,7 @@ def test_through_our_runner(right: Scores, task_folder: Path) -> None:
         assert scores == pytest.approx(right[task], rel=TOLERANCE, abs=TOLERANCE), task
 
 
-def test_the_command_tells_a_wrong_argument_in_one_line(task_folder: Path) -> None:
+def test_command_reports_a_wrong_argument_in_one_line(task_folder: Path) -> None:
     command = [
         str(Path(sys.executable).with_name("evalution-lm-eval")),
         *("--model", "evalution", "--model_args", "engine=Reference,dtyp=float64"),

@@ -33,7 +33,7 @@ def declared(folder: Path, *tasks: str, **options: Any) -> LmEval:
         ("tiny_mixed", ConfigurationError, "'tiny_mixed' sums up tasks that ask for different"),
     ],
 )
-def test_a_task_that_cannot_run_is_refused_before_a_model_is_loaded(
+def test_unsupported_task_is_refused_before_loading_a_model(
     task_folder: Path, task: str, kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
@@ -41,7 +41,7 @@ def test_a_task_that_cannot_run_is_refused_before_a_model_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("task", "possible", "told"),
+    ("task", "possible", "message"),
     [
         ("tiny_choices", 16, "has 16 to draw from; set num_fewshot to at most 16"),
         ("tiny_first", 16, "has 16 to draw from; set num_fewshot to at most 16"),
@@ -49,19 +49,20 @@ def test_a_task_that_cannot_run_is_refused_before_a_model_is_loaded(
         ("tiny_shared", 5, "has 5 to draw from without the row that is asked; set num_fewshot to"),
     ],
 )
-def test_more_solved_rows_than_there_are_is_refused_with_their_number(
-    task_folder: Path, task: str, possible: int, told: str
+def test_too_many_shots_are_refused_with_the_possible_number(
+    task_folder: Path, task: str, possible: int, message: str
 ) -> None:
     (suite,) = declared(task_folder, task, num_fewshot=possible).suites()
     assert suite.check_samples() > 0
     with pytest.raises(ConfigurationError) as refused:
         declared(task_folder, task, num_fewshot=possible + 1).suites()
     assert str(refused.value).startswith(
-        f"lm-eval's task '{task}' is asked with num_fewshot={possible + 1} solved rows, and {told}"
+        f"lm-eval's task '{task}' is asked with num_fewshot={possible + 1} solved rows, "
+        f"and {message}"
     )
 
 
-def test_the_file_of_a_group_is_refused_with_the_way_to_name_it(task_folder: Path) -> None:
+def test_file_of_a_group_is_refused_with_advice(task_folder: Path) -> None:
     file = task_folder / "tiny_group.yaml"
     with pytest.raises(ConfigurationError) as refused:
         LmEval(tasks=str(file), include_defaults=False).suites()
@@ -71,9 +72,7 @@ def test_the_file_of_a_group_is_refused_with_the_way_to_name_it(task_folder: Pat
     )
 
 
-def test_a_file_is_the_task_that_it_declares_whatever_it_is_called(
-    task_folder: Path, tmp_path: Path
-) -> None:
+def test_task_file_is_named_by_its_content(task_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("def text(row):\n    return row['question']\n")
     declared = (task_folder / "tiny_sums.yaml").read_text()
     written = declared.replace('"Question: {{question}}\\nAnswer:"', "!function code.text")
@@ -84,13 +83,13 @@ def test_a_file_is_the_task_that_it_declares_whatever_it_is_called(
     assert not next(suite.samples()).prompt.startswith("Question")
 
 
-def test_an_answer_that_is_begun_can_not_be_asked_in_a_chat(task_folder: Path) -> None:
+def test_begun_answer_in_a_chat_is_refused(task_folder: Path) -> None:
     (suite,) = declared(task_folder, "tiny_begun", apply_chat_template=True).suites()
     with pytest.raises(ConfigurationError, match=r"begins the answer \(gen_prefix\)"):
         suite.check_samples()
 
 
-def test_an_engine_that_only_writes_is_refused_before_its_model_is_loaded(
+def test_engine_without_scoring_is_refused_before_loading(
     task_folder: Path,
 ) -> None:
     class Writing(Reference):

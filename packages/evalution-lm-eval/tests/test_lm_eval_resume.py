@@ -34,7 +34,7 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return suites, samples
 
 
-def test_a_killed_run_goes_on_to_the_same_scores(task_folder: Path, tmp_path: Path) -> None:
+def test_killed_run_resumes_to_the_same_scores(task_folder: Path, tmp_path: Path) -> None:
     assert run(tmp_path / "killed", task_folder, 9) == -signal.SIGKILL
     assert run(tmp_path / "killed", task_folder, 0) == 0
     assert run(tmp_path / "whole", task_folder, 0) == 0
@@ -69,7 +69,7 @@ def own_tasks(task_folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("file", "before", "after", "told"),
+    ("file", "before", "after", "message"),
     [
         (
             "tiny_choices.yaml",
@@ -86,8 +86,8 @@ def own_tasks(task_folder: Path, tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_a_run_does_not_go_on_when_a_file_of_its_tasks_has_changed(
-    own_tasks: Path, tmp_path: Path, file: str, before: str, after: str, told: str
+def test_run_with_changed_task_files_is_not_resumed(
+    own_tasks: Path, tmp_path: Path, file: str, before: str, after: str, message: str
 ) -> None:
     def go_on() -> None:
         with Run(Reference(), "builtin:tiny", RunOptions(output=tmp_path / "run")) as run:
@@ -107,8 +107,8 @@ def test_a_run_does_not_go_on_when_a_file_of_its_tasks_has_changed(
     (own_tasks / file).write_text(changed, encoding="utf-8")
     with pytest.raises(ConfigurationError) as refused:
         go_on()
-    message = str(refused.value)
-    assert message.startswith(
-        f"{tmp_path / 'run'} holds an unfinished run of another spec: suite tiny_group.{told}"
+    text = str(refused.value)
+    assert text.startswith(
+        f"{tmp_path / 'run'} holds an unfinished run of another spec: suite tiny_group.{message}"
     )
-    assert message.endswith("name another --output, or start over with --fresh")
+    assert text.endswith("name another --output, or start over with --fresh")

@@ -72,7 +72,7 @@ def close_to(right: dict[str, float]) -> Any:
 
 
 @pytest.mark.parametrize("shots", [None, 2])
-def test_scores_and_standard_errors_are_those_of_lm_eval(
+def test_scores_and_standard_errors_equal_lm_eval(
     session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate, shots: int | None
 ) -> None:
     found = evalution.run(
@@ -92,7 +92,7 @@ def test_scores_and_standard_errors_are_those_of_lm_eval(
     assert found.failed == 0
 
 
-def test_a_group_in_a_group_has_its_own_scores_beside_the_outer_ones(
+def test_inner_group_has_scores_beside_the_outer_ones(
     session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate
 ) -> None:
     suite = evalution.run(session=session, tests=[declared(task_folder, "tiny_outer")])
@@ -107,7 +107,7 @@ def test_a_group_in_a_group_has_its_own_scores_beside_the_outer_ones(
     }
 
 
-def test_samples_show_what_was_asked_and_what_each_filter_found(
+def test_samples_show_prompt_and_filtered_answers(
     session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate
 ) -> None:
     found = evalution.run(session=session, tests=[declared(task_folder, "tiny_sums")])
@@ -124,16 +124,16 @@ def test_samples_show_what_was_asked_and_what_each_filter_found(
             assert sample.metrics[f"exact_match,{filtered}"] == other["exact_match"]
 
 
-def test_each_task_of_one_declaration_asks_in_its_own_way(task_folder: Path) -> None:
+def test_tasks_of_one_declaration_have_their_own_kind_of_request(task_folder: Path) -> None:
     suites = declared(task_folder, "tiny_bundle", "tiny_choices", name="mine").suites()
-    assert [(suite.title, str(suite.request_kind)) for suite in suites] == [
+    assert [(suite.title, suite.request_kind.value) for suite in suites] == [
         ("mine tiny_sums", "generation"),
         ("mine tiny_prose", "rolling"),
         ("mine tiny_choices", "loglikelihood"),
     ]
 
 
-def test_a_spec_declares_tasks_by_the_name_lm_eval(task_folder: Path, tmp_path: Path) -> None:
+def test_spec_declares_tasks_by_the_type_lm_eval(task_folder: Path, tmp_path: Path) -> None:
     assert load_suite("lm_eval") is LmEval
     spec = tmp_path / "run.yaml"
     spec.write_text(
@@ -146,7 +146,7 @@ def test_a_spec_declares_tasks_by_the_name_lm_eval(task_folder: Path, tmp_path: 
     assert found["tiny_prose"].n == 2
 
 
-def test_a_sampled_task_asks_as_often_as_it_repeats(
+def test_task_with_repeats_sends_each_request_again(
     session: BaseInferenceSession, task_folder: Path
 ) -> None:
     found = evalution.run(session=session, tests=[declared(task_folder, "tiny_sampled")])
@@ -155,7 +155,7 @@ def test_a_sampled_task_asks_as_often_as_it_repeats(
     assert {Capability.SAMPLING, Capability.SEED} <= suite.needs
 
 
-def test_a_chat_is_rendered_by_the_session_as_lm_eval_renders_it(
+def test_chat_is_rendered_as_in_lm_eval(
     session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate
 ) -> None:
     options: dict[str, Any] = {"apply_chat_template": True, "num_fewshot": 1}
@@ -208,7 +208,7 @@ class Failing(BaseInferenceSession):
     def close(self) -> None: ...
 
 
-def test_a_failed_sample_is_wrong_in_a_mean_and_left_out_of_a_perplexity(
+def test_failed_sample_is_wrong_in_a_mean_and_left_out_of_a_perplexity(
     session: BaseInferenceSession, task_folder: Path
 ) -> None:
     whole = evalution.run(session=session, tests=[declared(task_folder, "tiny_last_word")])
@@ -223,7 +223,7 @@ def test_a_failed_sample_is_wrong_in_a_mean_and_left_out_of_a_perplexity(
     assert suite.metrics["perplexity"].n == 9
 
 
-def test_scores_that_are_no_means_are_compared_row_by_row(
+def test_scores_that_are_no_means_are_compared_by_row(
     session: BaseInferenceSession, task_folder: Path
 ) -> None:
     found = evalution.run(
@@ -244,9 +244,7 @@ def test_scores_that_are_no_means_are_compared_row_by_row(
             assert (test.name, test.pairs) == ("sign", found[suite].n)
 
 
-def test_a_run_without_a_single_answer_still_has_scores(
-    session: BaseInferenceSession, task_folder: Path
-) -> None:
+def test_run_without_an_answer_has_scores(session: BaseInferenceSession, task_folder: Path) -> None:
     failing = Failing(session, lambda request: True)
     found = evalution.run(session=failing, tests=[declared(task_folder, "tiny_group")])
     suite = found["tiny_group"]

@@ -12,10 +12,12 @@ from evalution_core import (
     GenerationOutput,
     GenerationRequest,
     LoglikelihoodOutput,
+    RollingLoglikelihoodOutput,
     UnsupportedRequestError,
 )
 
 _UNDECIDED = 1e-3
+Scored = LoglikelihoodOutput | RollingLoglikelihoodOutput
 
 
 def assert_same_text(
@@ -82,15 +84,12 @@ def assert_same_logprobs(
     )
 
 
-def assert_same_score(
-    subject: Subject, found: LoglikelihoodOutput, expected: LoglikelihoodOutput, rule: str
-) -> None:
+def assert_same_score(subject: Subject, found: Scored, expected: Scored, rule: str) -> None:
     """As `assert_same_logprobs`; without token values, the sums."""
     if found.token_logprobs is None or expected.token_logprobs is None:
-        found_values, expected_values = [found.logprob], [expected.logprob]
+        assert_same_logprobs(subject, [found.logprob], [expected.logprob], rule)
     else:
-        found_values, expected_values = found.token_logprobs, expected.token_logprobs
-    assert_same_logprobs(subject, found_values, expected_values, rule)
+        assert_same_logprobs(subject, found.token_logprobs, expected.token_logprobs, rule)
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -54,26 +54,39 @@ class Observation:
 
 def find_plain_completion(subject: Subject) -> Observation:
     """Find a completion with a few characters of text and no special token in it."""
-    for observation in _rounds(subject, subject.max_new_tokens):
-        if len(observation.output.text) >= _PLAIN_LENGTH and _is_plain(subject, observation.output):
-            return observation
-    pytest.skip(f"no probe was answered with {_PLAIN_LENGTH} characters of plain text")
+    return _find_completion(
+        subject,
+        subject.max_new_tokens,
+        lambda output: len(output.text) >= _PLAIN_LENGTH and _is_plain(subject, output),
+        f"no probe was answered with {_PLAIN_LENGTH} characters of plain text",
+    )
 
 
 def find_ended_completion(subject: Subject) -> Observation:
     """Find a completion that the model ended by itself, with some text before."""
-    for observation in _rounds(subject, LONG_ENOUGH):
-        if observation.output.finish_reason == "stop" and observation.output.text:
-            return observation
-    pytest.skip(f"the model ended no probe's completion within {LONG_ENOUGH} tokens")
+    return _find_completion(
+        subject,
+        LONG_ENOUGH,
+        lambda output: output.finish_reason == "stop" and bool(output.text),
+        f"the model ended no probe's completion within {LONG_ENOUGH} tokens",
+    )
 
 
 def find_multi_byte_completion(subject: Subject) -> Observation:
     """Find a completion in which a character outside ASCII is complete."""
-    for observation in _rounds(subject, LONG_ENOUGH):
-        if any(character > "\x7f" for character in observation.output.text):
-            return observation
-    pytest.skip("no probe was answered with a character outside ASCII")
+    return _find_completion(
+        subject,
+        LONG_ENOUGH,
+        lambda output: not output.text.isascii(),
+        "no probe was answered with a character outside ASCII",
+    )
+
+
+def require_token_ids(output: GenerationOutput) -> list[int]:
+    """Return the ids of a completion; skips the check if the session doesn't report them."""
+    if output.token_ids is None:
+        pytest.skip("the session doesn't report the token_ids of its completions")
+    return output.token_ids
 
 
 def decode_after(subject: Subject, prompt: str, token_ids: list[int]) -> str:
@@ -85,9 +98,7 @@ def decode_after(subject: Subject, prompt: str, token_ids: list[int]) -> str:
 
 def split_by_token(subject: Subject, observation: Observation) -> list[str]:
     """Split the completion's text by token; a token within a character adds nothing."""
-    token_ids = observation.output.token_ids
-    if token_ids is None:
-        pytest.skip("the session doesn't report the token_ids of its completions")
+    token_ids = require_token_ids(observation.output)
     pieces: list[str] = []
     done = ""
     for end in range(1, len(token_ids) + 1):
@@ -99,19 +110,18 @@ def split_by_token(subject: Subject, observation: Observation) -> list[str]:
     return pieces
 
 
-def make_prompts(number: int) -> list[str]:
-    """Return the probes, each round after another number of words."""
+def _find_completion(
+    subject: Subject, limit: int, accepts: Callable[[GenerationOutput], bool], missing: str
+) -> Observation:
+    """Complete the probes, each round after another number of words, until one is accepted."""
     words = SENTENCE.split()
-    lead = " ".join(words[: number * 2])
-    return [f"{lead} {prompt}" if lead else prompt for prompt in PROMPTS]
-
-
-def _rounds(subject: Subject, max_new_tokens: int) -> Iterator[Observation]:
     for number in range(_ROUNDS):
-        prompts = make_prompts(number)
-        requests = [GenerationRequest(p, max_new_tokens=max_new_tokens) for p in prompts]
+        prompts = [" ".join([*words[: number * 2], prompt]) for prompt in PROMPTS]
+        requests = [GenerationRequest(prompt, max_new_tokens=limit) for prompt in prompts]
         for prompt, output in zip(prompts, subject.generate(*requests), strict=True):
-            yield Observation(prompt, output)
+            if accepts(output):
+                return Observation(prompt, output)
+    pytest.skip(missing)
 
 
 def _is_plain(subject: Subject, output: GenerationOutput) -> bool:

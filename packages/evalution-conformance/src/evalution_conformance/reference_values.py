@@ -111,25 +111,21 @@ def _ask_oracle(subject: Subject) -> ReferenceValues:
     can = oracle.capabilities
     top = 2 if Capability.LOGPROBS in can else None
     texts: list[dict[str, Any]] = [{"prompt": prompt} for prompt in PROMPTS]
-    chats: list[dict[str, Any]] = [{"messages": chat} for chat in CHATS]
+    chats = [{"messages": chat} for chat in CHATS if Capability.CHAT in can]
     with subject.fresh(engine=oracle, model=subject.oracle_model) as session:
-        generated = [_completed(session, subject.max_new_tokens, top, prompt) for prompt in texts]
-        answered = [
-            _completed(session, subject.max_new_tokens, top, chat)
-            for chat in chats
-            if Capability.CHAT in can
-        ]
-        scoring, rolling = _scored(session, PAIRS), _rolled(session, TEXTS)
+        generated = [_complete(session, subject.max_new_tokens, top, prompt) for prompt in texts]
+        answered = [_complete(session, subject.max_new_tokens, top, chat) for chat in chats]
+        scoring, rolling = _score(session, PAIRS), _roll(session, TEXTS)
     truncation: list[ScoringCase] = []
     small = resize(oracle, SMALL_WINDOW)
     if small is not None:
         with subject.fresh(engine=small, model=subject.oracle_model) as session:
-            truncation = _scored(session, [(SENTENCE * 5, "The cat sleeps.")])
-            rolling += _rolled(session, [SENTENCE * 5])
+            truncation = _score(session, [(SENTENCE * 5, "The cat sleeps.")])
+            rolling += _roll(session, [SENTENCE * 5])
     return ReferenceValues(scoring, truncation, generated, answered, rolling)
 
 
-def _scored(session: BaseInferenceSession, pairs: Sequence[tuple[str, str]]) -> list[ScoringCase]:
+def _score(session: BaseInferenceSession, pairs: Sequence[tuple[str, str]]) -> list[ScoringCase]:
     outputs = session.loglikelihood([LoglikelihoodRequest(*pair) for pair in pairs])
     return [
         ScoringCase(
@@ -138,7 +134,7 @@ def _scored(session: BaseInferenceSession, pairs: Sequence[tuple[str, str]]) -> 
             output.is_greedy,
             _context_ids(session, pair[0]),
             output.token_ids,
-            max_model_len=_window(session),
+            max_model_len=session.info.max_model_len,
             truncated_tokens=output.truncated_tokens,
         )
         for pair, output in zip(pairs, outputs, strict=True)
@@ -150,7 +146,7 @@ def _context_ids(session: BaseInferenceSession, context: str) -> list[int] | Non
     return None if codec is None else encode_with_leading(codec, context.rstrip())
 
 
-def _completed(
+def _complete(
     session: BaseInferenceSession, length: int, top: int | None, prompt: dict[str, Any]
 ) -> GenerationCase:
     request = GenerationRequest(**prompt, max_new_tokens=length, logprobs=top)
@@ -161,22 +157,16 @@ def _completed(
     )
 
 
-def _rolled(session: BaseInferenceSession, texts: Sequence[str]) -> list[RollingCase]:
+def _roll(session: BaseInferenceSession, texts: Sequence[str]) -> list[RollingCase]:
     outputs = session.loglikelihood_rolling([RollingLoglikelihoodRequest(text) for text in texts])
+    window = session.info.max_model_len
     return [
-        RollingCase(text, output.token_logprobs or [], output.token_ids, _window(session))
+        RollingCase(text, output.token_logprobs or [], output.token_ids, window)
         for text, output in zip(texts, outputs, strict=True)
     ]
 
 
-def _window(session: BaseInferenceSession) -> int | None:
-    return session.info.max_model_len
-
-
 def top2_gaps(top_logprobs: Sequence[dict[int, float]]) -> list[float]:
     """The lead of the most likely token at each step."""
-    gaps: list[float] = []
-    for row in top_logprobs:
-        first, second = sorted(row.values(), reverse=True)[:2]
-        gaps.append(first - second)
-    return gaps
+    leads = (sorted(row.values(), reverse=True)[:2] for row in top_logprobs)
+    return [first - second for first, second in leads]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property
-from importlib.metadata import (
-    Distribution,
-    PackageNotFoundError,
-    distribution,
-    packages_distributions,
-)
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import packages_distributions as list_owners
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -42,6 +38,7 @@ _LOOSEST = 0.3
 _LONGEST_WAIT_S = 10.0
 
 
+@dataclass(eq=False)
 class Subject:
     """The engine under test, one session that checks share, and fresh ones for those that close.
 
@@ -51,37 +48,25 @@ class Subject:
         oracle: another engine whose answers count as correct, for a model without reference values.
         oracle_model: the model of that engine; None: the same model.
         untemplated: the model, or one like it, without a chat template.
-        tolerance: nats per token; None: by the dtype that the session reports.
-        reference_tolerance: nats per token from answers that count as correct; None: `tolerance`.
+        declared_tolerance: nats per token; None: by the dtype that the session reports.
+        declared_reference_tolerance: nats per token from answers that count as correct; None:
+            the same tolerance.
         max_new_tokens: length of the completions that checks request.
         timeout: seconds for one check, not counting the building of sessions.
     """
 
-    def __init__(
-        self,
-        engine: BaseEngine,
-        model: Model,
-        *,
-        oracle: BaseEngine | None = None,
-        oracle_model: Model | None = None,
-        untemplated: Model | None = None,
-        tolerance: float | None = None,
-        reference_tolerance: float | None = None,
-        max_new_tokens: int = 16,
-        timeout: float = 60.0,
-    ):
-        self.engine = engine
-        self.model = model
-        self.oracle = oracle
-        self.oracle_model = oracle_model
-        self.untemplated = untemplated
-        self.max_new_tokens = max_new_tokens
-        self.timeout = timeout
-        self.returns_streams = False
-        self._tolerance = tolerance
-        self._reference_tolerance = reference_tolerance
-        self._session: BaseInferenceSession | None = None
-        self._build_error: Exception | None = None
+    engine: BaseEngine
+    model: Model
+    oracle: BaseEngine | None = None
+    oracle_model: Model | None = None
+    untemplated: Model | None = None
+    declared_tolerance: float | None = None
+    declared_reference_tolerance: float | None = None
+    max_new_tokens: int = 16
+    timeout: float = 60.0
+    returns_streams: bool = field(default=False, init=False)
+    _session: BaseInferenceSession | None = field(default=None, init=False)
+    _build_error: Exception | None = field(default=None, init=False)
 
     # sessions
 
@@ -114,15 +99,15 @@ class Subject:
 
     def close(self) -> None:
         """Close the shared session."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def abandon(self) -> None:
         """Drop a session that hangs: the next check builds another."""
-        if self._session is not None:
-            call_unawaited(self._session.close)
-            self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            call_unawaited(session.close)
 
     # what is known
 
@@ -138,8 +123,8 @@ class Subject:
     @cached_property
     def tolerance(self) -> float:
         """Largest allowed difference of two log-probabilities of one token, in nats."""
-        if self._tolerance is not None:
-            return self._tolerance
+        if self.declared_tolerance is not None:
+            return self.declared_tolerance
         described = self.session.describe_execution() or {}
         return _TOLERANCES.get(str(described.get("dtype")), _LOOSEST)
 
@@ -149,7 +134,8 @@ class Subject:
 
         Kernels that round differ from exact arithmetic by more than from themselves.
         """
-        return self.tolerance if self._reference_tolerance is None else self._reference_tolerance
+        declared = self.declared_reference_tolerance
+        return self.tolerance if declared is None else declared
 
     @property
     def call_timeout(self) -> float:
@@ -225,12 +211,9 @@ class Subject:
         return token_ids if token_ids[: len(leading)] == leading else leading + token_ids
 
 
-_owners = cache(packages_distributions)
-
-
 def _find_distribution(package: str) -> Distribution | None:
     # An editable installation lists no packages; there the name is as good as sure.
-    for name in [*_owners().get(package, ()), package]:
+    for name in [*list_owners().get(package, ()), package]:
         try:
             return distribution(name)
         except PackageNotFoundError:
@@ -242,7 +225,7 @@ def resize(engine: BaseEngine, max_model_len: int) -> BaseEngine | None:
     """Return the engine with another window; None if that is not one of its options."""
     if not hasattr(engine, "max_model_len"):
         return None
-    return dataclasses.replace(cast(Any, engine), max_model_len=max_model_len)
+    return replace(cast(Any, engine), max_model_len=max_model_len)
 
 
 def require_output(result: T | RequestFailure) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar, get_args
@@ -10,33 +10,28 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 from evalution_conformance.subject import Subject
 from evalution_conformance.watch import StuckError, run_watched
 from evalution_core import BaseEngine, Capability, Model, UnsupportedRequestError
+from evalution_core.plugins import did_you_mean
 
 Owner = Literal["ours", "upstream", "never"]
 Check = Callable[..., None]
-C = TypeVar("C", bound=Check)
-G = TypeVar("G", bound=type)
+C = TypeVar("C", bound=Callable[..., Any])
 
 _needs: dict[Check, frozenset[Capability]] = {}
 
 
 def needs(*capabilities: Capability) -> Callable[[C], C]:
-    """Mark a check as sending requests of these capabilities; undeclared ones must be refused."""
+    """Mark a check, or all checks of a class, as sending requests of these capabilities.
 
-    def mark(check: C) -> C:
-        _needs[check] = frozenset(capabilities)
-        return check
+    Those that a session doesn't declare must be refused.
+    """
 
-    return mark
-
-
-def group(*capabilities: Capability) -> Callable[[G], G]:
-    """Mark all checks of a class as needing these capabilities, in addition to their own."""
-
-    def mark(checks: G) -> G:
-        for name, check in vars(checks).items():
+    def mark(target: C) -> C:
+        is_class = inspect.isclass(target)
+        members: Mapping[str, Any] = vars(target) if is_class else {target.__name__: target}
+        for name, check in members.items():
             if name.startswith("test_"):
                 _needs[check] = _needs.get(check, frozenset()) | frozenset(capabilities)
-        return checks
+        return target
 
     return mark
 
@@ -121,13 +116,13 @@ def make_subject(declaration: type[Conformance]) -> Subject:
     return Subject(
         declaration.engine,
         declaration.model,
-        oracle=declaration.oracle,
-        oracle_model=declaration.oracle_model,
-        untemplated=declaration.untemplated,
-        tolerance=declaration.tolerance,
-        reference_tolerance=declaration.reference_tolerance,
-        max_new_tokens=declaration.max_new_tokens,
-        timeout=declaration.timeout,
+        declaration.oracle,
+        declaration.oracle_model,
+        declaration.untemplated,
+        declaration.tolerance,
+        declaration.reference_tolerance,
+        declaration.max_new_tokens,
+        declaration.timeout,
     )
 
 
@@ -163,7 +158,7 @@ def _find_choice_problem(
         if choice not in known and choice not in checks:
             return (
                 f"{name}.checks names {choice!r}, which is neither a group nor a check of this kit"
-                f"{_suggest(choice, [*known, *checks])} (groups: {', '.join(known)})"
+                f"{did_you_mean(choice, [*known, *checks])} (groups: {', '.join(known)})"
             )
     return None
 
@@ -173,16 +168,13 @@ def _find_gap_problem(
 ) -> str | None:
     for check, gap in gaps.items():
         if check not in checks:
-            near = _suggest(check, checks)
-            return f"{name}.gaps names {check!r}, which is not a check of this kit{near}"
+            return (
+                f"{name}.gaps names {check!r}, which is not a check of this kit"
+                f"{did_you_mean(check, checks)}"
+            )
         if not isinstance(gap, Gap):
             return f"{name}.gaps[{check!r}] must be a Gap, got {gap!r}"
     return None
-
-
-def _suggest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def run_check(check: Check, subject: Subject) -> Literal["passed", "refused"]:

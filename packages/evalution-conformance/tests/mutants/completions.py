@@ -89,7 +89,7 @@ class PrependsBosToIds(ToySession):
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         if request.input_ids is None:
             return request
-        return replace(request, input_ids=[*self.tokenizer.leading_ids, *request.input_ids])
+        return replace(request, input_ids=[*self.codec.leading_ids, *request.input_ids])
 
 
 @session_fault(
@@ -104,15 +104,15 @@ class DoublesBosInChat(ToySession):
         rendered = self._rendered(request)
         if rendered is None:
             return request
-        bos = list(self.tokenizer.leading_ids)
-        return replace(request, input_ids=[*bos, *bos, *self.tokenizer.encode(rendered)])
+        bos = list(self.codec.leading_ids)
+        return replace(request, input_ids=[*bos, *bos, *self.codec.encode(rendered)])
 
     def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         rendered = self._rendered(request)
         return output if rendered is None else replace(output, prompt=rendered)
 
     def _rendered(self, request: GenerationRequest) -> str | None:
-        template = self.tokenizer.chat_template
+        template = self.codec.chat_template
         if request.messages is None or template is None:
             return None
         return template.render(request.messages)
@@ -123,7 +123,7 @@ class ImprovisesATemplate(ToySession):
     """Without a chat template, messages are joined somehow."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
-        if request.messages is None or self.tokenizer.chat_template is not None:
+        if request.messages is None or self.codec.chat_template is not None:
             return request
         lines = [f"{message['role']}: {message['content']}" for message in request.messages]
         return replace(request, rendered_prompt="\n".join(lines))
@@ -196,8 +196,8 @@ class CutsFromTheRight(ToySession):
     _cut = 0
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
-        room = self.max_model_len - request.max_new_tokens
-        token_ids = [*self.tokenizer.leading_ids, *self.tokenizer.encode(request.prompt or "")]
+        room = self._window - request.max_new_tokens
+        token_ids = [*self.codec.leading_ids, *self.codec.encode(request.prompt or "")]
         if request.input_ids is not None or room < 1 or len(token_ids) <= room:
             return request
         if request.truncation == "error":
@@ -214,7 +214,7 @@ class ClampsTheLimit(ToySession):
     """`max_new_tokens` beyond the window is lowered silently."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
-        return replace(request, max_new_tokens=min(request.max_new_tokens, self.max_model_len - 8))
+        return replace(request, max_new_tokens=min(request.max_new_tokens, self._window - 8))
 
 
 @session_fault("test_bad_requests_are_refused_by_index")
@@ -343,7 +343,7 @@ class StopsWithinOneToken(_StopsAfterwards):
     """A stop string is looked for in each token by itself."""
 
     def cut(self, request: GenerationRequest, output: GenerationOutput) -> int:
-        pieces = [self.tokenizer.decode([token_id]) for token_id in output.token_ids or ()]
+        pieces = [self.codec.decode([token_id]) for token_id in output.token_ids or ()]
         if not any(stop in piece for stop in request.stop for piece in pieces):
             return -1
         return super().cut(request, output)
@@ -367,7 +367,7 @@ class DecodesTokenByToken(ToySession):
     """Each token is decoded by itself, so characters of several tokens break."""
 
     def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
-        pieces = [self.tokenizer.decode([token_id]) for token_id in output.token_ids or ()]
+        pieces = [self.codec.decode([token_id]) for token_id in output.token_ids or ()]
         return replace(output, text="".join(pieces))
 
 

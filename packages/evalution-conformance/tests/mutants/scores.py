@@ -65,7 +65,7 @@ class PrependsBosToContextIds(ToySession):
     def pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
         if request.context_input_ids is None:
             return request
-        leading = self.tokenizer.leading_ids
+        leading = self.codec.leading_ids
         return replace(request, context_input_ids=[*leading, *request.context_input_ids])
 
 
@@ -145,7 +145,7 @@ class EncodesHalvesApart(_EncodesItself):
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         kept = context.rstrip()
         moved = context[len(kept) :] + continuation
-        return encode_with_leading(self.tokenizer, kept), self.tokenizer.encode(moved)
+        return encode_with_leading(self.codec, kept), self.codec.encode(moved)
 
 
 @session_fault("test_trailing_whitespace_belongs_to_the_continuation")
@@ -153,8 +153,8 @@ class KeepsTrailingWhitespace(_EncodesItself):
     """Whitespace at the end of the context stays there."""
 
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        context_ids = encode_with_leading(self.tokenizer, context)
-        whole = encode_with_leading(self.tokenizer, context + continuation)
+        context_ids = encode_with_leading(self.codec, context)
+        whole = encode_with_leading(self.codec, context + continuation)
         return context_ids, whole[len(context_ids) :]
 
 
@@ -164,9 +164,9 @@ class EmptyContextIsEos(_EncodesItself):
 
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if not context:
-            return sorted(self.tokenizer.eos_ids), self.tokenizer.encode(continuation)
-        context_ids = encode_with_leading(self.tokenizer, context)
-        whole = encode_with_leading(self.tokenizer, context + continuation)
+            return sorted(self.codec.eos_ids), self.codec.encode(continuation)
+        context_ids = encode_with_leading(self.codec, context)
+        whole = encode_with_leading(self.codec, context + continuation)
         return context_ids, whole[len(context_ids) :]
 
 
@@ -175,9 +175,9 @@ class DoublesBosInScoring(_EncodesItself):
     """A context that spells its BOS gets another one."""
 
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        leading = list(self.tokenizer.leading_ids)
-        context_ids = leading + self.tokenizer.encode(context)
-        whole = leading + self.tokenizer.encode(context + continuation)
+        leading = list(self.codec.leading_ids)
+        context_ids = leading + self.codec.encode(context)
+        whole = leading + self.codec.encode(context + continuation)
         return context_ids, whole[len(context_ids) :]
 
 
@@ -196,10 +196,10 @@ class KeepsBosInACut(_EncodesItself):
     """BOS is kept before what is left of a context."""
 
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        context_ids = encode_with_leading(self.tokenizer, context)
-        whole = encode_with_leading(self.tokenizer, context + continuation)
+        context_ids = encode_with_leading(self.codec, context)
+        whole = encode_with_leading(self.codec, context + continuation)
         continuation_ids = whole[len(context_ids) :]
-        excess = len(whole) - (self.max_model_len + 1)
+        excess = len(whole) - (self._window + 1)
         if excess > 0:
             context_ids = [*context_ids[:1], *context_ids[1 + excess :]]
         return context_ids, continuation_ids
@@ -210,9 +210,9 @@ class CutsTheContinuation(_EncodesItself):
     """A continuation that doesn't fit is cut."""
 
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        context_ids = encode_with_leading(self.tokenizer, context)
-        whole = encode_with_leading(self.tokenizer, context + continuation)
-        return context_ids, whole[len(context_ids) :][: self.max_model_len]
+        context_ids = encode_with_leading(self.codec, context)
+        whole = encode_with_leading(self.codec, context + continuation)
+        return context_ids, whole[len(context_ids) :][: self._window]
 
 
 def _rolled(output: RollingLoglikelihoodOutput, values: list[float]) -> RollingLoglikelihoodOutput:
@@ -243,7 +243,7 @@ class ForgetsTheLastWindow(ToySession):
         self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
     ) -> RollingLoglikelihoodOutput:
         values = output.token_logprobs or []
-        whole = len(values) - len(values) % self.max_model_len
+        whole = len(values) - len(values) % self._window
         return _rolled(output, values[:whole] if whole else values)
 
 
@@ -254,7 +254,7 @@ class FeedsTheWholeText(ToySession):
     def rolled(
         self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
     ) -> RollingLoglikelihoodOutput:
-        token_ids = [*self.tokenizer.leading_ids, *(output.token_ids or [])]
+        token_ids = [*self.codec.leading_ids, *(output.token_ids or [])]
         return _rolled(output, list(self.score_span(token_ids, 1).logprobs))
 
 
@@ -265,7 +265,7 @@ class RollsAfterEos(ToySession):
     def rolled(
         self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
     ) -> RollingLoglikelihoodOutput:
-        token_ids = [self.tokenizer.eos_id or 0, *(output.token_ids or [])]
+        token_ids = [self.codec.eos_id or 0, *(output.token_ids or [])]
         return _rolled(output, list(self.score_span(token_ids, 1).logprobs))
 
 

@@ -248,7 +248,7 @@ class FinishesTwice(ToySession):
 class LosesTheLastScore(ToySession):
     """The last, half-filled batch of a scoring stream is lost."""
 
-    def loglikelihood_continuous(
+    def loglikelihood_continuous(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, requests: Iterable[tuple[Any, LoglikelihoodRequest]], *, batch_size: int | None = None
     ) -> Iterator[Any]:
         source = iter(requests)
@@ -260,7 +260,7 @@ class LosesTheLastScore(ToySession):
 class EndsAtABadPair(ToySession):
     """One bad pair ends the stream for all."""
 
-    def loglikelihood_continuous(
+    def loglikelihood_continuous(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, requests: Iterable[tuple[Any, LoglikelihoodRequest]], *, batch_size: int | None = None
     ) -> Iterator[Any]:
         for key, result in super().loglikelihood_continuous(requests, batch_size=batch_size):

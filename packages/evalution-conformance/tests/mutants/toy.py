@@ -154,11 +154,12 @@ class ToySession(TokenSession):
     salt = 0
 
     def __init__(self, engine: Toy, model: Model):
-        tokenizer = MergingTokenizer(has_template=model.path != UNTEMPLATED)
+        unbound = MergingTokenizer(has_template=model.path != UNTEMPLATED)
+        self.codec = bind_tokenizer(model, unbound)
         super().__init__(
             engine=type(engine).__name__,
             capabilities=engine.capabilities,
-            tokenizer=bind_tokenizer(model, tokenizer),
+            tokenizer=self.codec,
             max_model_len=engine.max_model_len,
             batch_size=engine.batch_size,
             dtype="float64",
@@ -223,14 +224,14 @@ class ToySession(TokenSession):
         outputs = super().generate([self.asked(r) for r in requests], batch_size=batch_size)
         return [self.answered(r, o) for r, o in zip(requests, outputs, strict=True)]
 
-    def generate_continuous(
+    def generate_continuous(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, requests: Iterable[tuple[Any, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[Any, GenerationOutput | RequestFailure]]:
         known: dict[Any, GenerationRequest] = {}
         results = super().generate_continuous(self._noted(requests, known), batch_size=batch_size)
         return self._changed(results, known)
 
-    def stream(
+    def stream(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, requests: Iterable[tuple[Any, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[Any, Any]]:
         return super().stream(self._noted(requests, {}), batch_size=batch_size)
@@ -250,7 +251,9 @@ class ToySession(TokenSession):
         return [self.rolled(r, o) for r, o in zip(requests, outputs, strict=True)]
 
     # The contract's own, which asks the list call: a fault in that one is in both.
-    loglikelihood_rolling_continuous = BaseInferenceSession.loglikelihood_rolling_continuous
+    loglikelihood_rolling_continuous = (
+        BaseInferenceSession.loglikelihood_rolling_continuous  # pyright: ignore[reportAssignmentType]
+    )
 
     def _noted(
         self, requests: Iterable[tuple[K, GenerationRequest]], known: dict[K, GenerationRequest]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -60,8 +59,6 @@ from evalution_enginekit.streams import (
 )
 from evalution_enginekit.tokenizer import Tokenizer
 
-_log = logging.getLogger("evalution.session")
-
 READ_AHEAD = 2
 """Requests that wait prepared, so that a free slot is filled at once."""
 _BATCH_SIZE = 16
@@ -115,7 +112,6 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
             if encodes and tokenizer is not None
             else None
         )
-        self._is_described = False
         self._check_lock = threading.Lock()
         self._check_result: CheckResult | None = None
 
@@ -281,11 +277,7 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
     def _begin(self, batch_size: int | None) -> int | None:
         """Check that a call may begin; return its cap on what runs at once."""
         self._ensure_open()
-        cap = parse_batch_size(batch_size)
-        if not self._is_described and _log.isEnabledFor(logging.INFO):
-            self._is_described = True
-            _log.info("%s is ready: %s", self._engine, self.describe_execution())
-        return cap
+        return parse_batch_size(batch_size)
 
     def _ensure_checked(self) -> None:
         """Raise `EngineRuntimeError` if the self check failed: such a session must not score."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, TextCodec
 from evalution_enginekit.chat import SPECIAL_TOKENS, ChatTemplate, bind_template
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 
+@runtime_checkable
 class Tokenizer(TextCodec, Protocol):
     """A `TextCodec` with what generation and chat need. Safe to call from several threads."""
 

@@ -64,7 +64,8 @@ def eval_sample(sample: SampleResult, model: str) -> EvalSample:
     perplexity, the input is the text that was scored.
     """
     asked = _read_input(sample)
-    messages = [ChatMessageUser(content=asked)] if isinstance(asked, str) else list(asked)
+    messages: list[ChatMessage] = []
+    messages += [ChatMessageUser(content=asked)] if isinstance(asked, str) else asked
     usage = _usage(sample.tokens)
     output = ModelOutput(model=model, usage=usage, error=sample.error)
     if sample.prediction is not None:

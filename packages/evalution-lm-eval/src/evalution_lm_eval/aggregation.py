@@ -1,13 +1,13 @@
-"""lm-eval's sums over the documents of a task, and over the tasks of a group."""
+"""Scores of a task over its documents, and of a group over its tasks, by lm-eval's code."""
 
 from __future__ import annotations
 
 import io
 import os
 from bisect import bisect_right
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -25,8 +25,8 @@ _NONE = "N/A"
 Values = Mapping[ItemKey, Any]
 
 
-def zeroed(loaded: LoadedTask) -> list[ItemKey]:
-    """The metrics, by filter, in which a document without an answer counts as zero.
+def list_zeroed(loaded: LoadedTask) -> list[ItemKey]:
+    """List the metrics, by filter, in which a document without an answer counts as zero.
 
     They are those that lm-eval averages and of which more is better.
     """
@@ -46,8 +46,8 @@ def is_mean(loaded: LoadedTask, metric: str) -> bool:
     return loaded.task.aggregation().get(metric, mean) is mean
 
 
-def value_alone(loaded: LoadedTask, metric: str, value: Any) -> float | None:
-    """The metric of one document alone; None where that says nothing, such as BLEU.
+def score_alone(loaded: LoadedTask, metric: str, value: Any) -> float | None:
+    """Compute the metric of one document alone; None where that says nothing, such as BLEU.
 
     Of F1 and the Matthews correlation, whether the document is classified rightly.
     """
@@ -61,114 +61,92 @@ def value_alone(loaded: LoadedTask, metric: str, value: Any) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class TaskScores:
-    """A task's scores by metric and filter, and how many documents each is of."""
+    """A task's scores by metric and filter, their standard errors, and how many documents each has.
 
-    values: Mapping[ItemKey, Any]
-    errors: Mapping[ItemKey, float | None]
-    counts: Mapping[ItemKey, int]
+    Computed as `lm_eval.evaluator_utils` (0.4.13) does it.
+    """
 
-    def results(self, loaded: LoadedTask) -> dict[ItemKey, MetricResult]:
+    loaded: LoadedTask
+    results: Mapping[ItemKey, MetricResult]
+
+    @classmethod
+    def sum_up(
+        cls, loaded: LoadedTask, documents: Iterable[Values | None], bootstrap_iters: int
+    ) -> TaskScores:
+        """Sum up the values of documents in their order; None is a document without an answer."""
+        by_key: dict[ItemKey, list[Any]] = {}
+        zeros = dict.fromkeys(list_zeroed(loaded), 0.0)
+        for values in documents:
+            for key, value in (zeros if values is None else values).items():
+                by_key.setdefault(key, []).append(value)
         better = loaded.task.higher_is_better()
-        return {
-            key: MetricResult(
-                float(value), self.errors[key], better.get(key[0]) is not False, self.counts[key]
-            )
-            for key, value in self.values.items()
-        }
+        results: dict[ItemKey, MetricResult] = {}
+        for key, items in by_key.items():
+            aggregate = loaded.task.aggregation().get(key[0], upstream_metrics().mean)
+            draws = min(bootstrap_iters, _DRAWS) if key[0] in _FEW_DRAWS else bootstrap_iters
+            error = _estimate_error(aggregate, items, draws)
+            is_better = better.get(key[0]) is not False
+            results[key] = MetricResult(float(aggregate(items)), error, is_better, len(items))
+        return cls(loaded, results)
 
-    @property
-    def spelled(self) -> dict[str, Any]:
-        """As lm-eval's groups read them."""
-        found: dict[str, Any] = {"sample_len": max(self.counts.values(), default=0)}
-        for (metric, filtered), value in self.values.items():
-            error = self.errors[metric, filtered]
-            found[f"{metric},{filtered}"] = value
-            found[f"{metric}_stderr,{filtered}"] = _NONE if error is None else error
+    def to_upstream(self) -> dict[str, Any]:
+        """Return the scores as lm-eval's groups read them."""
+        sizes = [result.n for result in self.results.values()]
+        found: dict[str, Any] = {"sample_len": max(sizes, default=0)}
+        for (metric, filtered), result in self.results.items():
+            found[f"{metric},{filtered}"] = result.value
+            found[f"{metric}_stderr,{filtered}"] = _NONE if result.stderr is None else result.stderr
         return found
 
 
-@dataclass(slots=True)
-class TaskItems:
-    """The values of a task's documents, in their order."""
-
-    loaded: LoadedTask
-    by_key: dict[ItemKey, list[Any]] = field(default_factory=dict[ItemKey, "list[Any]"])
-
-    def add(self, values: Values) -> None:
-        for key, value in values.items():
-            self.by_key.setdefault(key, []).append(value)
-
-    def add_failed(self) -> None:
-        """Count a document without an answer, where it counts at all."""
-        self.add(dict.fromkeys(zeroed(self.loaded), 0.0))
-
-    def scores(self, bootstrap_iters: int) -> TaskScores:
-        """As `lm_eval.evaluator_utils` (0.4.13) sums up a task."""
-        mean = upstream_metrics().mean
-        values: dict[ItemKey, Any] = {}
-        errors: dict[ItemKey, float | None] = {}
-        for key, items in self.by_key.items():
-            aggregate = self.loaded.task.aggregation().get(key[0], mean)
-            values[key] = aggregate(items)
-            draws = min(bootstrap_iters, _DRAWS) if key[0] in _FEW_DRAWS else bootstrap_iters
-            errors[key] = _standard_error(aggregate, items, draws)
-        return TaskScores(values, errors, {key: len(items) for key, items in self.by_key.items()})
-
-
-def group_results(
-    group: Group, members: Mapping[str, tuple[LoadedTask, TaskScores]]
-) -> dict[ItemKey, MetricResult]:
+def sum_up_group(group: Group, members: Mapping[str, TaskScores]) -> dict[ItemKey, MetricResult]:
     """Return a group's scores by lm-eval; tasks without documents are left out."""
-    inside = [task.task_name for task in group.get_all_tasks()]
-    taken = {name: members[name] for name in inside if members[name][1].counts}
-    summed = group.aggregate({name: scores.spelled for name, (_, scores) in taken.items()})
+    names = [task.task_name for task in group.get_all_tasks()]
+    taken = [members[name] for name in names if members[name].results]
+    summed = group.aggregate({scores.loaded.name: scores.to_upstream() for scores in taken})
     found: dict[ItemKey, MetricResult] = {}
-    for metric, filtered in _keys_in(summed):
+    for name, value in summed.items():
+        metric, _, filtered = name.rpartition(",")
+        error = summed.get(f"{metric}_stderr,{filtered}")
+        if not metric or error is None:
+            continue
         key = (metric, filtered)
-        error = summed[f"{metric}_stderr,{filtered}"]
-        better = [loaded.task.higher_is_better().get(metric) for loaded, _ in taken.values()]
         found[key] = MetricResult(
-            float(summed[f"{metric},{filtered}"]),
+            float(value),
             None if error == _NONE else float(error),
-            False not in better,
-            sum(scores.counts.get(key, 0) for _, scores in taken.values()),
+            all(s.loaded.task.higher_is_better().get(metric) is not False for s in taken),
+            sum(s.results[key].n for s in taken if key in s.results),
         )
     return found
 
 
-def _keys_in(summed: Mapping[str, Any]) -> list[ItemKey]:
-    """Metric and filter of lm-eval's keys `metric,filter`."""
-    split = (name.rpartition(",") for name in summed if "," in name)
-    return [(m, filtered) for m, _, filtered in split if f"{m}_stderr,{filtered}" in summed]
-
-
-def _standard_error(aggregate: Aggregation, items: Sequence[Any], draws: int) -> float | None:
+def _estimate_error(aggregate: Aggregation, items: Sequence[Any], draws: int) -> float | None:
     error = upstream_metrics().stderr_for_metric(aggregate, draws)
     if error is None or len(items) < 2:
         return None
-    with _in_this_process():
+    with _without_forks():
         return float(error(items))
 
 
 @contextmanager
-def _in_this_process() -> Generator[None]:
-    """lm-eval's bootstrap without its pool of forks: the engine's threads live in this process."""
-    before = os.environ.get("DISABLE_MULTIPROC")
-    os.environ["DISABLE_MULTIPROC"] = "1"
+def _without_forks() -> Generator[None]:
+    """Keep lm-eval's bootstrap from forking: the engine's threads live in this process."""
+    name = "DISABLE_MULTIPROC"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             yield
     finally:
-        if before is None:
-            del os.environ["DISABLE_MULTIPROC"]
-        else:
-            os.environ["DISABLE_MULTIPROC"] = before
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 _NO_FILTER = "none"
 
 
-class TaskTally:
+class TaskAccumulator:
     """A `MetricAccumulator` whose scores, standard errors and groups are lm-eval's own."""
 
     def __init__(self, tasks: LoadedTasks, bootstrap_iters: int):
@@ -179,57 +157,59 @@ class TaskTally:
             loaded.name: [group for group in tasks.groups if loaded.task in group.get_all_tasks()]
             for loaded in tasks.tasks
         }
-        self._values: dict[int, Mapping[ItemKey, Any]] = {}
-        self._failed: set[int] = set()
-        self._main = _RunningMean()
+        self._values: dict[int, Values | None] = {}
+        self._main = ""
+        self._shown: dict[int, float] = {}
+        self._sum = 0.0
 
     def record(self, index: int, score: Score) -> Mapping[str, float]:
         assert isinstance(score, Items)
-        loaded = self._task_of(index)
+        loaded = self._find_task(index)
         shown: dict[str, float] = {}
         for key, value in score.values.items():
-            if (alone := value_alone(loaded, key[0], value)) is not None:
+            if (alone := score_alone(loaded, key[0], value)) is not None:
                 shown |= dict.fromkeys(self._names(loaded, key), alone)
                 if is_mean(loaded, key[0]):
-                    self._main.name = self._main.name or next(iter(shown))
-        self._failed.discard(index)
+                    self._main = self._main or next(iter(shown))
         self._values[index] = score.values
-        self._main.note(index, shown)
+        self._note(index, shown)
         return shown
 
     def fail(
         self, index: int, measures: Mapping[str, Measure] | None = None
     ) -> Mapping[str, float]:
-        loaded = self._task_of(index)
-        shown = {name: 0.0 for key in zeroed(loaded) for name in self._names(loaded, key)}
-        self._values.pop(index, None)
-        self._failed.add(index)
-        self._main.note(index, shown)
+        loaded = self._find_task(index)
+        shown = {name: 0.0 for key in list_zeroed(loaded) for name in self._names(loaded, key)}
+        self._values[index] = None
+        self._note(index, shown)
         return shown
 
     @property
     def running(self) -> tuple[str, float] | None:
-        return self._main.value
+        return (self._main, self._sum / len(self._shown)) if self._shown else None
+
+    def _note(self, index: int, shown: Mapping[str, float]) -> None:
+        """Count a row, which may have been noted before, for the mean so far of the main metric."""
+        self._sum -= self._shown.pop(index, 0.0)
+        if self._main in shown:
+            self._shown[index] = shown[self._main]
+            self._sum += shown[self._main]
 
     def results(self) -> dict[str, MetricResult]:
-        items = {loaded.name: TaskItems(loaded) for loaded in self._tasks.tasks}
-        for index in sorted([*self._values, *self._failed]):
-            of_task = items[self._task_of(index).name]
-            if index in self._values:
-                of_task.add(self._values[index])
-            else:
-                of_task.add_failed()
+        documents: dict[str, list[Values | None]] = {task.name: [] for task in self._tasks.tasks}
+        for index in sorted(self._values):
+            documents[self._find_task(index).name].append(self._values[index])
         scores = {
-            name: (of_task.loaded, of_task.scores(self._bootstrap_iters))
-            for name, of_task in items.items()
+            task.name: TaskScores.sum_up(task, documents[task.name], self._bootstrap_iters)
+            for task in self._tasks.tasks
         }
         found: dict[str, MetricResult] = {}
         for group in self._tasks.groups:
-            for key, result in group_results(group, scores).items():
+            for key, result in sum_up_group(group, scores).items():
                 found[self._name_in(group, key)] = result
-        for loaded, of_task in scores.values():
-            for key, result in of_task.results(loaded).items():
-                found[self._names(loaded, key)[-1]] = result
+        for task in scores.values():
+            for key, result in task.results.items():
+                found[self._names(task.loaded, key)[-1]] = result
         return found
 
     def _names(self, loaded: LoadedTask, key: ItemKey) -> list[str]:
@@ -244,27 +224,8 @@ class TaskTally:
     def _name_in(self, group: Group, key: ItemKey) -> str:
         return _name(key, "" if group is self._tasks.groups[0] else group.name)
 
-    def _task_of(self, index: int) -> LoadedTask:
+    def _find_task(self, index: int) -> LoadedTask:
         return self._tasks.tasks[bisect_right(self._begins, index) - 1]
-
-
-class _RunningMean:
-    """The mean so far of one metric, `name`; a row may be noted again."""
-
-    def __init__(self) -> None:
-        self.name = ""
-        self._values: dict[int, float] = {}
-        self._sum = 0.0
-
-    def note(self, index: int, shown: Mapping[str, float]) -> None:
-        self._sum -= self._values.pop(index, 0.0)
-        if self.name in shown:
-            self._values[index] = shown[self.name]
-            self._sum += shown[self.name]
-
-    @property
-    def value(self) -> tuple[str, float] | None:
-        return (self.name, self._sum / len(self._values)) if self._values else None
 
 
 def _name(key: ItemKey, part: str) -> str:

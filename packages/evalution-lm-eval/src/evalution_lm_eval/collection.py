@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from tqdm import tqdm
 
@@ -19,23 +19,6 @@ OnFailure = Literal["raise", "worst"]
 
 class FailedRequestError(EvalutionError, RuntimeError):
     """A request of lm-eval has no answer; the message names its task and document."""
-
-
-class Stream(Protocol):
-    """A continuous call of a session."""
-
-    def __call__(
-        self, requests: Iterable[tuple[int, Any]], *, batch_size: int | None = None
-    ) -> Iterator[tuple[int, Any]]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Answering(Generic[V]):
-    """A call and the conversion of its answers; `worst` replaces a failed one, if allowed."""
-
-    stream: Stream
-    value: Callable[[Any], V]
-    worst: V | None = None
 
 
 @dataclass(slots=True)
@@ -57,34 +40,45 @@ class Collection:
     truncated: int = 0
     _first_truncated: str = ""
 
-    def collect(self, answering: Answering[V], requests: Iterable[Any]) -> list[V]:
+    def collect(
+        self,
+        call: Callable[..., Iterator[tuple[int, Any]]],
+        requests: Iterable[Any],
+        convert: Callable[[Any], V],
+        worst: V | None = None,
+    ) -> list[V]:
         """Return the values, each added to lm-eval's cache as it comes; cuts are one warning.
+
+        Args:
+            call: a continuous call of the session.
+            requests: what it answers.
+            convert: makes a value of an output.
+            worst: the value of a failed request, if it may count as one.
 
         Raises:
             FailedRequestError: a request failed or was left unanswered, unless it may count as the
                 worst answer; one that may isn't cached, so with a cache it may not.
         """
         found: dict[int, V] = {}
-        stream = answering.stream(enumerate(requests), batch_size=self.batch_size)
         title = f"Running {self.kind} requests"
         with tqdm(total=len(self.arguments), desc=title, disable=not self.show_progress) as bar:
-            for number, answer in stream:
+            for number, answer in call(enumerate(requests), batch_size=self.batch_size):
                 if isinstance(answer, RequestFailure):
-                    found[number] = self._worst(answering, number, answer.error)
+                    found[number] = self._replace_failed(worst, number, answer.error)
                 else:
-                    found[number] = self._valued(answering, number, answer)
+                    found[number] = self._convert(convert, number, answer)
                 bar.update()
         self._warn_of_truncation()
-        missing = [number for number in range(len(self.arguments)) if number not in found]
-        if missing:
-            raise FailedRequestError(f"{self._named(missing[0])}: the session left it unanswered")
+        for number in range(len(self.arguments)):
+            if number not in found:
+                raise FailedRequestError(f"{self._name(number)}: the session left it unanswered")
         return [found[number] for number in range(len(self.arguments))]
 
-    def _valued(self, answering: Answering[V], number: int, answer: Any) -> V:
+    def _convert(self, convert: Callable[[Any], V], number: int, answer: Any) -> V:
         try:
-            value = answering.value(answer)
+            value = convert(answer)
         except EvalutionError as error:
-            raise FailedRequestError(f"{self._named(number)}: {error}") from error
+            raise FailedRequestError(f"{self._name(number)}: {error}") from error
         self._count_truncated(number, answer)
         self.cache.add_partial(self.kind, self.arguments[number], value)
         return value
@@ -92,7 +86,7 @@ class Collection:
     def _count_truncated(self, number: int, answer: Any) -> None:
         if isinstance(answer, GenerationOutput | LoglikelihoodOutput) and answer.truncated_tokens:
             self._first_truncated = self._first_truncated or (
-                f"{self._named(number)}, by {answer.truncated_tokens} tokens"
+                f"{self._name(number)}, by {answer.truncated_tokens} tokens"
             )
             self.truncated += 1
 
@@ -107,17 +101,18 @@ class Collection:
                 self._first_truncated,
             )
 
-    def _worst(self, answering: Answering[V], number: int, error: EvalutionError) -> V:
-        failure = f"{self._named(number)}: {type(error).__name__}: {error}"
-        if self.on_failure == "raise" or answering.worst is None or self.cache.dbdict is not None:
+    def _replace_failed(self, worst: V | None, number: int, error: EvalutionError) -> V:
+        failure = f"{self._name(number)}: {type(error).__name__}: {error}"
+        if self.on_failure == "raise" or worst is None or self.cache.dbdict is not None:
             raise FailedRequestError(failure) from error
         _log.warning("%s; it counts as the worst answer", failure)
         self.failed += 1
-        return answering.worst
+        return worst
 
-    def _named(self, number: int) -> str:
-        named = f"{self.kind} request {number}"
+    def _name(self, number: int) -> str:
         if not self.instances:
-            return named
+            return f"{self.kind} request {number}"
         instance = self.instances[number]
-        return f"{named} (task {instance.task_name}, document {instance.doc_id})"
+        return (
+            f"{self.kind} request {number} (task {instance.task_name}, document {instance.doc_id})"
+        )

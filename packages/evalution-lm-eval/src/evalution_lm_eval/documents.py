@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from evalution.scoring.metrics import Score
 from evalution.suites.suite import Sample
@@ -18,9 +18,9 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_core.requests import Message, Output, Request
-from evalution_lm_eval.loading import KINDS, LoadedTask, LoadedTasks, settings_of
+from evalution_lm_eval.loading import KINDS, LoadedTask, LoadedTasks, read_settings
 from evalution_lm_eval.options import LmEvalOptions
-from evalution_lm_eval.requests import ChatPrompt, completion_request, scoring_request
+from evalution_lm_eval.requests import ChatPrompt, make_completion_request, make_scoring_request
 from evalution_lm_eval.upstream import Instance
 
 ItemKey = tuple[str, str]
@@ -35,7 +35,7 @@ class Document(Sample):
     doc: Any
     instances: Sequence[Instance]
 
-    def scored(self, answers: Sequence[Output]) -> Items:
+    def score(self, answers: Sequence[Output]) -> Items:
         """Score the answers with the task's own filters and metrics.
 
         Raises:
@@ -44,7 +44,7 @@ class Document(Sample):
         left = iter(answers)
         needs_greedy = self._needs_greedy
         for instance in self.instances:
-            responses = [_response(next(left), needs_greedy) for _ in range(_repeats(instance))]
+            responses = [_response(next(left), needs_greedy) for _ in range(instance.repeats or 1)]
             instance.resps = responses
             instance.filtered_resps = {}
         filters = self.loaded.task._filters  # pyright: ignore[reportPrivateUsage]
@@ -55,7 +55,7 @@ class Document(Sample):
             results = [instance.filtered_resps[ensemble.name] for instance in self.instances]
             values = self.loaded.task.process_results(self.doc, results)
             items |= {(metric, ensemble.name): value for metric, value in values.items()}
-        return Items({}, *self._shown(), task=self.loaded.name, values=items)
+        return Items({}, *self._extract(), task=self.loaded.name, values=items)
 
     @property
     def _needs_greedy(self) -> bool:
@@ -63,12 +63,11 @@ class Document(Sample):
         task = self.loaded.task
         return task.OUTPUT_TYPE != "multiple_choice" or "exact_match" in task.aggregation()
 
-    def _shown(self) -> tuple[str | None, Mapping[str, Any]]:
-        """Prediction and what was extracted, for the sample's line in results."""
+    def _extract(self) -> tuple[str | None, Mapping[str, Any]]:
+        """Return the prediction and the extracted values for the sample's line in results."""
         first = self.instances[0]
         if first.request_type == "generate_until":
-            filtered = {name: _plain(found) for name, found in first.filtered_resps.items()}
-            return str(first.resps[0]), filtered
+            return str(first.resps[0]), dict(first.filtered_resps)
         if first.request_type == "loglikelihood_rolling":
             return None, {"logprob": first.resps[0]}
         sums = [instance.resps[0][0] for instance in self.instances]
@@ -91,7 +90,7 @@ class Documents:
         self._tasks = tasks
         self._options = options
 
-    def asked(self) -> Iterator[Document]:
+    def read(self) -> Iterator[Document]:
         """Yield a sample for each document within the limit, each time with its own shots.
 
         Raises:
@@ -100,19 +99,20 @@ class Documents:
         """
         offset = 0
         for loaded in self._tasks.tasks:
-            yield from self._of_task(loaded, offset)
+            yield from self._read_task(loaded, offset)
             offset += loaded.size
 
-    def _of_task(self, loaded: LoadedTask, offset: int) -> Iterator[Document]:
+    def _read_task(self, loaded: LoadedTask, offset: int) -> Iterator[Document]:
         task = loaded.task
-        settings = settings_of(loaded) if task.OUTPUT_TYPE == "generate_until" else {}
+        settings = read_settings(loaded) if task.OUTPUT_TYPE == "generate_until" else {}
         task.set_fewshot_seed(seed=self._options.fewshot_seed)
         for doc_id, doc in task.doc_iterator(limit=self._limit(loaded)):
-            instances = self._instances(loaded, doc_id, doc)
+            instances = self._make_instances(loaded, doc_id, doc)
             requests = [
                 request
                 for instance in instances
-                for request in [self._request(loaded, instance, settings)] * _repeats(instance)
+                for request in [self._make_request(loaded, instance, settings)]
+                * (instance.repeats or 1)
             ]
             prompt, target = _prompt(instances[0]), _target(loaded, doc, instances)
             yield Document(offset + doc_id, prompt, target, requests, loaded, doc, instances)
@@ -123,7 +123,7 @@ class Documents:
             return None
         return math.ceil(loaded.size * limit) if limit < 1.0 else int(limit)
 
-    def _instances(self, loaded: LoadedTask, doc_id: int, doc: Any) -> list[Instance]:
+    def _make_instances(self, loaded: LoadedTask, doc_id: int, doc: Any) -> list[Instance]:
         """As `Task.build_all_requests` (0.4.13) makes them, one document at a time."""
         task, options = loaded.task, self._options
         template = _conversation if options.apply_chat_template else None
@@ -146,22 +146,23 @@ class Documents:
         instances = made if isinstance(made, list) else [made]
         return sorted(instances, key=lambda instance: instance.idx)
 
-    def _request(
+    def _make_request(
         self, loaded: LoadedTask, instance: Instance, settings: Mapping[str, Any]
     ) -> Request:
         kind = KINDS.get(instance.request_type)
         if kind is not self._tasks.kind:
             raise ConfigurationError(
-                f"lm-eval's task {loaded.name!r} asks for {self._tasks.kind} and for "
-                f"{kind or instance.request_type} in one document; run it with evalution-lm-eval"
+                f"lm-eval's task {loaded.name!r} asks for {self._tasks.kind.value} and for "
+                f"{kind.value if kind else instance.request_type} in one document; run it with "
+                "evalution-lm-eval"
             )
         match instance.request_type:
             case "generate_until":
-                return completion_request(instance.args[0], settings)
+                return make_completion_request(instance.args[0], settings)
             case "loglikelihood_rolling":
                 return RollingLoglikelihoodRequest(*instance.args)
             case _:
-                return scoring_request(*instance.args)
+                return make_scoring_request(*instance.args)
 
 
 def _conversation(messages: Sequence[Message], add_generation_prompt: bool = True) -> ChatPrompt:
@@ -172,10 +173,6 @@ def _conversation(messages: Sequence[Message], add_generation_prompt: bool = Tru
             "apply_chat_template here; run it with evalution-lm-eval"
         )
     return ChatPrompt(messages)
-
-
-def _repeats(instance: Instance) -> int:
-    return instance.repeats or 1
 
 
 def _prompt(instance: Instance) -> str | Sequence[Message]:
@@ -193,7 +190,7 @@ def _target(loaded: LoadedTask, doc: Any, instances: Sequence[Instance]) -> str:
 
 
 def _response(answer: Output, needs_greedy: bool) -> Any:
-    """An answer as lm-eval's models give it."""
+    """Return an answer as lm-eval's models give it."""
     match answer:
         case GenerationOutput():
             return answer.text
@@ -206,8 +203,3 @@ def _response(answer: Output, needs_greedy: bool) -> Any:
                     "generation gives), which the engine doesn't report"
                 )
             return answer.logprob, bool(answer.is_greedy)
-
-
-def _plain(found: Any) -> Any:
-    """A filter's result: one text, or a list where it keeps all repeats."""
-    return list(cast("list[Any]", found)) if isinstance(found, list | tuple) else found

@@ -18,7 +18,7 @@ from evalution_core import Capability, ConfigurationError, UnsupportedRequestErr
 from evalution_core.kinds import RequestKind
 from evalution_core.plugins import did_you_mean
 from evalution_lm_eval.options import LmEvalOptions
-from evalution_lm_eval.requests import generation_fields
+from evalution_lm_eval.requests import map_generation_settings
 from evalution_lm_eval.upstream import Group, Sampler, Task, TaskManager
 
 KINDS = {
@@ -61,22 +61,26 @@ class LoadedTasks:
         Raises:
             ConfigurationError: a setting that no engine can be asked.
         """
-        found: set[Capability] = set()
-        if self.kind is RequestKind.GENERATION:
-            for loaded in self.tasks:
-                found |= _needs(settings_of(loaded))
-        return frozenset(found)
+        if self.kind is not RequestKind.GENERATION:
+            return frozenset()
+        settings = [read_settings(loaded) for loaded in self.tasks]
+        wanted = {
+            Capability.SAMPLING: any(fields["do_sample"] for fields in settings),
+            Capability.SEED: any(fields.get("seed") is not None for fields in settings),
+            Capability.BEAMS: any(fields.get("num_beams", 1) > 1 for fields in settings),
+        }
+        return frozenset(capability for capability, is_wanted in wanted.items() if is_wanted)
 
 
-def settings_of(loaded: LoadedTask) -> dict[str, Any]:
-    """The fields of a task's generation requests.
+def read_settings(loaded: LoadedTask) -> dict[str, Any]:
+    """Return the fields of a task's generation requests.
 
     Raises:
         ConfigurationError: a setting that no engine can be asked.
     """
     try:
         with wrap_errors("generation_kwargs", ConfigurationError):
-            return generation_fields(loaded.task.get_config("generation_kwargs") or {})
+            return map_generation_settings(loaded.task.get_config("generation_kwargs") or {})
     except ConfigurationError as error:
         error.args = (f"lm-eval's task {loaded.name!r}: {error}",)
         raise
@@ -92,21 +96,21 @@ def load_tasks(options: LmEvalOptions) -> list[LoadedTasks]:
             foreign code without consent, or asks for several kinds of request at once.
         UnsupportedRequestError: a task needs images or audio.
     """
-    manager = _manager(
+    manager = _index_tasks(
         options.include_path, options.include_defaults, json.dumps(dict(options.metadata))
     )
     found: list[LoadedTasks] = []
-    for name in _names(manager, options.task_names):
-        with wrap_errors(f"lm-eval can't load task {name!r}", ConfigurationError), _seeded():
+    for name in _resolve_names(manager, options.task_names):
+        with wrap_errors(f"lm-eval can't load task {name!r}", ConfigurationError), _lm_eval_seeds():
             loaded = manager.load(name)
         groups: Mapping[str, Group] = loaded["groups"]
         members = [groups[name]] if name in groups else list(loaded["tasks"].values())
         for member in members:
-            found += _loaded(member, options)
+            found += _load_member(member, options)
     return found
 
 
-def _names(manager: TaskManager, named: Sequence[str]) -> list[str]:
+def _resolve_names(manager: TaskManager, named: Sequence[str]) -> list[str]:
     known = manager.all_tasks
     found: list[str] = []
     for name in named:
@@ -132,33 +136,29 @@ def _check_file(name: str) -> None:
         declared = read_yaml(path)
     except ConfigurationError:
         return  # a `!function` among it, or no YAML at all, which lm-eval reports
-    match declared:
-        case {"class": _}:
-            return
-        case {"group": group}:
-            raise ConfigurationError(
-                f"{name} declares the group {group!r}, and lm-eval takes a file in tasks for one "
-                f"task alone; set tasks to {group!r} and include_path to the folder {path.parent}"
-            )
-        case _:
-            return
+    if isinstance(declared, dict) and "group" in declared and "class" not in declared:
+        raise ConfigurationError(
+            f"{name} declares the group {declared['group']!r}, and lm-eval takes a file in tasks "
+            f"for one task alone; set tasks to {declared['group']!r} and include_path to the "
+            f"folder {path.parent}"
+        )
 
 
-def _loaded(member: Any, options: LmEvalOptions) -> list[LoadedTasks]:
+def _load_member(member: Any, options: LmEvalOptions) -> list[LoadedTasks]:
     if not isinstance(member, import_module("lm_eval.api.group").Group):
-        loaded = _checked(member, options)
-        return [LoadedTasks(loaded.name, _kind(loaded), [loaded])]
+        loaded = _prepare_task(member, options)
+        return [LoadedTasks(loaded.name, _find_kind(loaded), [loaded])]
     group: Any = member
     if not group.has_aggregation:
-        return [found for child in group for found in _loaded(child, options)]
-    return [_summed_up(group, options)]
+        return [found for child in group for found in _load_member(child, options)]
+    return [_load_group(group, options)]
 
 
-def _summed_up(group: Group, options: LmEvalOptions) -> LoadedTasks:
-    tasks = [_checked(task, options) for task in group.get_all_tasks()]
-    kinds = {_kind(loaded): loaded.name for loaded in tasks}
+def _load_group(group: Group, options: LmEvalOptions) -> LoadedTasks:
+    tasks = [_prepare_task(task, options) for task in group.get_all_tasks()]
+    kinds = {_find_kind(loaded): loaded.name for loaded in tasks}
     if len(kinds) > 1:
-        listed = ", ".join(f"{name} for {kind}" for kind, name in kinds.items())
+        listed = ", ".join(f"{name} for {kind.value}" for kind, name in kinds.items())
         raise ConfigurationError(
             f"group {group.name!r} sums up tasks that ask for different kinds of request "
             f"({listed}); name its tasks in place of it, or run it with evalution-lm-eval"
@@ -167,8 +167,8 @@ def _summed_up(group: Group, options: LmEvalOptions) -> LoadedTasks:
     return LoadedTasks(group.name, next(iter(kinds)), tasks, [group, *inner])
 
 
-def _checked(task: Task, options: LmEvalOptions) -> LoadedTask:
-    """A task that is set up, if it can run at all."""
+def _prepare_task(task: Task, options: LmEvalOptions) -> LoadedTask:
+    """Set a task up, if it can run at all."""
     name = task.task_name
     # lm-eval marks such tasks by an attribute that others don't have.
     if getattr(task, "MULTIMODAL", False):
@@ -223,7 +223,7 @@ def _check_solved_rows(task: Task) -> None:
         )
 
 
-def _kind(loaded: LoadedTask) -> RequestKind:
+def _find_kind(loaded: LoadedTask) -> RequestKind:
     asked = loaded.task.OUTPUT_TYPE
     if asked not in KINDS:
         raise ConfigurationError(
@@ -233,17 +233,8 @@ def _kind(loaded: LoadedTask) -> RequestKind:
     return KINDS[asked]
 
 
-def _needs(fields: Mapping[str, Any]) -> set[Capability]:
-    wanted = {
-        Capability.SAMPLING: fields["do_sample"],
-        Capability.SEED: fields.get("seed") is not None,
-        Capability.BEAMS: fields.get("num_beams", 1) > 1,
-    }
-    return {capability for capability, is_wanted in wanted.items() if is_wanted}
-
-
 @lru_cache(maxsize=4)
-def _manager(include_path: str | None, include_defaults: bool, metadata: str) -> TaskManager:
+def _index_tasks(include_path: str | None, include_defaults: bool, metadata: str) -> TaskManager:
     """The index of all tasks, which takes seconds to make for lm-eval's 14,000 files."""
     return import_module("lm_eval.tasks").TaskManager(
         include_path=include_path,
@@ -253,8 +244,8 @@ def _manager(include_path: str | None, include_defaults: bool, metadata: str) ->
 
 
 @contextmanager
-def _seeded() -> Generator[None]:
-    """lm-eval's seeds for what a task draws while it is loaded; the caller's state comes back."""
+def _lm_eval_seeds() -> Generator[None]:
+    """Use lm-eval's seeds while a task is loaded; the caller's state comes back."""
     import numpy as np  # noqa: PLC0415 - lm-eval's own
 
     before, before_numpy = random.getstate(), np.random.get_state()

@@ -1,41 +1,59 @@
-"""Any engine as a model of lm-eval."""
+"""Any engine as a model of lm-eval.
+
+Texts become ids by the rule of `evalution_core.encoding`, as in every engine.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingTypeStubs]
 
 from evalution.runs.preflight import check_model
 from evalution_core import (
+    BaseEngine,
     BaseInferenceSession,
     Capability,
     ConfigurationError,
     EngineRuntimeError,
     GenerationOutput,
+    InvalidRequestError,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
-    RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
+    TextCodec,
     UnsupportedRequestError,
 )
-from evalution_core.encoding import ContextEncoder, encode_pair
+from evalution_core.encoding import (
+    ContextEncoder,
+    conditioning_id,
+    encode_pair,
+    encode_with_leading,
+)
+from evalution_enginekit.chat import ChatTemplate
 from evalution_lm_eval.arguments import read_arguments
-from evalution_lm_eval.collection import Answering, Collection, OnFailure
-from evalution_lm_eval.prompting import PromptingLM
+from evalution_lm_eval.collection import Collection, OnFailure
 from evalution_lm_eval.requests import (
     DEFAULT_MAX_GEN_TOKS,
     ChatPrompt,
-    completion_request,
-    generation_fields,
-    scoring_request,
+    HasChatTemplate,
+    make_completion_request,
+    make_scoring_request,
+    map_generation_settings,
+    render_chat,
 )
 from evalution_lm_eval.upstream import Instance
 
+V = TypeVar("V")
 _WORST = (float("-inf"), False)
 
 
-class EvalutionLM(PromptingLM):
+class EvalutionLM(TemplateLM):
     """A session behind lm-eval's three calls; it plans and batches by itself.
 
     `EvalutionLM(engine="Transformers", pretrained="builtin:tiny", dtype="float32")` builds the
@@ -66,27 +84,30 @@ class EvalutionLM(PromptingLM):
         device: str | None = None,
         **arguments: Any,
     ) -> None:
-        self._cap = _cap(batch_size, max_batch_size)
+        super().__init__()
+        self._cap = _read_cap(batch_size, max_batch_size)
         self._max_gen_toks = DEFAULT_MAX_GEN_TOKS
         self._on_failure: OnFailure = "raise"
         self._is_checked = False
         self._failed = 0
         self._truncated = 0
+        self._engine: BaseEngine | None = None
+        self._name = "session"
         if session is not None and arguments:
             raise ConfigurationError(
                 f"a live session takes no further arguments, got {', '.join(sorted(arguments))}"
             )
-        if session is not None:
-            super().__init__(session, None, "session")
-            return
-        declared = read_arguments(arguments, device)
-        self._max_gen_toks, self._on_failure = declared.max_gen_toks, declared.on_failure
-        check_model(declared.model, declared.engine)
-        built = declared.engine.build(declared.model)
-        # lm-eval never closes a model.
-        weakref.finalize(self, built.close)
-        name = declared.model.tokenizer_path or declared.model.name
-        super().__init__(built, declared.engine, name)
+        if session is None:
+            declared = read_arguments(arguments, device)
+            self._max_gen_toks, self._on_failure = declared.max_gen_toks, declared.on_failure
+            self._engine = declared.engine
+            self._name = declared.model.tokenizer_path or declared.model.name
+            check_model(declared.model, declared.engine)
+            session = declared.engine.build(declared.model)
+            # lm-eval never closes a model.
+            weakref.finalize(self, session.close)
+        self._session = session
+        self._codec = session.tokenizer
 
     # what lm-eval asks
 
@@ -102,7 +123,7 @@ class EvalutionLM(PromptingLM):
         self._prepare(Capability.LOGLIKELIHOOD, requests)
         contexts = ContextEncoder(self._tokens) if self._takes_ids else None
         pairs = (self._make_pair(contexts, *request.args) for request in requests)
-        return self._scored(self._collection("loglikelihood", requests, disable_tqdm), pairs)
+        return self._score(requests, [request.args for request in requests], pairs, disable_tqdm)
 
     def _loglikelihood_tokens(
         self,
@@ -111,9 +132,8 @@ class EvalutionLM(PromptingLM):
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
         self._prepare(Capability.LOGLIKELIHOOD, [])
-        collection = self._collection("loglikelihood", [], disable_tqdm)
-        collection.arguments = [texts for texts, _, _ in requests]
-        return self._scored(collection, (_by_ids(*request) for request in requests))
+        pairs = (_make_pair_of_ids(*request) for request in requests)
+        return self._score([], [texts for texts, _, _ in requests], pairs, disable_tqdm)
 
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -125,12 +145,10 @@ class EvalutionLM(PromptingLM):
             UnsupportedRequestError: the engine can't score texts.
         """
         self._prepare(Capability.ROLLING, requests)
-
-        collection = self._collection("loglikelihood_rolling", requests, disable_tqdm)
+        collection = self._open("loglikelihood_rolling", requests, disable_tqdm)
+        call = self._session.loglikelihood_rolling_continuous
         texts = (RollingLoglikelihoodRequest(*request.args) for request in requests)
-        return collection.collect(
-            Answering(self._session.loglikelihood_rolling_continuous, _logprob), texts
-        )
+        return self._collect(collection, call, texts, lambda output: output.logprob)
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Completions, each with its own stops, limit and sampling; without the stop.
@@ -141,15 +159,13 @@ class EvalutionLM(PromptingLM):
             UnsupportedRequestError: the engine doesn't generate.
         """
         self._prepare(Capability.GENERATE, requests)
-        fields = [generation_fields(request.args[1], self._max_gen_toks) for request in requests]
-        collection = self._collection("generate_until", requests, disable_tqdm)
-        asked = (
-            completion_request(request.args[0], given)
-            for request, given in zip(requests, fields, strict=True)
-        )
-        texts = collection.collect(Answering(self._session.generate_continuous, _text, ""), asked)
-        self._count(collection)
-        return texts
+        completions = [
+            make_completion_request(context, map_generation_settings(given, self._max_gen_toks))
+            for context, given in (request.args for request in requests)
+        ]
+        collection = self._open("generate_until", requests, disable_tqdm)
+        call = self._session.generate_continuous
+        return self._collect(collection, call, completions, _read_text, "")
 
     # what it says of itself
 
@@ -176,14 +192,92 @@ class EvalutionLM(PromptingLM):
             }
         }
 
+    @property
+    def max_length(self) -> int | None:
+        """Tokens that the model can be fed; None if unknown."""
+        return self._session.info.max_model_len
+
+    @property
+    def eot_token_id(self) -> int:
+        if self._tokens.eos_id is None:
+            raise InvalidRequestError("the tokenizer has no end-of-sequence token")
+        return self._tokens.eos_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The id that stands for an empty context: BOS, else EOS."""
+        return conditioning_id(self._tokens)
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """Return the ids of a text, by default after the leading ids, which are never doubled."""
+        if add_special_tokens is False:
+            return self._tokens.encode(string)
+        return encode_with_leading(self._tokens, string)
+
+    def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return self._tokens.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """File name for the tokenizer with its template, by which lm-eval caches prompts."""
+        template = self._template
+        source = "" if template is None else template.source
+        if template is not None and template.variables:
+            source += json.dumps(template.variables, sort_keys=True)
+        digest = hashlib.sha256(source.encode()).hexdigest()[:8]
+        return f"{re.sub(r'[^A-Za-z0-9._-]+', '__', self._name)}-{digest}"
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """Return the source of the model's template, "" where only the engine knows it.
+
+        Raises:
+            ConfigurationError: a template is asked for by name.
+        """
+        if isinstance(chat_template, str) and chat_template != "default":
+            raise ConfigurationError(
+                f"there is no chat template named {chat_template!r}: an engine uses the one of its "
+                "tokenizer; leave the name out, or name another tokenizer in model_args"
+            )
+        if not chat_template:
+            return None
+        return "" if self._template is None else self._template.source
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Return the prompt of a conversation; the engine renders if only it knows the template.
+
+        Raises:
+            InvalidRequestError: the template refuses the conversation.
+            UnsupportedRequestError: there is no template, or an answer is begun and only the engine
+                knows the template.
+        """
+        if self._template is not None:
+            return render_chat(
+                self._template, chat_history, add_generation_prompt=add_generation_prompt
+            )
+        self._require(Capability.CHAT, "apply_chat_template")
+        if not add_generation_prompt:
+            raise UnsupportedRequestError(
+                "the task begins the answer (gen_prefix), which needs the chat template, and the "
+                "session keeps it to itself or has none"
+            )
+        return ChatPrompt(chat_history)
+
     # within
 
-    def _collection(
-        self, kind: str, requests: Sequence[Instance], disable_tqdm: bool
+    def _open(
+        self,
+        kind: str,
+        requests: Sequence[Instance],
+        disable_tqdm: bool,
+        arguments: Sequence[tuple[Any, ...]] | None = None,
     ) -> Collection:
         return Collection(
             kind,
-            [request.args for request in requests],
+            [request.args for request in requests] if arguments is None else arguments,
             requests,
             self.cache_hook,
             self._on_failure,
@@ -191,25 +285,37 @@ class EvalutionLM(PromptingLM):
             show_progress=not disable_tqdm,
         )
 
-    def _scored(
-        self, collection: Collection, requests: Iterable[LoglikelihoodRequest]
-    ) -> list[tuple[float, bool]]:
-        stream = self._session.loglikelihood_continuous
-        scores = collection.collect(Answering(stream, _score, _WORST), requests)
-        self._count(collection)
-        return scores
-
-    def _count(self, collection: Collection) -> None:
+    def _collect(
+        self,
+        collection: Collection,
+        call: Callable[..., Iterator[tuple[int, Any]]],
+        requests: Iterable[Any],
+        convert: Callable[[Any], V],
+        worst: V | None = None,
+    ) -> list[V]:
+        found = collection.collect(call, requests, convert, worst)
         self._failed += collection.failed
         self._truncated += collection.truncated
+        return found
+
+    def _score(
+        self,
+        instances: Sequence[Instance],
+        texts: Sequence[tuple[Any, ...]],
+        pairs: Iterable[LoglikelihoodRequest],
+        disable_tqdm: bool,
+    ) -> list[tuple[float, bool]]:
+        collection = self._open("loglikelihood", instances, disable_tqdm, texts)
+        call = self._session.loglikelihood_continuous
+        return self._collect(collection, call, pairs, _read_score, _WORST)
 
     def _make_pair(
         self, contexts: ContextEncoder | None, context: str, continuation: str
     ) -> LoglikelihoodRequest:
         if isinstance(context, ChatPrompt) or not self._takes_ids:
-            return scoring_request(context, continuation)
+            return make_scoring_request(context, continuation)
         ids = encode_pair(self._tokens, context, continuation, contexts=contexts)
-        return _by_ids((context, continuation), *ids)
+        return _make_pair_of_ids((context, continuation), *ids)
 
     def _prepare(self, capability: Capability, requests: Sequence[Instance]) -> None:
         tasks = dict.fromkeys(request.task_name for request in requests if request.task_name)
@@ -223,8 +329,33 @@ class EvalutionLM(PromptingLM):
             )
         self._is_checked = True
 
+    def _require(self, capability: Capability, who: str) -> None:
+        known = self._session.capabilities
+        if capability not in known:
+            raise UnsupportedRequestError(
+                f"{who} needs {capability}; the capabilities of the engine are "
+                f"{', '.join(sorted(known)) or 'none'}"
+            )
 
-def _cap(batch_size: int | str | None, max_batch_size: int | None) -> int | None:
+    @property
+    def _takes_ids(self) -> bool:
+        return self._codec is not None and Capability.TOKEN_IDS in self._session.capabilities
+
+    @property
+    def _tokens(self) -> TextCodec:
+        if self._codec is None:
+            raise UnsupportedRequestError(
+                "the session keeps its tokenizer to itself, so nothing can be encoded here"
+            )
+        return self._codec
+
+    @property
+    def _template(self) -> ChatTemplate | None:
+        codec = self._codec
+        return codec.chat_template if isinstance(codec, HasChatTemplate) else None
+
+
+def _read_cap(batch_size: int | str | None, max_batch_size: int | None) -> int | None:
     """Requests in flight at most, from the two sizes that lm-eval passes."""
     try:
         named = 1 if batch_size is None or str(batch_size).startswith("auto") else int(batch_size)
@@ -239,7 +370,7 @@ def _cap(batch_size: int | str | None, max_batch_size: int | None) -> int | None
     return named if named > 1 else None if max_batch_size is None else most
 
 
-def _by_ids(
+def _make_pair_of_ids(
     texts: tuple[str, str], context_ids: list[int], continuation_ids: list[int]
 ) -> LoglikelihoodRequest:
     return LoglikelihoodRequest(
@@ -247,7 +378,7 @@ def _by_ids(
     )
 
 
-def _score(output: LoglikelihoodOutput) -> tuple[float, bool]:
+def _read_score(output: LoglikelihoodOutput) -> tuple[float, bool]:
     if output.is_greedy is None:
         raise UnsupportedRequestError(
             "lm-eval needs is_greedy of each continuation (it is what greedy generation gives), "
@@ -256,9 +387,5 @@ def _score(output: LoglikelihoodOutput) -> tuple[float, bool]:
     return output.logprob, output.is_greedy
 
 
-def _logprob(output: RollingLoglikelihoodOutput) -> float:
-    return output.logprob
-
-
-def _text(output: GenerationOutput) -> str:
+def _read_text(output: GenerationOutput) -> str:
     return output.text

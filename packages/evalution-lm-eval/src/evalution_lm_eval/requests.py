@@ -28,10 +28,10 @@ _ANY_ENGINE = RequestValidator("any", frozenset(Capability))
 """Refuses what every engine refuses, before there is one."""
 
 
-def generation_fields(
+def map_generation_settings(
     gen_kwargs: Mapping[str, Any], default_limit: int = DEFAULT_MAX_GEN_TOKS
 ) -> dict[str, Any]:
-    """Fields of a `GenerationRequest` for a task's generation settings.
+    """Return the fields of a `GenerationRequest` for a task's generation settings.
 
     As in lm-eval, the first limit counts of `max_gen_toks`, `max_new_tokens`, `max_tokens` and
     `max_completion_tokens`, a temperature alone means sampling, and an empty stop is none.
@@ -52,7 +52,7 @@ def generation_fields(
     stops: list[str] = [until] if isinstance(until, str) else list(until)
     fields: dict[str, Any] = {
         **{name: given[name] for name in _SETTINGS if name in given},
-        **_sampling(given),
+        **_map_sampling(given),
         "stop": [stop for stop in stops if stop],
         "max_new_tokens": limits[0] if limits else default_limit,
     }
@@ -63,7 +63,7 @@ def generation_fields(
     return fields
 
 
-def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+def _map_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     """Greedy unless a temperature above zero, or `do_sample` without one, says otherwise."""
     temperature = float(given.get("temperature", 1.0 if given.get("do_sample") else 0.0))
     if not given.get("do_sample", temperature > 0.0) or temperature == 0.0:
@@ -71,15 +71,15 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"do_sample": True, "temperature": temperature}
 
 
-def completion_request(context: str, fields: Mapping[str, Any]) -> GenerationRequest:
-    """A request for text after `context`, which may be a conversation."""
+def make_completion_request(context: str, fields: Mapping[str, Any]) -> GenerationRequest:
+    """Make a request for text after `context`, which may be a conversation."""
     if isinstance(context, ChatPrompt):
         return GenerationRequest(messages=context.messages, **fields)
     return GenerationRequest(context, **fields)
 
 
-def scoring_request(context: str, continuation: str) -> LoglikelihoodRequest:
-    """A request for the score of `continuation`; the session encodes both by lm-eval's rule."""
+def make_scoring_request(context: str, continuation: str) -> LoglikelihoodRequest:
+    """Make a request for a continuation's score; the session encodes by lm-eval's rule."""
     if isinstance(context, ChatPrompt):
         return LoglikelihoodRequest(continuation=continuation, messages=context.messages)
     return LoglikelihoodRequest(context, continuation)
@@ -111,10 +111,10 @@ class ChatPrompt(str):
         return (self.messages,)
 
 
-def rendered(
+def render_chat(
     template: ChatTemplate, messages: Sequence[Message], *, add_generation_prompt: bool
 ) -> str:
-    """The prompt text; without a generation prompt, the last message is left open to go on.
+    """Return the prompt text; without a generation prompt, the last message is left open to go on.
 
     As lm-eval's `hf` model does it, a template that refuses the messages gets them once more
     without those of the system.
@@ -123,23 +123,23 @@ def rendered(
         InvalidRequestError: the template refuses these as well, or doesn't print the last message.
     """
     try:
-        return _rendered(template, messages, add_generation_prompt=add_generation_prompt)
+        return _render(template, messages, add_generation_prompt=add_generation_prompt)
     except InvalidRequestError as error:
         others = [message for message in messages if message.get("role") != "system"]
         if len(others) == len(messages):
             raise
         _log.warning("%s; they are rendered without the system's message", error)
-        return _rendered(template, others, add_generation_prompt=add_generation_prompt)
+        return _render(template, others, add_generation_prompt=add_generation_prompt)
 
 
-def _rendered(
+def _render(
     template: ChatTemplate, messages: Sequence[Message], *, add_generation_prompt: bool
 ) -> str:
     text = template.render(messages, add_generation_prompt=add_generation_prompt)
-    return text if add_generation_prompt else _left_open(text, str(messages[-1]["content"]))
+    return text if add_generation_prompt else _cut_after(text, str(messages[-1]["content"]))
 
 
-def _left_open(text: str, last: str) -> str:
+def _cut_after(text: str, last: str) -> str:
     """`text` up to the end of its last message; what the template strips off stays off."""
     at = text.rfind(last.strip())
     if at < 0:

@@ -9,20 +9,15 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 from evalution.scoring.metrics import Metric, MetricAccumulator, Score
 from evalution.suites.suite import AnySuite, Suite, SuiteSet
-from evalution_core import (
-    Capability,
-    ConfigurationError,
-    GenerationOutput,
-    LoglikelihoodOutput,
-    RollingLoglikelihoodOutput,
-)
+from evalution_core import Capability, ConfigurationError
 from evalution_core.kinds import RequestKind
 from evalution_core.redaction import redact
-from evalution_lm_eval.aggregation import TaskTally
+from evalution_core.requests import Output
+from evalution_lm_eval.aggregation import TaskAccumulator
 from evalution_lm_eval.documents import Document, Documents
 from evalution_lm_eval.loading import LoadedTask, LoadedTasks, load_tasks
 from evalution_lm_eval.options import LmEvalOptions
@@ -33,8 +28,8 @@ _PLACE = "config_source"
 _DIGITS = 16
 
 
-def task_record(loaded: LoadedTask) -> dict[str, Any]:
-    """Version, data set and configuration of a task, JSON-safe and without credentials.
+def describe_task(loaded: LoadedTask) -> dict[str, Any]:
+    """Return version, data set and configuration of a task, JSON-safe and without credentials.
 
     A function is named with a digest of its file. The imports of that file and the content of the
     rows are left out: a row that changed is evaluated again.
@@ -49,32 +44,36 @@ def task_record(loaded: LoadedTask) -> dict[str, Any]:
         "version": task.VERSION,
         "dataset": [task.DATASET_PATH, task.DATASET_NAME],
         "rows": loaded.size,
-        "code": _code(type(task)),
-        "config": redact(_named(config)),
+        "code": _name_code(type(task)),
+        "config": redact(_name_functions(config)),
     }
 
 
-def group_record(group: Group) -> dict[str, Any]:
-    """The members of a group, and how it sums them up."""
+def describe_group(group: Group) -> dict[str, Any]:
+    """Return the members of a group and the metrics that it sums up."""
     return {
         "members": group.child_names,
-        "metrics": [redact(_named(vars(metric))) for metric in group.aggregate_metric_list or ()],
+        "metrics": [
+            redact(_name_functions(vars(metric))) for metric in group.aggregate_metric_list or ()
+        ],
     }
 
 
-def _named(value: Any) -> Any:
-    """`value` with each function in it as text."""
+def _name_functions(value: Any) -> Any:
+    """Return `value` with each function in it as text."""
     if callable(value):
-        return _code(value)
+        return _name_code(value)
     if isinstance(value, Mapping):
-        return {key: _named(member) for key, member in cast(Mapping[Any, Any], value).items()}
+        return {
+            key: _name_functions(member) for key, member in cast(Mapping[Any, Any], value).items()
+        }
     if isinstance(value, list | tuple):
-        return [_named(member) for member in cast("list[Any]", value)]
+        return [_name_functions(member) for member in cast("list[Any]", value)]
     return value
 
 
-def _code(found: Any) -> str:
-    """As `utils.py:process_docs 0a1b2c3d4e5f6071`; the name alone for what isn't from a file."""
+def _name_code(found: Any) -> str:
+    """Return `utils.py:process_docs 0a1b2c3d4e5f6071`; the name alone if it has no file."""
     name = str(getattr(found, "__qualname__", type(found).__qualname__))
     try:
         file = Path(inspect.getfile(inspect.unwrap(found)))
@@ -82,9 +81,6 @@ def _code(found: Any) -> str:
     except (TypeError, OSError):  # built in, or an object that can be called
         return name
     return f"{file.name}:{name} {hashlib.sha256(content).hexdigest()[:_DIGITS]}"
-
-
-A = TypeVar("A", GenerationOutput, LoglikelihoodOutput, RollingLoglikelihoodOutput)
 
 
 @dataclass(kw_only=True)
@@ -100,27 +96,27 @@ class LmEval(LmEvalOptions, SuiteSet):
     def suites(self) -> Sequence[AnySuite]:
         found = load_tasks(self)
         options = {f.name: getattr(self, f.name) for f in fields(LmEvalOptions)}
-        made: list[AnySuite] = []
+        suites: list[AnySuite] = []
         for loaded in found:
             own: dict[str, Any] = {**options, "tasks": loaded.name}
             if self.name is not None and len(found) > 1:
                 own["name"] = f"{self.name} {loaded.name}"
-            suite = _SUITES[loaded.kind](**own)
+            suite = TaskSuite(**own)
             suite.loaded = loaded
-            suite.check_loaded()
-            made.append(suite)
-        return made
+            _ = suite.needs  # raises for a generation setting that no engine can be asked
+            suites.append(suite)
+        return suites
 
 
 @dataclass(kw_only=True)
-class TaskSuite(LmEvalOptions, Suite[Document, A], Generic[A]):
+class TaskSuite(LmEvalOptions, Suite[Document, Output]):
     """A task of lm-eval, or the tasks of a group; `LmEval` makes them, with what it loaded."""
 
     loaded: LoadedTasks | None = field(default=None, init=False, repr=False, compare=False)
 
-    def check_loaded(self) -> None:
-        """Raise `ConfigurationError` for a generation setting that no engine can be asked."""
-        _ = self.needs
+    @property
+    def request_kind(self) -> RequestKind:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._loaded.kind
 
     @property
     def title(self) -> str:
@@ -140,18 +136,18 @@ class TaskSuite(LmEvalOptions, Suite[Document, A], Generic[A]):
     def provenance(self) -> Mapping[str, Any]:
         return {
             "harness": f"lm-eval {version('lm-eval')}",
-            "tasks": {found.name: task_record(found) for found in self._loaded.tasks},
-            "groups": {group.name: group_record(group) for group in self._loaded.groups},
+            "tasks": {found.name: describe_task(found) for found in self._loaded.tasks},
+            "groups": {group.name: describe_group(group) for group in self._loaded.groups},
         }
 
     def samples(self, limit: int | None = None) -> Iterator[Document]:
-        return islice(Documents(self._loaded, self).asked(), limit)
+        return islice(Documents(self._loaded, self).read(), limit)
 
-    def score(self, sample: Document, answers: Sequence[A]) -> Score:
-        return sample.scored(answers)
+    def score(self, sample: Document, answers: Sequence[Output]) -> Score:
+        return sample.score(answers)
 
     def make_accumulator(self) -> MetricAccumulator:
-        return TaskTally(self._loaded, self.bootstrap_iters)
+        return TaskAccumulator(self._loaded, self.bootstrap_iters)
 
     @property
     def _loaded(self) -> LoadedTasks:
@@ -160,29 +156,3 @@ class TaskSuite(LmEvalOptions, Suite[Document, A], Generic[A]):
                 f"{type(self).__name__} is what LmEval makes of its tasks; declare LmEval"
             )
         return self.loaded
-
-
-@dataclass(kw_only=True)
-class ScoringTasks(TaskSuite[LoglikelihoodOutput]):
-    """Tasks that compare continuations."""
-
-    request_kind = RequestKind.LOGLIKELIHOOD
-
-
-@dataclass(kw_only=True)
-class GenerationTasks(TaskSuite[GenerationOutput]):
-    """Tasks that read what the model writes."""
-
-    request_kind = RequestKind.GENERATION
-
-
-@dataclass(kw_only=True)
-class RollingTasks(TaskSuite[RollingLoglikelihoodOutput]):
-    """Tasks that score whole texts."""
-
-    request_kind = RequestKind.ROLLING
-
-
-_SUITES: Mapping[RequestKind, type[TaskSuite[Any]]] = {
-    kind.request_kind: kind for kind in (ScoringTasks, GenerationTasks, RollingTasks)
-}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evalution_core import ConfigurationError, Model
-from evalution_enginekit.runtime import SET_BY_THE_ENGINE
-from evalution_enginekit.serving_options import collect_arguments
+from evalution_enginekit.runtime import SET_BY_THE_ENGINE, collect_arguments
 from evalution_sglang.options import SGLangOptions
 from evalution_sglang.runtime import Library, describe_version, find_device
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evalution_core import BaseEngine, ConfigurationError, Model, validate_options
-from evalution_enginekit.serving_options import SERVING_CAPABILITIES
+from evalution_enginekit.runtime import SERVING_CAPABILITIES
 from evalution_sglang.options import SGLangOptions
 
 if TYPE_CHECKING:
-    from evalution_sglang.session import SGLangSession
+    from evalution_enginekit.serving_session import ServingSession
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class SGLang(SGLangOptions, BaseEngine):
         import_sglang()
         return {"version": describe_version(), "device": self.device or find_device()}
 
-    def build(self, model: Model) -> SGLangSession:
+    def build(self, model: Model) -> ServingSession:
         """Start SGLang on the checkpoint.
 
         Its processes are started by `multiprocessing`: a script keeps its work under

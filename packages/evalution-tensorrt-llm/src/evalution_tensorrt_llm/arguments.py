@@ -9,10 +9,10 @@ from typing import Any, cast
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.runtime import (
     SET_BY_THE_ENGINE,
+    collect_arguments,
     find_changed_options,
     refuse_unknown,
 )
-from evalution_enginekit.serving_options import collect_arguments
 from evalution_tensorrt_llm.options import TensorRTLLMOptions
 from evalution_tensorrt_llm.runtime import describe_version
 

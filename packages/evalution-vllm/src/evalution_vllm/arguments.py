@@ -8,8 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from evalution_core import Model
-from evalution_enginekit.runtime import SET_BY_THE_ENGINE
-from evalution_enginekit.serving_options import collect_arguments
+from evalution_enginekit.runtime import SET_BY_THE_ENGINE, collect_arguments
 from evalution_vllm.options import VLLMOptions
 from evalution_vllm.runtime import describe_version, is_cpu
 

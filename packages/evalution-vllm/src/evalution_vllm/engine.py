@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evalution_core import BaseEngine, ConfigurationError, Model, validate_options
-from evalution_enginekit.serving_options import SERVING_CAPABILITIES
+from evalution_enginekit.runtime import SERVING_CAPABILITIES
 from evalution_vllm.options import VLLMOptions
 from evalution_vllm.runtime import describe_version, find_device, import_vllm
 
 if TYPE_CHECKING:
-    from evalution_vllm.session import VLLMSession
+    from evalution_enginekit.serving_session import ServingSession
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class VLLM(VLLMOptions, BaseEngine):
         """
         return {"version": describe_version(), "device": find_device(import_vllm())}
 
-    def build(self, model: Model) -> VLLMSession:
+    def build(self, model: Model) -> ServingSession:
         """Load the checkpoint and try what its scoring can rely on.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from evalution_core import speed_only
-from evalution_enginekit.serving_options import ServingOptions
+from evalution_enginekit.runtime import ServingOptions
 
 
 @dataclass(slots=True)

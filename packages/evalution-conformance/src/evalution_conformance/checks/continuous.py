@@ -18,7 +18,7 @@ from evalution_conformance.subject import (
     read_one,
     require_output,
 )
-from evalution_conformance.suite import group, needs
+from evalution_conformance.suite import needs
 from evalution_conformance.watch import call_within
 from evalution_core import (
     Capability,
@@ -40,7 +40,7 @@ class _InputError(Exception):
     """An error that a producer of requests raises."""
 
 
-@group(Capability.GENERATE)
+@needs(Capability.GENERATE)
 class ContinuousChecks:
     def test_every_key_comes_once(self, subject: Subject) -> None:
         """Any hashable is a key, and each comes back once."""
@@ -91,10 +91,7 @@ class ContinuousChecks:
 
     def test_closing_early_aborts_requests_in_flight(self, subject: Subject) -> None:
         """Closed early, a stream aborts its work in flight within a step and a second."""
-        limit = max(1, min(2048, subject.window // 2))
-        request = GenerationRequest(
-            PROMPTS[0], max_new_tokens=limit, ignore_eos=subject.declares(Capability.IGNORE_EOS)
-        )
+        request = _make_long_request(subject)
         short = subject.request(PROMPTS[0], max_new_tokens=1)
         with open_stream(
             subject, ((n, request if n else short) for n in range(_ENDLESS))
@@ -111,10 +108,7 @@ class ContinuousChecks:
 
     def test_cancelling_one_request_leaves_the_others(self, subject: Subject) -> None:
         """`cancel(key)` ends that request without a result, and the others go on."""
-        limit = max(1, min(2048, subject.window // 2))
-        long = GenerationRequest(
-            PROMPTS[0], max_new_tokens=limit, ignore_eos=subject.declares(Capability.IGNORE_EOS)
-        )
+        long = _make_long_request(subject)
         short = subject.request(PROMPTS[1], max_new_tokens=1)
         is_taken, is_cancelled = threading.Event(), threading.Event()
 
@@ -286,3 +280,10 @@ class ContinuousChecks:
         assert joined == text[: text.find(stop)], (
             f"deltas before stop={stop!r} join to {joined!r}, expected {text[: text.find(stop)]!r}"
         )
+
+
+def _make_long_request(subject: Subject) -> GenerationRequest:
+    """Make a request that is still running when it is cancelled."""
+    limit = max(1, min(2048, subject.window // 2))
+    ignore_eos = subject.declares(Capability.IGNORE_EOS)
+    return GenerationRequest(PROMPTS[0], max_new_tokens=limit, ignore_eos=ignore_eos)

@@ -18,7 +18,7 @@ from evalution_conformance.assertions import assert_refused, assert_same_text, a
 from evalution_conformance.probes import CHATS, PROMPTS, SENTENCE, find_plain_completion
 from evalution_conformance.reference_values import MODEL, load_reference_values
 from evalution_conformance.subject import Subject
-from evalution_conformance.suite import group, needs
+from evalution_conformance.suite import needs
 from evalution_core import (
     Capability,
     ContextLengthError,
@@ -68,7 +68,7 @@ _TOOL: dict[str, Any] = {
 _IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 
-@group(Capability.GENERATE)
+@needs(Capability.GENERATE)
 class GenerationChecks:
     def test_a_batch_answers_as_its_requests_alone(self, subject: Subject) -> None:
         """One output for each request, in order; none depends on its batch neighbours."""

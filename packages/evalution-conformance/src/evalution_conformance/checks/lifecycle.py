@@ -76,14 +76,14 @@ class LifecycleChecks:
         with subject.fresh() as session:
             with session as entered:
                 assert entered is session, "`with session as s` must give the session itself"
-            name, call = next(iter(_calls(subject, session).items()))
+            name, call = next(iter(_list_calls(subject, session).items()))
             assert_refused(call, SessionClosedError, f"{name} after `with`")
 
     def test_every_call_after_close_is_refused(self, subject: Subject) -> None:
         """Any call after `close` is a `SessionClosedError`."""
         with subject.fresh() as session:
             session.close()
-            for name, call in _calls(subject, session).items():
+            for name, call in _list_calls(subject, session).items():
                 assert_refused(call, SessionClosedError, f"{name} on a closed session")
 
     def test_gc_changes_no_answer(self, subject: Subject) -> None:
@@ -184,50 +184,39 @@ def _assert_json_safe_and_stable(describe: Callable[[], Any], name: str) -> None
     assert first == second, f"{name} differs from one call to the next: {first}, then {second}"
 
 
-def _calls(subject: Subject, session: BaseInferenceSession) -> dict[str, Callable[[], Any]]:
-    """Every call that the session's capabilities allow."""
+def _list_calls(subject: Subject, session: BaseInferenceSession) -> dict[str, Callable[[], Any]]:
+    """List every call that the engine's capabilities allow."""
     generation = subject.request(PROMPTS[0])
     pair = LoglikelihoodRequest(*PAIRS[0])
-    calls: dict[Capability | str, tuple[str, Callable[[], Any]]] = {
-        Capability.GENERATE: ("generate", lambda: session.generate([generation])),
-        "continuous": (
-            "generate_continuous",
-            lambda: next(session.generate_continuous([(0, generation)])),
-        ),
-        Capability.STREAM: ("stream", lambda: next(session.stream([(0, generation)]))),
-        Capability.LOGLIKELIHOOD: ("loglikelihood", lambda: session.loglikelihood([pair])),
-        "scoring": (
-            "loglikelihood_continuous",
-            lambda: next(session.loglikelihood_continuous([(0, pair)])),
-        ),
-        Capability.ROLLING: (
-            "loglikelihood_rolling",
-            lambda: session.loglikelihood_rolling([RollingLoglikelihoodRequest(PROMPTS[0])]),
-        ),
-        "gc": ("gc", session.gc),
-        "check": ("check", session.check),
+    text = RollingLoglikelihoodRequest(PROMPTS[0])
+    calls: dict[Capability, dict[str, Callable[[], Any]]] = {
+        Capability.GENERATE: {
+            "generate": lambda: session.generate([generation]),
+            "generate_continuous": lambda: next(session.generate_continuous([(0, generation)])),
+        },
+        Capability.STREAM: {"stream": lambda: next(session.stream([(0, generation)]))},
+        Capability.LOGLIKELIHOOD: {
+            "loglikelihood": lambda: session.loglikelihood([pair]),
+            "loglikelihood_continuous": lambda: next(session.loglikelihood_continuous([(0, pair)])),
+        },
+        Capability.ROLLING: {
+            "loglikelihood_rolling": lambda: session.loglikelihood_rolling([text])
+        },
     }
-    implied: dict[Capability | str, Capability] = {
-        "continuous": Capability.GENERATE,
-        "scoring": Capability.LOGLIKELIHOOD,
-    }
-    declared = {*subject.engine.capabilities, "gc"}
+    declared = subject.engine.capabilities & calls.keys()
+    found = {name: call for c in calls if c in declared for name, call in calls[c].items()}
     if type(session).check is not BaseInferenceSession.check:
-        declared.add("check")
-    return {name: call for key, (name, call) in calls.items() if implied.get(key, key) in declared}
+        found["check"] = session.check
+    return found | {"gc": session.gc}
 
 
 def _answer(subject: Subject, session: BaseInferenceSession) -> dict[str, Any]:
     answer: dict[str, Any] = {}
     if subject.declares(Capability.GENERATE):
-        (answer["text"],) = session.generate([_greedy(subject)])
+        (answer["text"],) = session.generate([subject.request(PROMPTS[0])])
     if subject.declares(Capability.LOGLIKELIHOOD):
         (answer["score"],) = session.loglikelihood([LoglikelihoodRequest(*PAIRS[0])])
     return answer
-
-
-def _greedy(subject: Subject) -> GenerationRequest:
-    return subject.request(PROMPTS[0])
 
 
 def _assert_same_answer(
@@ -235,6 +224,7 @@ def _assert_same_answer(
 ) -> None:
     if "text" in expected:
         rule = f"{when}, greedy text is another"
-        assert_same_text(subject, _greedy(subject), found["text"], expected["text"], rule)
+        request = subject.request(PROMPTS[0])
+        assert_same_text(subject, request, found["text"], expected["text"], rule)
     if "score" in expected:
         assert_same_score(subject, found["score"], expected["score"], f"{when}, scores differ")

@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from evalution_conformance.assertions import assert_refused, assert_same_logprobs
+from evalution_conformance.assertions import assert_refused, assert_same_logprobs, assert_same_score
 from evalution_conformance.probes import SENTENCE, TEXTS
 from evalution_conformance.reference_values import SMALL_WINDOW, RollingCase, load_reference_values
 from evalution_conformance.subject import Subject, collect_outputs, resize
-from evalution_conformance.suite import group, needs
+from evalution_conformance.suite import needs
 from evalution_core import (
     Capability,
     InvalidRequestError,
@@ -19,10 +19,10 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
-from evalution_core.encoding import rolling_windows
+from evalution_core.encoding import conditioning_id, rolling_windows
 
 
-@group(Capability.ROLLING)
+@needs(Capability.ROLLING)
 class RollingChecks:
     def test_each_token_is_scored_once(self, subject: Subject) -> None:
         """Each token of the text is scored exactly once, BOS never."""
@@ -45,16 +45,12 @@ class RollingChecks:
         for text in TEXTS:
             (rolled,) = subject.roll(RollingLoglikelihoodRequest(text))
             (scored,) = subject.score(LoglikelihoodRequest("", text))
-            _assert_same(
-                subject, rolled, scored.token_logprobs or [scored.logprob], "a text in one window"
-            )
+            assert_same_score(subject, rolled, scored, "a text in one window")
 
     @needs(Capability.LOGLIKELIHOOD, Capability.TOKEN_IDS)
     def test_windows_sum_to_the_text(self, subject: Subject) -> None:
         """Longer texts are scored in windows of at most `max_model_len` tokens fed."""
-        special = subject.codec
-        prefix = special.bos_id if special.bos_id is not None else special.eos_id
-        assert prefix is not None, "the model has neither BOS nor EOS"
+        prefix = conditioning_id(subject.codec)
         text = _long_text(subject)
         expected: list[float] = []
         for window in rolling_windows(subject.codec.encode(text), prefix, subject.window):
@@ -72,8 +68,7 @@ class RollingChecks:
         given, plain = subject.roll(
             RollingLoglikelihoodRequest(spelled + TEXTS[0]), RollingLoglikelihoodRequest(TEXTS[0])
         )
-        expected = plain.token_logprobs or [plain.logprob]
-        _assert_same(subject, given, expected, "a text with and without BOS spelled before it")
+        assert_same_score(subject, given, plain, "a text with and without BOS spelled before it")
 
     @needs(Capability.TOKEN_IDS)
     def test_rolled_ids_are_their_text(self, subject: Subject) -> None:
@@ -82,7 +77,7 @@ class RollingChecks:
             RollingLoglikelihoodRequest(TEXTS[0]),
             RollingLoglikelihoodRequest(input_ids=subject.codec.encode(TEXTS[0])),
         )
-        _assert_same(subject, ids, text.token_logprobs or [text.logprob], "a text and its ids")
+        assert_same_score(subject, ids, text, "a text and its ids")
 
     def test_an_empty_text_is_refused(self, subject: Subject) -> None:
         """An empty rolling text is an `InvalidRequestError` that names it."""
@@ -106,8 +101,7 @@ class RollingChecks:
         for request, output in zip(requests, outputs, strict=True):
             assert output.metadata == request.metadata, f"metadata came as {output.metadata}"
             (alone,) = subject.roll(request)
-            expected = alone.token_logprobs or [alone.logprob]
-            _assert_same(subject, output, expected, "a text among others and alone")
+            assert_same_score(subject, output, alone, "a text among others and alone")
         assert subject.roll() == [], "an empty list must give an empty list"
 
     def test_a_stream_of_texts_scores_as_the_list_does(self, subject: Subject) -> None:
@@ -118,8 +112,7 @@ class RollingChecks:
         outputs = collect_outputs(stream)
         assert outputs.keys() == requests.keys(), f"the keys {outputs.keys()} came back"
         for key, expected in enumerate(subject.roll(*requests.values())):
-            values = expected.token_logprobs or [expected.logprob]
-            _assert_same(subject, outputs[key], values, f"text {key} in a stream")
+            assert_same_score(subject, outputs[key], expected, f"text {key} in a stream")
 
     def test_rolling_equals_the_reference(self, subject: Subject) -> None:
         """Same text and window in, same log-probabilities out."""

@@ -9,7 +9,7 @@ import pytest
 from evalution_conformance.assertions import assert_same_text
 from evalution_conformance.probes import PROMPTS, find_plain_completion
 from evalution_conformance.subject import Subject
-from evalution_conformance.suite import group, needs
+from evalution_conformance.suite import needs
 from evalution_core import Capability, GenerationRequest
 
 _HOT = 2.0
@@ -19,7 +19,7 @@ _TRIES = 6
 _TOP = 3
 
 
-@group(Capability.GENERATE)
+@needs(Capability.GENERATE)
 class SamplingChecks:
     def test_neighbours_change_nothing(self, subject: Subject) -> None:
         """Limits, sampling and stops of one request never affect another."""

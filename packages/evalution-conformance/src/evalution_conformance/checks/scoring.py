@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from evalution_conformance.assertions import assert_refused, assert_same_logprobs, assert_same_score
-from evalution_conformance.probes import CHATS, PAIRS, PROMPTS
+from evalution_conformance.probes import CHATS, PAIRS, PROMPTS, require_token_ids
 from evalution_conformance.reference_values import (
     SMALL_WINDOW,
     ScoringCase,
     load_reference_values,
 )
 from evalution_conformance.subject import Subject, collect_outputs, require_output, resize
-from evalution_conformance.suite import group, needs
+from evalution_conformance.suite import needs
 from evalution_core import (
     Capability,
     GenerationRequest,
@@ -30,7 +30,7 @@ _POSITIVE = 1e-6
 """Rounding may lift the log-probability of a sure token this far above 0."""
 
 
-@group(Capability.LOGLIKELIHOOD)
+@needs(Capability.LOGLIKELIHOOD)
 class ScoringChecks:
     def test_sums_and_counts_are_consistent(self, subject: Subject) -> None:
         """`logprob` is the sum of `token_logprobs`, finite and not above 0; so is the count."""
@@ -209,11 +209,9 @@ def _requests() -> list[LoglikelihoodRequest]:
 
 def _generated(subject: Subject) -> tuple[list[int], list[int]]:
     for prompt in PROMPTS:
-        output = subject.complete(subject.request(prompt))
-        if output.token_ids is None:
-            pytest.skip("the session doesn't report the token_ids of its completions")
-        if len(output.token_ids) > 1:
-            return subject.prompt_ids(prompt), output.token_ids
+        token_ids = require_token_ids(subject.complete(subject.request(prompt)))
+        if len(token_ids) > 1:
+            return subject.prompt_ids(prompt), token_ids
     pytest.skip("no probe is answered with two tokens")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import ssl
 from collections.abc import Mapping
 from typing import Any, Literal, cast
@@ -21,18 +22,7 @@ from evalution_enginekit.completion import CompletionChunk
 from evalution_openai.client.dialects import find_unasked_fields
 
 _SPELLED_ID = "token_id:"
-_FINISHES: Mapping[str, FinishReason] = {
-    "stop": "stop",
-    "eos": "stop",
-    "eos_token": "stop",
-    "stop_sequence": "stop",
-    "end_turn": "stop",
-    "tool_calls": "stop",
-    "function_call": "stop",
-    "content_filter": "stop",
-    "length": "length",
-    "max_tokens": "length",
-}
+_CUT = frozenset({"length", "max_tokens"})
 _LOST = frozenset({"error", "abort", "cancelled"})
 
 Fields = Mapping[str, Any]
@@ -127,6 +117,27 @@ class ResponseReader:
         return {n: redact(value) for n, value in found.items() if value is not None} or None
 
 
+_ABOVE_ZERO = 1e-6
+"""Rounding error above 0 that is accepted for the log-probability of a certain token."""
+
+
+def read_logprobs(listed: Any, expected: int, what: str) -> list[float]:
+    """Read the log-probabilities of `expected` tokens.
+
+    Raises:
+        EngineRuntimeError: there are fewer or more, or one that is null, not finite or above 0.
+    """
+    values = to_list(listed)
+    if len(values) != expected:
+        raise EngineRuntimeError(f"{what}: {len(values)} values for {expected} tokens")
+    for at, value in enumerate(values):
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise EngineRuntimeError(f"{what}: value {at} of {expected} is {value!r}")
+        if value > _ABOVE_ZERO:
+            raise EngineRuntimeError(f"{what}: value {at} of {expected} is {value!r}, above 0")
+    return [float(value) for value in values]
+
+
 Step = tuple[str, float, dict[str, float]]
 
 
@@ -206,7 +217,7 @@ def _finish(reason: Any, *, is_last: bool) -> FinishReason | None:
         return "stop" if is_last else None
     if reason in _LOST:
         raise EngineRuntimeError(f"the server aborted the completion: finish_reason {reason!r}")
-    return _FINISHES.get(str(reason), "stop")
+    return "length" if reason in _CUT else "stop"
 
 
 def _usage(answer: Fields) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import typer
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
 from evalution_enginekit.runtime import parse_model_fields, parse_option_pairs
 from evalution_openai.server import ServerSettings, require_extra
+from evalution_openai.server.settings import check_bind
 
 _MIB = 1024 * 1024
 
@@ -37,10 +38,6 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")]
 KeyVariable = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The environment variable that holds the API key."),
-]
-Key = Annotated[
-    str | None,
-    typer.Option(help="The API key itself; other users of the machine may see it."),
 ]
 PublicWithoutKey = Annotated[
     bool,
@@ -69,7 +66,6 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key_env: KeyVariable = None,
-    api_key: Key = None,
     public_without_key: PublicWithoutKey = False,
     max_concurrent: MaxConcurrent = None,
     max_queue: MaxQueue = 512,
@@ -80,13 +76,9 @@ def serve(
     debug: Debug = False,  # read by the runner, which prints the errors of every command
 ) -> None:
     """Serve a model to clients of OpenAI, lm-eval and others, until Ctrl-C."""
-    key = _read_key(api_key, api_key_env)
-    with require_extra():
-        from evalution_openai.server.connections import check_bind  # noqa: PLC0415
-    check_bind(host, has_key=key is not None, public_without_key=public_without_key)
     settings = ServerSettings(
         model_name=name,
-        api_key=key,
+        api_key=_read_key(api_key_env),
         max_concurrent=max_concurrent,
         max_queue=max_queue,
         max_body_bytes=max_body_mib * _MIB,
@@ -95,38 +87,29 @@ def serve(
         log_requests=not no_request_log,
         log_prompts=log_prompts,
     )
+    check_bind(host, settings)
     made = load_engine(engine).from_options(parse_option_pairs("--option", option))
-    path = model or made.default_model()
-    _serve(
-        made,
-        Model(path=path, **parse_model_fields("--model-field", model_field)),
-        settings,
-        host,
-        port,
-    )
+    fields = parse_model_fields("--model-field", model_field)
+    _serve(made, Model(path=model or made.default_model(), **fields), settings, host, port)
 
 
 def _serve(
     engine: BaseEngine, model: Model, settings: ServerSettings, host: str, port: int
 ) -> None:
-    from evalution_openai.server.app import OpenAICompatibleServer  # noqa: PLC0415 - the extra's packages
-    from evalution_openai.server.connections import (  # noqa: PLC0415
-        bind_socket,
-        format_url,
-        listen,
-    )
+    with require_extra():
+        from evalution_openai.server import app, connections  # noqa: PLC0415 - the extra's packages
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     # Before the weights are loaded: the port may be taken.
-    with bind_socket(host, port) as bound, engine.build(model) as session:
-        app = OpenAICompatibleServer(session, engine, model, settings)
-        url = format_url(host, bound.getsockname()[1])
-        print(f"serving {app.served().name} on {url}/v1 ({type(engine).__name__})", flush=True)
+    with connections.bind_socket(host, port) as bound, engine.build(model) as session:
+        server = app.OpenAICompatibleServer(session, engine, model, settings)
+        url = connections.format_url(host, bound.getsockname()[1])
+        print(f"serving {server.served().name} on {url}/v1 ({type(engine).__name__})", flush=True)
         # Modules and model stay: the garbage collector needn't visit them again and again.
         gc.collect()
         gc.freeze()
-        listen(app, bound)
+        connections.listen(server, bound)
 
 
 def _to_held_bytes(held_mib: int | None, body_mib: int) -> int | None:
@@ -140,12 +123,9 @@ def _to_held_bytes(held_mib: int | None, body_mib: int) -> int | None:
     return held_mib * _MIB
 
 
-def _read_key(key: str | None, variable: str | None) -> str | None:
+def _read_key(variable: str | None) -> str | None:
     if variable is None:
+        return None
+    if key := os.environ.get(variable):
         return key
-    if key is not None:
-        raise ConfigurationError("--api-key and --api-key-env name two keys; give one of them")
-    found = os.environ.get(variable)
-    if not found:
-        raise ConfigurationError(f"--api-key-env {variable}: that environment variable is not set")
-    return found
+    raise ConfigurationError(f"--api-key-env {variable}: that environment variable is not set")

@@ -20,9 +20,9 @@ from evalution_core import (
     EngineRuntimeError,
     EvalutionError,
     GenerationRequest,
+    LoglikelihoodRequest,
     Model,
     RequestFailure,
-    RollingLoglikelihoodRequest,
 )
 from evalution_core.engine import CONTRACT_VERSION
 from evalution_core.kinds import RequestKind, find_kind
@@ -57,11 +57,11 @@ def request_content(request: Request) -> str | None:
 
 def is_plain(request: Request) -> bool:
     """True if a template can show nothing of the request but roles and texts."""
-    if isinstance(request, RollingLoglikelihoodRequest):
-        return True
     if isinstance(request, GenerationRequest) and request.tools is not None:
         return False
-    return all(_is_plain_message(message) for message in request.messages or ())
+    if isinstance(request, GenerationRequest | LoglikelihoodRequest):
+        return all(_is_plain_message(message) for message in request.messages or ())
+    return True
 
 
 def _is_plain_message(message: Mapping[str, Any]) -> bool:

@@ -10,7 +10,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import Any, NamedTuple, Protocol, overload
 
 from evalution.results import MetricResult
@@ -257,10 +256,7 @@ def _squares(numbers: Counter[float]) -> int:
 
 
 class MetricAccumulator(Protocol):
-    """Collects the scores of a suite's samples one by one, and computes the results.
-
-    A row may be recorded again, or withdrawn: the last word counts.
-    """
+    """Collects the scores of a suite's samples one by one, each once, and computes the results."""
 
     def record(self, index: int, score: Score) -> Mapping[str, float]:
         """Take the score of a row; returns each metric of that row alone.
@@ -269,13 +265,8 @@ class MetricAccumulator(Protocol):
         """
         ...
 
-    def fail(
-        self, index: int, measures: Mapping[str, Measure] | None = None
-    ) -> Mapping[str, float]:
-        """Count a row as failed; returns what it counts as, where it counts at all.
-
-        `measures` are what `Suite.failure` gave; None where the row can't be made any more.
-        """
+    def fail(self, index: int, measures: Mapping[str, Measure]) -> Mapping[str, float]:
+        """Count a row as failed by the measures of `Suite.failure`; returns what it counts as."""
         ...
 
     @property
@@ -289,12 +280,12 @@ class MetricAccumulator(Protocol):
 
 
 class MeasureAccumulator:
-    """Measures by row: two numbers a row and metric, and nothing else of a sample is kept."""
+    """Two numbers a row and metric, and nothing else of a sample is kept."""
 
     def __init__(self, metrics: Mapping[str, Metric]):
         self._metrics = metrics
-        self._columns = {name: _Column() for name in metrics}
-        self._slots: dict[int, int] = {}
+        self._measures = {name: _Measures(array("d"), array("d")) for name in metrics}
+        self._sum = 0.0
 
     def record(self, index: int, score: Score) -> dict[str, float]:
         """As `MetricAccumulator.record`.
@@ -303,60 +294,36 @@ class MeasureAccumulator:
             ValueError: a measure is NaN.
             LookupError: a metric has no measure.
         """
-        taken = {name: _as_floats(name, score.measures[name]) for name in self._metrics}
-        shown = {
-            name: float(self._metrics[name].of_sample(measure))
-            for name, measure in taken.items()
-            if measure is not None
-        }
-        slot = self._slot(index)
-        for name, column in self._columns.items():
-            column.set(slot, taken[name])
-        return shown
+        return self._add({name: _as_floats(name, score.measures[name]) for name in self._metrics})
 
-    def fail(self, index: int, measures: Mapping[str, Measure] | None = None) -> dict[str, float]:
-        """As `MetricAccumulator.fail`; without measures each metric has its constant."""
-        if measures is None:
-            measures = failure_measures(self._metrics)
-        counted: dict[str, float] = {}
-        slot = self._slot(index)
-        for name, metric in self._metrics.items():
-            measure = measures.get(name)
-            self._columns[name].set(slot, measure)
-            if measure is not None:
-                counted[name] = float(metric.of_sample(measure))
-        return counted
+    def fail(self, index: int, measures: Mapping[str, Measure]) -> dict[str, float]:
+        return self._add({name: measures.get(name) for name in self._metrics})
 
     @property
     def running(self) -> tuple[str, float] | None:
         """As `MetricAccumulator.running`, if the main metric is a mean."""
         name, metric = next(iter(self._metrics.items()))
-        column = self._columns[name]
-        if not isinstance(metric, Mean) or not column.count:
-            return None
-        return name, column.sum / column.count
+        count = len(self._measures[name])
+        return (name, self._sum / count) if isinstance(metric, Mean) and count else None
 
     def results(self) -> dict[str, MetricResult]:
         found: dict[str, MetricResult] = {}
         for name, metric in self._metrics.items():
-            measures = self._columns[name].measures()
+            measures = self._measures[name]
             estimate = metric.estimate(measures)
             found[name] = MetricResult(
                 estimate.value, estimate.stderr, metric.higher_is_better, len(measures)
             )
         return found
 
-    def _slot(self, index: int) -> int:
-        return self._slots.setdefault(index, len(self._slots))
-
-
-def failure_measures(metrics: Mapping[str, Metric]) -> dict[str, Measure]:
-    """Return the measures of a sample without an answer, for the metrics that count it."""
-    return {
-        name: Measure(metric.failed)
-        for name, metric in metrics.items()
-        if metric.failed is not None
-    }
+    def _add(self, measures: Mapping[str, Measure | None]) -> dict[str, float]:
+        taken = {name: measure for name, measure in measures.items() if measure is not None}
+        shown = {name: float(self._metrics[name].of_sample(m)) for name, m in taken.items()}
+        for name, measure in taken.items():
+            self._measures[name].append(measure)
+        if (main := taken.get(next(iter(self._metrics)))) is not None:
+            self._sum += main.value
+        return shown
 
 
 def _as_floats(name: str, measure: Measure | None) -> Measure | None:
@@ -369,40 +336,16 @@ def _as_floats(name: str, measure: Measure | None) -> Measure | None:
     return found
 
 
-class _Column:
-    """Values and weights by slot; NaN where there is none."""
-
-    def __init__(self) -> None:
-        self._values = array("d")
-        self._weights = array("d")
-        self.count = 0
-        self.sum = 0.0
-
-    def set(self, slot: int, measure: Measure | None) -> None:
-        if slot == len(self._values):
-            self._values.append(math.nan)
-            self._weights.append(math.nan)
-        if not math.isnan(before := self._values[slot]):
-            self.count -= 1
-            self.sum -= before
-        self._values[slot], self._weights[slot] = measure or (math.nan, math.nan)
-        if measure is not None:
-            self.count += 1
-            self.sum += measure.value
-
-    def measures(self) -> Sequence[Measure]:
-        chosen = [not math.isnan(value) for value in self._values]
-        return _Measures(
-            array("d", compress(self._values, chosen)), array("d", compress(self._weights, chosen))
-        )
-
-
 class _Measures(Sequence[Measure]):
     """Measures made of two arrays as they are read: as tuples all rows would take much memory."""
 
     def __init__(self, values: array[float], weights: array[float]) -> None:
         self._values = values
         self._weights = weights
+
+    def append(self, measure: Measure) -> None:
+        self._values.append(measure.value)
+        self._weights.append(measure.weight)
 
     def __len__(self) -> int:
         return len(self._values)

@@ -19,7 +19,6 @@ from evalution.scoring.metrics import (
     Metric,
     MetricAccumulator,
     Score,
-    failure_measures,
 )
 from evalution.user_input import LARGEST, format_value
 from evalution_core import (
@@ -233,7 +232,11 @@ class Suite(SuiteDeclaration, Generic[S, A]):
 
     def failure(self, sample: S) -> Mapping[str, Measure]:
         """Return the measures of a sample without an answer; one left out isn't counted."""
-        return failure_measures(self.metrics)
+        return {
+            name: Measure(metric.failed)
+            for name, metric in self.metrics.items()
+            if metric.failed is not None
+        }
 
     def make_accumulator(self) -> MetricAccumulator:
         """Make the accumulator of one run's scores; this one sums up `metrics`.
