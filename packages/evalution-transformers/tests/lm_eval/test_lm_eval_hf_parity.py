@@ -117,6 +117,7 @@ def _instances(kind: str, arguments: list[tuple[Any, ...]]) -> list[Instance]:
 def test_loglikelihood(both: Both, record_property: Callable[[str, object], None]) -> None:
     chance = random.Random(1)
     pairs: list[tuple[str, str]] = []
+    tokenizer: Any = both.ours.tokenizer
     # Two requests that are fed the same and cut at different places: lm-eval runs them once, and
     # gives one of them the other's token.
     fed: set[tuple[int, ...]] = set()
@@ -126,7 +127,7 @@ def test_loglikelihood(both: Both, record_property: Callable[[str, object], None
         # What lm-eval crashes on or scores otherwise is in the kit's golden cases.
         if not answer.strip() or (context and not context.strip()):
             continue
-        context_ids, answer_ids = encode_pair(both.ours.tokenizer, context, answer)
+        context_ids, answer_ids = encode_pair(tokenizer, context, answer)
         key = tuple([*context_ids, *answer_ids][-both.window - 1 : -1])
         if answer_ids and key not in fed:
             fed.add(key)
