@@ -62,7 +62,7 @@ def read_yaml(path: Path) -> Any:
         _check_shape(found, path)
     except yaml.YAMLError as error:
         raise ConfigurationError(
-            f"{path}{_place(error)}: not valid YAML: {_reason(error)}"
+            f"{path}{_find_place(error)}: not valid YAML: {_find_reason(error)}"
         ) from None
     except RecursionError:
         raise ConfigurationError(f"{path} is nested too deeply") from None
@@ -90,15 +90,15 @@ def _check_shape(
     done.add(id(holder))
 
 
-def _place(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
+def _find_place(error: yaml.YAMLError) -> str:
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     return "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
 
 
-def _reason(error: yaml.YAMLError) -> str:
-    problem: str | None = getattr(error, "problem", None)
-    context: str | None = getattr(error, "context", None)
-    return ", ".join(part for part in (problem, context) if part) or str(error)
+def _find_reason(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError):
+        return ", ".join(part for part in (error.problem, error.context) if part) or str(error)
+    return str(error)
 
 
 EXAMPLES = {
