@@ -60,9 +60,10 @@ def test_a_light_member_installs_alone_and_imports(
 ) -> None:
     python = empty_environment(member, find_links=member_wheels)
     module = member.replace("-", "_")
-    where = run(python, f"import {module}; print({module}.__file__)")
-    assert Path(where.strip()).is_relative_to(python.parents[1])
-    assert not {"torch", "transformers"} & set(json.loads(run(python, INSTALLED)))
+    shown = run(python, f"import {module}; print({module}.__file__){INSTALLED}")
+    where, _, installed = shown.partition("\n")
+    assert Path(where).is_relative_to(python.parents[1])
+    assert not {"torch", "transformers"} & set(json.loads(installed))
 
 
 def test_the_quickstart_runs_outside_any_clone(

@@ -67,18 +67,18 @@ class Liveness(Generic[C]):
     """The request that worked last; before that, one that a live runtime is sure to serve."""
     failures: int = 0
 
-    def worked(self, done: C | None) -> None:
+    def record_success(self, done: C | None) -> None:
         """The runtime answered: `done` is what it did right, if it did."""
         self.failures = 0
         if done is not None:
             self.canary = done
 
-    def failed(self, *, patience: int = PATIENCE) -> bool:
+    def record_failure(self, *, patience: int = PATIENCE) -> bool:
         """Count a request that failed by itself; return whether the runtime is in doubt."""
         self.failures += 1
         return self.failures >= patience
 
-    def ended(self) -> None:
+    def reset(self) -> None:
         """Forget the failures of a runtime that was taken for dead: it may be tried again."""
         self.failures = 0
 
@@ -193,7 +193,7 @@ class RuntimeThread:
                 self.on_wake()
         if thread is None and first:
             self._shut_down(SessionClosedError(f"{self._name} was closed meanwhile"))
-            _settle(last, self._released)
+            _resolve(last, self._released)
         if self.is_current:
             return
         if first:
@@ -215,7 +215,7 @@ class RuntimeThread:
             self._work.wait_for(lambda: self._last is not None)
             last = self._last
         assert last is not None
-        _settle(last, self._released)
+        _resolve(last, self._released)
 
     def _shut_down(self, ended: EvalutionError) -> None:
         with self.lock:
@@ -235,7 +235,7 @@ class RuntimeThread:
                 calls = list(self._calls)
                 self._calls.clear()
             for function, result in calls:
-                _settle(function, result)
+                _resolve(function, result)
             rests = [task.step() for task in self._tasks]
             with self.lock:
                 rest = min(rests, default=IDLE)
@@ -243,7 +243,7 @@ class RuntimeThread:
                     self._work.wait(None if rest == IDLE else rest)
 
 
-def _settle(function: Callable[[], R], result: Future[R]) -> None:
+def _resolve(function: Callable[[], R], result: Future[R]) -> None:
     try:
         result.set_result(function())
     except BaseException as error:  # noqa: BLE001 - `call` raises it where it was asked for
