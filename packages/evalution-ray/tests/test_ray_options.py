@@ -15,7 +15,7 @@ from evalution_core import ConfigurationError, EngineSpec
 from evalution_core.options import numeric_options
 from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock
 from evalution_ray import RayReplicas
-from evalution_ray.capacity import count_actors, format_nodes, format_resources
+from evalution_ray.engine import count_actors, format_nodes, format_resources
 
 MOCK = "evalution_enginekit.mock:Mock"
 
