@@ -44,8 +44,6 @@ def _refusal(engine: OpenVINO, model: Model = TINY) -> str:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"compile": False}, "compile=False: a session tries on the compiled model"),
-        ({"dynamic_shapes": False}, "dynamic_shapes=False: Optimum Intel gives causal models"),
         (
             {"genai": False, "cache_size": 1, "enable_prefix_caching": True},
             "cache_size, enable_prefix_caching: for openvino-genai alone, and genai=False",
@@ -63,7 +61,13 @@ def test_options_that_cannot_be_met_are_refused(options: dict[str, Any], said: s
 
 
 @pytest.mark.parametrize(
-    "option", [{"batch_size": 0}, {"pass_tokens": -1}, {"cache_size": 0}, {"max_model_len": 1}]
+    "option",
+    [
+        {"batch_size": 0},
+        {"pass_tokens": -1},
+        {"cache_size": 0},
+        {"max_model_len": 1},
+    ],
 )
 def test_an_option_outside_its_bounds_is_refused_at_construction(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"option '{next(iter(option))}' of engine Open"):
@@ -90,8 +94,8 @@ def test_a_suite_runs_with_any_batch_size(tiny: Any, batch_size: Any) -> None:
         (Model(), "engine OpenVINO needs model.path"),
         (Model(path="./no/such"), "model folder './no/such' does not exist; give a folder with"),
         (
-            Model(path="builtin:tiny", model_kwargs={"export": True, "device": "GPU"}),
-            "model.model_kwargs may not hold device (set the engine's device), export (set nothing",
+            Model(path="builtin:tiny", model_kwargs={"device": "GPU"}),
+            "model.model_kwargs may not hold device: it is an option of the engine",
         ),
         (
             Model(path="builtin:tiny", model_kwargs={"dtype": "bfloat16"}),

@@ -15,7 +15,7 @@ from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
 pytest.importorskip("optimum.intel", reason="optimum-intel is not installed")
 
 from evalution_openvino.score import PrefixTreeScorer, make_tree
-from evalution_openvino.stateful import OutOfMemoryError, RunForms, StatefulRequest
+from evalution_openvino.stateful import RunForms, StatefulRequest
 
 VOCAB = 97
 FLOAT32 = 1e-4
@@ -153,7 +153,7 @@ def test_out_of_memory_halves_the_pass(
 
     def scarce(self: StatefulRequest, given: Any) -> Any:
         if given.token_ids.size > largest:
-            raise OutOfMemoryError("Failed to allocate 8 bytes")
+            raise MemoryError("Failed to allocate 8 bytes")
         return run(self, given)
 
     monkeypatch.setattr(StatefulRequest, "run", scarce)

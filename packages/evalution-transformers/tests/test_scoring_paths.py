@@ -13,7 +13,8 @@ from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
 from evalution_transformers.forward import _chosen
 from evalution_transformers.generate import rank_logprobs
 from evalution_transformers.probe import probe_architecture
-from evalution_transformers.session import Scorer, make_scorer
+from evalution_transformers.score import Scorer
+from evalution_transformers.session import make_scorer
 
 VOCAB, WINDOW = 97, 128
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -154,17 +155,13 @@ def test_weights_that_change_between_calls_are_used(random_model: Callable[..., 
             weight.copy_(kept)
 
 
-class OutOfMemory(RuntimeError):
-    """Stands for the device's own."""
-
-
 def limited(model: Any, most: int) -> Any:
     """Makes a pass over more than `most` tokens fail, after its first layer has run."""
 
     def check(_: Any, args: Any, inputs: dict[str, Any], __: Any) -> None:
         states = inputs["hidden_states"] if "hidden_states" in inputs else args[0]
         if states.shape[0] * states.shape[1] > most:
-            raise OutOfMemory
+            raise torch.OutOfMemoryError
 
     return model.model.layers[0].register_forward_hook(check, with_kwargs=True)
 
@@ -182,11 +179,9 @@ def test_out_of_memory_halves_this_and_later_passes(
     forward = Forward(model)
     scorer: Scorer
     if kind == "llama":
-        scorer = PrefixScorer(
-            forward, additive_mask=False, pass_tokens=1024, out_of_memory=OutOfMemory
-        )
+        scorer = PrefixScorer(forward, pass_tokens=1024)
     else:
-        scorer = PaddedScorer(forward, pass_tokens=1024, out_of_memory=OutOfMemory)
+        scorer = PaddedScorer(forward, pass_tokens=1024)
     failures = 0
 
     def count(_: Any, args: Any, inputs: dict[str, Any]) -> None:
@@ -215,12 +210,10 @@ def test_out_of_memory_for_one_token_raises_the_runtimes_error(
     from evalution_transformers.score import PrefixScorer
 
     model = random_model("llama")
-    scorer = PrefixScorer(
-        Forward(model), additive_mask=False, pass_tokens=64, out_of_memory=OutOfMemory
-    )
+    scorer = PrefixScorer(Forward(model), pass_tokens=64)
     hook = limited(model, 0)
     try:
-        with pytest.raises(OutOfMemory):
+        with pytest.raises(torch.OutOfMemoryError):
             scored(scorer, questions(rows=1, head=2))
     finally:
         hook.remove()

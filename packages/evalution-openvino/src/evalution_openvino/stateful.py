@@ -95,18 +95,14 @@ _NO_MEMORY = ("failed to allocate", "bad_alloc", "can't allocate memory")
 """Parts of the messages of a CPU's buffers, OpenVINO's tensors and torch's."""
 
 
-class OutOfMemoryError(MemoryError):
-    """A pass for which OpenVINO could not allocate memory."""
-
-
 @contextmanager
 def memory_errors() -> Generator[None]:
-    """Raise `OutOfMemoryError` for the bare errors that OpenVINO and torch raise for it."""
+    """Raise `MemoryError` for the bare errors that OpenVINO and torch raise for it."""
     try:
         yield
     except RuntimeError as error:
         if any(words in str(error).lower() for words in _NO_MEMORY):
-            raise OutOfMemoryError(str(error)) from error
+            raise MemoryError(str(error)) from error
         raise
 
 
@@ -196,7 +192,7 @@ class StatefulRequest:
         """Return logits [rows, vocabulary] of the wanted rows, which are valid until the next run.
 
         Raises:
-            OutOfMemoryError: the state is undefined then; `reset` or `restore` it.
+            MemoryError: the state is undefined then; `reset` or `restore` it.
         """
         rows = given.rows if len(given.rows) else numpy.zeros(1, numpy.int64)
         inputs: dict[str, Any] = {
@@ -235,7 +231,7 @@ class StatefulRequest:
 
 
 def report_memory_errors(loaded: Any) -> None:
-    """Let `generate` of an `OVModelForCausalLM` raise `OutOfMemoryError` too."""
+    """Let `generate` of an `OVModelForCausalLM` raise `MemoryError` too."""
     # No reference to the model from itself, which would keep its memory after the last use.
     own, model = cast(Any, type(loaded)).generate, weakref.ref(loaded)
 

@@ -58,7 +58,7 @@ _NEEDED = (
 
 def check_can_echo(served: ServedModel) -> None:
     """Raise an `ApiError` if the engine can't score prompts token by token."""
-    missing = [capability.value for capability in _NEEDED if not served.can(capability)]
+    missing = [capability.value for capability in _NEEDED if capability not in served.capabilities]
     if missing:
         raise make_unsupported(
             f"echo with logprobs needs an engine that has {', '.join(missing)}; "

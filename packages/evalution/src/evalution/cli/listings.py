@@ -18,7 +18,7 @@ from evalution.cli.options import DebugOption
 from evalution.hints import INSTALL_HINTS
 from evalution.suites.discovery import available_suites, load_suite
 from evalution.suites.suite import Suite, SuiteDeclaration
-from evalution.table import console
+from evalution.table import make_console
 from evalution.user_input import LARGEST
 from evalution.yaml_spec.option_schema import (
     engine_options_schema,
@@ -162,7 +162,7 @@ def _list_engines(*, as_json: bool) -> None:
         for row in rows:
             package = row["distribution"] or "(this process)"
             table.add_row(row["name"], package, row["version"] or "", row["value"])
-        console().print(table)
+        make_console().print(table)
     else:
         print("no engine is installed; the smallest one comes with pip install evalution-reference")
 
@@ -204,15 +204,16 @@ def _list_suites(*, as_json: bool) -> None:
     table = _make_table("suite", "what it measures", "asks for")
     for row in rows:
         table.add_row(row["name"], row["measures"] or row["value"], row["requests"])
-    console().print(table)
+    make_console().print(table)
 
 
 def _describe_suite(kind: type[SuiteDeclaration] | None) -> dict[str, str | None]:
     """Return kind of its requests and what it measures; a set has suites of several kinds."""
     if kind is None:
         return {"requests": None, "measures": None}
+    measures = summarize_docstring(read_docstring(kind))
     requests = kind.request_kind.label if issubclass(kind, Suite) else None
-    return {"requests": requests, "measures": summarize_docstring(read_docstring(kind))}
+    return {"requests": requests, "measures": measures}
 
 
 def _make_table(*columns: str) -> Table:
@@ -225,7 +226,7 @@ def _make_table(*columns: str) -> Table:
 def _print_options(kind: type[Any], schema: Mapping[str, Any], last_line: str) -> None:
     if summary := summarize_docstring(read_docstring(kind)):
         print(summary)
-    console().print(make_options_table(kind.__name__, schema))
+    make_console().print(make_options_table(kind.__name__, schema))
     print(last_line)
 
 

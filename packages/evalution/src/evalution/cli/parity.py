@@ -12,7 +12,7 @@ from evalution.cli.options import DebugOption, JsonOption, SpecArgument
 from evalution.progress_bar import make_terminal_progress
 from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel
-from evalution.table import console
+from evalution.table import make_console
 from evalution.yaml_spec.run_spec import Spec, load_spec
 from evalution_core import ConfigurationError
 
@@ -79,7 +79,7 @@ def _show(result: ParityResult, written: Path | None, *, as_json: bool) -> None:
     if as_json:
         print(to_json(result.to_dict(), indent=2))
         return
-    terminal = console()
+    terminal = make_console()
     for line in table.headings(result):
         terminal.print(line, soft_wrap=True)
     terminal.print(table.parity_table(result, width=terminal.width))

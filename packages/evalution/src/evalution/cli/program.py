@@ -33,7 +33,7 @@ from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel, check_capabilities, check_model, parse_tests
 from evalution.runs.run_identity import find_free_name
 from evalution.suites.suite import AnySuite
-from evalution.table import console
+from evalution.table import make_console
 from evalution.yaml_spec.run_spec import load_spec
 from evalution.yaml_spec.schema import spec_schema
 from evalution_core import ConfigurationError
@@ -124,19 +124,19 @@ def compare(
         if as_json:
             print(to_json(found.to_dict(), indent=2))
             return
-        terminal = console()
-        for line in table.headings(found):
+        terminal = make_console()
+        for line in table.list_headings(found):
             terminal.print(line, soft_wrap=True)
         if found.suites:
-            terminal.print(table.comparison_table(found, width=terminal.width))
-            terminal.print(table.legend(terminal.width), style="dim", soft_wrap=True)
-        for line in table.remarks(found):
+            terminal.print(table.make_comparison_table(found, width=terminal.width))
+            terminal.print(table.make_legend(terminal.width), style="dim", soft_wrap=True)
+        for line in table.list_remarks(found):
             terminal.print(line, style="yellow", soft_wrap=True)
         most = _FLIPS_SHOWN if flipped is None else flipped
         for suite in found.suites:
             if suite.flips and most:
-                terminal.print("\n" + table.flip_heading(suite, most), soft_wrap=True)
-                terminal.print(table.flip_table(suite, most))
+                terminal.print("\n" + table.make_flip_heading(suite, most), soft_wrap=True)
+                terminal.print(table.make_flip_table(suite, most))
 
 
 app = typer.Typer(

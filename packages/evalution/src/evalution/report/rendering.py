@@ -92,7 +92,7 @@ def label_runs(runs: Sequence[RunResult]) -> list[RunLabel]:
     """A label for each run, in their order; credentials are redacted."""
     settings = [_settings(run) for run in runs]
     apart = find_differing_keys(settings)
-    titles = [f"{_model(run)} on {_engine(run)}" for run in runs]
+    titles = [f"{_name_model(run)} on {_name_engine(run)}" for run in runs]
     labels: list[RunLabel] = []
     for position, (run, found) in enumerate(zip(runs, settings, strict=True)):
         letter = _letter(position)
@@ -104,8 +104,8 @@ def label_runs(runs: Sequence[RunResult]) -> list[RunLabel]:
             RunLabel(
                 position=position,
                 letter=letter,
-                model=_model(run),
-                engine=_engine(run),
+                model=_name_model(run),
+                engine=_name_engine(run),
                 distinctions=(shown := distinctions[:_DISTINCTIONS_SHOWN]),
                 folder=run.folder.name if run.folder else None,
                 legend=f"{letter} · {', '.join([*title, *shown])}",
@@ -114,11 +114,11 @@ def label_runs(runs: Sequence[RunResult]) -> list[RunLabel]:
     return labels
 
 
-def _model(run: RunResult) -> str:
+def _name_model(run: RunResult) -> str:
     return mask_text(str(run.model.get("label") or run.model.get("path") or "default model"))
 
 
-def _engine(run: RunResult) -> str:
+def _name_engine(run: RunResult) -> str:
     return mask_text(str(run.engine.get("name") or "a live session"))
 
 
