@@ -134,20 +134,20 @@ def test_address_where_nothing_listens_is_reported(address: str) -> None:
 
 @pytest.mark.usefixtures("no_cluster")
 @pytest.mark.parametrize("address", ["", "my-cluster", ":6379", "http://127.0.0.1:8265"])
-def test_address_of_another_form_is_reported(address: str) -> None:
+def test_malformed_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigurationError, match=r"must be 'auto', 'host:port' or 'ray://host"):
         RayReplicas(Mock(), 1, address).build(MODEL)
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_address_of_the_environment_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_of_the_environment_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(EngineUnavailableError, match=r"at '127.0.0.1:1'.* or unset RAY_ADDRESS"):
         RayReplicas(Mock(), 1).build(MODEL)
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_field_that_ray_would_leave_out_is_refused_before_anything_is_started() -> None:
+def test_unknown_runtime_env_field_is_refused_before_the_start() -> None:
     import ray
 
     text = "has a field 'env_var' that Ray doesn't know; did you mean 'env_vars'"
