@@ -25,7 +25,6 @@ from evalution_ray import RayReplicas
 
 MODEL = Model("mock")
 WAIT_S = 240
-STARTS = 2
 STARTED = "Ray runtime started"
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
@@ -85,29 +84,30 @@ def test_client_drives_actors_too(tmp_path: Path, wait_until: Callable[..., None
 @contextmanager
 def start_head(folder: Path, wait_until: Callable[..., None]) -> Generator[str]:
     """Yield the address for clients of a cluster that `ray start` made."""
-    gcs, client = free_port(), free_port()
-    command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block"]
-    command += ["--num-cpus=1", "--include-dashboard=false", "--disable-usage-stats"]
-    command += [f"--port={gcs}", f"--ray-client-server-port={client}"]
-    with (folder / "log").open("wb") as log:
-        for _ in range(STARTS):
-            log.truncate(0)
-            head = subprocess.Popen(command, stdout=log, stderr=log)
-            # The port for clients is open before the node can serve them.
-            wait_until(lambda: STARTED in read(log.name) or head.poll() is not None)  # noqa: B023
-            if head.poll() is None:
-                break
-        try:
-            assert head.poll() is None, read(log.name)
-            wait_until(lambda: is_open(client))
-            yield f"ray://127.0.0.1:{client}"
-        finally:
-            head.terminate()
-            head.wait(WAIT_S)
+    log = folder / "log"
 
+    def start(client: int) -> subprocess.Popen[bytes]:
+        command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block"]
+        command += ["--num-cpus=1", "--include-dashboard=false", "--disable-usage-stats"]
+        command += [f"--port={free_port()}", f"--ray-client-server-port={client}"]
+        with log.open("wb") as output:
+            head = subprocess.Popen(command, stdout=output, stderr=output)
+        # The port for clients is open before the node can serve them.
+        wait_until(lambda: STARTED in log.read_text() or head.poll() is not None)
+        return head
 
-def read(path: str) -> str:
-    return Path(path).read_text(errors="replace")
+    port = free_port()
+    head = start(port)
+    if head.poll() is not None:  # too slow for Ray, or a port was taken meanwhile
+        port = free_port()
+        head = start(port)
+    try:
+        assert head.poll() is None, log.read_text()
+        wait_until(lambda: is_open(port))
+        yield f"ray://127.0.0.1:{port}"
+    finally:
+        head.terminate()
+        head.wait(WAIT_S)
 
 
 def free_port() -> int:
