@@ -41,9 +41,15 @@ def listening_addresses(process: psutil.Process) -> set[str]:
 @pytest.mark.usefixtures("no_cluster")
 def test_cluster_is_started_shared_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
+    from ray._private.runtime_env import uv_runtime_env_hook
 
     monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
     monkeypatch.setattr(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", True)
+    # Under `uv run`, it would start the actors by that command.
+    monkeypatch.setattr(ray._private.ray_constants, "RAY_ENABLE_UV_RUN_RUNTIME_ENV", True)
+    monkeypatch.setattr(
+        uv_runtime_env_hook, "_get_uv_run_cmdline", lambda: pytest.fail("copies the folder")
+    )
     before = signal.getsignal(signal.SIGTERM)
     engine = RayReplicas(Mock(), 1, num_cpus=0.1)
 
