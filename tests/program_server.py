@@ -16,6 +16,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from evalution.environment import read_software_versions
+
 # None of them starts a thread, which a fork wouldn't have.
 IMPORTED = (
     "asyncio",
@@ -58,6 +60,9 @@ def run(first: str, *others: str) -> None:
 def serve() -> None:
     for name in IMPORTED:
         import_module(name)
+    # Each run records them; a script's folder is on the path, as below.
+    sys.path[0] = os.path.dirname(sys.executable)
+    read_software_versions("evalution-reference")
     while line := sys.stdin.readline():
         child = os.fork()
         if child == 0:

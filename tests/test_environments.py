@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -60,19 +58,21 @@ def test_an_environment_is_described(source: Path) -> None:
     assert f"| `{source.stem}` |" in table
 
 
-def collect(required: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", str(Path(__file__))]
-    environment = {**os.environ, "EVALUTION_REQUIRE": required}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+@pytest.fixture
+def root_conftest(pytestconfig: pytest.Config) -> Any:
+    return pytestconfig.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
 
 
-def test_a_required_member_that_is_missing_fails_the_run() -> None:
-    done = collect("evalution-core evalution-acme pytest")
-    assert done.returncode != 0
-    assert "required, but not installed: evalution-acme" in done.stderr
+def test_required_member_that_is_missing_fails_the_run(
+    root_conftest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVALUTION_REQUIRE", "evalution-core evalution-acme pytest")
+    with pytest.raises(pytest.UsageError, match=r"required, but not installed: evalution-acme$"):
+        root_conftest.pytest_configure()
 
 
-def test_required_members_that_are_there_pass() -> None:
-    assert collect("evalution-core pytest").returncode == 0
+def test_required_members_that_are_there_pass(
+    root_conftest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVALUTION_REQUIRE", "evalution-core pytest")
+    root_conftest.pytest_configure()

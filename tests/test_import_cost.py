@@ -18,7 +18,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 # What was counted on CPython 3.11 with the locked pydantic, and a tenth.
-CEILINGS = {"evalution_core": 170, "evalution_enginekit": 230}
+CEILINGS = {"evalution_core": 170, "evalution_enginekit": 254}
 
 
 def loaded_by(module: str) -> list[str]:

@@ -13,12 +13,11 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-TOOL = ROOT / "tools" / "new_engine.py"
 
 
-def new_engine(name: str, packages: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(TOOL), name, "--packages", str(packages)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+sys.path.insert(0, str(ROOT / "tools"))
+
+import new_engine  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +25,7 @@ def zeta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a new engine, `evalution-zeta-two`."""
     packages = tmp_path_factory.mktemp("workspace") / "packages"
     packages.mkdir()
-    done = new_engine("zeta-two", packages)
-    assert done.returncode == 0, done.stderr
+    assert new_engine.main(["zeta-two", "--packages", str(packages)]) == 0
     return packages / "evalution-zeta-two"
 
 
@@ -92,19 +90,21 @@ def test_the_engine_is_linted(zeta: Path, tool: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Acme", "a_b", "9lives", "a--b", "a b", ""])
-def test_a_name_that_can_be_none_is_refused(name: str, tmp_path: Path) -> None:
-    done = new_engine(name, tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.strip() == (
+def test_name_that_can_name_no_engine_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert new_engine.main([name, "--packages", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.strip() == (
         f"new_engine: {name!r} can't name an engine; use lower-case letters, digits and hyphens, "
         "such as llama-cpp"
     )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_engine_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_engine_that_is_there_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "evalution-acme").mkdir()
-    done = new_engine("evalution-acme", tmp_path)
-    assert done.returncode == 2
-    assert "evalution-acme exists already; choose another name" in done.stderr
+    assert new_engine.main(["evalution-acme", "--packages", str(tmp_path)]) == 2
+    assert "evalution-acme exists already; choose another name" in capsys.readouterr().err
     assert list((tmp_path / "evalution-acme").iterdir()) == []

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.wide
 ROOT = Path(__file__).parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evalution" / "upstream"
 COMPLETE = "complete"

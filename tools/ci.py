@@ -46,6 +46,11 @@ OTHER_PYTHONS = {
     "3.13": [],
 }
 """Further versions of Python, and the tests that run on each; none named: all light ones."""
+NO_VERSIONS = [
+    "--ignore=packages/evalution-conformance/tests",
+    "--ignore=packages/evalution/tests/workers",
+]
+"""Left out where dependencies have their lowest versions: what uses core and the kit alone."""
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 
@@ -181,9 +186,10 @@ def required(environment: Environment) -> dict[str, str]:
 
 
 class Stages:
-    """Runs stages one after the other and keeps their outcomes for the table at the end."""
+    """Runs stages and keeps their outcomes for the table at the end."""
 
     def __init__(self) -> None:
+        self._start = time.monotonic()
         self._rows: list[tuple[str, float, bool, str]] = []
         self._counts = {"passed": 0, "failed": 0, "skipped": 0}
         self._lock = threading.Lock()
@@ -191,7 +197,7 @@ class Stages:
     def run(
         self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None
     ) -> bool:
-        """Run one command and pass on what it prints; return whether it succeeded."""
+        """Run one command and print what it prints; return whether it succeeded."""
         print(f"\n+ {' '.join(command)}", flush=True)
         start = time.monotonic()
         summary = ""
@@ -214,6 +220,13 @@ class Stages:
         self.add(name, time.monotonic() - start, status == 0, summary)
         return status == 0
 
+    def run_beside(self, name: str, command: list[str]) -> None:
+        """Run one command while others run, and print what it printed at its end."""
+        start = time.monotonic()
+        status, printed = run_quietly(iter([command]))
+        print(f"\n{printed}", end="", flush=True)
+        self.add(name, time.monotonic() - start, status == 0)
+
     def add(self, name: str, seconds: float, passed: bool, summary: str = "") -> None:
         """Record the outcome of a stage; `summary` is the last line of a run of pytest."""
         counts = {kind.rstrip("s"): int(number) for number, kind in COUNTS.findall(summary)}
@@ -233,7 +246,7 @@ class Stages:
         for name, seconds, passed, shown in self._rows:
             print(f"{name:34}{seconds:8.0f}  {'passed' if passed else 'FAILED'}  {shown}")
         failed = [name for name, _, passed, _ in self._rows if not passed]
-        total = sum(seconds for _, seconds, _, _ in self._rows)
+        total = time.monotonic() - self._start
         print(f"{'all':34}{total:8.0f}  {', '.join(failed) + ' FAILED' if failed else 'passed'}")
         counts = self._counts
         print(
@@ -252,8 +265,13 @@ def run_all() -> int:
     stages = Stages()
     environments = read_environments()
     # The compilation of llama.cpp takes minutes and runs beside everything else; the other builds
-    # wait for the network more than for the processor, and follow one another.
-    with ThreadPoolExecutor(1) as compiling, ThreadPoolExecutor(1) as building:
+    # wait for the network more than for the processor, and follow one another. So do the checks of
+    # types, which need one core while tests that start servers leave one idle.
+    with (
+        ThreadPoolExecutor(1) as compiling,
+        ThreadPoolExecutor(1) as building,
+        ThreadPoolExecutor(1) as typing,
+    ):
         builds = {
             name: (compiling if environment.system == ["g++"] else building).submit(
                 make_environment, environment
@@ -261,19 +279,22 @@ def run_all() -> int:
             for name, environment in environments.items()
         }
         lowest = building.submit(run_quietly, lowest_commands())
+        types: list[Future[None]] = []
         run_light(stages)
         for name, environment in environments.items():
             if is_built(stages, name, builds[name]):
-                check_types(stages, environment)
+                types.append(typing.submit(check_types, stages, environment))
                 stages.run(
                     name, test_command(environment, environment.tests), required(environment)
                 )
                 if name == "torch":
-                    check = ["tools/train_tiny_model.py", "--check"]
-                    stages.run("tiny model", [str(environment.folder / "bin" / "python"), *check])
+                    python = str(environment.folder / "bin" / "python")
+                    stages.run("tiny model", [python, "tools/train_tiny_model.py", "--check"])
         light = {"EVALUTION_REQUIRE": " ".join(light_members())}
         if is_built(stages, "lowest", lowest):
-            stages.run("lowest", [".venv-lowest/bin/pytest", "packages"], light)
+            stages.run("lowest", [".venv-lowest/bin/pytest", "packages", *NO_VERSIONS], light)
+        for check in types:
+            check.result()
     return stages.close()
 
 
@@ -285,8 +306,8 @@ def run_light(stages: Stages) -> None:
     stages.run("light", ["uv", "run", "pytest"], light)
     stages.run("check", ["uv", "run", "tools/check.py"])
     if stages.run("upstream signatures", ["uv", "run", "tools/check_upstream_api.py"]):
-        # Once more, as the sources are there now.
-        stages.run("planted drift", ["uv", "run", "pytest", "tests/test_planted_drift.py"])
+        drift = ["uv", "run", "pytest", "-m", "wide", "tests/test_planted_drift.py"]
+        stages.run("planted drift", drift)
     for version, tests in OTHER_PYTHONS.items():
         name, folder = f"light on {version}", ROOT / f".venv-{version}"
         try:
@@ -318,7 +339,7 @@ def check_types(stages: Stages, environment: Environment) -> None:
     settings.write_text(pyright_settings(environment.name), encoding="utf-8")
     python = str(environment.folder / "bin" / "python")
     command = ["uv", "run", "pyright", "--project", settings.name, "--pythonpath", python]
-    stages.run(f"{environment.name} types", command)
+    stages.run_beside(f"{environment.name} types", command)
 
 
 def main() -> int:

@@ -45,7 +45,6 @@ RUNNER_MODULES = (
     "evalution.runs.preflight",
     "evalution.runs.reader",
     "evalution.samples",
-    "evalution.scoring.accumulators",
     "evalution.scoring.metrics",
     "evalution.suites",
     "evalution.suites.suite",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
 from evalution_core.requests import GenerationOutput, TextDelta
-from evalution_core.streams import RequestStream, open_stream, to_request_stream
+from evalution_core.streams import RequestStream, open_stream
 
 
 class Source:
@@ -27,16 +28,25 @@ class Source:
 OUTPUT = GenerationOutput("p", "t")
 
 
-def test_generator_becomes_a_stream_and_a_stream_stays_itself() -> None:
-    stream = to_request_stream(Source(("a", 1), ("b", 2)))
+def open_results(results: Iterable[tuple[str, Any]]) -> RequestStream[str, Any]:
+    """The stream of a session that reads `a`, `b` and `c`, and then gives these results."""
+
+    def answer(requests: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+        assert len(list(requests)) == 3
+        return results
+
+    return open_stream(answer, [(key, None) for key in "abc"])
+
+
+def test_generator_becomes_a_stream() -> None:
+    stream = open_results(Source(("a", 1), ("b", 2)))
     assert isinstance(stream, RequestStream)
-    assert to_request_stream(stream) is stream
     assert list(stream) == [("a", 1), ("b", 2)]
 
 
 def test_closed_stream_closes_its_generator_and_ends() -> None:
     source = Source(("a", 1), ("b", 2))
-    with to_request_stream(source) as stream:
+    with open_results(source) as stream:
         assert next(stream) == ("a", 1)
         assert not source.is_closed
     assert source.is_closed
@@ -45,14 +55,14 @@ def test_closed_stream_closes_its_generator_and_ends() -> None:
 
 
 def test_stream_on_a_plain_iterator_can_be_closed() -> None:
-    stream = to_request_stream(iter([("a", 1), ("b", 2)]))
+    stream = open_results(iter([("a", 1), ("b", 2)]))
     next(stream)
     stream.close()
     assert list(stream) == []
 
 
 def test_cancelled_key_yields_nothing_more_and_the_others_go_on() -> None:
-    stream = to_request_stream(
+    stream = open_results(
         Source(
             ("a", TextDelta("x")),
             ("b", OUTPUT),
@@ -67,7 +77,7 @@ def test_cancelled_key_yields_nothing_more_and_the_others_go_on() -> None:
 
 
 def test_key_may_be_used_again_after_its_cancelled_request_ended() -> None:
-    stream = to_request_stream(Source(("a", OUTPUT), ("a", OUTPUT), ("b", OUTPUT)))
+    stream = open_results(Source(("a", OUTPUT), ("a", OUTPUT), ("b", OUTPUT)))
     stream.cancel("a")
     assert list(stream) == [("a", OUTPUT), ("b", OUTPUT)]
 
@@ -77,7 +87,7 @@ def test_error_of_the_generator_is_raised_by_the_stream() -> None:
         yield "a", 1
         raise OSError("gone")
 
-    stream = to_request_stream(failing())
+    stream = open_results(failing())
     assert next(stream) == ("a", 1)
     with pytest.raises(OSError, match="gone"):
         next(stream)
@@ -116,5 +126,5 @@ def test_cancelling_a_request_that_is_yet_to_come_changes_nothing() -> None:
 
 
 def test_stream_of_the_session_is_returned_as_it_is() -> None:
-    own = to_request_stream(upper([("a", "x")]))
+    own = open_stream(upper, [("a", "x")])
     assert open_stream(lambda _: own, [("b", "y")]) is own

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from evalution_core import Capability, InvalidRequestError
 from evalution_enginekit import ByteTokenizer, TokenPrompt, TokenScore
+from evalution_enginekit.runtime import ServingOptions
 from evalution_enginekit.serving import (
     EventLoopRequests,
     FixedBatchRequests,
@@ -16,7 +17,7 @@ from evalution_enginekit.serving import (
     ServingRuntime,
     SpanGroup,
 )
-from evalution_enginekit.serving_session import ServedModel, ServingLimits, ServingSession
+from evalution_enginekit.serving_session import ServedModel, ServingSession
 
 LOUD = "!"
 
@@ -168,9 +169,9 @@ class Served(ServingSession):
                 capabilities=frozenset(Capability) - {Capability.ATTACH, Capability.LOGPROBS},
                 served=ServedModel(runtime, ByteTokenizer(), 512, {"weights": "0a"}),
                 requests=runtime,
-                limits=ServingLimits(
-                    batch_size=8, slots=slots, listed_tokens=3, scored_tokens=scored_tokens
-                ),
+                options=ServingOptions(batch_size=8, scored_tokens=scored_tokens),
+                slots=slots,
+                listed_tokens=3,
                 dtype="float32",
                 execution={"version": "served 1.0"},
                 resources=resources,

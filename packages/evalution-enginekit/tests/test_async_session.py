@@ -190,7 +190,9 @@ def test_closing_ends_tasks_that_wait_and_refuses_later_ones(gated: GatedSession
     assert len(gated.generate([asked(3)])) == 1, "the session is the caller's and goes on"
 
 
-def test_a_closed_session_is_told_to_every_task(session: MockSession, front: AsyncSession) -> None:
+def test_every_task_gets_an_error_of_a_closed_session(
+    session: MockSession, front: AsyncSession
+) -> None:
     session.close()
 
     async def work() -> list[Any]:
@@ -332,7 +334,7 @@ def test_a_request_given_up_on_its_way_to_the_stream_is_cancelled_once_it_is_the
         front.close()
 
 
-def test_requests_that_come_steadily_keep_no_round_from_starting(
+def test_steady_requests_do_not_delay_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(async_session, "_GATHERING_S", 100.0)
@@ -372,7 +374,7 @@ def test_requests_that_come_steadily_keep_no_round_from_starting(
         front.close()
 
 
-def test_closing_from_the_thread_of_the_stream_waits_for_nothing() -> None:
+def test_closing_on_the_stream_thread_does_not_wait() -> None:
     """As a garbage collection there does, which finalizes whoever owned the session."""
 
     class Closing(MockSession):
@@ -394,7 +396,7 @@ def test_closing_from_the_thread_of_the_stream_waits_for_nothing() -> None:
 
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=15, deadline=None)
-def test_whoever_stays_gets_the_answer_and_whoever_leaves_frees_the_place(chance: Random) -> None:
+def test_cancelled_task_frees_its_slot_and_the_others_get_answers(chance: Random) -> None:
     requests = [asked(number, chance.choice([1, 2, 30, 300])) for number in range(60)]
     leaving = {number: chance.randrange(40) for number in chance.sample(range(60), 25)}
 

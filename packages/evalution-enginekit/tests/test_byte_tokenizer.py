@@ -17,7 +17,7 @@ TOKENIZER = ByteTokenizer()
 
 @settings(deadline=None, max_examples=100)
 @given(st.text(max_size=20).filter(lambda text: not re.search("<(bos|eos|user|assistant)>", text)))
-def test_text_comes_back(text: str) -> None:
+def test_encoded_text_decodes_to_itself(text: str) -> None:
     token_ids = TOKENIZER.encode(text)
     assert TOKENIZER.decode(token_ids) == text
     assert all(token_id < 256 for token_id in token_ids)
@@ -31,7 +31,7 @@ def test_special_tokens_that_are_spelled_out_are_their_own_ids() -> None:
     assert spelled == "a<bos><eos>é<user><assistant><BOS>"
 
 
-def test_what_it_declares() -> None:
+def test_byte_tokenizer_declares_its_ids() -> None:
     assert (TOKENIZER.bos_id, TOKENIZER.eos_id, TOKENIZER.leading_ids) == (256, 257, (256,))
     assert TOKENIZER.special_ids == {256, 257, 258, 259}
     assert TOKENIZER.vocabulary_size == 260
@@ -57,5 +57,7 @@ def test_leading_ids_are_never_doubled(text: str, token_ids: list[int]) -> None:
         ([9, 9], [5], ()),
     ],
 )
-def test_ids_before(whole: list[int], alone: list[int], before: tuple[int, ...]) -> None:
+def test_leading_ids_are_those_before_the_plain_encoding(
+    whole: list[int], alone: list[int], before: tuple[int, ...]
+) -> None:
     assert find_leading_ids(whole, alone) == before

@@ -20,6 +20,7 @@ from evalution_core import (
     LoglikelihoodRequest,
     RequestFailure,
     RequestStream,
+    TextDelta,
 )
 from evalution_enginekit.request_loop import Emit, RequestJob, RequestLoop
 from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
@@ -56,7 +57,7 @@ def finish(stream: Stream, number: int, result: str) -> None:
         stream.release(number)
 
 
-def test_what_waits_never_runs() -> None:
+def test_cancelled_waiting_request_never_runs() -> None:
     stream = opened()
     stream.submit("a", "x")
     stream.submit("b", "y")
@@ -68,7 +69,7 @@ def test_what_waits_never_runs() -> None:
     assert list(stream.results()) == [("b", "Y")]
 
 
-def test_what_runs_is_unwanted_and_what_becomes_of_it_is_dropped() -> None:
+def test_result_of_a_cancelled_running_request_is_dropped() -> None:
     owner = Owner()
     stream: Stream = ResultStream(owner, StreamLimits(running=2, ahead=1))
     stream.submit("a", "x")
@@ -80,7 +81,7 @@ def test_what_runs_is_unwanted_and_what_becomes_of_it_is_dropped() -> None:
     assert owner.wakes == 1, "the runtime has to hear of it"
     assert [stream.wants(number) for number in (0, 1)] == [False, True]
     with stream._changed:
-        stream.deliver_part(0, "part", str.__add__)
+        stream.deliver_part(0, TextDelta("part"))
     finish(stream, 0, "X")
     finish(stream, 1, "Y")
     stream.finish_input()
@@ -99,12 +100,12 @@ def test_the_number_of_a_cancelled_job_may_come_again() -> None:
     assert stream.wants(0)
 
 
-def test_what_is_unread_goes_and_makes_room() -> None:
+def test_cancelled_unread_result_is_dropped_and_makes_room() -> None:
     stream = opened(running=1, ahead=1)
     stream.submit("a", "x")
     start(stream, 0)
     with stream._changed:
-        stream.deliver_part(0, "p", str.__add__)
+        stream.deliver_part(0, TextDelta("p"))
     finish(stream, 0, "X")
     stream.submit("b", "y")
     assert stream.admissible() == 0
@@ -117,7 +118,7 @@ def test_what_is_unread_goes_and_makes_room() -> None:
 
 
 @pytest.mark.parametrize("is_bad", [False, True])
-def test_a_request_that_is_being_prepared_never_enters(is_bad: bool) -> None:
+def test_request_cancelled_while_it_is_prepared_never_enters(is_bad: bool) -> None:
     streams: list[Stream] = []
 
     def opening() -> Stream:
@@ -139,7 +140,7 @@ def test_a_request_that_is_being_prepared_never_enters(is_bad: bool) -> None:
     assert not streams[0].waiting
 
 
-def test_a_key_that_the_input_has_yet_to_give_changes_nothing() -> None:
+def test_cancelling_a_future_key_changes_nothing() -> None:
     is_read = threading.Event()
 
     def requests() -> Iterator[tuple[str | None, str]]:
@@ -164,7 +165,7 @@ def test_a_key_that_the_input_has_yet_to_give_changes_nothing() -> None:
     assert found == [(None, "y"), ("a", "again")]
 
 
-def test_a_key_that_is_over_changes_nothing() -> None:
+def test_cancelling_a_finished_key_changes_nothing() -> None:
     stream = opened()
     stream.submit("a", "x")
     start(stream, 0)
@@ -185,7 +186,7 @@ def test_a_key_that_is_over_changes_nothing() -> None:
         )
     )
 )
-def test_counts_hold_whatever_is_cancelled_when(moves: list[tuple[str, bool]]) -> None:
+def test_counts_are_right_after_any_order_of_cancellations(moves: list[tuple[str, bool]]) -> None:
     stream = opened(running=2, ahead=2)
     results = stream.results()
     cancelled: set[str] = set()
@@ -198,7 +199,7 @@ def test_counts_hold_whatever_is_cancelled_when(moves: list[tuple[str, bool]]) -
             start(stream, count)
         elif move == "part" and numbers:
             with stream._changed:
-                stream.deliver_part(numbers[0 if is_first else -1], "p", str.__add__)
+                stream.deliver_part(numbers[0 if is_first else -1], TextDelta("p"))
         elif move == "end" and numbers:
             finish(stream, numbers[0 if is_first else -1], "x")
         elif move == "read" and stream._results:
@@ -214,7 +215,7 @@ def test_counts_hold_whatever_is_cancelled_when(moves: list[tuple[str, bool]]) -
         assert stream._cancelled <= set(stream.running)
 
 
-def test_a_pulled_stream_that_is_dropped_ends() -> None:
+def test_dropped_pulled_stream_ends() -> None:
     stream = opened()
     pulled = PulledStream([("a", "x")], lambda: stream, lambda job: job, "toy")
     stream.reject("first", RequestFailure(InvalidRequestError("bad")))
@@ -272,7 +273,7 @@ def test_a_session_drops_a_cancelled_request_and_goes_on(
     assert session.requests_in_flight == 0
 
 
-def test_a_crash_does_not_name_what_was_cancelled(echo: Echoes) -> None:
+def test_crash_does_not_name_cancelled_requests(echo: Echoes) -> None:
     session = echo(batch_size=2)
     session.before_step = lambda: crash()
 
@@ -287,7 +288,7 @@ def test_a_crash_does_not_name_what_was_cancelled(echo: Echoes) -> None:
     assert "left" not in caught.value.in_flight  # type: ignore[attr-defined]
 
 
-def test_a_score_that_is_cancelled_is_not_given(echo: Echoes) -> None:
+def test_cancelled_score_is_not_yielded(echo: Echoes) -> None:
     session = echo()
     session.check()
     scoring = session.score
@@ -356,7 +357,7 @@ def test_a_request_loop_aborts_a_cancelled_request_and_refills_its_slot(loop: Re
     assert held.cancelled == ["a"]
 
 
-def test_an_error_out_of_a_cancelled_request_is_nobodys(loop: RequestLoop) -> None:
+def test_error_of_a_cancelled_request_is_dropped(loop: RequestLoop) -> None:
     began = threading.Event()
 
     async def serve(_: Emit) -> str:

@@ -43,11 +43,11 @@ def test_the_sandbox_refuses_what_a_prompt_does_not_need(source: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["__class__", "__init__", "__dict__"])
-def test_internals_read_as_nothing(name: str) -> None:
+def test_templates_cannot_read_internals(name: str) -> None:
     assert render(f"{{{{ messages.{name} }}}}{{{{ raise_exception.{name} }}}}") == ""
 
 
-def test_a_templates_own_reason_is_told() -> None:
+def test_refusal_of_a_template_has_its_own_reason() -> None:
     source = "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}"
     with pytest.raises(InvalidRequestError, match=r"refused the messages: system first$"):
         render(source)
@@ -99,7 +99,7 @@ def test_json_keeps_order_and_takes_an_indent() -> None:
     assert render("{{ {'b': 1} | tojson(indent=2) }}") == '{\n  "b": 1\n}'
 
 
-def test_blocks_leave_no_lines_behind() -> None:
+def test_blocks_add_no_blank_lines() -> None:
     source = (
         "{% for m in messages %}\n    {%- if loop.first %}\nfirst\n    {% endif %}\n{% endfor %}"
     )
@@ -114,12 +114,12 @@ def test_the_generation_tag_and_loop_controls() -> None:
     assert render(source, USER, USER) == "hi!"
 
 
-def test_the_date_is_todays() -> None:
+def test_strftime_now_is_today() -> None:
     before, told = datetime.now().astimezone().date(), render("{{ strftime_now('%Y-%m-%d') }}")
     assert told in {before.isoformat(), datetime.now().astimezone().date().isoformat()}
 
 
-def test_jinja_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jinja_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     told = r'needs jinja2; pip install "evalution-enginekit\[tokenizers'
     with pytest.raises(EngineUnavailableError, match=told):
@@ -128,13 +128,13 @@ def test_jinja_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         ChatTemplate(THINKS).with_variables({"enable_thinking": False})
 
 
-def test_a_template_crosses_processes() -> None:
+def test_template_survives_pickling() -> None:
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
     template.render([USER])
     assert pickle.loads(pickle.dumps(template)).render([USER]) == "<s>hi"
 
 
-def test_variables_are_bound_and_cross_processes() -> None:
+def test_bound_variables_survive_pickling() -> None:
     template = ChatTemplate(THINKS, {"bos_token": "<s>"})
     bound = template.with_variables({"enable_thinking": False})
     for each in (bound, pickle.loads(pickle.dumps(bound))):
@@ -157,7 +157,7 @@ def test_a_variable_reaches_macros_and_loops() -> None:
     "name",
     ["messages", "add_generation_prompt", "tools", "documents", "pad_token", "image_token"],
 )
-def test_what_a_template_is_given_anyway_is_no_variable(name: str) -> None:
+def test_variables_that_every_template_gets_are_refused(name: str) -> None:
     template = ChatTemplate(f"{{{{ {name} }}}}", {"image_token": "<image>"})
     with pytest.raises(ConfigurationError) as caught:
         template.with_variables({name: "x"})
@@ -175,7 +175,7 @@ def test_what_a_template_is_given_anyway_is_no_variable(name: str) -> None:
         ("{% set enable_thinkin = 1 %}{{ enable_thinkin }}", " (it reads: none)"),
     ],
 )
-def test_a_variable_that_no_template_reads_is_told(source: str, told: str) -> None:
+def test_unread_variable_is_refused_with_the_nearest_name(source: str, told: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         ChatTemplate(source).with_variables({"enable_thinkin": False})
     assert str(caught.value) == (
@@ -208,7 +208,7 @@ def test_a_model_without_a_template_takes_no_variables() -> None:
         ("tone", [math.nan], "['nan']"),
     ],
 )
-def test_a_variable_is_plain(name: Any, value: Any, got: str) -> None:
+def test_variables_must_be_json_values(name: Any, value: Any, got: str) -> None:
     template = ChatTemplate("{{ tone }}")
     with pytest.raises(ConfigurationError) as caught:
         template.with_variables({name: value})

@@ -148,7 +148,7 @@ def by_us(template: str, messages: Any, **options: Any) -> str | None:
 @pytest.mark.parametrize("tools", [None, [TOOL]], ids=["", "tools"])
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_the_same_prompt(
+def test_chat_renders_the_prompt_of_transformers(
     tokenizer: Any, template: str, chat: str, tools: Any, add_generation_prompt: bool
 ) -> None:
     options = {"tools": tools, "add_generation_prompt": add_generation_prompt}

@@ -26,7 +26,7 @@ def test_a_pair_without_name_or_value_is_refused(pair: str) -> None:
     assert str(caught.value) == f"--option {pair!r} is not KEY=VALUE"
 
 
-def test_an_unknown_field_of_a_model_is_told_the_nearest() -> None:
+def test_unknown_model_field_is_refused_with_the_nearest_name() -> None:
     assert parse_model_fields("--model-field", ["revision=main"]) == {"revision": "main"}
     with pytest.raises(ConfigurationError) as caught:
         parse_model_fields("--model-field", ["revison=main"])

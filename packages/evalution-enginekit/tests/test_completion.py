@@ -20,7 +20,7 @@ def start(stop: tuple[str, ...] = (), *, max_new_tokens: int = 64, **options: An
     prompt = TokenPrompt(
         0, [256, 97], max_new_tokens, stop_ids=frozenset({EOS}), stop=stop, **options
     )
-    return Completion(TOKENIZER, prompt, stop)
+    return Completion(TOKENIZER, prompt)
 
 
 def run(
@@ -104,23 +104,24 @@ def test_a_stop_across_tokens_cuts_inside_a_token() -> None:
             return "".join(["Hello wor", "ld. Bye", "!"][token_id] for token_id in token_ids)
 
     prompt = TokenPrompt(0, [2], 8, stop=("d. B",), logprobs=0)
-    completion = Completion(Words(), prompt, prompt.stop)
-    assert not completion.take(TokenEvent(0, [0], logprobs=[-1.0]))
+    completion = Completion(Words(), prompt)
+    completion.take(TokenEvent(0, [0], logprobs=[-1.0]))
     assert completion.delta() == TextDelta("Hello wor", (0,))
-    assert not completion.take(TokenEvent(0, [1], logprobs=[-2.0]))
+    completion.take(TokenEvent(0, [1], logprobs=[-2.0]))
+    assert completion.is_cut
     output = completion.output("", {}, 0)
     assert (output.text, output.token_ids) == ("Hello worl", [0, 1])
     assert output.token_logprobs == [-1.0, -2.0]
     assert (output.finish_reason, output.completion_tokens) == ("stop", 2)
 
 
-def test_a_token_is_told_when_all_of_its_text_is_certain() -> None:
+def test_token_is_in_a_delta_once_all_of_its_text_is_certain() -> None:
     class Words(ByteTokenizer):
         def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
             return "".join(["", "Hello wor", "ld"][token_id] for token_id in token_ids)
 
     prompt = TokenPrompt(0, [0], 8, stop=("r!",))
-    completion = Completion(Words(), prompt, prompt.stop)
+    completion = Completion(Words(), prompt)
     completion.take(TokenEvent(0, [1]))
     assert completion.delta() == TextDelta("Hello wo", ())
     completion.take(TokenEvent(0, [2]))
@@ -137,7 +138,7 @@ def test_a_token_is_told_when_all_of_its_text_is_certain() -> None:
         ("ab", {}, "length", 2),
     ],
 )
-def test_why_it_ended_and_how_much_was_generated(
+def test_finish_reason_and_token_count_are_reported(
     tokens: str, options: dict[str, Any], reason: str, generated: int
 ) -> None:
     _, output = run(start(**options), text_ids(tokens), per_event=8)
@@ -145,11 +146,22 @@ def test_why_it_ended_and_how_much_was_generated(
     assert output.prompt_tokens == 2
 
 
-def test_the_runtime_knows_of_an_end_token_but_not_of_a_stop_string() -> None:
-    assert start().take(TokenEvent(0, [EOS]))
-    assert start(max_new_tokens=1).take(TokenEvent(0, [97]))
-    assert start().take(TokenEvent(0, [97], finish="stop"))
-    assert not start(("a",)).take(TokenEvent(0, [97]))
+@pytest.mark.parametrize(
+    ("stop", "event", "is_cut"),
+    [
+        ((), TokenEvent(0, [EOS]), False),
+        ((), TokenEvent(0, [97, 97, 97]), False),
+        ((), TokenEvent(0, [97], finish="stop"), False),
+        (("a",), TokenEvent(0, [97]), True),
+    ],
+)
+def test_only_a_stop_string_cuts_a_completion(
+    stop: tuple[str, ...], event: TokenEvent, is_cut: bool
+) -> None:
+    completion = start(stop, max_new_tokens=3)
+    completion.take(event)
+    assert completion.finish is not None
+    assert completion.is_cut is is_cut
 
 
 def test_log_probabilities_run_beside_the_ids_that_are_kept() -> None:
@@ -189,7 +201,7 @@ def test_what_the_runtime_reported_with_the_last_token_is_kept(last: list[int]) 
     assert runtime == {"cached_tokens": 3, "stop_reason": "eos"}
 
 
-def test_an_unfinished_character_is_not_told_and_reads_as_broken_at_the_end() -> None:
+def test_incomplete_character_is_held_back_and_replaced_at_the_end() -> None:
     completion = start()
     completion.take(TokenEvent(0, "日".encode()[:2]))
     assert completion.delta() is None

@@ -147,7 +147,7 @@ def test_an_exception_of_the_input_arrives_after_the_results(echo: Echoes) -> No
     assert raised.value is error
 
 
-def test_input_that_is_no_iterable_is_told(echo: Echoes) -> None:
+def test_input_that_is_not_iterable_is_refused(echo: Echoes) -> None:
     with pytest.raises(TypeError, match="not iterable"):
         next(echo().generate_continuous(None))
 

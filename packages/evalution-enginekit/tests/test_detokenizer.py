@@ -69,7 +69,7 @@ def test_a_space_bound_to_the_word_after_it_is_kept(
     assert "".join(pieces(tokenizer, prompt, token_ids)) == " sees"
 
 
-def test_a_runaway_of_broken_bytes_is_told_in_the_end() -> None:
+def test_broken_bytes_are_released_after_a_while() -> None:
     detokenizer = Detokenizer(ByteTokenizer(), [97])
     told = [detokenizer.push(0xFF) for _ in range(100)]
     assert "".join(told).startswith("\ufffd" * 60)

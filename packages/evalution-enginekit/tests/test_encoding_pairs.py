@@ -61,7 +61,9 @@ def test_the_concatenation_never_changes_where_merges_cross_the_cut(
         ("", "<eos>a", ([BOS], [EOS, 97])),
     ],
 )
-def test_boundary(context: str, continuation: str, expected: tuple[list[int], list[int]]) -> None:
+def test_boundary_follows_lm_eval(
+    context: str, continuation: str, expected: tuple[list[int], list[int]]
+) -> None:
     assert encode_pair(ByteTokenizer(), context, continuation) == expected
 
 

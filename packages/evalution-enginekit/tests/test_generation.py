@@ -115,7 +115,7 @@ def test_ignore_eos_goes_on_past_the_end_token(echo: Echoes) -> None:
     assert output.token_ids == [97, 98, 257, 97, 98]
 
 
-def test_a_stream_tells_text_as_it_becomes_certain(echo: Echoes) -> None:
+def test_stream_yields_text_as_it_becomes_certain(echo: Echoes) -> None:
     told: dict[str, list[Any]] = {}
     requests = [("a", ask("abé")), ("b", ask("xyz", stop=["z"]))]
     for key, event in echo().stream(requests):
@@ -168,7 +168,7 @@ def test_a_poisoned_request_fails_alone(echo: Echoes) -> None:
     assert session.requests_in_flight == 0
 
 
-def test_a_crash_loses_what_was_in_flight_and_nothing_else(echo: Echoes) -> None:
+def test_crash_fails_only_requests_in_flight(echo: Echoes) -> None:
     session = echo(batch_size=2)
     crash = RuntimeError("CUDA error: device-side assert")
 
@@ -189,7 +189,7 @@ def test_a_crash_loses_what_was_in_flight_and_nothing_else(echo: Echoes) -> None
     assert session.generate([ask("again")])[0].text == "again"
 
 
-def test_a_crash_costs_a_waiting_stream_nothing(echo: Echoes, aside: ThreadPoolExecutor) -> None:
+def test_crash_leaves_a_waiting_stream_alone(echo: Echoes, aside: ThreadPoolExecutor) -> None:
     session = echo(batch_size=1)
     stepping, waiting = threading.Event(), threading.Event()
 
@@ -212,7 +212,7 @@ def test_a_crash_costs_a_waiting_stream_nothing(echo: Echoes, aside: ThreadPoolE
     assert raised.value.in_flight == (0,)
 
 
-def test_an_engine_that_fails_before_it_takes_a_prompt_ends_those_who_wait(
+def test_failure_before_any_prompt_is_taken_ends_waiting_streams(
     echo_class: Any, aside: ThreadPoolExecutor
 ) -> None:
     class NeverStarts(echo_class):
@@ -235,7 +235,7 @@ def test_a_malformed_event_is_a_failure_of_the_runtime(echo_class: Any) -> None:
         session.generate([ask("a")])
 
 
-def test_a_list_call_names_its_lost_requests_by_index(echo: Echoes) -> None:
+def test_list_call_names_lost_requests_by_index(echo: Echoes) -> None:
     session = echo(batch_size=2, max_model_len=10**6)
 
     def crash() -> None:

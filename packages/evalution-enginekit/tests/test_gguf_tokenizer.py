@@ -67,7 +67,7 @@ def test_chat_is_rendered_alike() -> None:
     assert OURS.chat_template.render(messages) == THEIRS.chat_template.render(messages)
 
 
-def test_it_survives_pickling() -> None:
+def test_gguf_tokenizer_survives_pickling() -> None:
     again = pickle.loads(pickle.dumps(OURS))
     assert again.encode("The cat") == OURS.encode("The cat")
 

@@ -28,7 +28,7 @@ MISSING = "a-distribution-that-nobody-has"
          "Python 3.12, and there pip install acme"),
     ],
 )  # fmt: skip
-def test_the_hint_fits_the_python(
+def test_install_hint_depends_on_the_python_version(
     monkeypatch: pytest.MonkeyPatch,
     python: tuple[int, int],
     lowest: tuple[int, int],
@@ -41,7 +41,7 @@ def test_the_hint_fits_the_python(
     assert linux_install_hint("Acme", "pip install acme", lowest=lowest, highest=highest) == hint
 
 
-def test_elsewhere_other_engines_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_engines_are_named_off_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     hint = linux_install_hint("Acme", "pip install acme", lowest=(3, 11), highest=(3, 14))
     assert hint.startswith("on darwin take the engine Transformers (pip install evalution-transf")

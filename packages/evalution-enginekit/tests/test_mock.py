@@ -24,7 +24,7 @@ def completion(name: str = "m", **options: Any) -> Any:
         return session.generate([request])[0]
 
 
-def test_a_batch_holds_something() -> None:
+def test_batch_size_must_be_positive() -> None:
     with pytest.raises(ConfigurationError, match="'batch_size' of engine Mock must be at least 1"):
         Mock(batch_size=0)
 
@@ -50,7 +50,7 @@ def test_sampling_that_leaves_one_choice_is_greedy(cut: dict[str, Any]) -> None:
     assert completion(**options).token_ids == completion().token_ids
 
 
-def test_what_it_generates_scores_as_it_was_generated() -> None:
+def test_generated_tokens_score_as_generated() -> None:
     output = completion(logprobs=2, ignore_eos=True)
     assert [max(top.values()) for top in output.top_logprobs] == output.token_logprobs
     assert all(len(top) == 2 for top in output.top_logprobs)
@@ -67,19 +67,19 @@ def test_what_it_generates_scores_as_it_was_generated() -> None:
     assert scored.is_greedy
 
 
-def test_its_rows_are_distributions() -> None:
+def test_mock_rows_are_distributions() -> None:
     for last in range(0, 260, 13):
         assert math.isclose(math.fsum(map(math.exp, table("m").row([1, last]))), 1.0)
 
 
-def test_its_configuration() -> None:
+def test_mock_options_are_validated() -> None:
     engine = Mock(max_model_len=64)
     assert pickle.loads(pickle.dumps(engine)) == engine
     with pytest.raises(ConfigurationError, match="did you mean 'batch_size'"):
         Mock(batchsize=3)  # pyright: ignore[reportCallIssue]
 
 
-def test_its_session_says_what_it_is() -> None:
+def test_mock_session_describes_itself() -> None:
     session = Mock(max_model_len=64, batch_size=3).build(Model("m"))
     assert session.identity() == {"mock": "m"}
     assert (session.info.max_model_len, session.preferred_batch_size) == (64, 3)
@@ -110,6 +110,6 @@ def test_a_closed_session_refuses_every_call() -> None:
             call()
 
 
-def test_its_template_reads_no_variable() -> None:
+def test_mock_template_reads_no_variable() -> None:
     with pytest.raises(ConfigurationError, match=r"no variable 'thinks' \(it reads: none\)"):
         Mock().build(Model("m", chat_template_kwargs={"thinks": True}))

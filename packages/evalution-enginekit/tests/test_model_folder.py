@@ -24,12 +24,12 @@ def test_a_builtin_is_the_folder_of_its_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "owner/name"])
-def test_what_may_be_on_the_hub_is_no_folder(name: str) -> None:
+def test_hub_id_has_no_folder(name: str) -> None:
     assert model_folder(name) is None
 
 
 @pytest.mark.parametrize("path", ["./model", "~/no/such", "/no/such", "a/b/c"])
-def test_what_can_only_be_a_folder_has_to_be_there(path: str) -> None:
+def test_missing_local_folder_is_refused(path: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         model_folder(path, "a folder with model.xml")
     assert str(raised.value) == (

@@ -44,7 +44,7 @@ def weights(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("cache")
-def test_each_file_by_name(weights: Path, tmp_path: Path) -> None:
+def test_identity_has_each_file_by_name(weights: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_bytes(b"{}")
     assert files_identity([weights, config]) == {
@@ -73,7 +73,7 @@ def test_a_file_of_another_mtime_or_size_is_read_again(weights: Path, hashed: li
 
 
 @pytest.mark.parametrize("content", ["{broken", "[]", '{"a": 1}', ""])
-def test_a_broken_cache_is_written_anew(
+def test_broken_hash_cache_is_rewritten(
     cache: Path, weights: Path, hashed: list[str], content: str
 ) -> None:
     cache.parent.mkdir(parents=True)
@@ -83,9 +83,7 @@ def test_a_broken_cache_is_written_anew(
     assert hashed == ["model.safetensors"]
 
 
-def test_a_cache_that_can_not_be_written_costs_only_time(
-    cache: Path, weights: Path, hashed: list[str]
-) -> None:
+def test_unwritable_hash_cache_is_ignored(cache: Path, weights: Path, hashed: list[str]) -> None:
     cache.parent.parent.write_text("a file where the folder should be")
     for _ in range(2):
         assert files_identity([weights])["model.safetensors"]

@@ -69,7 +69,7 @@ def test_ids_read_as_their_text_does(text: str, stops: list[str]) -> None:
     assert by_ids.token_ids == ids
 
 
-def test_a_completion_that_breaks_off_is_no_answer() -> None:
+def test_unfinished_completion_is_an_error() -> None:
     with pytest.raises(EngineRuntimeError, match="broke off before it was finished"):
         assembled([CompletionChunk("half an ans")])
 
@@ -96,21 +96,21 @@ def test_a_cut_here_makes_the_count_unknown() -> None:
     assert output.token_ids is None
 
 
-def test_ids_of_a_piece_that_a_stop_cuts_through_are_not_told() -> None:
+def test_ids_of_a_chunk_cut_by_a_stop_are_left_out() -> None:
     pieces = [CompletionChunk("ab", [1, 2]), CompletionChunk("cd", [3, 4], finish="length")]
     assert assembled(pieces, stop=["bc"])[0].token_ids is None
     single = [CompletionChunk("ab", [1]), CompletionChunk("cd", [2], finish="length")]
     assert assembled(single, stop=["bc"])[0].token_ids == [1]
 
 
-def test_logprobs_are_told_only_beside_ids() -> None:
+def test_logprobs_are_given_only_beside_ids() -> None:
     known = CompletionChunk("a", [97], [-0.5], [{97: -0.5}], finish="stop")
     assert assembled([known], logprobs=1)[0].token_logprobs == [-0.5]
     unknown = CompletionChunk("a", None, [-0.5], finish="stop")
     assert assembled([unknown], logprobs=1)[0].token_logprobs is None
 
 
-def test_messages_that_the_runtime_rendered_are_told_as_json() -> None:
+def test_prompt_of_runtime_rendered_messages_is_json() -> None:
     request = GenerationRequest(messages=[{"role": "user", "content": "é?"}])
     assembly = OutputAssembler(RequestPrompt(request), None)
     assembly.take(CompletionChunk("yes", finish="stop"))

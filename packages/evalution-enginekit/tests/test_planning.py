@@ -74,7 +74,7 @@ def test_the_grouped_order_keeps_every_shared_prefix_together(spans: list[TokenS
         assert places == list(range(places[0], places[-1] + 1)), prefix
 
 
-def test_scores_are_handed_out_once_and_in_the_order_of_the_spans() -> None:
+def test_scores_are_returned_once_in_the_order_of_the_spans() -> None:
     spans = [TokenSpan([1, 2, 3], 1), TokenSpan([1, 4], 1)]
     scores = SpanScores(spans)
     targets = {

@@ -68,7 +68,7 @@ def failed_rows(results: dict[tuple[int, int], Any]) -> set[int]:
 @pytest.mark.parametrize(
     ("poisoned", "choices"), [([5], 3), ([5], 4), ([5], 10), ([0], 4), ([2, 3, 4], 10)]
 )
-def test_poisoned_questions_cost_themselves_alone(
+def test_poisoned_questions_fail_alone(
     echo: Echoes, poisoned: list[int], choices: int, batch_size: int | None
 ) -> None:
     session = echo()
@@ -83,7 +83,7 @@ def test_poisoned_questions_cost_themselves_alone(
     assert isinstance(failure.error.__cause__, FloatingPointError)
 
 
-def test_a_control_is_the_last_span_that_scored(echo: Echoes) -> None:
+def test_canary_is_the_last_span_that_scored(echo: Echoes) -> None:
     session = echo(scoring_window=1)
     session.check()
     session.score = poisoned_score(session.score)
@@ -95,7 +95,7 @@ def test_a_control_is_the_last_span_that_scored(echo: Echoes) -> None:
     assert scored == [text.encode() for text in [*good, *bad[:3], good[-1], bad[3]]]
 
 
-def test_a_runtime_that_dies_is_called_a_dozen_times_more(echo: Echoes) -> None:
+def test_dead_runtime_is_called_a_bounded_number_of_times(echo: Echoes) -> None:
     session = echo()
     session.check()
     good, alive = session.score, 8
@@ -120,7 +120,7 @@ def test_a_runtime_that_dies_is_called_a_dozen_times_more(echo: Echoes) -> None:
     assert not set(raised.value.in_flight) & set(dict(read))
 
 
-def test_a_runtime_that_never_scored_has_no_control(echo: Echoes) -> None:
+def test_runtime_that_never_scored_has_no_canary(echo: Echoes) -> None:
     session = echo(max_model_len=7)
     assert session.check().outcome == "not checkable"
     session.score = poisoned_score(session.score)
@@ -128,7 +128,7 @@ def test_a_runtime_that_never_scored_has_no_control(echo: Echoes) -> None:
         list(session.loglikelihood_continuous(questions([0], choices=3, rows=1)))
 
 
-def test_an_error_in_place_of_the_controls_score_is_no_score(echo: Echoes) -> None:
+def test_error_in_place_of_the_canary_score_means_death(echo: Echoes) -> None:
     session = echo()
     session.check()
     canary = session._scoring._liveness.canary
@@ -143,7 +143,7 @@ def test_an_error_in_place_of_the_controls_score_is_no_score(echo: Echoes) -> No
         list(session.loglikelihood_continuous(questions([], choices=4)))
 
 
-def test_a_stream_that_is_closed_in_a_trial_is_let_go(
+def test_stream_closed_during_a_canary_is_released(
     echo: Echoes, gate: threading.Event, aside: ThreadPoolExecutor
 ) -> None:
     session = echo()
@@ -173,7 +173,7 @@ def test_a_stream_that_is_closed_in_a_trial_is_let_go(
     assert session.loglikelihood([LoglikelihoodRequest("q", "a")])[0].token_count == 1
 
 
-def test_poisoned_prompts_in_a_row_cost_themselves_alone(echo: Echoes) -> None:
+def test_poisoned_prompts_in_a_row_fail_alone(echo: Echoes) -> None:
     session = echo(batch_size=2)
 
     def poison(prompt: Any) -> EngineRuntimeError | None:
@@ -188,7 +188,7 @@ def test_poisoned_prompts_in_a_row_cost_themselves_alone(echo: Echoes) -> None:
 
 
 @pytest.mark.parametrize("form", ["Stepping", "Async", "Batches"])
-def test_refused_requests_in_a_row_cost_themselves_alone(toys: Any, form: str) -> None:
+def test_refused_requests_in_a_row_fail_alone(toys: Any, form: str) -> None:
     class Choosy(getattr(toys, form)):
         def score(self, request_id: str, group: Any) -> None:
             if POISON in group.fed:
@@ -206,7 +206,7 @@ def test_refused_requests_in_a_row_cost_themselves_alone(toys: Any, form: str) -
 
 
 @pytest.mark.parametrize("form", ["Stepping", "Batches"])
-def test_what_fails_a_step_with_its_neighbours_is_found(toys: Any, form: str) -> None:
+def test_span_that_fails_a_whole_step_is_isolated(toys: Any, form: str) -> None:
     class Failing(getattr(toys, form)):
         """Its step fails while a poisoned group is in it, and says nothing of which."""
 
@@ -301,7 +301,7 @@ def test_a_chunk_ends_at_the_engine_before_its_halves_begin(noted: Callable[...,
     assert session.noted.log == [*begun, "begin 1", "end 1", "begin 1", "end 1"]
 
 
-def test_what_the_engine_raises_as_it_lets_go_is_logged(
+def test_error_while_an_engine_releases_is_logged(
     noted: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     session = noted(lambda _: TokenScore([-1.0]))
@@ -318,7 +318,7 @@ def test_what_the_engine_raises_as_it_lets_go_is_logged(
     assert "ending scoring failed: OSError: it holds on" in caplog.text
 
 
-def test_generation_ends_at_the_engine_before_it_begins_anew(echo: Echoes) -> None:
+def test_generation_ends_at_the_engine_before_it_restarts(echo: Echoes) -> None:
     session = echo()
     log: list[str] = []
     held: list[Any] = []

@@ -9,7 +9,7 @@ import pytest
 from evalution_enginekit.runtime import process_environment
 
 
-def test_the_environment_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVALUTION_KEPT", "mine")
     before = dict(os.environ)
     with process_environment({"EVALUTION_NEW": "1"}, defaults={"EVALUTION_KEPT": "theirs"}):

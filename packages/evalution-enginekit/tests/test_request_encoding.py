@@ -96,7 +96,7 @@ def test_a_prompt_that_must_not_be_cut_is_refused() -> None:
     assert prepared(64).generation(request).truncated_tokens == 0
 
 
-def test_greedy_whatever_the_temperature() -> None:
+def test_temperature_is_ignored_without_sampling() -> None:
     prompt = prepared().generation(ask("a", temperature=0.7, top_p=0.5)).prompt
     assert (prompt.do_sample, prompt.temperature) == (False, 0.0)
     sampled = prepared().generation(ask("a", do_sample=True, temperature=0.7, seed=3)).prompt
@@ -168,7 +168,7 @@ def test_a_beam_search_with_log_probabilities_is_refused() -> None:
     assert prepared().generation(ask("a", num_beams=2)).prompt.num_beams == 2
 
 
-def test_messages_stand_for_the_context_and_whitespace_moves_as_ever() -> None:
+def test_messages_replace_the_context_and_whitespace_moves() -> None:
     job = prepared().loglikelihood(LoglikelihoodRequest("", " yes", messages=CHAT))
     assert job.span == TokenSpan([BOS, USER, 104, 105, ASSISTANT, *b" yes"], 5)
 

@@ -137,7 +137,7 @@ def test_closing_a_stream_cancels_what_runs_and_no_other(loop: RequestLoop) -> N
     assert next(second.results()) == ("b", "B")
 
 
-def test_what_lets_go_slowly_is_not_broken_into(loop: RequestLoop) -> None:
+def test_slow_cancellation_is_not_interrupted(loop: RequestLoop) -> None:
     begun, leaving, let_go = threading.Event(), threading.Event(), threading.Event()
     go_on = threading.Event()
 
@@ -286,7 +286,9 @@ def test_closing_leaves_the_tasks_of_a_request_to_it() -> None:
     assert ran == ["child"]
 
 
-def test_who_does_not_let_go_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_ignores_cancellation_does_not_block_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("evalution_enginekit.request_loop._LETTING_GO_S", 0.05)
     loop = RequestLoop("the test session", 2)
     server = Server()
@@ -303,7 +305,7 @@ def test_who_does_not_let_go_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) ->
     assert server.cancelled == ["a"]
 
 
-def test_what_closing_raises_is_raised_to_the_closer() -> None:
+def test_error_of_close_is_raised_to_its_caller() -> None:
     loop = RequestLoop("the test session")
 
     async def last() -> None:
@@ -314,7 +316,7 @@ def test_what_closing_raises_is_raised_to_the_closer() -> None:
     loop.close(last)
 
 
-def test_a_call_that_waits_while_the_loop_closes_hears_of_it() -> None:
+def test_call_waiting_at_close_gets_an_error() -> None:
     loop = RequestLoop("the test session")
     begun = threading.Event()
     caught: list[BaseException] = []

@@ -113,7 +113,7 @@ class Choosy(HostedSession):
         return await super()._score(span)
 
 
-def test_a_window_that_the_runtime_refuses_is_told_by_its_request() -> None:
+def test_refused_window_is_reported_under_its_request() -> None:
     session = Choosy(
         engine="Hosted",
         capabilities=MOCK_CAPABILITIES,

@@ -78,7 +78,7 @@ def failures(results: Mapping[Any, Any]) -> set[Any]:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_poisoned_requests_in_a_row_cost_themselves_alone(loop: RequestLoop, depth: int) -> None:
+def test_poisoned_requests_in_a_row_fail_alone(loop: RequestLoop, depth: int) -> None:
     loop.set_depth(depth)
     runtime = Runtime()
     names = ["first", *(f"bad {n}" for n in range(30)), "last"]
@@ -89,7 +89,7 @@ def test_poisoned_requests_in_a_row_cost_themselves_alone(loop: RequestLoop, dep
     assert 1 < runtime.served.count("first") <= 1 + 30 // 3, "the canary, once in a while"
 
 
-def test_a_runtime_that_died_ends_the_stream_once_the_control_fails_too(loop: RequestLoop) -> None:
+def test_dead_runtime_ends_the_stream_once_the_canary_fails(loop: RequestLoop) -> None:
     runtime = Runtime()
     stream = submitted(loop, {"first": runtime.job("first")})
     assert dict(stream.results()) == {"first": "FIRST"}
@@ -104,7 +104,7 @@ def test_a_runtime_that_died_ends_the_stream_once_the_control_fails_too(loop: Re
     assert len(runtime.served) <= 2 + 2 * DEPTH
 
 
-def test_what_is_given_for_a_control_stands_in_until_a_request_has_succeeded(
+def test_given_canary_is_used_until_a_request_has_succeeded(
     loop: RequestLoop,
 ) -> None:
     runtime = Runtime()
@@ -138,7 +138,7 @@ class Trial:
         self._loop.call_soon_threadsafe(self._gate.set)
 
 
-def test_a_request_that_is_cancelled_in_its_trial_proves_nothing(loop: RequestLoop) -> None:
+def test_request_cancelled_during_the_canary_proves_nothing(loop: RequestLoop) -> None:
     runtime = Runtime()
     trial = Trial(runtime)
     loop.set_depth(1)
@@ -151,7 +151,7 @@ def test_a_request_that_is_cancelled_in_its_trial_proves_nothing(loop: RequestLo
     assert failures(results) == {"bad 0", "bad 1"}
 
 
-def test_closing_a_stream_ends_the_trial(loop: RequestLoop) -> None:
+def test_closing_a_stream_ends_its_canary(loop: RequestLoop) -> None:
     runtime = Runtime()
     trial = Trial(runtime)
     loop.set_canary(runtime.job("canary"))
@@ -163,7 +163,7 @@ def test_closing_a_stream_ends_the_trial(loop: RequestLoop) -> None:
     assert dict(other.results()) == {"other": "OTHER"}
 
 
-def test_a_success_beside_the_trial_is_as_good_as_the_control(loop: RequestLoop) -> None:
+def test_success_beside_the_canary_proves_life(loop: RequestLoop) -> None:
     runtime = Runtime()
     trial = Trial(runtime)
     loop.set_canary(runtime.job("canary"))
@@ -226,7 +226,7 @@ CHATS = [
         ([Capability.GENERATE, Capability.CHAT], False, CHATS),
     ],
 )
-def test_a_session_knows_a_control_before_anything_has_succeeded(
+def test_session_has_a_canary_before_anything_succeeded(
     capabilities: list[Capability], encodes: bool, requests: list[Any]
 ) -> None:
     with hosted(*capabilities, encodes=encodes) as session:
@@ -238,7 +238,7 @@ def test_a_session_knows_a_control_before_anything_has_succeeded(
         assert caught.value.in_flight
 
 
-def test_a_session_that_only_scores_text_knows_a_control_too() -> None:
+def test_session_that_only_scores_text_has_a_canary() -> None:
     pairs = [(f"{n}!", LoglikelihoodRequest(f"{n}!", "a")) for n in range(9)]
     with hosted(Capability.LOGLIKELIHOOD, encodes=False) as session:
         assert failures(dict(session.loglikelihood_continuous(pairs))) == dict(pairs).keys()
@@ -247,7 +247,7 @@ def test_a_session_that_only_scores_text_knows_a_control_too() -> None:
             list(session.loglikelihood_continuous(pairs))
 
 
-def test_questions_of_ten_choices_cost_themselves_alone() -> None:
+def test_poisoned_questions_of_ten_choices_fail_alone() -> None:
     with hosted(Capability.GENERATE, Capability.LOGLIKELIHOOD, encodes=True) as session:
         pairs = [
             ((row, choice), LoglikelihoodRequest(f"{row}{'!' * (row in (3, 4))}", choice))

@@ -89,12 +89,12 @@ def test_release_numbers_are_compared_part_by_part(found: str, versions: str, in
     assert is_in_range(found, versions) is inside
 
 
-def test_a_bound_that_is_none_is_the_authors_mistake() -> None:
+def test_malformed_version_bound_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="not a version bound: '~=1'"):
         is_in_range("1.0", "~=1")
 
 
-def test_a_runtimes_error_is_chained_and_rid_of_secrets() -> None:
+def test_runtime_error_is_chained_and_redacted() -> None:
     with (
         pytest.raises(EngineRuntimeError, match=r"^decoding failed: KeyError: ") as raised,
         runtime_errors("decoding"),
@@ -104,7 +104,7 @@ def test_a_runtimes_error_is_chained_and_rid_of_secrets() -> None:
     assert "hunter2" not in str(raised.value)
 
 
-def test_our_own_errors_and_interrupts_pass_the_border() -> None:
+def test_own_errors_and_interrupts_pass_unchanged() -> None:
     own = InvalidRequestError("bad")
     with pytest.raises(InvalidRequestError) as raised, runtime_errors("decoding"):
         raise own
@@ -113,7 +113,7 @@ def test_our_own_errors_and_interrupts_pass_the_border() -> None:
         raise KeyboardInterrupt
 
 
-def test_a_long_message_keeps_both_ends() -> None:
+def test_long_message_is_shortened_in_the_middle() -> None:
     assert shorten_error(ValueError("no such architecture")) == "no such architecture"
     told = shorten_error(ValueError(f"begins {'x' * 5000} ends"))
     assert told.startswith("begins x")

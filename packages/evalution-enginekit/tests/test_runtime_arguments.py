@@ -32,7 +32,7 @@ def further(**sources: dict[str, Any]) -> dict[str, Any]:
     return merge_arguments(sources, refused=REFUSED, taken={"width"})
 
 
-def test_all_places_give_arguments() -> None:
+def test_arguments_of_all_sources_are_merged() -> None:
     assert further(acme_kwargs={"a": 1}, model_kwargs={"b": None}) == {"a": 1, "b": None}
 
 
@@ -48,13 +48,13 @@ def test_all_places_give_arguments() -> None:
         ),
     ],
 )
-def test_an_argument_that_may_not_be_there_is_named(sources: Any, message: str) -> None:
+def test_refused_or_repeated_argument_is_named(sources: Any, message: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         further(**sources)
     assert str(refused.value) == message
 
 
-def test_only_what_was_set_counts_as_set() -> None:
+def test_find_changed_options_ignores_defaults() -> None:
     assert find_changed_options(
         Acme(width=1, depth=0, mode="fast"), ("width", "depth", "mode")
     ) == {
@@ -63,7 +63,7 @@ def test_only_what_was_set_counts_as_set() -> None:
     }
 
 
-def test_a_name_that_the_runtime_lacks_is_told_with_the_nearest_one() -> None:
+def test_unknown_argument_is_refused_with_the_nearest_name() -> None:
     refuse_unknown(["width"], {"width"}, "acme 1.2")
     with pytest.raises(ConfigurationError) as refused:
         refuse_unknown(["widht"], {"width"}, "acme 1.2", "cache field")

@@ -76,7 +76,7 @@ def test_a_call_within_a_call_runs_at_once(
     assert nested.result(WAIT_S) == "inner"
 
 
-def test_activities_are_stepped_until_they_are_idle_and_again_when_woken(
+def test_tasks_are_stepped_until_idle_and_again_when_woken(
     thread: RuntimeThread,
 ) -> None:
     counter = Counter([0, 0.001, 0])
@@ -91,7 +91,7 @@ def test_activities_are_stepped_until_they_are_idle_and_again_when_woken(
     assert len(set(counter.steps)) == 1
 
 
-def test_calls_come_between_steps_of_a_busy_activity(
+def test_calls_run_between_steps_of_a_busy_task(
     thread: RuntimeThread, aside: ThreadPoolExecutor
 ) -> None:
     class Busy(Counter):
@@ -103,7 +103,7 @@ def test_calls_come_between_steps_of_a_busy_activity(
     assert aside.submit(thread.call, lambda: "in between").result(WAIT_S) == "in between"
 
 
-def test_close_ends_activities_then_releases_once(thread: RuntimeThread) -> None:
+def test_close_ends_tasks_then_releases_once(thread: RuntimeThread) -> None:
     order: list[str] = []
     counter = Counter([])
     thread.add(counter)
@@ -114,7 +114,7 @@ def test_close_ends_activities_then_releases_once(thread: RuntimeThread) -> None
     assert isinstance(counter.ended, SessionClosedError)
 
 
-def test_close_without_any_work_ends_activities_too(thread: RuntimeThread) -> None:
+def test_close_without_any_work_ends_tasks(thread: RuntimeThread) -> None:
     counter = Counter([])
     thread.add(counter)
     thread.close(lambda: None)
@@ -156,7 +156,7 @@ def test_a_call_that_waits_when_the_session_closes_is_ended(
         pending.result(WAIT_S)
 
 
-def test_a_release_that_fails_is_told_and_the_session_stays_closed(thread: RuntimeThread) -> None:
+def test_failed_release_is_raised_and_the_session_stays_closed(thread: RuntimeThread) -> None:
     def fail() -> None:
         raise OSError("device lost")
 
@@ -166,7 +166,7 @@ def test_a_release_that_fails_is_told_and_the_session_stays_closed(thread: Runti
         thread.ensure_open()
 
 
-def test_a_defect_in_a_step_ends_all_who_wait(
+def test_error_in_a_step_ends_all_waiting_calls(
     thread: RuntimeThread, aside: ThreadPoolExecutor
 ) -> None:
     broken = Broken([])

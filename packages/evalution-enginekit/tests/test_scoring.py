@@ -130,7 +130,7 @@ def test_a_crash_names_what_was_in_flight_and_the_next_call_works(echo: Echoes) 
     assert session.loglikelihood(asked("x"))[0].token_count == 1
 
 
-def test_a_poisoned_span_costs_itself_alone(echo: Echoes) -> None:
+def test_poisoned_span_fails_alone(echo: Echoes) -> None:
     session = echo()
     session.check()
     good = session.score

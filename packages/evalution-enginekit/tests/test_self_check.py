@@ -90,7 +90,7 @@ def wrong_flag(span: TokenSpan) -> TokenScore:
     return TokenScore(score(span).logprobs, False)
 
 
-def test_a_healthy_engine_passes() -> None:
+def test_self_check_passes_on_a_healthy_engine() -> None:
     result = check()
     assert (result.outcome, result.max_difference) == ("passed", 0.0)
     assert result.detail == "4 tokens scored as generated"
@@ -145,9 +145,7 @@ def test_the_tolerance_is_by_dtype(dtype: str, outcome: str) -> None:
         ),
     ],
 )
-def test_what_can_not_be_compared_is_not_called_passed(
-    options: dict[str, Any], detail: str
-) -> None:
+def test_incomparable_paths_are_not_checkable(options: dict[str, Any], detail: str) -> None:
     result = check(**options)
     assert (result.outcome, result.detail) == ("not checkable", detail)
 
@@ -197,7 +195,7 @@ def test_scores_that_are_missing_are_a_failure(raises: bool) -> None:
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_runtime_that_breaks_down_is_no_finding_of_the_check(raises: bool) -> None:
+def test_error_of_the_runtime_is_raised_by_the_check(raises: bool) -> None:
     with Failing(EngineRuntimeError("planted: out of memory"), raises=raises) as session:
         with pytest.raises(EngineRuntimeError, match="planted: out of memory"):
             session.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,31 +77,29 @@ def test_loading_error_names_a_remedy(
 
 
 def test_loading_prepares_arguments_before_it_starts_the_runtime() -> None:
-    calls: list[Any] = []
+    calls: list[str] = []
 
-    def prepare(path: str, folder: Path | None) -> str:
-        assert folder is not None
-        calls.append(path == str(folder))
-        return "arguments"
+    def prepare(path: str, folder: Path | None) -> Callable[[], StartedModel[str]]:
+        assert path == str(folder)
+        calls.append("prepared")
+        return start
 
-    def start(arguments: str) -> StartedModel[str]:
-        calls.append(arguments)
+    def start() -> StartedModel[str]:
+        calls.append("started")
         return StartedModel("runtime", 64, revision="abc")
 
-    served = load_serving(
-        Model("builtin:tiny"), engine="Acme", hints=HINTS, prepare=prepare, start=start
-    )
-    assert calls == [True, "arguments"]
+    served = load_serving(Model("builtin:tiny"), engine="Acme", hints=HINTS, prepare=prepare)
+    assert calls == ["prepared", "started"]
     assert (served.runtime, served.max_model_len) == ("runtime", 64)
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(served.identity or {})
 
 
 def test_loading_needs_a_path_and_maps_errors_of_the_start() -> None:
-    def start(arguments: int) -> StartedModel[str]:
-        raise ZeroDivisionError(arguments)
+    def start() -> StartedModel[str]:
+        raise ZeroDivisionError
 
     def load(model: Model) -> None:
-        load_serving(model, engine="Acme", hints=HINTS, prepare=lambda *_: 0, start=start)
+        load_serving(model, engine="Acme", hints=HINTS, prepare=lambda *_: start)
 
     with pytest.raises(ConfigurationError, match=r"engine Acme needs model.path: a folder, a Hub"):
         load(Model())

@@ -33,7 +33,7 @@ def test_session_has_info_tokenizer_and_a_count_of_its_requests(echo: Echoes) ->
     assert session.identity() is None
 
 
-def test_it_describes_itself_and_what_the_engine_adds(echo: Echoes) -> None:
+def test_session_describes_itself_with_the_engine_s_facts(echo: Echoes) -> None:
     session = echo(without=[Capability.CONTINUOUS_BATCHING])
     session._describe = lambda: {"device": "cpu", "kernel": "toy"}
     assert session.describe_execution() == {
@@ -108,7 +108,7 @@ def test_release_runs_once_however_often_it_is_closed(echo: Echoes) -> None:
         ("loglikelihood_rolling", RollingLoglikelihoodRequest("a")),
     ],
 )
-def test_a_batch_size_that_is_none_is_refused(echo: Echoes, call: str, request_: Any) -> None:
+def test_invalid_batch_size_is_refused(echo: Echoes, call: str, request_: Any) -> None:
     with pytest.raises(InvalidRequestError, match="batch_size must be an int >= 1, got 0"):
         getattr(echo(), call)([request_], batch_size=0)
 

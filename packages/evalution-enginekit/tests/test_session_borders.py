@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -70,16 +69,6 @@ def test_token_session_chooses_its_batch_size(echo: Echoes, batch_size: Any) -> 
     session = echo(batch_size=batch_size)
     assert session.info.preferred_batch_size == 16
     assert len(session.generate([ASK])) == 1
-
-
-def test_session_describes_itself_in_the_log_once(
-    session: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "evalution"):
-        session.generate([ASK])
-        session.generate([ASK])
-    (record,) = [record for record in caplog.records if record.name == "evalution.session"]
-    assert "is ready: {'backend': " in record.getMessage()
 
 
 CALLS: list[Callable[[Any], object]] = [

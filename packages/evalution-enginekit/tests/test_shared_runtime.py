@@ -70,7 +70,7 @@ def test_a_lone_surrogate_is_refused_wherever_it_stands(
 
 
 @pytest.mark.parametrize("error", [MemoryError("full"), asyncio.CancelledError()])
-def test_a_runtime_that_fails_at_once_costs_that_call_alone(
+def test_runtime_that_fails_at_once_fails_that_call_alone(
     echo: Echoes, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     session = echo()
@@ -86,7 +86,7 @@ def test_a_runtime_that_fails_at_once_costs_that_call_alone(
     assert session.generate([ask("ab")])[0].text == "ab"
 
 
-def test_scores_that_are_none_cost_that_call_alone(
+def test_malformed_scores_fail_that_call_alone(
     echo: Echoes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = echo()
@@ -136,12 +136,12 @@ def test_release_runs_on_the_runtime_thread_and_every_close_waits_for_it(
     assert where == [runtime]
 
 
-def test_unread_deltas_join_and_keep_nobody_waiting(echo: Echoes) -> None:
+def test_unread_deltas_are_joined_and_block_no_other_call(echo: Echoes) -> None:
     session = echo(batch_size=2)
-    stream = session._open_generation(None, deltas=True)
+    stream = session._open_generation(None)
     done = threading.Event()
-    stream.submit("a", session._encoder.generation(ask("abcdefgh")))
-    stream.submit("b", session._encoder.generation(ask("xyz")))
+    stream.submit("a", session._make_completion_job(ask("abcdefgh"), deltas=True))
+    stream.submit("b", session._make_completion_job(ask("xyz"), deltas=True))
     stream.finish_input()
     threading.Thread(target=lambda: (session.generate([ask("k")]), done.set())).start()
     assert done.wait(WAIT_S)
@@ -156,7 +156,7 @@ def test_unread_deltas_join_and_keep_nobody_waiting(echo: Echoes) -> None:
     assert texts == {"a": "abcdefgh", "b": "xyz"}
 
 
-def test_an_engine_that_waits_for_its_runtime_is_told_of_new_prompts(
+def test_waiting_engine_is_notified_of_new_prompts(
     echo: Echoes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = echo()

@@ -43,7 +43,7 @@ def test_any_chunking_finds_the_stop_that_is_complete_first(
 
 @settings(deadline=None, max_examples=300)
 @given(TEXTS, STOPS, CUTS)
-def test_what_is_certain_grows_and_is_never_cut(
+def test_certain_text_only_grows_and_is_never_cut(
     text: str, stops: list[str], cuts: list[int]
 ) -> None:
     matcher = StopMatcher(stops)
@@ -78,7 +78,7 @@ def test_the_stop_complete_first_wins_over_the_one_begun_first() -> None:
     assert matcher.cut == 3
 
 
-def test_what_follows_the_stop_changes_nothing() -> None:
+def test_text_after_the_stop_changes_nothing() -> None:
     matcher = StopMatcher(["b"])
     assert not matcher.push("a")
     assert matcher.push("b")

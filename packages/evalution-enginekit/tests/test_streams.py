@@ -126,7 +126,9 @@ def test_reading_wakes_the_runtime_only_where_a_job_waits_for_it() -> None:
         (1, False, 0.0, 0.0),
     ],
 )
-def test_when_a_batch_starts(jobs: int, finished: bool, patience: float, rest: float) -> None:
+def test_full_batch_or_closed_input_starts_a_batch(
+    jobs: int, finished: bool, patience: float, rest: float
+) -> None:
     stream = opened()
     for index in range(jobs):
         stream.submit(str(index), "x")
@@ -155,7 +157,7 @@ def test_a_failed_stream_gives_what_is_ready_then_the_error() -> None:
     assert not stream.wait_for_room()
 
 
-def test_the_first_failure_is_the_one_told() -> None:
+def test_first_failure_is_raised() -> None:
     stream = opened()
     stream.fail(OSError("first"))
     stream.fail(OSError("second"))
@@ -176,7 +178,7 @@ def test_after_an_abort_nothing_is_delivered_or_admitted() -> None:
     assert not stream.wait_for_room()
 
 
-def test_close_waits_until_the_runtime_has_let_go(aside: ThreadPoolExecutor) -> None:
+def test_close_waits_until_the_runtime_has_released_jobs(aside: ThreadPoolExecutor) -> None:
     stream = opened()
     stream.submit("a", "x")
     start(stream, 7)

@@ -15,8 +15,8 @@ from evalution_enginekit import ByteTokenizer, ChatTemplate, TokenizerFile, load
 from evalution_enginekit.tokenizer import (
     bind_tokenizer,
     checkpoint_tokenizer,
-    declared_eos,
     parse_eos_ids,
+    read_declared_eos,
 )
 
 pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")
@@ -38,7 +38,7 @@ def read(folder: Path) -> TokenizerFile:
     return TokenizerFile(folder / "tokenizer.json")
 
 
-def test_what_the_files_say(folder: Path) -> None:
+def test_tokenizer_file_reads_its_configuration(folder: Path) -> None:
     tokenizer = read(folder)
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.leading_ids) == (0, 1, (0,))
     assert tokenizer.eos_ids == {1}
@@ -80,7 +80,7 @@ def test_ids_that_the_model_declares_end_a_generation_too(
     for name, declared in files.items():
         write(folder / name, eos_token_id=declared)
     assert read(folder).eos_ids == eos_ids
-    assert declared_eos(folder) | {1} == eos_ids
+    assert read_declared_eos(folder) | {1} == eos_ids
 
 
 @pytest.mark.parametrize("declared", ["</s>", [1, "</s>"], True, [[1]], {"id": 1}])
@@ -105,7 +105,7 @@ def test_a_special_token_may_be_written_out(folder: Path) -> None:
     assert (read(folder).bos_id, read(folder).eos_id) == (None, None)
 
 
-def test_the_template_of_the_configuration(folder: Path) -> None:
+def test_chat_template_of_the_configuration_is_read(folder: Path) -> None:
     config = {"bos_token": "<s>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}
     write(folder / "tokenizer_config.json", **config)
     template = read(folder).chat_template
@@ -127,7 +127,7 @@ def test_the_template_file_goes_before_the_configuration(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("declared", [None, (), (7, 8)])
-def test_it_crosses_processes(folder: Path, declared: tuple[int, ...] | None) -> None:
+def test_tokenizer_file_survives_pickling(folder: Path, declared: tuple[int, ...] | None) -> None:
     write(folder / "config.json", eos_token_id=5)
     tokenizer = TokenizerFile(folder / "tokenizer.json", declared)
     copy = pickle.loads(pickle.dumps(tokenizer))
@@ -147,13 +147,13 @@ def test_padding_and_truncation_of_the_file_are_off(folder: Path) -> None:
     assert len(read(folder).encode("the cat sees the house")) > 2
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_missing_tokenizer_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"^no tokenizer at .*tokenizer\.json$"):
         read(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"model": {"type": "none"}}', ""])
-def test_a_file_that_is_no_tokenizer(folder: Path, content: str) -> None:
+def test_file_that_is_not_a_tokenizer_is_refused(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").write_text(content)
     with pytest.raises(ConfigurationError, match=r"tokenizer\.json is not a tokenizer file: "):
         read(folder)
@@ -161,13 +161,15 @@ def test_a_file_that_is_no_tokenizer(folder: Path, content: str) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "config.json"])
 @pytest.mark.parametrize("content", ["{", "[1]"])
-def test_a_broken_file_beside_it(folder: Path, name: str, content: str) -> None:
+def test_broken_configuration_file_is_refused(folder: Path, name: str, content: str) -> None:
     (folder / name).write_text(content)
     with pytest.raises(ConfigurationError, match=rf"{name} is not "):
         read(folder)
 
 
-def test_the_library_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tokenizers_library_is_reported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def find(name: str, *_: Any) -> Any:
         return None if name == "tokenizers" else importlib.util.find_spec(name)
 
@@ -212,7 +214,7 @@ def test_a_tokenizer_object_is_taken_as_it_is(tmp_path: Path) -> None:
     assert load_tokenizer(Model("m", tokenizer=tokenizer), tmp_path) is tokenizer
 
 
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=r"no tokenizer in .*: expected tokenizer\.json; set tokenizer_pa"
     ):

@@ -63,7 +63,7 @@ def any_folder(folder: Path, request: pytest.FixtureRequest) -> Path:
     return folder
 
 
-def test_it_agrees_with_the_file_alone(any_folder: Path) -> None:
+def test_transformers_tokenizer_agrees_with_tokenizer_file(any_folder: Path) -> None:
     ours, theirs = load_tokenizer(Model("m"), any_folder), loaded(any_folder)
     assert isinstance(ours, TokenizerFile)
     assert isinstance(theirs, HFTokenizer)
@@ -130,7 +130,7 @@ def test_a_live_tokenizer_without_a_folder_takes_nothing_from_the_working_direct
     assert 7 not in checkpoint_tokenizer(Model("owner/m", tokenizer=live), None).eos_ids
 
 
-def test_a_folder_that_holds_none(folder: Path) -> None:
+def test_folder_without_a_tokenizer_is_refused_by_transformers(folder: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
     (folder / "tokenizer_config.json").write_text("{}")

@@ -18,7 +18,7 @@ from evalution_core import (
     Model,
     RequestFailure,
 )
-from evalution_core.streams import to_request_stream
+from evalution_core.kinds import RequestKind
 from evalution_llama_cpp import LlamaCpp
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
@@ -124,7 +124,7 @@ def test_streams_closed_early_leave_the_cache_empty(roomy: LlamaCppSession) -> N
     requests = prompts(20)
     expected = roomy.generate(requests[:1])[0].text
     for _ in range(50):
-        stream = to_request_stream(roomy.generate_continuous(enumerate(requests)))
+        stream = RequestKind.GENERATION.open_stream(roomy, enumerate(requests))
         for _ in range(chance.randrange(20)):
             next(stream)
         begun = time.monotonic()

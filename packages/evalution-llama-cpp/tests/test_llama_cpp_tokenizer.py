@@ -35,7 +35,7 @@ def test_special_tokens_are_those_of_the_model(tokenizer: Tokenizer) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(parts=pieces)
-def test_text_comes_back_whole(tokenizer: Tokenizer, parts: list[str]) -> None:
+def test_decoded_text_is_whole(tokenizer: Tokenizer, parts: list[str]) -> None:
     text = "".join(parts)
     token_ids = tokenizer.encode(text)
     assert tokenizer.decode(token_ids, skip_special_tokens=False) == text
@@ -48,7 +48,7 @@ def test_ids_are_those_of_tokenizer_json(tokenizer: Tokenizer, parts: list[str])
     assert tokenizer.encode(text) == THEIRS.encode(text)
 
 
-def test_no_character_is_lost(tokenizer: Tokenizer) -> None:
+def test_decoding_loses_no_character(tokenizer: Tokenizer) -> None:
     for text in ("naïve 🙂 日本", "def f( x ) :\n\treturn x !", " leading and trailing "):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 

@@ -18,10 +18,12 @@ import pytest
 HERE = Path(__file__).parent
 
 # Read by Ray when it is imported. Without a token of the tests' own, it writes one into the home
-# directory; the second has it listen on 127.0.0.1 alone.
+# directory; the next has it listen on 127.0.0.1 alone. Under `uv run`, it would copy the repository
+# to each node and start every worker by `uv run` there, which takes longer than it waits.
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(16)
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 os.environ.pop("RAY_ADDRESS", None)
 # Nodes inherit it, and so find the engines of the tests.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])

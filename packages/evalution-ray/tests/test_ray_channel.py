@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.workers import Pulled
+from evalution.workers import Progressed
 from evalution_ray.actor import ActorChannel
 
 WAIT_S = 20
@@ -20,8 +20,8 @@ def test_batch_goes_to_the_call_that_waits() -> None:
         with line.turn(0):
             pass
         call = pool.submit(line.next_batch, 0)
-        line.send([Pulled(1, 1)])
-        assert call.result(WAIT_S) == [Pulled(1, 1)]
+        line.send([Progressed((1,))])
+        assert call.result(WAIT_S) == [Progressed((1,))]
 
 
 def test_call_that_is_followed_returns_with_nothing() -> None:
@@ -34,8 +34,8 @@ def test_call_that_is_followed_returns_with_nothing() -> None:
             pass
         assert list(first.result(WAIT_S)) == []
         second = pool.submit(line.next_batch, 1)
-        line.send([Pulled(1, 2)])
-        assert second.result(WAIT_S) == [Pulled(1, 2)]
+        line.send([Progressed((2,))])
+        assert second.result(WAIT_S) == [Progressed((2,))]
 
 
 @given(st.permutations(range(6)))
@@ -54,14 +54,14 @@ def test_what_calls_bring_is_taken_in_their_order(order: list[int]) -> None:
 
 def test_nothing_is_lost_between_two_calls_on_their_way() -> None:
     line, count = ActorChannel(pause=0.0), 200
-    sender = threading.Thread(target=lambda: [line.send([Pulled(0, n)]) for n in range(count)])
+    sender = threading.Thread(target=lambda: [line.send([Progressed((n,))]) for n in range(count)])
     sender.start()
     heard: list[int] = []
     with ThreadPoolExecutor(4) as pool:
-        calls: list[Future[list[Pulled]]] = []
+        calls: list[Future[list[Progressed]]] = []
         number = 0
 
-        def exchange(mine: int) -> list[Pulled]:
+        def exchange(mine: int) -> list[Progressed]:
             with line.turn(mine):
                 pass
             return list(line.next_batch(mine))  # pyright: ignore[reportReturnType]
@@ -70,7 +70,7 @@ def test_nothing_is_lost_between_two_calls_on_their_way() -> None:
             while len(calls) < 2:
                 calls.append(pool.submit(exchange, number))
                 number += 1
-            heard += [message.total for message in calls.pop(0).result(WAIT_S)]
+            heard += [message.numbers[0] for message in calls.pop(0).result(WAIT_S)]
         with line.turn(number):
             pass
     sender.join(WAIT_S)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from evalution_core import EngineRuntimeError
 from evalution_core.builtins import builtin_path
 from evalution_enginekit import TokenScore, TokenSpan
-from evalution_reference.kv_cache import KVCache
-from evalution_reference.llama import Llama
+from evalution_reference.llama import KVCache, Llama
 from evalution_reference.load import load_checkpoint
 from evalution_reference.score import PrefixScorer
 

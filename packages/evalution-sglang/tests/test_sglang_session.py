@@ -15,8 +15,8 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_enginekit.serving import SpanGroup
+from evalution_enginekit.serving_session import ServingSession
 from evalution_sglang import SGLang
-from evalution_sglang.session import SGLangSession
 
 pytest.importorskip("sglang", reason="sglang is not installed")
 
@@ -33,7 +33,7 @@ def cached(outputs: list[Any]) -> list[int]:
 
 
 def test_shared_context_is_prefilled_once_and_scores_as_without_the_cache(
-    session: SGLangSession,
+    session: ServingSession,
 ) -> None:
     session.check()  # which leaves something in the cache
     session.gc()
@@ -49,7 +49,7 @@ def test_shared_context_is_prefilled_once_and_scores_as_without_the_cache(
 
 
 def test_repeated_score_is_recomputed_where_the_cache_has_no_values(
-    session: SGLangSession,
+    session: ServingSession,
 ) -> None:
     text = CONTEXT + ENDINGS[0]
     late = LoglikelihoodRequest(CONTEXT[:10], text[10:])
@@ -61,7 +61,7 @@ def test_repeated_score_is_recomputed_where_the_cache_has_no_values(
 
 
 def test_one_token_choices_are_one_request(
-    session: SGLangSession, monkeypatch: pytest.MonkeyPatch
+    session: ServingSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted: list[SpanGroup] = []
     requests: Any = session._requests
@@ -108,7 +108,7 @@ def zero(meta: dict[str, Any]) -> None:
     ],
 )
 def test_wrong_prompt_logprobs_are_refused_before_the_first_score(
-    session: SGLangSession,
+    session: ServingSession,
     monkeypatch: pytest.MonkeyPatch,
     lie: Callable[[dict[str, Any]], None],
     message: str,
@@ -130,7 +130,7 @@ def test_wrong_prompt_logprobs_are_refused_before_the_first_score(
 
 
 def test_logprobs_are_the_models_own_at_any_temperature(
-    session: SGLangSession,
+    session: ServingSession,
 ) -> None:
     hot = GenerationRequest(
         "The dog",
@@ -163,13 +163,13 @@ def test_logprobs_are_the_models_own_at_any_temperature(
     ],
 )
 def test_beams_and_seeds_are_refused(
-    session: SGLangSession, request_: GenerationRequest, message: str
+    session: ServingSession, request_: GenerationRequest, message: str
 ) -> None:
     with pytest.raises(UnsupportedRequestError, match=message):
         session.generate([request_])
 
 
-def test_closed_stream_leaves_no_request_at_the_scheduler(session: SGLangSession) -> None:
+def test_closed_stream_leaves_no_request_at_the_scheduler(session: ServingSession) -> None:
     requests = [
         (at, GenerationRequest("a", max_new_tokens=400, ignore_eos=True)) for at in range(9)
     ]
@@ -185,7 +185,7 @@ def test_closed_stream_leaves_no_request_at_the_scheduler(session: SGLangSession
     assert output.runtime == {"cached_tokens": 0}
 
 
-def test_batch_size_defaults_to_the_schedulers_slots(session: SGLangSession) -> None:
+def test_batch_size_defaults_to_the_schedulers_slots(session: ServingSession) -> None:
     assert session.preferred_batch_size == 16
     outputs = session.generate(
         [GenerationRequest("The", max_new_tokens=1 + at % 7, ignore_eos=True) for at in range(40)]
@@ -193,7 +193,7 @@ def test_batch_size_defaults_to_the_schedulers_slots(session: SGLangSession) -> 
     assert [output.completion_tokens for output in outputs] == [1 + at % 7 for at in range(40)]
 
 
-def test_identity_holds_file_hashes(session: SGLangSession) -> None:
+def test_identity_holds_file_hashes(session: ServingSession) -> None:
     identity = session.identity() or {}
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(identity)
 

@@ -50,7 +50,7 @@ _ids = st.lists(st.integers(0, 2), min_size=2, max_size=40)
     starts=st.integers(1, 40),
     widths=st.sampled_from([(1,), (4,), (2, 8), (4, 16, 64)]),
 )
-def test_each_wanted_row_saw_exactly_its_own_prefix(
+def test_each_wanted_row_attends_to_its_own_prefix(
     calls: list[list[list[int]]], starts: int, widths: tuple[int, ...]
 ) -> None:
     recorder: Any = _Recorder()
@@ -97,7 +97,7 @@ def test_a_pass_is_half_full_or_the_narrowest(total: int) -> None:
         (16, 100, (16, 25, 100)),
     ],
 )
-def test_widths_go_from_one_token_a_row_to_a_full_pass(
+def test_widths_range_from_one_token_a_row_to_a_full_pass(
     rows: int, tokens: int, widths: Sequence[int]
 ) -> None:
     assert TinygradOptions(batch_size=rows, pass_tokens=tokens).widths == widths

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from evalution_core import EngineRuntimeError, LoglikelihoodRequest, Model
+from evalution_enginekit.serving_session import ServingSession
 from evalution_vllm import VLLM
-from evalution_vllm.session import VLLMSession
 
 PAIR = LoglikelihoodRequest("The red cat", " sleeps in the park every morning.")
 
@@ -41,7 +41,7 @@ def missing(output: Any) -> None:
     ],
 )
 def test_wrong_prompt_logprobs_are_refused_before_the_first_score(
-    session: VLLMSession,
+    session: ServingSession,
     monkeypatch: pytest.MonkeyPatch,
     lie: Callable[[Any], None],
     message: str,

@@ -20,8 +20,8 @@ from evalution_core import (
 )
 from evalution_enginekit import TokenPrompt, TokenSpan
 from evalution_enginekit.serving import SpanGroup, group_spans
+from evalution_enginekit.serving_session import ServingSession
 from evalution_vllm import VLLM
-from evalution_vllm.session import VLLMSession
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -39,7 +39,7 @@ def values(outputs: list[Any]) -> list[list[float]]:
 
 
 def test_shared_context_is_prefilled_once_and_scores_as_without_the_cache(
-    session: VLLMSession,
+    session: ServingSession,
 ) -> None:
     assert session.describe_execution()["scoring_cache"] == "after the cached prefix"
     session.gc()
@@ -56,7 +56,7 @@ def test_shared_context_is_prefilled_once_and_scores_as_without_the_cache(
 
 
 def test_repeated_score_is_recomputed_where_the_cache_has_no_rows(
-    session: VLLMSession,
+    session: ServingSession,
 ) -> None:
     text = CONTEXT + ENDINGS[0]
     late = LoglikelihoodRequest(CONTEXT[:10], text[10:])
@@ -69,7 +69,7 @@ def test_repeated_score_is_recomputed_where_the_cache_has_no_rows(
 
 
 def test_one_token_choices_are_one_request(
-    session: VLLMSession, monkeypatch: pytest.MonkeyPatch
+    session: ServingSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session.check()  # the first score would run it
     submitted: list[SpanGroup] = []
@@ -88,7 +88,7 @@ def test_one_token_choices_are_one_request(
         assert output.is_greedy is (choice == likeliest.text)
 
 
-def test_top_logprobs_are_right_while_other_requests_list_tokens(session: VLLMSession) -> None:
+def test_top_logprobs_are_right_while_other_requests_list_tokens(session: ServingSession) -> None:
     prompts = [GenerationRequest(text, max_new_tokens=24, logprobs=3) for text in ENDINGS]
     alone = session.generate(prompts)
     scored: list[Any] = []
@@ -109,7 +109,7 @@ def test_top_logprobs_are_right_while_other_requests_list_tokens(session: VLLMSe
     assert len(scored) == 24
 
 
-def test_refused_value_fails_its_request_alone(session: VLLMSession) -> None:
+def test_refused_value_fails_its_request_alone(session: ServingSession) -> None:
     hot = GenerationRequest("a", max_new_tokens=2, do_sample=True, temperature=3.0)
     found = dict(
         session.generate_continuous(
@@ -123,12 +123,12 @@ def test_refused_value_fails_its_request_alone(session: VLLMSession) -> None:
     assert not isinstance(found["cold"], RequestFailure)
 
 
-def test_beams_are_refused(session: VLLMSession) -> None:
+def test_beams_are_refused(session: ServingSession) -> None:
     with pytest.raises(UnsupportedRequestError, match="num_beams=2"):
         session.generate([GenerationRequest("a", num_beams=2)])
 
 
-def test_closed_stream_leaves_no_request_at_the_engine(session: VLLMSession) -> None:
+def test_closed_stream_leaves_no_request_at_the_engine(session: ServingSession) -> None:
     requests = [
         (at, GenerationRequest("a", max_new_tokens=200, ignore_eos=True)) for at in range(9)
     ]
@@ -141,7 +141,7 @@ def test_closed_stream_leaves_no_request_at_the_engine(session: VLLMSession) -> 
     assert engine._engine.get_num_unfinished_requests() == 0
 
 
-def test_batch_size_defaults_to_the_schedulers_slots(session: VLLMSession) -> None:
+def test_batch_size_defaults_to_the_schedulers_slots(session: ServingSession) -> None:
     assert session.preferred_batch_size == 16  # of batch_size=None
     outputs = session.generate(
         [GenerationRequest("The", max_new_tokens=1 + at % 7, ignore_eos=True) for at in range(40)]
@@ -165,7 +165,7 @@ def test_inproc_core_restores_process_state() -> None:
 
 
 def test_fixed_batches_give_the_same_numbers_and_are_reported(
-    session: VLLMSession, caplog: pytest.LogCaptureFixture
+    session: ServingSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts = [
         GenerationRequest("The cat", max_new_tokens=9, stop=[" park"]),
@@ -195,7 +195,7 @@ def test_fixed_batches_give_the_same_numbers_and_are_reported(
     assert sum("falls back to fixed batches" in record.message for record in caplog.records) == 1
 
 
-def test_identity_holds_file_hashes(session: VLLMSession) -> None:
+def test_identity_holds_file_hashes(session: ServingSession) -> None:
     identity = session.identity() or {}
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(identity)
 

@@ -98,8 +98,10 @@ class EngineRuntimeError(EvalutionError, RuntimeError):
         self.in_flight: tuple[Hashable, ...] = tuple(in_flight)
 
 
-def raise_failures(failures: Mapping[int, EvalutionError], total: int) -> NoReturn:
-    """Raise one error for the bad requests of a list call, before any of them ran.
+def raise_failures(
+    failures: Mapping[int, EvalutionError], total: int, *, are_others_answered: bool = False
+) -> NoReturn:
+    """Raise one error for the bad requests of a list call, as a rule before any of them ran.
 
     Its class is the one that all failures share; `InvalidRequestError` if they differ.
     """
@@ -109,5 +111,6 @@ def raise_failures(failures: Mapping[int, EvalutionError], total: int) -> NoRetu
         kind = InvalidRequestError
     shown = "; ".join(f"[{index}] {error}" for index, error in sorted(failures.items())[:3])
     more = f"; and {len(failures) - 3} more" if len(failures) > 3 else ""
-    message = f"{len(failures)} of {total} requests refused, none was run: {shown}{more}"
+    rest = "the others were answered" if are_others_answered else "none was run"
+    message = f"{len(failures)} of {total} requests refused, {rest}: {shown}{more}"
     raise kind(message, failures=failures)

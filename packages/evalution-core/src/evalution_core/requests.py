@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from evalution_core.errors import EvalutionError
+from evalution_core.errors import EvalutionError, InvalidRequestError
 
 Message = Mapping[str, Any]
 """`{"role": …, "content": …}`; the content is a string or a list of `{"type": "text", …}`."""
@@ -162,3 +162,18 @@ Request = GenerationRequest | LoglikelihoodRequest | RollingLoglikelihoodRequest
 Output = GenerationOutput | LoglikelihoodOutput | RollingLoglikelihoodOutput
 StreamEvent = TextDelta | GenerationOutput | RequestFailure
 """Yielded by `stream`: deltas, then exactly one output or failure per request."""
+
+
+def parse_item(item: object, position: int) -> tuple[Any, Any] | RequestFailure:
+    """Return the key and the request of an item of a continuous call's input.
+
+    An item that is no pair is a failure of its own; it has no key, so its result comes under None.
+    """
+    if isinstance(item, tuple | list) and len(cast("Sequence[Any]", item)) == 2:
+        key, request = cast("Sequence[Any]", item)
+        return key, request
+    return RequestFailure(
+        InvalidRequestError(
+            f"item {position} of the input must be a pair of key and request, got {item!r}"
+        )
+    )

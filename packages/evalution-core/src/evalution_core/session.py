@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -16,6 +16,7 @@ from evalution_core.requests import (
     GenerationRequest,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
+    Request,
     RequestFailure,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
@@ -25,6 +26,8 @@ from evalution_core.streams import WINDOW, open_stream, stream_windows
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+Q = TypeVar("Q", bound=Request)
+A = TypeVar("A")
 
 _SCORABLE = LoglikelihoodRequest("The cat sat on", " the mat.")
 _ROLLABLE = RollingLoglikelihoodRequest("The cat sat on the mat.")
@@ -164,13 +167,8 @@ class BaseInferenceSession(ABC):
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
         """Score a stream in windows of `batch_size` (64 if None), in the order of the windows."""
-
-        def call(window: list[LoglikelihoodRequest]) -> list[LoglikelihoodOutput]:
-            return self.loglikelihood(window, batch_size=batch_size)
-
-        window = batch_size or WINDOW
-        answer = partial(stream_windows, call, window=window, control=_SCORABLE)
-        return open_stream(answer, requests)
+        call = partial(self.loglikelihood, batch_size=batch_size)
+        return _answer_in_windows(call, requests, batch_size, _SCORABLE)
 
     def loglikelihood_rolling_continuous(
         self,
@@ -179,13 +177,8 @@ class BaseInferenceSession(ABC):
         batch_size: int | None = None,
     ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
         """Score a stream of texts; windows as in `loglikelihood_continuous`."""
-
-        def call(window: list[RollingLoglikelihoodRequest]) -> list[RollingLoglikelihoodOutput]:
-            return self.loglikelihood_rolling(window, batch_size=batch_size)
-
-        window = batch_size or WINDOW
-        answer = partial(stream_windows, call, window=window, control=_ROLLABLE)
-        return open_stream(answer, requests)
+        call = partial(self.loglikelihood_rolling, batch_size=batch_size)
+        return _answer_in_windows(call, requests, batch_size, _ROLLABLE)
 
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
@@ -226,3 +219,13 @@ class BaseInferenceSession(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _answer_in_windows(
+    call: Callable[[list[Q]], Sequence[A]],
+    requests: Iterable[tuple[K, Q]],
+    batch_size: int | None,
+    control: Q,
+) -> Iterator[tuple[K, A | RequestFailure]]:
+    window = batch_size or WINDOW
+    return open_stream(partial(stream_windows, call, window=window, control=control), requests)

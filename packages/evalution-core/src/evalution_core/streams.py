@@ -14,7 +14,7 @@ from evalution_core.errors import (
     InvalidRequestError,
     UnsupportedRequestError,
 )
-from evalution_core.requests import Request, RequestFailure, TextDelta
+from evalution_core.requests import Request, RequestFailure, TextDelta, parse_item
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -69,35 +69,9 @@ def open_stream(
     source = _Input(requests)
     results = call(source)
     if isinstance(results, RequestStream):
-        source.in_flight = None
+        source.is_watched = False
         return cast("RequestStream[K, T]", results)
-    return _IteratorStream(iter(results), source)
-
-
-def to_request_stream(results: Iterable[tuple[K, T]]) -> RequestStream[K, T]:
-    """Return `results` as a `RequestStream`; one that is a stream already is returned as it is.
-
-    As `open_stream`, for results that are there already. The stream doesn't know the input, so its
-    `cancel` must be called for keys in flight alone.
-    """
-    if isinstance(results, RequestStream):
-        return cast("RequestStream[K, T]", results)
-    return _IteratorStream(iter(results), None)
-
-
-def parse_item(item: object, position: int) -> tuple[Any, Any] | RequestFailure:
-    """Return the key and the request of an item of a continuous call's input.
-
-    An item that is no pair is a failure of its own; it has no key, so its result comes under None.
-    """
-    if isinstance(item, tuple | list) and len(cast("Sequence[Any]", item)) == 2:
-        key, request = cast("Sequence[Any]", item)
-        return key, request
-    return RequestFailure(
-        InvalidRequestError(
-            f"item {position} of the input must be a pair of key and request, got {item!r}"
-        )
-    )
+    return _IteratorStream(iter(results), source.in_flight)
 
 
 class _Input(Iterator[tuple[K, R]]):
@@ -105,12 +79,12 @@ class _Input(Iterator[tuple[K, R]]):
 
     def __init__(self, requests: Iterable[tuple[K, R]]):
         self._requests = iter(requests)
-        self.in_flight: set[Hashable] | None = set()
+        self.in_flight: set[Hashable] = set()
+        self.is_watched = True
 
     def __next__(self) -> tuple[K, R]:
         pair = next(self._requests)
-        parsed = parse_item(pair, 0)
-        if self.in_flight is not None and not isinstance(parsed, RequestFailure):
+        if self.is_watched and not isinstance(parsed := parse_item(pair, 0), RequestFailure):
             self.in_flight.add(parsed[0])
         return pair
 
@@ -118,16 +92,12 @@ class _Input(Iterator[tuple[K, R]]):
 class _IteratorStream(RequestStream[K, T]):
     """A stream on an iterator of results."""
 
-    __slots__ = ("_cancelled", "_input", "_results")
+    __slots__ = ("_cancelled", "_in_flight", "_results")
 
-    def __init__(self, results: Iterator[tuple[K, T]], source: _Input[K, Any] | None):
+    def __init__(self, results: Iterator[tuple[K, T]], in_flight: set[Hashable]):
         self._results = results
-        self._input = source
+        self._in_flight = in_flight
         self._cancelled: set[Hashable] = set()
-
-    @property
-    def _in_flight(self) -> set[Hashable] | None:
-        return None if self._input is None else self._input.in_flight
 
     def __next__(self) -> tuple[K, T]:
         while True:
@@ -135,8 +105,7 @@ class _IteratorStream(RequestStream[K, T]):
             is_cancelled = key in self._cancelled
             if not isinstance(result, TextDelta):
                 self._cancelled.discard(key)
-                if self._in_flight is not None:
-                    self._in_flight.discard(key)
+                self._in_flight.discard(key)
             if not is_cancelled:
                 return key, result
 
@@ -146,7 +115,7 @@ class _IteratorStream(RequestStream[K, T]):
             results.close()
 
     def cancel(self, key: Hashable) -> None:
-        if self._in_flight is None or key in self._in_flight:
+        if key in self._in_flight:
             self._cancelled.add(key)
 
 

@@ -59,19 +59,19 @@ class OutputAssembler:
     def __init__(self, prompt: RequestPrompt, tokenizer: Tokenizer | None):
         self._prompt = prompt
         self._tokenizer = tokenizer
-        self._made: TextCompletion | _IdCompletion | None = None
+        self._completion: TextCompletion | Completion | None = None
         self._facts = CompletionChunk()
 
     @property
     def is_cut(self) -> bool:
         """True if a stop string ended it: what the runtime still generates isn't wanted."""
-        return self._made is not None and self._made.is_cut
+        return self._completion is not None and self._completion.is_cut
 
     def take(self, piece: CompletionChunk) -> TextDelta | None:
-        """Add a piece; the text and ids that became final with it.
+        """Add a chunk; return the text and ids that became final with it.
 
         Raises:
-            EngineRuntimeError: a piece without text, in a session that has no tokenizer.
+            EngineRuntimeError: a chunk without text, in a session that has no tokenizer.
         """
         known = self._facts
         self._facts = CompletionChunk(
@@ -81,43 +81,59 @@ class OutputAssembler:
             truncated_tokens=_choose_newer(piece.truncated_tokens, known.truncated_tokens),
             runtime={**(known.runtime or {}), **(piece.runtime or {})} or None,
         )
-        if self._made is None:
+        if self._completion is None:
             if piece.text is None and piece.token_ids is None and piece.finish is None:
                 return None
-            self._made = self._begin(piece)
-        self._made.take(piece)
-        return self._made.delta()
+            self._completion = self._begin(piece)
+        completion = self._completion
+        if isinstance(completion, TextCompletion):
+            completion.take(piece)
+        else:
+            ids = piece.token_ids or ()
+            completion.take(TokenEvent(0, ids, piece.logprobs, piece.top_logprobs, piece.finish))
+        return completion.delta()
 
     def output(self) -> GenerationOutput:
-        """The whole completion.
+        """Return the whole completion.
 
         Raises:
-            EngineRuntimeError: no piece had `finish`: what came must not pass for the answer.
+            EngineRuntimeError: no chunk had `finish`: what came must not pass for the answer.
         """
-        made = self._made
-        if made is None or made.finish is None:
+        completion = self._completion
+        if completion is None or completion.finish is None:
             raise EngineRuntimeError("the completion broke off before it was finished")
         facts, prompt = self._facts, self._prompt
-        truncated = prompt.truncated_tokens
+        truncated, fed = prompt.truncated_tokens, prompt.token_ids
         text = facts.prompt if prompt.text is None else prompt.text
-        output = made.output(self._spelled() if text is None else text, prompt)
-        fed = prompt.token_ids
+        output = completion.output(
+            self._spell_messages() if text is None else text, prompt.request.metadata, 0
+        )
+        counted = output.completion_tokens if completion.is_cut else facts.completion_tokens
         return replace(
             output,
             prompt_tokens=_choose_newer(len(fed) if fed is not None else None, facts.prompt_tokens),
-            completion_tokens=output.completion_tokens if made.is_cut else facts.completion_tokens,
+            completion_tokens=counted,
             truncated_tokens=facts.truncated_tokens if truncated is None else truncated,
             runtime=facts.runtime,
         )
 
-    def _begin(self, piece: CompletionChunk) -> TextCompletion | _IdCompletion:
+    def _begin(self, piece: CompletionChunk) -> TextCompletion | Completion:
+        prompt = self._prompt
         if piece.text is not None or piece.token_ids is None:
-            return TextCompletion(self._prompt.request.stop)
+            return TextCompletion(prompt.request)
         if self._tokenizer is None:
             raise EngineRuntimeError("token ids came without text, and there is no tokenizer")
-        return _IdCompletion(self._prompt, self._tokenizer)
+        asked = TokenPrompt(
+            0,
+            prompt.token_ids or (),
+            prompt.request.max_new_tokens,
+            prompt.stop_ids,
+            logprobs=prompt.request.logprobs,
+            stop=tuple(prompt.request.stop),
+        )
+        return Completion(self._tokenizer, asked)
 
-    def _spelled(self) -> str:
+    def _spell_messages(self) -> str:
         """Return the messages as JSON, for a runtime that rendered them by itself."""
         messages = [dict(message) for message in self._prompt.request.messages or ()]
         return json.dumps(messages, ensure_ascii=False, default=str) if messages else ""
@@ -126,10 +142,11 @@ class OutputAssembler:
 class TextCompletion:
     """A completion that comes as text, cut at the earliest stop string."""
 
-    def __init__(self, stops: Sequence[str]):
-        self._matcher = StopMatcher(stops)
+    def __init__(self, request: GenerationRequest):
+        self._wants_logprobs = request.logprobs is not None
+        self._matcher = StopMatcher(request.stop)
         self._text = ""
-        self._told = 0
+        self._sent_text = 0
         self._pieces: list[tuple[int, CompletionChunk]] = []
         self._sent_chunks = 0
         self.finish: FinishReason | None = None
@@ -148,15 +165,15 @@ class TextCompletion:
 
     def delta(self) -> TextDelta | None:
         certain = self._certain
-        text = self._text[self._told : certain]
-        self._told = certain
+        text = self._text[self._sent_text : certain]
+        self._sent_text = certain
         ids: list[int] = []
         while self._sent_chunks < len(self._pieces) and self._is_settled(self._sent_chunks):
             ids += self._pieces[self._sent_chunks][1].token_ids or ()
             self._sent_chunks += 1
         return TextDelta(text, tuple(ids)) if text or ids else None
 
-    def output(self, text: str, prompt: RequestPrompt) -> GenerationOutput:
+    def output(self, prompt: str, metadata: dict[str, Any], truncated: int) -> GenerationOutput:
         end = self._certain
         kept = [piece for start, piece in self._pieces if not self.is_cut or start < end]
         # Ids of a chunk that the stop cuts through can't be assigned: none are better than wrong.
@@ -168,15 +185,16 @@ class TextCompletion:
             ids = None
         logprobs: list[float] | None = [v for piece in kept for v in piece.logprobs or ()]
         top: TopLogprobs | None = [row for piece in kept for row in piece.top_logprobs or ()]
-        wanted = prompt.request.logprobs is not None and ids is not None
+        wanted = self._wants_logprobs and ids is not None
         return GenerationOutput(
-            text,
+            prompt,
             self._text[:end],
-            prompt.request.metadata,
+            metadata,
             token_ids=ids,
             token_logprobs=logprobs if wanted and len(logprobs) == len(ids or ()) else None,
             top_logprobs=top if wanted and len(top) == len(ids or ()) else None,
             finish_reason=self.finish,
+            truncated_tokens=truncated,
         )
 
     @property
@@ -190,39 +208,6 @@ class TextCompletion:
         if self.is_cut:
             return start < self._certain
         return start + len(piece.text or "") <= self._certain
-
-
-class _IdCompletion:
-    """A completion that comes as token ids, read by the session's tokenizer."""
-
-    def __init__(self, prompt: RequestPrompt, tokenizer: Tokenizer):
-        request = prompt.request
-        ids = list(prompt.token_ids or ())
-        limit, stops = request.max_new_tokens, tuple(request.stop)
-        asked = TokenPrompt(0, ids, limit, prompt.stop_ids, logprobs=request.logprobs)
-        self._completion = Completion(tokenizer, asked, stops)
-        self._ended_by_itself = False
-
-    @property
-    def finish(self) -> FinishReason | None:
-        return self._completion.finish
-
-    @property
-    def is_cut(self) -> bool:
-        return self.finish is not None and not self._ended_by_itself
-
-    def take(self, piece: CompletionChunk) -> None:
-        if self.finish is not None:
-            return
-        self._ended_by_itself = self._completion.take(
-            TokenEvent(0, piece.token_ids or (), piece.logprobs, piece.top_logprobs, piece.finish)
-        )
-
-    def delta(self) -> TextDelta | None:
-        return self._completion.delta()
-
-    def output(self, text: str, prompt: RequestPrompt) -> GenerationOutput:
-        return self._completion.output(text, prompt.request.metadata, 0)
 
 
 def _choose_newer(new: Any, known: Any) -> Any:

@@ -72,11 +72,11 @@ class Completion:
     `</s>`; the text that is returned has neither special tokens nor the stop string.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: TokenPrompt, stops: Sequence[str]):
+    def __init__(self, tokenizer: Tokenizer, prompt: TokenPrompt):
         self._special = tokenizer.special_ids
         self._prompt = prompt
         self._detokenizer = Detokenizer(tokenizer, prompt.token_ids)
-        self._matcher = StopMatcher(stops)
+        self._matcher = StopMatcher(prompt.stop)
         self._pieces: list[tuple[str, bool]] = []
         self._offsets: list[int] = []
         self._starts: list[int] = []
@@ -88,14 +88,18 @@ class Completion:
         self._generated = 0
         self._sent_text = 0
         self._sent_ids = 0
+        self._has_ended = False
         self.finish: FinishReason | None = None
 
-    def take(self, event: TokenEvent) -> bool:
-        """Add a step's tokens; those after the end are ignored.
+    @property
+    def is_cut(self) -> bool:
+        """True if a stop string alone ended it, so that the runtime doesn't know of the end."""
+        return self.finish is not None and not self._has_ended
 
-        Returns whether the runtime knows of the end too: it came from a stop id, from the limit or
-        from the runtime itself, not from a stop string alone.
-        """
+    def take(self, event: TokenEvent) -> None:
+        """Add a step's tokens; those after the end are ignored."""
+        if self.finish is not None:
+            return
         self._runtime.update(event.runtime or {})
         for index, token_id in enumerate(event.token_ids):
             if self.finish is not None:
@@ -103,7 +107,7 @@ class Completion:
             self._generated += 1
             if token_id in self._prompt.stop_ids:
                 self._end("stop")
-                return True
+                return
             self._ids.append(token_id)
             if event.logprobs is not None:
                 self._logprobs.append(event.logprobs[index])
@@ -112,11 +116,9 @@ class Completion:
             self._add_text(token_id)
             if self._generated >= self._prompt.max_new_tokens:
                 self._end("length")
-                return True
+                return
         if event.finish is not None:
             self._end(event.finish)
-            return True
-        return False
 
     def delta(self) -> TextDelta | None:
         """Text and ids that became final since the last call; None if there are none."""
@@ -166,6 +168,7 @@ class Completion:
 
     def _end(self, reason: FinishReason) -> None:
         self._add_piece(self._detokenizer.flush(), False)
+        self._has_ended = True
         self.finish = "stop" if self._matcher.cut is not None else reason
 
     def _kept_ids(self) -> list[int]:
@@ -193,13 +196,6 @@ class Completion:
             if not special:
                 shown.append(piece[max(0, begin - offset) : end - offset])
         return "".join(shown)
-
-
-def join_deltas(earlier: object, later: object) -> TextDelta:
-    """Two unread deltas of a request as one."""
-    assert isinstance(earlier, TextDelta)
-    assert isinstance(later, TextDelta)
-    return TextDelta(earlier.text + later.text, earlier.token_ids + later.token_ids)
 
 
 class StopMatcher:
@@ -304,6 +300,8 @@ class GenerationJob:
     prompt_text: str
     metadata: dict[str, Any]
     truncated_tokens: int = 0
+    is_live: bool = False
+    """True if its text is wanted as it grows."""
 
 
 GenerationStream = ResultStream[Any, GenerationJob, GenerationOutput | TextDelta]
@@ -342,7 +340,7 @@ class PromptQueue:
 
 
 class GenerationLoop:
-    """Drives the engine's `_generate_tokens` one yield at a time, for all streams at once."""
+    """Drive the engine's `_generate_tokens` one yield at a time, for all streams at once."""
 
     def __init__(
         self,
@@ -358,20 +356,16 @@ class GenerationLoop:
         self._patience = 0.0 if continuous else _BATCH_PATIENCE_S
         self._asked = False
         self._streams: list[GenerationStream] = []
-        self._with_deltas: set[GenerationStream] = set()
         self._running: dict[int, _Running] = {}
         self._finished: set[int] = set()
         self._steps: Iterator[Sequence[TokenEvent]] | None = None
         self._numbers = count()
 
-    def open(self, limits: StreamLimits, *, deltas: bool = False) -> GenerationStream:
-        """A new stream of jobs; with `deltas`, text comes before each output as it is certain."""
+    def open(self, limits: StreamLimits) -> GenerationStream:
         stream: GenerationStream = ResultStream(self._thread, limits)
         with self._thread.lock:
             self._thread.ensure_open()
             self._streams.append(stream)
-            if deltas:
-                self._with_deltas.add(stream)
         return stream
 
     @property
@@ -381,8 +375,9 @@ class GenerationLoop:
 
     def step(self) -> float:
         with self._thread.lock:
-            self._forget_ended_streams()
-            rest = 0.0 if self._running else self._rest()
+            self._streams = [s for s in self._streams if not s.ended or s.running]
+            rests = (stream.rest(self._patience) for stream in self._streams)
+            rest = 0.0 if self._running else min(rests, default=IDLE)
         if rest > 0:
             return rest
         try:
@@ -398,12 +393,12 @@ class GenerationLoop:
             self._end_steps()
             self._fail(error)
             return 0
-        if events is None:
+        if events is None or not self._asked:
             self._end_steps()
-            self._settle_returned()
-        elif not self._asked:
-            self._end_steps()
-            self._fail_unasked()
+        if not self._asked:
+            self._fail(EngineRuntimeError("the engine asked for none of the waiting prompts"))
+        elif events is None:
+            self._finish_returned()
         return 0
 
     def shut_down(self, error: EvalutionError) -> None:
@@ -442,9 +437,6 @@ class GenerationLoop:
         end_steps(steps, "generation")
         self._thread.on_wake = None
 
-    def _rest(self) -> float:
-        return min((stream.rest(self._patience) for stream in self._streams), default=IDLE)
-
     def _start(self, stream: GenerationStream) -> TokenPrompt:
         # Whoever was served goes last: with one slot free at a time, the first would have them all.
         self._streams.remove(stream)
@@ -452,7 +444,7 @@ class GenerationLoop:
         number = next(self._numbers)
         key, job = stream.admit(number)
         prompt = replace(job.prompt, key=number)
-        completion = Completion(self._tokenizer, prompt, prompt.stop)
+        completion = Completion(self._tokenizer, prompt)
         self._running[number] = _Running(stream, key, job, completion)
         return prompt
 
@@ -465,23 +457,21 @@ class GenerationLoop:
             self._release(event.key)
             return
         completion = running.completion
-        ended_by_itself = completion.take(event)
-        if running.stream in self._with_deltas and (delta := completion.delta()) is not None:
-            running.stream.deliver_part(event.key, delta, join_deltas)
+        completion.take(event)
+        if running.job.is_live and (delta := completion.delta()) is not None:
+            running.stream.deliver_part(event.key, delta)
         if completion.finish is None:
             return
         job = running.job
         output = completion.output(job.prompt_text, job.metadata, job.truncated_tokens)
         running.stream.deliver(event.key, output)
-        if ended_by_itself:
-            self._release(event.key)
-        else:
+        if completion.is_cut:
             self._finished.add(event.key)
+        else:
+            self._release(event.key)
 
-    def _settle_returned(self) -> None:
+    def _finish_returned(self) -> None:
         """The engine returned: it is rid of everything, also of what it never finished."""
-        if not self._asked:
-            self._fail_unasked()
         with self._thread.lock:
             for key, running in list(self._running.items()):
                 if key not in self._finished:
@@ -492,9 +482,6 @@ class GenerationLoop:
                     failure = RequestFailure(error, running.job.metadata)
                     running.stream.deliver(key, failure)
                 self._release(key)
-
-    def _fail_unasked(self) -> None:
-        self._fail(EngineRuntimeError("the engine asked for none of the waiting prompts"))
 
     def _fail(self, error: EvalutionError) -> None:
         """The runtime failed: each stream that lost requests ends, and learns which.
@@ -519,9 +506,3 @@ class GenerationLoop:
         running = self._running.pop(key)
         self._finished.discard(key)
         running.stream.release(key)
-
-    def _forget_ended_streams(self) -> None:
-        over = [s for s in self._streams if s.ended and not s.running]
-        for stream in over:
-            self._streams.remove(stream)
-            self._with_deltas.discard(stream)

@@ -14,7 +14,6 @@ from evalution_core.builtins import PREFIX, builtin_path
 from evalution_core.redaction import redact
 from evalution_enginekit.tokenizer import find_tokenizer_name
 
-_CHUNK = 1 << 20
 _DESCRIBING_FILES = (
     "config.json",
     "generation_config.json",
@@ -63,16 +62,15 @@ def checkpoint_identity(
     None also where that isn't known, or where its tokenizer comes from elsewhere.
     """
     if folder is not None:
-        identified = model_identity(model, folder, weights)
+        identity = model_identity(model, folder, weights)
     elif revision is None or model.tokenizer is not None or model.tokenizer_path is not None:
         return None
     else:
-        identified = {"repository": model.path, "revision": revision} | list_identity_arguments(
-            model
-        )
-    if identified is not None and model.model_kwargs:
-        identified["model_kwargs"] = redact(model.model_kwargs)
-    return identified
+        identity = {"repository": model.path, "revision": revision}
+        identity |= list_identity_arguments(model)
+    if identity is not None and model.model_kwargs:
+        identity["model_kwargs"] = redact(model.model_kwargs)
+    return identity
 
 
 def read_commit_hash(config: object) -> str | None:
@@ -124,11 +122,8 @@ def _match_files(folder: Path, patterns: Iterable[str]) -> set[Path]:
 
 
 def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _cache_file() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 from evalution_core import (
@@ -32,8 +33,7 @@ from evalution_core.encoding import (
     strip_leading,
 )
 from evalution_core.errors import raise_failures
-from evalution_core.requests import Message
-from evalution_enginekit.chat import ChatTemplate
+from evalution_core.requests import Message, Request
 from evalution_enginekit.generation import GenerationJob, TokenPrompt
 from evalution_enginekit.planning import TokenScore
 from evalution_enginekit.runtime_thread import runtime_errors
@@ -76,7 +76,7 @@ class RequestValidator:
         return results
 
     def generation(self, request: GenerationRequest) -> None:
-        _require_type(request, GenerationRequest)
+        _check_type(request, GenerationRequest)
         self._need(Capability.GENERATE, "generate", asked=True)
         if request.input_ids is not None:
             self._check_ids("input_ids", request.input_ids)
@@ -93,41 +93,44 @@ class RequestValidator:
         _check_int("max_new_tokens", request.max_new_tokens, least=1)
         _check_int("num_beams", request.num_beams, least=1)
         _check_stops(request.stop)
-        _check_truncation(request.truncation)
         for name in ("do_sample", "ignore_eos", "add_generation_prompt"):
-            _check_bool(name, getattr(request, name))
-        _check_tools(request.tools)
-        _check_metadata(request.metadata)
+            value = getattr(request, name)
+            _check(type(value) is bool, name, "True or False", value)
+        if request.tools is not None:
+            _check(_is_list(request.tools), "tools", "a list of dicts", request.tools)
+            for tool in request.tools:
+                _check(_is_dict(tool), "a tool", "a dict", tool)
+        _check(_is_dict(request.metadata), "metadata", "a dict", request.metadata)
         self._need(Capability.BEAMS, f"num_beams={request.num_beams}", asked=request.num_beams > 1)
         self._need(Capability.IGNORE_EOS, "ignore_eos", asked=request.ignore_eos)
         self._need(Capability.TOOLS, "tools", asked=bool(request.tools))
         if request.logprobs is not None:
             _check_int("logprobs", request.logprobs, least=0)
             self._need(Capability.LOGPROBS, f"logprobs={request.logprobs}", asked=True)
-        self._need_truncation(request.truncation)
+        self._check_truncation(request.truncation)
         self._check_sampling(request)
 
     def loglikelihood(self, request: LoglikelihoodRequest) -> None:
-        _require_type(request, LoglikelihoodRequest)
+        _check_type(request, LoglikelihoodRequest)
         self._need(Capability.LOGLIKELIHOOD, "loglikelihood", asked=True)
         _check_text("context", request.context)
         _check_text("continuation", request.continuation)
-        for name in ("context_input_ids", "continuation_input_ids"):
-            if (token_ids := getattr(request, name)) is not None:
-                self._check_ids(name, token_ids, may_be_empty=name == "context_input_ids")
+        if request.context_input_ids is not None:
+            self._check_ids("context_input_ids", request.context_input_ids, may_be_empty=True)
+        if request.continuation_input_ids is not None:
+            self._check_ids("continuation_input_ids", request.continuation_input_ids)
         if request.messages is not None:
             self._check_messages(request.messages)
-        _check_metadata(request.metadata)
+        _check(_is_dict(request.metadata), "metadata", "a dict", request.metadata)
         if not request.continuation and request.continuation_input_ids is None:
             raise InvalidRequestError("the continuation is empty: there is nothing to score")
-        _check_truncation(request.truncation)
-        self._need_truncation(request.truncation)
+        self._check_truncation(request.truncation)
 
     def rolling(self, request: RollingLoglikelihoodRequest) -> None:
-        _require_type(request, RollingLoglikelihoodRequest)
+        _check_type(request, RollingLoglikelihoodRequest)
         self._need(Capability.ROLLING, "loglikelihood_rolling", asked=True)
         _check_text("text", request.text)
-        _check_metadata(request.metadata)
+        _check(_is_dict(request.metadata), "metadata", "a dict", request.metadata)
         if request.input_ids is not None:
             self._check_ids("input_ids", request.input_ids)
         elif not request.text:
@@ -144,14 +147,16 @@ class RequestValidator:
                 f"{capability.value!r} (declares: {declared}){why}"
             )
 
-    def _need_truncation(self, truncation: str) -> None:
+    def _check_truncation(self, truncation: str) -> None:
+        _check(truncation in ("left", "error"), "truncation", "'left' or 'error'", truncation)
         self._need(Capability.TRUNCATION, "truncation='error'", asked=truncation == "error")
 
     def _check_sampling(self, request: GenerationRequest) -> None:
-        if not _is_number(request.temperature) or request.temperature < 0:
-            raise InvalidRequestError(f"temperature must be >= 0, got {request.temperature!r}")
-        if not _is_number(request.top_p) or not 0 < request.top_p <= 1:
-            raise InvalidRequestError(f"top_p must be above 0 and at most 1, got {request.top_p!r}")
+        temperature, top_p = request.temperature, request.top_p
+        is_valid = _is_number(temperature) and temperature >= 0
+        _check(is_valid, "temperature", ">= 0", temperature)
+        is_valid = _is_number(top_p) and 0 < top_p <= 1
+        _check(is_valid, "top_p", "above 0 and at most 1", top_p)
         _check_int("top_k", request.top_k, least=0)
         if request.seed is not None:
             _check_int("seed", request.seed, least=0)
@@ -159,15 +164,14 @@ class RequestValidator:
             return
         self._need(Capability.SAMPLING, "do_sample", asked=True)
         self._need(Capability.SEED, f"seed={request.seed}", asked=request.seed is not None)
-        if request.temperature == 0:
+        if temperature == 0:
             raise InvalidRequestError(
                 "do_sample=True needs a temperature above 0; for greedy output leave do_sample off"
             )
 
     def _check_ids(self, name: str, token_ids: Any, *, may_be_empty: bool = False) -> None:
         self._need(Capability.TOKEN_IDS, name, asked=True)
-        if isinstance(token_ids, str) or not isinstance(token_ids, Sequence):
-            raise InvalidRequestError(f"{name} must be a sequence of ints, got {token_ids!r}")
+        _check(_is_list(token_ids), name, "a sequence of ints", token_ids)
         for token_id in cast("Sequence[Any]", token_ids):
             if type(token_id) is not int or token_id < 0:
                 raise InvalidRequestError(f"{name} must hold ints >= 0, found {token_id!r}")
@@ -176,32 +180,24 @@ class RequestValidator:
 
     def _check_messages(self, messages: Any) -> None:
         self._need(Capability.CHAT, "messages", asked=True)
-        if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
-            raise InvalidRequestError(f"messages must be a non-empty list, got {messages!r}")
+        _check(_is_list(messages) and messages, "messages", "a non-empty list", messages)
         for message in cast("Sequence[Any]", messages):
-            if not isinstance(message, Mapping):
-                raise InvalidRequestError(f"a message must be a dict with a role, got {message!r}")
-            entries = cast("Mapping[str, Any]", message)
-            if not isinstance(entries.get("role"), str):
-                raise InvalidRequestError(f"a message must be a dict with a role, got {message!r}")
-            content: Any = entries.get("content")
+            is_valid = _is_dict(message) and isinstance(message.get("role"), str)
+            _check(is_valid, "a message", "a dict with a role", message)
+            content: Any = message.get("content")
             if isinstance(content, list):
                 self._check_parts(cast("list[Any]", content))
-            elif not (isinstance(content, str) or content is None):
-                raise InvalidRequestError(
-                    f"a message's content must be a string or a list of parts, got {content!r}"
-                )
+            else:
+                is_valid = isinstance(content, str | None)
+                _check(is_valid, "a message's content", "a string or a list of parts", content)
 
     def _check_parts(self, parts: list[Any]) -> None:
         for part in parts:
-            if not isinstance(part, Mapping) or "type" not in part:
-                raise InvalidRequestError(
-                    f"a message part must be a dict with a type, got {part!r}"
-                )
-            entries = cast("Mapping[str, Any]", part)
-            kind = str(entries["type"])
+            is_valid = _is_dict(part) and "type" in part
+            _check(is_valid, "a message part", "a dict with a type", part)
+            kind = str(part["type"])
             self._need(Capability.MULTIMODAL, f"a message part {kind!r}", asked=kind != "text")
-            if kind == "text" and not isinstance(entries.get("text"), str):
+            if kind == "text" and not isinstance(part.get("text"), str):
                 raise InvalidRequestError(f"a text part needs a string under 'text', got {part!r}")
 
 
@@ -217,14 +213,18 @@ def parse_batch_size(batch_size: int | Literal["auto"] | None) -> int | None:
     return batch_size
 
 
-def _require_type(request: object, expected: type) -> None:
+def _check(is_valid: object, name: str, wanted: str, value: object) -> None:
+    if not is_valid:
+        raise InvalidRequestError(f"{name} must be {wanted}, got {value!r}")
+
+
+def _check_type(request: object, expected: type) -> None:
     if not isinstance(request, expected):
         raise InvalidRequestError(f"expected a {expected.__name__}, got {request!r}")
 
 
-def _check_text(name: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise InvalidRequestError(f"{name} must be a string, got {value!r}")
+def _check_text(name: str, value: Any) -> None:
+    _check(isinstance(value, str), name, "a string", value)
     check_unicode(name, value)
 
 
@@ -237,42 +237,23 @@ def check_unicode(name: str, text: str) -> None:
 
 
 def _check_int(name: str, value: object, *, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise InvalidRequestError(f"{name} must be an int >= {least}, got {value!r}")
+    _check(type(value) is int and value >= least, name, f"an int >= {least}", value)
 
 
-def _check_bool(name: str, value: object) -> None:
-    if type(value) is not bool:
-        raise InvalidRequestError(f"{name} must be True or False, got {value!r}")
-
-
-def _check_tools(tools: object) -> None:
-    if tools is None:
-        return
-    if isinstance(tools, str) or not isinstance(tools, Sequence):
-        raise InvalidRequestError(f"tools must be a list of dicts, got {tools!r}")
-    for tool in cast("Sequence[Any]", tools):
-        if not isinstance(tool, Mapping):
-            raise InvalidRequestError(f"a tool must be a dict, got {tool!r}")
-
-
-def _check_metadata(metadata: object) -> None:
-    if not isinstance(metadata, Mapping):
-        raise InvalidRequestError(f"metadata must be a dict, got {metadata!r}")
-
-
-def _check_stops(stops: object) -> None:
-    if isinstance(stops, str) or not isinstance(stops, Sequence):
-        raise InvalidRequestError(f"stop must be a list of strings, got {stops!r}")
+def _check_stops(stops: Any) -> None:
+    _check(_is_list(stops), "stop", "a list of strings", stops)
     for stop in cast("Sequence[Any]", stops):
         if not isinstance(stop, str) or not stop:
             raise InvalidRequestError(f"a stop string must not be empty, got {stop!r}")
         check_unicode("a stop string", stop)
 
 
-def _check_truncation(truncation: object) -> None:
-    if truncation not in ("left", "error"):
-        raise InvalidRequestError(f"truncation must be 'left' or 'error', got {truncation!r}")
+def _is_dict(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _is_number(value: object) -> bool:
@@ -289,24 +270,24 @@ _THOUGHT = ("<think>", "</think>")
 class RequestEncoder:
     """Text above, tokens below: the one place where requests become ids.
 
+    Its methods raise `InvalidRequestError`, `ContextLengthError` or `UnsupportedRequestError`.
     `model_vocabulary` is how many ids the model has an embedding for; None: as the tokenizer.
     """
 
     def __init__(
         self,
-        admission: RequestValidator,
+        validator: RequestValidator,
         tokenizer: Tokenizer,
         max_model_len: int,
         model_vocabulary: int | None = None,
     ):
-        self._validator = admission
+        self._validator = validator
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._model_vocabulary = model_vocabulary
         self._contexts = ContextEncoder(tokenizer)
 
     def generation(self, request: GenerationRequest) -> GenerationJob:
-        """Raises `InvalidRequestError`, `ContextLengthError` or `UnsupportedRequestError`."""
         self._validator.generation(request)
         _check_beams(request)
         text, token_ids = self._prompt(request)
@@ -328,7 +309,6 @@ class RequestEncoder:
         return GenerationJob(prompt, text, request.metadata, truncated)
 
     def loglikelihood(self, request: LoglikelihoodRequest) -> ScoringJob:
-        """Raises `InvalidRequestError`, `ContextLengthError` or `UnsupportedRequestError`."""
         self._validator.loglikelihood(request)
         context = request.context
         if request.messages is not None and request.context_input_ids is None:
@@ -345,10 +325,11 @@ class RequestEncoder:
             max_model_len=self._max_model_len,
             truncation=request.truncation,
         )
-        return ScoringJob(pair.span, ScoreToOutput(pair, request), request.metadata)
+        return ScoringJob(
+            pair.span, partial(_make_output, pair, request.metadata), request.metadata
+        )
 
     def rolling(self, request: RollingLoglikelihoodRequest) -> list[TokenSpan]:
-        """Raises `InvalidRequestError` or `UnsupportedRequestError`."""
         self._validator.rolling(request)
         if request.input_ids is not None:
             token_ids = strip_leading(self._tokenizer, list(request.input_ids))
@@ -402,7 +383,7 @@ class RequestEncoder:
         return token_ids[excess:], excess
 
     def _render(self, messages: Sequence[Message], **options: object) -> str:
-        template: ChatTemplate | None = self._tokenizer.chat_template
+        template = self._tokenizer.chat_template
         if template is None:
             raise InvalidRequestError(
                 "messages need a chat template and this model has none; give rendered_prompt, or "
@@ -447,41 +428,32 @@ def _check_beams(request: GenerationRequest) -> None:
         )
 
 
-class ScoreToOutput:
-    """A span's score as the output of its request."""
-
-    def __init__(self, pair: FittedPair, request: LoglikelihoodRequest):
-        self._pair = pair
-        self._metadata = request.metadata
-
-    def __call__(self, score: TokenScore) -> LoglikelihoodOutput:
-        logprobs = complete_logprobs(self._pair.span, score)
-        return LoglikelihoodOutput(
-            math.fsum(logprobs),
-            score.is_greedy,
-            len(logprobs),
-            self._metadata,
-            token_ids=self._pair.continuation_ids,
-            token_logprobs=logprobs,
-            prompt_tokens=self._pair.span.start,
-            truncated_tokens=self._pair.truncated_tokens,
-            runtime=score.runtime,
-        )
+def _make_output(
+    pair: FittedPair, metadata: dict[str, Any], score: TokenScore
+) -> LoglikelihoodOutput:
+    logprobs = complete_logprobs(pair.span, score)
+    return LoglikelihoodOutput(
+        math.fsum(logprobs),
+        score.is_greedy,
+        len(logprobs),
+        metadata,
+        token_ids=pair.continuation_ids,
+        token_logprobs=logprobs,
+        prompt_tokens=pair.span.start,
+        truncated_tokens=pair.truncated_tokens,
+        runtime=score.runtime,
+    )
 
 
 def catch_failure(prepare: Callable[[Any], J]) -> Callable[[Any], J | RequestFailure]:
-    """`prepare`, with what it raises of a request as a value: it is no other request's business."""
+    """Return `prepare` with an error as a value: it is no other request's business."""
 
-    def prepared(request: object) -> J | RequestFailure:
+    def prepare_or_fail(request: object) -> J | RequestFailure:
         try:
             with runtime_errors("preparing a request"):
                 return prepare(request)
         except (InvalidRequestError, UnsupportedRequestError, EngineRuntimeError) as error:
-            return RequestFailure(error, _read_metadata(request))
+            metadata = request.metadata if isinstance(request, Request) else {}
+            return RequestFailure(error, metadata)
 
-    return prepared
-
-
-def _read_metadata(request: object) -> dict[str, object]:
-    known = (GenerationRequest, LoglikelihoodRequest, RollingLoglikelihoodRequest)
-    return request.metadata if isinstance(request, known) else {}
+    return prepare_or_fail

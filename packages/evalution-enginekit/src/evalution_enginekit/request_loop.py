@@ -19,7 +19,6 @@ from evalution_core import (
     SessionClosedError,
     TextDelta,
 )
-from evalution_enginekit.generation import join_deltas
 from evalution_enginekit.runtime_thread import PATIENCE, Liveness, check_process, runtime_errors
 from evalution_enginekit.streams import ResultStream, StreamLimits
 
@@ -232,7 +231,7 @@ class RequestLoop:
     async def _serve(self, number: int, stream: JobStream, job: RequestJob) -> None:
         def emit(delta: TextDelta) -> None:
             with self.lock:
-                stream.deliver_part(number, delta, join_deltas)
+                stream.deliver_part(number, delta)
 
         try:
             with runtime_errors("a request"):

@@ -216,8 +216,7 @@ class RequestSession(KitSession[RequestJob, RequestJob]):
         self._validator.rolling(request)
         return _make_answer_job(request, self._score_text)
 
-    def _open_generation(self, batch_size: int | None, *, deltas: bool = False) -> JobStream:
-        del deltas  # of the jobs
+    def _open_generation(self, batch_size: int | None) -> JobStream:
         return self._open_scoring(batch_size)
 
     def _open_scoring(self, batch_size: int | None) -> JobStream:

@@ -1,26 +1,37 @@
-"""A foreign runtime: its import, its versions and its arguments."""
+"""A foreign runtime: its import, its versions, its options and its arguments."""
 
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 import sys
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import KW_ONLY, dataclass, fields
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from evalution_core import ConfigurationError, EngineUnavailableError, Model
+from pydantic import Field
+
+from evalution_core import Capability, ConfigurationError, EngineUnavailableError, Model, speed_only
 from evalution_core.plugins import did_you_mean
 from evalution_core.redaction import redact_text
 
 _LONGEST = 600
 """Characters of a message of a runtime's."""
 _CLAUSE = re.compile(r"^(>=|<=|==|!=|<|>)\s*(\d+(?:\.\d+)*)$")
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+}
 
 
 def import_runtime(
@@ -37,11 +48,7 @@ def import_runtime(
     Raises:
         EngineUnavailableError: none is installed, or its version is out of range, or it fails.
     """
-    names = distributions or (module,)
-    installed = [(name, found) for name in names if (found := _version(name)) is not None]
-    if not installed:
-        raise EngineUnavailableError(f"{' or '.join(names)} is not installed; {install}")
-    name, found = installed[0]
+    name, found = require_distribution(*(distributions or (module,)), install=install)
     if not is_in_range(found, versions):
         raise EngineUnavailableError(f"needs {name}{versions}, found {name} {found}; {install}")
     try:
@@ -55,25 +62,22 @@ def import_runtime(
 
 def is_in_range(found: str, versions: str) -> bool:
     """Report whether a version's release number (`0.32.1` of `0.32.1.post2+cpu`) is in bounds."""
-    release = _release(found)
     for clause in versions.split(","):
         match = _CLAUSE.match(clause.strip())
         if match is None:
             raise ValueError(f"not a version bound: {clause!r}")
-        operator, bound = match[1], _release(match[2])
-        width = max(len(release), len(bound))
-        left, right = _pad(release, width), _pad(bound, width)
-        holds = {
-            ">=": left >= right,
-            "<=": left <= right,
-            "==": left == right,
-            "!=": left != right,
-            "<": left < right,
-            ">": left > right,
-        }
-        if not holds[operator]:
+        if not _COMPARISONS[match[1]](_read_release(found), _read_release(match[2])):
             return False
     return True
+
+
+def _read_release(text: str) -> tuple[int, ...]:
+    """Return the numbers of a version without zeros at their end, since `1.0` equals `1`."""
+    match = re.match(r"\d+(\.\d+)*", text)
+    numbers = [int(part) for part in match[0].split(".")] if match else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
 
 
 def shorten_error(error: BaseException) -> str:
@@ -81,22 +85,6 @@ def shorten_error(error: BaseException) -> str:
     text = redact_text(str(error))
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-def _release(text: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(int(part) for part in match[0].split(".")) if match else (0,)
-
-
-def _pad(release: tuple[int, ...], width: int) -> tuple[int, ...]:
-    return release + (0,) * (width - len(release))
 
 
 Python = tuple[int, int]
@@ -107,13 +95,21 @@ _LINUX = "linux"
 def require_linux(runtime: str) -> None:
     """Raise `EngineUnavailableError`, which names other engines, unless this is Linux."""
     if sys.platform != _LINUX:
-        raise EngineUnavailableError(f"{runtime} runs on Linux alone; {_elsewhere()}")
+        raise EngineUnavailableError(f"{runtime} runs on Linux alone; {_name_other_engines()}")
 
 
-def require_distribution(*names: str, install: str) -> None:
-    """Raise `EngineUnavailableError` where none is installed, before anything is imported."""
-    if _describe_installed(names) is None:
-        raise EngineUnavailableError(f"{' or '.join(names)} is not installed; {install}")
+def require_distribution(*names: str, install: str) -> tuple[str, str]:
+    """Return the first of them that is installed, with its version; nothing is imported.
+
+    Raises:
+        EngineUnavailableError: none is.
+    """
+    for name in names:
+        try:
+            return name, version(name)
+        except PackageNotFoundError:
+            continue
+    raise EngineUnavailableError(f"{' or '.join(names)} is not installed; {install}")
 
 
 def linux_install_hint(runtime: str, command: str, *, lowest: Python, highest: Python) -> str:
@@ -125,40 +121,31 @@ def linux_install_hint(runtime: str, command: str, *, lowest: Python, highest: P
         lowest, highest: the versions of Python that it has releases for.
     """
     if sys.platform != _LINUX:
-        return _elsewhere()
+        return _name_other_engines()
     found = sys.version_info[:2]
     if lowest <= found <= highest:
         return command
-    wanted = _text(lowest) if lowest == highest else f"{_text(lowest)} to {_text(highest)}"
+    versions = sorted({lowest, highest})
+    wanted = " to ".join(f"{major}.{minor}" for major, minor in versions)
     return (
-        f"{runtime} has no release for Python {_text(found)}; make an environment with Python "
-        f"{wanted}, and there {command}"
+        f"{runtime} has no release for Python {found[0]}.{found[1]}; make an environment with "
+        f"Python {wanted}, and there {command}"
     )
 
 
 def describe_distribution(*names: str) -> str:
-    """The first of them that is installed, with its version; the first one's name if none is."""
-    return _describe_installed(names) or names[0]
+    """Return the first of them that is installed, with its version; else the first one's name."""
+    try:
+        return " ".join(require_distribution(*names, install=""))
+    except EngineUnavailableError:
+        return names[0]
 
 
-def _describe_installed(names: Sequence[str]) -> str | None:
-    for name in names:
-        try:
-            return f"{name} {version(name)}"
-        except PackageNotFoundError:
-            continue
-    return None
-
-
-def _elsewhere() -> str:
+def _name_other_engines() -> str:
     return (
         f"on {sys.platform} take the engine Transformers (pip install evalution-transformers) or "
         f"LlamaCpp (pip install evalution-llama-cpp)"
     )
-
-
-def _text(python: Python) -> str:
-    return ".".join(map(str, python))
 
 
 SET_BY_THE_ENGINE = "the engine sets it"
@@ -236,7 +223,7 @@ def process_environment(
                 os.environ[name] = value
 
 
-_PLACED = ("path", "tokenizer")
+_NOT_BY_TEXT = ("path", "tokenizer")
 """Fields of a model that have a place of their own, or no form as text."""
 
 
@@ -265,11 +252,92 @@ def parse_option_pairs(option: str, pairs: Sequence[str] | None) -> dict[str, An
 def parse_model_fields(option: str, pairs: Sequence[str] | None) -> dict[str, Any]:
     """Return the fields of a `Model` but its path; raise also over a field that it lacks."""
     given = parse_option_pairs(option, pairs)
-    known = [field.name for field in fields(Model) if field.name not in _PLACED]
+    known = [field.name for field in fields(Model) if field.name not in _NOT_BY_TEXT]
     for name in given:
         if name not in known:
             raise ConfigurationError(
                 f"{option} {name!r} is not a field of a model{did_you_mean(name, known)} "
                 f"(fields: {', '.join(known)})"
             )
+    return given
+
+
+SERVING_CAPABILITIES = frozenset(Capability) - {
+    Capability.BEAMS,
+    Capability.TOOLS,
+    Capability.MULTIMODAL,
+    Capability.ATTACH,
+}
+"""All that a serving runtime can do through `ServingSession`."""
+
+
+@dataclass(slots=True)
+class ServingOptions:
+    """Options with the same meaning on each runtime."""
+
+    _: KW_ONLY
+    max_model_len: Annotated[
+        int | None,
+        Field(
+            ge=2,
+            description="Tokens the model is fed at most; None: as its configuration, less what "
+            "the runtime needs for itself.",
+        ),
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "float32", "float16", "bfloat16"],
+        Field(
+            description="Precision of weights and arithmetic; auto: the runtime's choice for the "
+            "checkpoint."
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        str | None, Field(description="Precision of the cache; None: that of the arithmetic.")
+    ] = None
+    batch_size: Annotated[
+        Annotated[int, Field(ge=1)] | Literal["auto"] | None,
+        Field(description="Prompts at the runtime at once; None or auto: as many as it can run."),
+    ] = speed_only(default=None)
+    scored_tokens: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Tokens whose prompt log-probabilities are computed at once; None: 16384, "
+            "or 4096 where they are read from rows of logits.",
+        ),
+    ] = speed_only(default=None)
+
+
+def collect_arguments(
+    options: ServingOptions,
+    model: Model,
+    further: str,
+    *,
+    own: Collection[str],
+    refused: Mapping[str, str],
+    known: Collection[str],
+    runtime: str,
+) -> dict[str, Any]:
+    """Return the arguments of a runtime that options and model set, checked against its version.
+
+    Args:
+        options: the engine's.
+        model: whose `model_kwargs` are arguments too.
+        further: the option that holds any other argument.
+        own: options that are no arguments of the runtime, beside those that no runtime has.
+        refused: as in `merge_arguments`.
+        known: names of the runtime's arguments.
+        runtime: its name and version.
+
+    Raises:
+        ConfigurationError: an argument is set twice, has another place, or doesn't exist.
+    """
+    kept = {"max_model_len", "batch_size", "scored_tokens", further, *own}
+    named = find_changed_options(
+        options, [field.name for field in fields(options) if field.name not in kept]
+    )
+    others: Mapping[str, Any] = getattr(options, further) or {}
+    sources = {further: others, "model.model_kwargs": model.model_kwargs}
+    given = named | merge_arguments(sources, refused=refused, taken=named)
+    refuse_unknown(given, known, runtime)
     return given

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalution_core.errors import InvalidRequestError
 from evalution_enginekit.generation import TokenEvent, TokenPrompt
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_ROWS_AT_ONCE = 64
-"""Rows whose weights exist at a time: bounds memory by 64 x vocabulary."""
+_VALUES_AT_ONCE = 1 << 18
+"""Weights that exist at a time, in whole rows: few enough for a processor's cache."""
 
 
 class TokenChoice:
@@ -70,33 +69,19 @@ def next_token(
     `top_p` keeps the smallest set of likeliest tokens whose probabilities reach `top_p`, and at
     least one token. `top_k=0` and `top_p=1` keep all. `temperature=0` is the limit, greedy.
 
-    Raises:
-        InvalidRequestError: a setting is outside its range, or `generator` is missing.
+    The settings are those of a valid request; `generator` is needed with `do_sample` alone.
     """
-    if not do_sample:
+    if not do_sample or temperature == 0:
         return int(logits.argmax())
-    _check_settings(temperature, top_p, top_k)
-    if temperature == 0:
-        return int(logits.argmax())
-    if generator is None:
-        raise InvalidRequestError("do_sample=True needs a random generator")
-    token_ids, probabilities = _candidates(logits, temperature, top_p, top_k)
+    assert generator is not None
+    token_ids, probabilities = _rank_candidates(logits, temperature, top_p, top_k)
     cumulative = np.cumsum(probabilities)
     # random() is at most 1 - 2**-53, and its product with a total always rounds to below the total.
     threshold = generator.random() * float(cumulative[-1])
     return int(token_ids[np.searchsorted(cumulative, threshold, side="right")])
 
 
-def _check_settings(temperature: float, top_p: float, top_k: int) -> None:
-    if not 0 <= temperature < float("inf"):
-        raise InvalidRequestError(f"temperature must be >= 0 and finite, got {temperature!r}")
-    if not 0 <= top_p <= 1:
-        raise InvalidRequestError(f"top_p must be between 0 and 1, got {top_p!r}")
-    if top_k < 0:
-        raise InvalidRequestError(f"top_k must be >= 0 (0 keeps all tokens), got {top_k!r}")
-
-
-def _candidates(
+def _rank_candidates(
     logits: NDArray[np.floating[Any]], temperature: float, top_p: float, top_k: int
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Return the ids that may be drawn, likeliest first, with their unnormalised probabilities."""
@@ -131,9 +116,11 @@ def token_logprobs(
     rows = np.arange(len(token_ids)) if rows is None else rows
     top = logits.max(axis=-1)
     sums = np.empty(len(logits), np.float64)
-    for begin in range(0, len(logits), _ROWS_AT_ONCE):
-        part = slice(begin, begin + _ROWS_AT_ONCE)
-        sums[part] = np.exp(logits[part] - top[part, None]).sum(axis=-1, dtype=np.float64)
+    count = max(1, _VALUES_AT_ONCE // logits.shape[-1])
+    for begin in range(0, len(logits), count):
+        part = slice(begin, begin + count)
+        weights = logits[part] - top[part, None]
+        sums[part] = np.exp(weights, out=weights).sum(axis=-1, dtype=np.float64)
     chosen = logits[rows, token_ids]
     # Differences from the top first: logit and log-sum-exp may be large and nearly equal.
     logprobs = (chosen - top[rows]).astype(np.float64) - np.log(sums)[rows]

@@ -19,7 +19,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_core.streams import parse_item
+from evalution_core.requests import parse_item
 from evalution_enginekit.planning import TokenScore, WrongScoresError, order_by_prefix
 from evalution_enginekit.runtime_thread import (
     IDLE,

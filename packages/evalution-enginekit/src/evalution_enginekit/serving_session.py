@@ -22,7 +22,7 @@ from evalution_core.redaction import redact_text
 from evalution_enginekit.generation import PromptQueue, TokenEvent
 from evalution_enginekit.model_source import checkpoint_identity, model_folder
 from evalution_enginekit.planning import TokenScore
-from evalution_enginekit.runtime import shorten_error
+from evalution_enginekit.runtime import ServingOptions, shorten_error
 from evalution_enginekit.runtime_thread import runtime_errors
 from evalution_enginekit.serving import ServingLoop, ServingRuntime, SpanGroup, group_spans
 from evalution_enginekit.session import TokenSession
@@ -38,7 +38,6 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.ggu
 _NO_MEMORY = "out of memory"
 _NO_DEVICE = ("no cuda gpu", "nvidia driver", "no cuda-capable device")
 
-A = TypeVar("A")
 R = TypeVar("R")
 
 
@@ -128,18 +127,16 @@ def load_serving(
     *,
     engine: str,
     hints: LoadingHints,
-    prepare: Callable[[str, Path | None], A],
-    start: Callable[[A], StartedModel[R]],
+    prepare: Callable[[str, Path | None], Callable[[], StartedModel[R]]],
 ) -> ServedModel[R]:
     """Load a checkpoint into a serving runtime: arguments, then tokenizer, then weights.
 
     Args:
         model: the model.
         engine: the engine's public name, for messages.
-        hints: the words of `loading_errors`, inside which `start` is called.
-        prepare: imports the runtime and returns its arguments, given the path of the model for
+        hints: the words of `loading_errors`, inside which the runtime is started.
+        prepare: imports the runtime and returns what starts it, given the path of the model for
             the runtime, and its folder, None for a Hub id.
-        start: starts the runtime with these arguments.
 
     Raises:
         ConfigurationError: nothing loadable is there, or options contradict model or device.
@@ -150,11 +147,11 @@ def load_serving(
             f"engine {engine} needs model.path: a folder, a Hub id, or builtin:tiny"
         )
     folder = model_folder(model.path)
-    arguments = prepare(str(folder or model.path), folder)
+    start = prepare(str(folder or model.path), folder)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
     tokenizer = checkpoint_tokenizer(model, folder)
     with loading_errors(model.path, hints):
-        started = start(arguments)
+        started = start()
     if isinstance(tokenizer, HFTokenizer):
         tokenizer.eos_ids |= started.eos_ids
     identity = checkpoint_identity(model, folder, _WEIGHTS, started.revision)
@@ -190,53 +187,45 @@ def find_fallback_reason(
     return f"this release's {type(runtime).__name__} has no {', '.join(lacking)}"
 
 
-@dataclass(frozen=True, slots=True)
-class ServingLimits:
-    """The numbers of requests and tokens that are at a serving runtime at once.
-
-    Args:
-        batch_size: requests in flight when a call leaves it to the session.
-        slots, scored_tokens, count_rows: as in `ServingLoop`.
-        listed_tokens: continuations of one token that one request scores.
-    """
-
-    batch_size: int
-    slots: int
-    listed_tokens: int
-    scored_tokens: int = SCORED_TOKENS
-    count_rows: Callable[[SpanGroup], int] = attrgetter("inner")
-
-
 class ServingSession(TokenSession):
     """A session over a runtime that schedules, batches and caches by itself.
 
     Args:
         engine: the engine's public name, for messages.
+        options: the engine's options.
         capabilities: all that the engine can do with this model.
         served: the model.
         requests: the runtime's requests.
-        limits: how much is at the runtime at once.
+        slots: requests that the runtime runs at once.
+        listed_tokens: continuations of one token that one request scores.
         dtype: name of the arithmetic (`name_precision`).
         execution: what `describe_execution` adds to the common keys.
         resources: frees the runtime; it is the session's once the constructor has returned.
         fallback: why `requests` are fixed batches; None if they aren't.
         model_vocabulary: ids that the model has an embedding for; None: as the tokenizer.
+        scored_tokens: tokens that are scored at once, unless the option says otherwise.
+        count_rows: as in `ServingLoop`.
     """
 
     def __init__(
         self,
         *,
         engine: str,
+        options: ServingOptions,
         capabilities: frozenset[Capability],
         served: ServedModel[Any],
         requests: ServingRuntime,
-        limits: ServingLimits,
+        slots: int,
+        listed_tokens: int,
         dtype: str,
         execution: Mapping[str, Any],
         resources: ExitStack,
         fallback: str | None = None,
         model_vocabulary: int | None = None,
+        scored_tokens: int = SCORED_TOKENS,
+        count_rows: Callable[[SpanGroup], int] = attrgetter("inner"),
     ):
+        scored_tokens = options.scored_tokens or scored_tokens
         if fallback is not None:
             _log.warning("%s falls back to fixed batches: %s", engine, fallback)
             capabilities -= {Capability.CONTINUOUS_BATCHING, Capability.STREAM}
@@ -245,24 +234,21 @@ class ServingSession(TokenSession):
             capabilities=capabilities,
             tokenizer=served.tokenizer,
             max_model_len=served.max_model_len,
-            batch_size=limits.batch_size,
+            batch_size=options.batch_size if isinstance(options.batch_size, int) else slots,
             scoring_window=_SCORING_WINDOW,
             dtype=dtype,
             model_vocabulary=model_vocabulary,
         )
         self._identity = served.identity
         self._requests = requests
-        self._listed_tokens = limits.listed_tokens
+        self._listed_tokens = listed_tokens
         self._loop = ServingLoop(
-            requests,
-            slots=limits.slots,
-            scored_tokens=limits.scored_tokens,
-            count_rows=limits.count_rows,
+            requests, slots=slots, scored_tokens=scored_tokens, count_rows=count_rows
         )
         self._execution = {
             **execution,
             "fallback": None if fallback is None else f"fixed batches: {fallback}",
-            "scored_tokens": limits.scored_tokens,
+            "scored_tokens": scored_tokens,
         }
         self._resources = resources.pop_all()
 

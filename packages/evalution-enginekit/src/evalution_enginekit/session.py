@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
@@ -58,8 +58,6 @@ from evalution_enginekit.streams import (
     collect_results,
 )
 from evalution_enginekit.tokenizer import Tokenizer
-
-_log = logging.getLogger("evalution.session")
 
 READ_AHEAD = 2
 """Requests that wait prepared, so that a free slot is filled at once."""
@@ -114,7 +112,6 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
             if encodes and tokenizer is not None
             else None
         )
-        self._is_described = False
         self._check_lock = threading.Lock()
         self._check_result: CheckResult | None = None
 
@@ -141,9 +138,7 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
         """Return a job whose result is the `TokenScore` of a span."""
 
     @abstractmethod
-    def _open_generation(
-        self, batch_size: int | None, *, deltas: bool = False
-    ) -> ResultStream[Any, G, Any]:
+    def _open_generation(self, batch_size: int | None) -> ResultStream[Any, G, Any]:
         """Open a stream of jobs to generate."""
 
     @abstractmethod
@@ -210,7 +205,7 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
         batch_size = self._begin(batch_size)
         if Capability.STREAM not in self._capabilities:
             raise UnsupportedRequestError(f"engine {self._engine} can't stream")
-        opening = partial(self._open_generation, batch_size, deltas=True)
+        opening = partial(self._open_generation, batch_size)
         return self._pull(requests, partial(self._make_completion_job, deltas=True), opening)
 
     def loglikelihood(
@@ -282,11 +277,7 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
     def _begin(self, batch_size: int | None) -> int | None:
         """Check that a call may begin; return its cap on what runs at once."""
         self._ensure_open()
-        cap = parse_batch_size(batch_size)
-        if not self._is_described and _log.isEnabledFor(logging.INFO):
-            self._is_described = True
-            _log.info("%s is ready: %s", self._engine, self.describe_execution())
-        return cap
+        return parse_batch_size(batch_size)
 
     def _ensure_checked(self) -> None:
         """Raise `EngineRuntimeError` if the self check failed: such a session must not score."""
@@ -419,8 +410,7 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
     def _make_completion_job(
         self, request: GenerationRequest, *, deltas: bool = False
     ) -> GenerationJob:
-        del deltas  # of the stream
-        return self._encoder.generation(request)
+        return replace(self._encoder.generation(request), is_live=deltas)
 
     def _make_probe_job(self, token_ids: Sequence[int], length: int) -> GenerationJob:
         return self._encoder.probe(token_ids, length)
@@ -431,10 +421,10 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
     def _make_span_job(self, span: TokenSpan) -> ScoringJob:
         return ScoringJob(span, _return_score, {})
 
-    def _open_generation(self, batch_size: int | None, *, deltas: bool = False) -> GenerationStream:
+    def _open_generation(self, batch_size: int | None) -> GenerationStream:
         cap = batch_size or self._batch_size
         limits = StreamLimits(running=cap, ahead=READ_AHEAD if self._is_continuous else cap)
-        return self._generation.open(limits, deltas=deltas)
+        return self._generation.open(limits)
 
     def _open_scoring(self, batch_size: int | None) -> ScoringStream:
         window = min(batch_size or self._scoring_window, self._scoring_window)

@@ -27,9 +27,10 @@ from evalution_core import (
     InvalidRequestError,
     RequestFailure,
     RequestStream,
+    TextDelta,
     UnsupportedRequestError,
 )
-from evalution_core.streams import parse_item
+from evalution_core.requests import parse_item
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J")
@@ -53,11 +54,11 @@ class StreamLimits:
 
 
 @dataclass(slots=True)
-class _Result(Generic[K, T]):
+class _Result(Generic[K]):
     """An unread result; `part_of` is the running job that it is only a part of."""
 
     key: K
-    value: T | RequestFailure
+    value: Any
     part_of: int | None = None
 
 
@@ -80,9 +81,9 @@ class ResultStream(Generic[K, J, T]):
         self.limits = limits
         self.waiting: deque[tuple[K, J]] = deque()
         self.running: dict[int, K] = {}
-        self._results: deque[_Result[K, T]] = deque()
+        self._results: deque[_Result[K]] = deque()
         self._unread = 0
-        self._parts: dict[int, _Result[K, T]] = {}
+        self._parts: dict[int, _Result[K]] = {}
         self._cancelled: set[int] = set()
         self._on_its_way: tuple[K] | tuple[()] = ()
         self._is_turned_away = False
@@ -169,19 +170,19 @@ class ResultStream(Generic[K, J, T]):
         if self.wants(number):
             self._add_result(self.running[number], result)
 
-    def deliver_part(self, number: int, part: T, join: Callable[[T, T], T]) -> None:
-        """Hand on a part of a running job's result; it joins the part before while that is unread.
+    def deliver_part(self, number: int, part: TextDelta) -> None:
+        """Hand on a part of a running job's text; it joins the part before while that is unread.
 
         So a reader that pauses finds one part of each job, however long it stayed away.
         """
         if not self.wants(number):
             return
-        unread = self._parts.get(number)
-        if unread is None or isinstance(unread.value, RequestFailure):
+        if (unread := self._parts.get(number)) is None:
             self._parts[number] = unread = _Result(self.running[number], part, number)
             self._results.append(unread)
         else:
-            unread.value = join(unread.value, part)
+            before = unread.value
+            unread.value = TextDelta(before.text + part.text, before.token_ids + part.token_ids)
         self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
@@ -263,7 +264,7 @@ class ResultStream(Generic[K, J, T]):
             self._owner.wake()
         return found
 
-    def _taken(self, result: _Result[K, T]) -> tuple[K, T | RequestFailure]:
+    def _taken(self, result: _Result[K]) -> tuple[K, T | RequestFailure]:
         if result.part_of is None:
             self._unread -= 1
         else:

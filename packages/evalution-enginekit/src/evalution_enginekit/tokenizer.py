@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, TextCodec
 from evalution_enginekit.chat import SPECIAL_TOKENS, ChatTemplate, bind_template
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 
+@runtime_checkable
 class Tokenizer(TextCodec, Protocol):
     """A `TextCodec` with what generation and chat need. Safe to call from several threads."""
 
@@ -109,11 +111,11 @@ def load_tokenizer(model: Model, folder: Path) -> Tokenizer:
         EngineUnavailableError: the loader's library is not installed.
     """
     if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-        return find_given_tokenizer(model, model.tokenizer, lambda: declared_eos(folder))
+        return find_given_tokenizer(model, model.tokenizer, lambda: read_declared_eos(folder))
     named = find_tokenizer_name(model)
     path = Path(named) if named else folder
     file = path / "tokenizer.json" if path.is_dir() else path
-    declared = declared_eos(folder) or (_read_declared_eos(file) if path.exists() else frozenset())
+    declared = read_declared_eos(folder) or read_declared_eos(file.parent)
     plain = not model.trust_remote_code and not model.tokenizer_kwargs
     if file.name.endswith(".json") and file.is_file() and plain:
         tokenizer = TokenizerFile(file, declared)
@@ -175,7 +177,7 @@ def bind_tokenizer(model: Model, tokenizer: Tokenizer) -> Tokenizer:
     """
     if not model.chat_template_kwargs:
         return tokenizer
-    return _Retemplated(tokenizer, bind_template(model, tokenizer.chat_template))
+    return AdaptedTokenizer(tokenizer, bind_template(model, tokenizer.chat_template))
 
 
 def find_tokenizer_name(model: Model) -> str | None:
@@ -184,7 +186,7 @@ def find_tokenizer_name(model: Model) -> str | None:
     return name or model.tokenizer_path
 
 
-def declared_eos(folder: Path) -> frozenset[int]:
+def read_declared_eos(folder: Path) -> frozenset[int]:
     """The ids that a model's folder says end a generation; empty where it says nothing.
 
     `generation_config.json` goes before `config.json`, as in Transformers.
@@ -240,7 +242,7 @@ class TokenizerFile:
         self.bos_id = self._id_of(specials.get("bos_token"))
         self.eos_id = self._id_of(specials.get("eos_token"))
         own = () if self.eos_id is None else (self.eos_id,)
-        declared = _read_declared_eos(file) if declared_eos is None else declared_eos
+        declared = read_declared_eos(file.parent) if declared_eos is None else declared_eos
         self.eos_ids = frozenset((*own, *declared))
         self.special_ids = frozenset(
             token_id
@@ -263,13 +265,22 @@ class TokenizerFile:
         return None if token is None else self._tokenizer.token_to_id(token)
 
 
-def _load(file: Path) -> tokenizers.Tokenizer:
+def import_tokenizers(source: str) -> Any:
+    """Import the `tokenizers` library, which reading `source` needs.
+
+    Raises:
+        EngineUnavailableError: it is not installed.
+    """
     if find_spec("tokenizers") is None:
         raise EngineUnavailableError(
-            "reading tokenizer.json needs the tokenizers library; "
+            f"reading {source} needs the tokenizers library; "
             'pip install "evalution-enginekit[tokenizers]"'
         )
-    import tokenizers  # noqa: PLC0415 - extra [tokenizers]
+    return import_module("tokenizers")
+
+
+def _load(file: Path) -> tokenizers.Tokenizer:
+    tokenizers = import_tokenizers("tokenizer.json")
 
     if not file.is_file():
         raise ConfigurationError(f"no tokenizer at {file}")
@@ -280,10 +291,6 @@ def _load(file: Path) -> tokenizers.Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def _read_declared_eos(file: Path) -> frozenset[int]:
-    return declared_eos(file.parent)
 
 
 def _chat_template(
@@ -316,14 +323,19 @@ def _read_json(file: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", content)
 
 
-class _Retemplated:
-    """A tokenizer with another chat template."""
+class AdaptedTokenizer:
+    """A tokenizer with another chat template, or with further ids that end a generation."""
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        end_ids: Iterable[int] = (),
+    ):
         self.leading_ids = tokenizer.leading_ids
         self.bos_id = tokenizer.bos_id
         self.eos_id = tokenizer.eos_id
-        self.eos_ids = tokenizer.eos_ids
+        self.eos_ids = tokenizer.eos_ids.union(end_ids)
         self.special_ids = tokenizer.special_ids
         self.vocabulary_size = tokenizer.vocabulary_size
         self.chat_template = chat_template

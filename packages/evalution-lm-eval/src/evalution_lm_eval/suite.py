@@ -11,8 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from evalution.scoring.accumulators import MetricAccumulator
-from evalution.scoring.metrics import Metric, Score
+from evalution.scoring.metrics import Metric, MetricAccumulator, Score
 from evalution.suites.suite import AnySuite, Suite, SuiteSet
 from evalution_core import Capability, ConfigurationError
 from evalution_core.kinds import RequestKind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -113,14 +114,22 @@ def test_a_long_text_is_encoded_while_others_are_answered(
     assert answers[0].status_code == 200
 
 
-def test_prompt_prefixes_are_made_one_at_a_time() -> None:
-    from evalution_openai.server.completions import NextTokens
+def test_prefixes_of_a_long_prompt_are_scored_a_few_at_a_time(
+    serving: Any, mock: BaseInferenceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evalution_openai.server import completions
+    from evalution_openai.server.serving import ServedModel
 
-    asked = NextTokens([5, 6, 7], 2)
-    assert [request.input_ids for request in asked] == [[5, 6], [5]]
-    assert asked[0] == GenerationRequest(
-        input_ids=[5, 6], max_new_tokens=1, logprobs=2, ignore_eos=True
-    )
-    assert asked[1:] == [asked[1]]
-    with pytest.raises(IndexError):
-        asked[2]
+    generate, sizes = ServedModel.generate, list[int]()
+
+    async def watched(self: Any, requests: Sequence[GenerationRequest]) -> Any:
+        sizes.append(len(requests))
+        return await generate(self, requests)
+
+    monkeypatch.setattr(ServedModel, "generate", watched)
+    body = {"prompt": [65, 66, 67, 68, 69, 70], "echo": True, "logprobs": 3, "max_tokens": 1}
+    client = serving(session=mock)
+    whole = client.post("/v1/completions", json=body).json()["choices"]
+    monkeypatch.setattr(completions, "_PREFIXES", 2)
+    assert client.post("/v1/completions", json=body).json()["choices"] == whole
+    assert sizes == [1, 5, 1, 2, 2, 1]

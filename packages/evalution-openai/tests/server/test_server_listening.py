@@ -43,13 +43,14 @@ app()
 def test_public_address_needs_a_key_or_public_without_key(
     host: str, has_key: bool, said_twice: bool, allowed: bool
 ) -> None:
-    from evalution_openai.server.connections import check_bind
+    from evalution_openai.server.settings import ServerSettings, check_bind
 
+    settings = ServerSettings(api_key="a-long-key" if has_key else None, any_host=said_twice)
     if allowed:
-        check_bind(host, has_key=has_key, public_without_key=said_twice)
+        check_bind(host, settings)
     else:
         with pytest.raises(ConfigurationError, match=r"--api-key-env NAME .*, or say --public"):
-            check_bind(host, has_key=has_key, public_without_key=said_twice)
+            check_bind(host, settings)
 
 
 def test_taken_port_is_reported() -> None:
@@ -69,8 +70,7 @@ def test_answer_body_is_not_delayed_by_nagle() -> None:
         with socket.create_connection(bound.getsockname()):
             accepted, _ = bound.accept()
         with accepted:
-            # What asyncio looks at before it sets TCP_NODELAY.
-            assert accepted.proto == socket.IPPROTO_TCP
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def raw(client: httpx.Client) -> socket.socket:

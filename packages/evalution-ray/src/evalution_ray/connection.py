@@ -130,7 +130,7 @@ def _found_address(ray: Ray) -> str:
 def _init(ray: Ray, address: str | None, *, log_to_driver: bool) -> None:
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": log_to_driver}
     if address is None:
-        with _on_loopback(), _signals_kept():
+        with _own_machine(), _signals_kept():
             ray.init("local", include_dashboard=False, **options)
         return
     _check_reachable(address)
@@ -177,20 +177,24 @@ def _unavailable(address: str, error: Exception) -> EngineUnavailableError:
 
 
 @contextmanager
-def _on_loopback() -> Generator[None]:
-    """Have the cluster that is started here listen on 127.0.0.1 alone.
+def _own_machine() -> Generator[None]:
+    """Have the cluster that is started here use this machine alone, and what is installed here.
 
-    Ray does so where an option says that this machine can't join a larger cluster; otherwise its
-    ports are open on all interfaces, guarded by a token. It reads the variable when it is imported.
+    Ray listens on 127.0.0.1 where an option says that this machine can't join a larger cluster;
+    otherwise its ports are open on all interfaces, guarded by a token. Under `uv run` it would
+    start workers by that command too, in a copy of the working directory. It reads the variables
+    of both when it is imported.
     """
     constants: Any = import_module("ray._private.ray_constants")
     before, known = os.environ.get(_CLUSTERS), constants.ENABLE_RAY_CLUSTER
+    copies = constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV
     os.environ[_CLUSTERS] = "0"
-    constants.ENABLE_RAY_CLUSTER = False
+    constants.ENABLE_RAY_CLUSTER = constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
     try:
         yield
     finally:
         constants.ENABLE_RAY_CLUSTER = known
+        constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = copies
         if before is None:
             del os.environ[_CLUSTERS]
         else:

@@ -10,8 +10,7 @@ import numpy as np
 from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt, run_continuous_batching
 from evalution_enginekit.planning import shared_prefix
 from evalution_enginekit.sampling import TokenChoice
-from evalution_reference.kv_cache import KVCache
-from evalution_reference.llama import Floats, Llama
+from evalution_reference.llama import Floats, KVCache, Llama
 
 _PREFIXES_KEPT = 4
 _LEAST_SHARED = 8

@@ -10,8 +10,7 @@ import numpy as np
 from evalution_enginekit import ScoringPlan, Segment, TokenScore, TokenSpan, plan_scoring
 from evalution_enginekit.planning import SpanScores, shared_prefix
 from evalution_enginekit.sampling import token_logprobs
-from evalution_reference.kv_cache import KVCache
-from evalution_reference.llama import Floats, Llama
+from evalution_reference.llama import Floats, KVCache, Llama
 
 _SEGMENTS_AT_ONCE = 16
 _ROWS_AT_ONCE = 256

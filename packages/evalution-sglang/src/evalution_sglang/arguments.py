@@ -5,36 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from evalution_core import ConfigurationError, Model
-from evalution_enginekit.runtime import (
-    SET_BY_THE_ENGINE,
-    find_changed_options,
-    merge_arguments,
-    refuse_unknown,
-)
+from evalution_enginekit.runtime import SET_BY_THE_ENGINE, collect_arguments
 from evalution_sglang.options import SGLangOptions
 from evalution_sglang.runtime import Library, describe_version, find_device
 
-_NAMED = (
-    "tp_size",
-    "dp_size",
-    "pp_size",
-    "dtype",
-    "quantization",
-    "load_format",
-    "kv_cache_dtype",
-    "mem_fraction_static",
-    "max_running_requests",
-    "max_total_tokens",
-    "max_prefill_tokens",
-    "chunked_prefill_size",
-    "page_size",
-    "schedule_policy",
-    "disable_radix_cache",
-    "attention_backend",
-    "sampling_backend",
-    "enable_deterministic_inference",
-    "random_seed",
-)
+_OWN = ("context_length", "device")
+"""Options that become arguments in another way."""
 _OTHER_PLACES = {
     "model_path": "model.path",
     "revision": "model.revision",
@@ -85,13 +61,15 @@ def make_arguments(
     Raises:
         ConfigurationError: an argument is set twice, has another place, or doesn't exist.
     """
-    named = find_changed_options(options, _NAMED)
-    given = named | merge_arguments(
-        {"sglang_kwargs": options.sglang_kwargs or {}, "model.model_kwargs": model.model_kwargs},
+    given = collect_arguments(
+        options,
+        model,
+        "sglang_kwargs",
+        own=_OWN,
         refused=_REFUSED,
-        taken=named,
+        known=sglang.arguments.__struct_fields__,
+        runtime=describe_version(),
     )
-    refuse_unknown(given, set(sglang.arguments.__struct_fields__), describe_version())
     if "schedule_policy" not in given and not given.get("disable_radix_cache"):
         # A cached prefix is used before it is evicted.
         given["schedule_policy"] = "lpm"

@@ -5,18 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from evalution_core import BaseEngine, Capability, ConfigurationError, Model, validate_options
+from evalution_core import BaseEngine, ConfigurationError, Model, validate_options
+from evalution_enginekit.runtime import SERVING_CAPABILITIES
 from evalution_sglang.options import SGLangOptions
 
 if TYPE_CHECKING:
-    from evalution_sglang.session import SGLangSession
-
-CAPABILITIES = frozenset(Capability) - {
-    Capability.BEAMS,
-    Capability.TOOLS,
-    Capability.MULTIMODAL,
-    Capability.ATTACH,
-}
+    from evalution_enginekit.serving_session import ServingSession
 
 
 @dataclass(slots=True)
@@ -28,7 +22,7 @@ class SGLang(SGLangOptions, BaseEngine):
     `enable_deterministic_inference`.
     """
 
-    capabilities = CAPABILITIES
+    capabilities = SERVING_CAPABILITIES
 
     def __post_init__(self) -> None:
         validate_options(self)
@@ -54,7 +48,7 @@ class SGLang(SGLangOptions, BaseEngine):
         import_sglang()
         return {"version": describe_version(), "device": self.device or find_device()}
 
-    def build(self, model: Model) -> SGLangSession:
+    def build(self, model: Model) -> ServingSession:
         """Start SGLang on the checkpoint.
 
         Its processes are started by `multiprocessing`: a script keeps its work under

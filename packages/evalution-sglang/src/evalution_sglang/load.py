@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,28 +54,19 @@ def load(options: SGLangOptions, model: Model, resources: ExitStack) -> ServedMo
         ConfigurationError: nothing loadable is there, or options contradict the model or device.
         EngineUnavailableError: SGLang is missing, or its processes didn't start.
     """
-    return load_serving(
-        model,
-        engine="SGLang",
-        hints=_HINTS,
-        prepare=lambda path, folder: _prepare(options, model, path, folder),
-        start=lambda prepared: _start(options, model, *prepared, resources),
-    )
 
+    def prepare(path: str, folder: Path | None) -> Callable[[], StartedModel[Runtime]]:
+        sglang = import_sglang()
+        arguments = make_arguments(options, model, path, sglang)
+        if folder is not None:
+            check_weights(folder)
+        return lambda: _start(options, sglang, arguments, resources)
 
-def _prepare(
-    options: SGLangOptions, model: Model, path: str, folder: Path | None
-) -> tuple[Library, dict[str, Any]]:
-    sglang = import_sglang()
-    arguments = make_arguments(options, model, path, sglang)
-    if folder is not None:
-        check_weights(folder)
-    return sglang, arguments
+    return load_serving(model, engine="SGLang", hints=_HINTS, prepare=prepare)
 
 
 def _start(
     options: SGLangOptions,
-    model: Model,
     sglang: Library,
     arguments: dict[str, Any],
     resources: ExitStack,
@@ -86,7 +77,7 @@ def _start(
         option, asked = _window_option(options)
         window = choose_window(asked, config.context_len, option=option)
         arguments["context_length"] = window + _RESERVED
-        with loading_errors(str(model.path), _START_HINTS):
+        with loading_errors(arguments["model_path"], _START_HINTS):
             thread = EngineThread(sglang.engine, arguments)
         resources.callback(thread.end)
     return StartedModel(

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from evalution_core import speed_only
+from evalution_enginekit.runtime import ServingOptions
 
 
 @dataclass(slots=True)
-class SGLangOptions:
+class SGLangOptions(ServingOptions):
     """Options of the SGLang engine; those of SGLang's own have its default where they are None."""
 
     tp_size: Annotated[int, Field(ge=1, description="Devices that share each layer.")] = 1
@@ -19,10 +20,6 @@ class SGLangOptions:
     pp_size: Annotated[
         int, Field(ge=1, description="Devices that share the model layer by layer.")
     ] = 1
-    max_model_len: Annotated[
-        int | None,
-        Field(ge=2, description="Tokens the model is fed at most; None: as its configuration."),
-    ] = None
     context_length: Annotated[
         int | None,
         Field(ge=2, description="SGLang's name for max_model_len; give only one of them."),
@@ -43,9 +40,6 @@ class SGLangOptions:
     ] = None
     load_format: Annotated[
         str | None, Field(description="SGLang's name of the format of the weights.")
-    ] = None
-    kv_cache_dtype: Annotated[
-        str | None, Field(description="Precision of the cache; None: that of the arithmetic.")
     ] = None
     mem_fraction_static: Annotated[
         float | None,
@@ -105,17 +99,6 @@ class SGLangOptions:
     random_seed: Annotated[
         int | None, Field(description="Seed of requests that sample; None: a new one each start.")
     ] = None
-    batch_size: Annotated[
-        Annotated[int, Field(ge=1)] | Literal["auto"] | None,
-        Field(description="Prompts at SGLang at once; None or auto: as many as it can run."),
-    ] = speed_only(default=None)
-    scored_tokens: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Tokens whose prompt log-probabilities are computed at once; None: 16384.",
-        ),
-    ] = speed_only(default=None)
     sglang_kwargs: Annotated[
         dict[str, Any] | None, Field(description="Any other argument of SGLang's ServerArgs.")
     ] = None

@@ -6,14 +6,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from evalution_core import Capability, Model
-from evalution_enginekit.serving_session import (
-    SCORED_TOKENS,
-    ServedModel,
-    ServingLimits,
-    ServingSession,
-    name_precision,
-)
-from evalution_sglang.load import Runtime, load
+from evalution_enginekit.serving_session import ServingSession, name_precision
+from evalution_sglang.load import load
 from evalution_sglang.options import SGLangOptions
 from evalution_sglang.requests import EngineRequests, Parameters
 from evalution_sglang.runtime import describe_version
@@ -38,43 +32,24 @@ _DESCRIBED = (
 """Parts of SGLang's own description that `describe_execution` has too."""
 
 
-class SGLangSession(ServingSession):
-    """A model that SGLang runs.
-
-    Args:
-        options: the engine's options.
-        capabilities: the engine's.
-        served: the model.
-        resources: ends SGLang; the session's from now on.
-    """
-
-    def __init__(
-        self,
-        options: SGLangOptions,
-        capabilities: frozenset[Capability],
-        served: ServedModel[Runtime],
-        *,
-        resources: ExitStack,
-    ):
+def open_session(
+    options: SGLangOptions, model: Model, capabilities: frozenset[Capability]
+) -> ServingSession:
+    """Load `model`, and return a session on it."""
+    with ExitStack() as resources:
+        served = load(options, model, resources)
         thread, config = served.runtime.thread, served.runtime.config
         described = thread.described
-        batch_size = options.batch_size if isinstance(options.batch_size, int) else None
-        asked = batch_size or options.max_running_requests or 0
-        slots = min(_count_slots(described), max(asked, _DEFAULT_LIMIT))
         has_seeds = bool(described["enable_deterministic_inference"])
-        super().__init__(
+        parameters = Parameters(vocabulary=config.vocab_size, seeds=has_seeds)
+        return ServingSession(
             engine="SGLang",
+            options=options,
             capabilities=capabilities if has_seeds else capabilities - {Capability.SEED},
             served=served,
-            requests=EngineRequests(
-                thread, Parameters(vocabulary=config.vocab_size, seeds=has_seeds)
-            ),
-            limits=ServingLimits(
-                batch_size=batch_size or slots,
-                slots=slots,
-                listed_tokens=_LISTED_LIMIT,
-                scored_tokens=options.scored_tokens or SCORED_TOKENS,
-            ),
+            requests=EngineRequests(thread, parameters),
+            slots=_count_slots(options, described),
+            listed_tokens=_LISTED_LIMIT,
             dtype=name_precision(
                 config.dtype, described["quantization"], described["kv_cache_dtype"]
             ),
@@ -89,17 +64,10 @@ class SGLangSession(ServingSession):
         )
 
 
-def open_session(
-    options: SGLangOptions, model: Model, capabilities: frozenset[Capability]
-) -> SGLangSession:
-    """Load `model`, and return a session on it."""
-    with ExitStack() as resources:
-        served = load(options, model, resources)
-        return SGLangSession(options, capabilities, served, resources=resources)
-
-
-def _count_slots(described: dict[str, Any]) -> int:
-    """Return how many requests SGLang's scheduler runs at once."""
-    return sum(
+def _count_slots(options: SGLangOptions, described: dict[str, Any]) -> int:
+    """Return how many requests are at SGLang at once: at most those that its scheduler runs."""
+    runs = sum(
         state["effective_max_running_requests_per_dp"] for state in described["internal_states"]
     )
+    asked = options.batch_size if isinstance(options.batch_size, int) else None
+    return min(runs, max(asked or options.max_running_requests or 0, _DEFAULT_LIMIT))

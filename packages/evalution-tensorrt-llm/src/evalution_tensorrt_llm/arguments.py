@@ -9,27 +9,21 @@ from typing import Any, cast
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.runtime import (
     SET_BY_THE_ENGINE,
+    collect_arguments,
     find_changed_options,
-    merge_arguments,
     refuse_unknown,
 )
 from evalution_tensorrt_llm.options import TensorRTLLMOptions
 from evalution_tensorrt_llm.runtime import describe_version
 
-_NAMED = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "dtype",
-    "max_batch_size",
-    "max_num_tokens",
-    "attn_backend",
-)
 _CACHE = "kv_cache_config"
 _CACHE_NAMED = {
     "free_gpu_memory_fraction": "free_gpu_memory_fraction",
     "dtype": "kv_cache_dtype",
     "enable_block_reuse": "enable_block_reuse",
 }
+_OWN = ("continuous_batching", "runtime_backend", *_CACHE_NAMED.values())
+"""Options that are no arguments of `LLM`, or become such in another way."""
 _OTHER_PLACES = {
     "model": "model.path",
     "tokenizer": "model.tokenizer_path",
@@ -59,16 +53,17 @@ def make_arguments(
             contradicts the length.
     """
     declared = module.llmapi.llm_args
-    named = {name: value for name in _NAMED if (value := getattr(options, name)) is not None}
-    further = merge_arguments(
-        {"llm_kwargs": options.llm_kwargs or {}, "model.model_kwargs": model.model_kwargs},
-        refused=_REFUSED,
-        taken=find_changed_options(options, _NAMED),
-    )
-    cache = _cache_arguments(options, further.pop(_CACHE, {}))
-    given = named | further
     release = describe_version()
-    refuse_unknown(given, set(declared.TorchLlmArgs.model_fields), release)
+    given = collect_arguments(
+        options,
+        model,
+        "llm_kwargs",
+        own=_OWN,
+        refused=_REFUSED,
+        known=declared.TorchLlmArgs.model_fields,
+        runtime=release,
+    )
+    cache = _cache_arguments(options, given.pop(_CACHE, {}))
     refuse_unknown(cache, set(declared.KvCacheConfig.model_fields), release, f"{_CACHE} field")
     if options.runtime_backend is not None:
         given["backend"] = options.runtime_backend

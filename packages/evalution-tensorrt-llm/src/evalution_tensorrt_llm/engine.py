@@ -6,21 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evalution_core import BaseEngine, Capability, Model
+from evalution_enginekit.runtime import SERVING_CAPABILITIES
 from evalution_tensorrt_llm.options import TensorRTLLMOptions
 from evalution_tensorrt_llm.runtime import describe_version, import_tensorrt_llm
 
 if TYPE_CHECKING:
-    from evalution_tensorrt_llm.session import TensorRTLLMSession
+    from evalution_enginekit.serving_session import ServingSession
 
-CAPABILITIES = frozenset(Capability) - {
-    # Its width is fixed when the runtime starts, and its lengths are penalised in a way of its own.
-    Capability.BEAMS,
-    # One random generator serves the whole batch.
-    Capability.SEED,
-    Capability.TOOLS,
-    Capability.MULTIMODAL,
-    Capability.ATTACH,
-}
+CAPABILITIES = SERVING_CAPABILITIES - {Capability.SEED}
+"""One random generator serves the whole batch."""
 
 
 @dataclass(slots=True)
@@ -43,7 +37,7 @@ class TensorRTLLM(TensorRTLLMOptions, BaseEngine):
         import_tensorrt_llm()
         return {"version": describe_version(), "device": "cuda"}
 
-    def build(self, model: Model) -> TensorRTLLMSession:
+    def build(self, model: Model) -> ServingSession:
         """Load the checkpoint.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,51 +79,33 @@ def load(options: TensorRTLLMOptions, model: Model, resources: ExitStack) -> Ser
         EngineUnavailableError: TensorRT-LLM is missing, or no device is, or memory doesn't suffice.
     """
 
-    def start(prepared: _Prepared) -> StartedModel[Runtime]:
-        make: MakesEngine = prepared.module.LLM
-        with runtime_environment():
-            llm = make(**prepared.arguments)
-        resources.callback(llm.shutdown)
-        checkpoint = prepared.checkpoint
-        return StartedModel(
-            Runtime(prepared.module, llm, checkpoint, prepared.source),
-            prepared.window,
-            checkpoint.eos_ids,
-            checkpoint.revision,
-        )
+    def prepare(path: str, folder: Path | None) -> Callable[[], StartedModel[Runtime]]:
+        module = import_tensorrt_llm()
+        checkpoint = read_checkpoint(model, folder)
+        source = choose_score_source(installed_version())
+        window = _fit_window(options, checkpoint, source)
+        arguments = make_arguments(options, model, path, module, sequence=window + source.spare)
 
-    return load_serving(
-        model,
-        engine="TensorRTLLM",
-        hints=_HINTS,
-        prepare=lambda path, folder: _prepare(options, model, path, folder),
-        start=start,
-    )
+        def start() -> StartedModel[Runtime]:
+            make: MakesEngine = module.LLM
+            with runtime_environment():
+                llm = make(**arguments)
+            resources.callback(llm.shutdown)
+            runtime = Runtime(module, llm, checkpoint, source)
+            return StartedModel(runtime, window, checkpoint.eos_ids, checkpoint.revision)
+
+        return start
+
+    return load_serving(model, engine="TensorRTLLM", hints=_HINTS, prepare=prepare)
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    module: ModuleType
-    checkpoint: Checkpoint
-    source: ScoreSource
-    window: int
-    arguments: dict[str, Any]
-
-
-def _prepare(
-    options: TensorRTLLMOptions, model: Model, path: str, folder: Path | None
-) -> _Prepared:
-    module = import_tensorrt_llm()
-    checkpoint = read_checkpoint(model, folder)
-    source = choose_score_source(installed_version())
+def _fit_window(options: TensorRTLLMOptions, checkpoint: Checkpoint, source: ScoreSource) -> int:
     # The runtime cuts a longer sequence down to the model's longest, without an error.
     positions, own = checkpoint.max_positions, None
     if positions is not None:
         own = positions - source.spare
     limit = f"the model's own {positions} less {source.spare} that TensorRT-LLM needs:"
-    window = choose_window(options.max_model_len, own, limit=limit)
-    arguments = make_arguments(options, model, path, module, sequence=window + source.spare)
-    return _Prepared(module, checkpoint, source, window, arguments)
+    return choose_window(options.max_model_len, own, limit=limit)
 
 
 def read_checkpoint(model: Model, folder: Path | None) -> Checkpoint:

@@ -8,27 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from evalution_core import speed_only
+from evalution_enginekit.runtime import ServingOptions
 
 
 @dataclass(slots=True)
-class TensorRTLLMOptions:
+class TensorRTLLMOptions(ServingOptions):
     """Options of the TensorRT-LLM engine; its own have its default where they are None."""
 
     tensor_parallel_size: Annotated[
         int, Field(ge=1, description="Devices that share each layer of the model.")
     ] = 1
-    max_model_len: Annotated[
-        int | None,
-        Field(
-            ge=2,
-            description="Tokens the model is fed at most; None: as its configuration, less the one "
-            "or two tokens that the runtime needs for itself.",
-        ),
-    ] = None
-    dtype: Annotated[
-        Literal["auto", "float32", "float16", "bfloat16"],
-        Field(description="Precision of weights and arithmetic; auto: that of the checkpoint."),
-    ] = "auto"
     runtime_backend: Annotated[
         Literal["pytorch"] | None,
         Field(description="pytorch, the only backend that is supported; None: the same."),
@@ -42,9 +31,6 @@ class TensorRTLLMOptions:
             "default.",
         ),
     ] = speed_only(default=None)
-    kv_cache_dtype: Annotated[
-        str | None, Field(description="Precision of the cache; None: that of the arithmetic.")
-    ] = None
     enable_block_reuse: Annotated[
         bool,
         Field(description="Compute a shared prefix of prompts once; scores never use it."),
@@ -66,18 +52,6 @@ class TensorRTLLMOptions:
     continuous_batching: Annotated[
         bool, Field(description="False: run fixed batches through LLM.generate.")
     ] = speed_only(default=True)
-    batch_size: Annotated[
-        Annotated[int, Field(ge=1)] | Literal["auto"] | None,
-        Field(description="Prompts at the runtime at once; None or auto: as many as it can run."),
-    ] = speed_only(default=None)
-    scored_tokens: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Tokens of scored prompts at the runtime at once; None: 16384, or 4096 "
-            "where scores are read from context logits.",
-        ),
-    ] = speed_only(default=None)
     llm_kwargs: Annotated[
         dict[str, Any] | None,
         Field(description="Any other argument of tensorrt_llm.LLM; kv_cache_config as a mapping."),

@@ -10,8 +10,6 @@ from evalution_core import Capability, Model
 from evalution_enginekit.serving import ServingRuntime, SpanGroup
 from evalution_enginekit.serving_session import (
     SCORED_TOKENS,
-    ServedModel,
-    ServingLimits,
     ServingSession,
     find_fallback_reason,
     name_precision,
@@ -35,73 +33,9 @@ _DEFAULT_LIMIT = 256
 _REQUEST_CALLS = ("generate_async",)
 
 
-class TensorRTLLMSession(ServingSession):
-    """A model that TensorRT-LLM runs.
-
-    Args:
-        options: the engine's options.
-        capabilities: the engine's.
-        served: the model.
-        requests: TensorRT-LLM's one by one, or in fixed batches.
-        fallback: why requests run in fixed batches, if so.
-        resources: ends TensorRT-LLM; the session's from now on.
-    """
-
-    def __init__(
-        self,
-        options: TensorRTLLMOptions,
-        capabilities: frozenset[Capability],
-        served: ServedModel[Runtime],
-        requests: ServingRuntime,
-        *,
-        fallback: str | None,
-        resources: ExitStack,
-    ):
-        args: Any = served.runtime.llm.args
-        checkpoint, source = served.runtime.checkpoint, served.runtime.source
-        slots = int(args.max_batch_size or _DEFAULT_LIMIT)
-        asked = options.batch_size if isinstance(options.batch_size, int) else _DEFAULT_LIMIT
-        super().__init__(
-            engine="TensorRTLLM",
-            capabilities=capabilities,
-            served=served,
-            requests=requests,
-            limits=ServingLimits(
-                batch_size=min(asked, slots),
-                slots=slots,
-                listed_tokens=_LISTED[source],
-                scored_tokens=options.scored_tokens or _SCORED_TOKENS[source],
-                count_rows=_count_rows,
-            ),
-            dtype=name_precision(
-                checkpoint.dtype if options.dtype == "auto" else options.dtype,
-                checkpoint.quantization,
-                args.kv_cache_config.dtype,
-            ),
-            execution={
-                "version": describe_version(),
-                "device": "cuda",
-                "runtime_backend": args.backend or "pytorch",
-                "attention": args.attn_backend,
-                "quantization": checkpoint.quantization,
-                "kv_cache_dtype": args.kv_cache_config.dtype,
-                "block_reuse": bool(args.kv_cache_config.enable_block_reuse),
-                "scores_from": str(source),
-                "max_batch_size": slots,
-                "max_seq_len": args.max_seq_len,
-                "max_num_tokens": args.max_num_tokens,
-                "tensor_parallel_size": args.tensor_parallel_size,
-                "pipeline_parallel_size": args.pipeline_parallel_size,
-            },
-            resources=resources,
-            fallback=fallback,
-            model_vocabulary=checkpoint.vocabulary,
-        )
-
-
 def open_session(
     options: TensorRTLLMOptions, model: Model, capabilities: frozenset[Capability]
-) -> TensorRTLLMSession:
+) -> ServingSession:
     """Load `model`, and return a session that follows each request, or completes fixed batches."""
     with ExitStack() as resources:
         loop = asyncio.new_event_loop()
@@ -109,24 +43,58 @@ def open_session(
         resources.callback(loop.close)
         served = load(options, model, resources)
         runtime = served.runtime
-        llm, source = runtime.llm, runtime.source
-        cache: Any = llm.args.kv_cache_config
+        llm, checkpoint = runtime.llm, runtime.checkpoint
+        args: Any = llm.args
         factory = RequestFactory(
-            Parameters(runtime.module, source, runtime.checkpoint.vocabulary),
-            source,
-            reuses_blocks=bool(cache.enable_block_reuse),
+            Parameters(runtime.module, runtime.source, checkpoint.vocabulary),
+            runtime.source,
+            reuses_blocks=bool(args.kv_cache_config.enable_block_reuse),
         )
         fallback = find_fallback_reason(
             llm, _REQUEST_CALLS, continuous_batching=options.continuous_batching
         )
-        requests: ServingRuntime
-        if fallback is None:
-            requests = AsyncRequests(llm, factory, loop)
-        else:
+        requests: ServingRuntime = AsyncRequests(llm, factory, loop)
+        if fallback is not None:
             requests = make_batch_requests(llm, factory)
-        return TensorRTLLMSession(
-            options, capabilities, served, requests, fallback=fallback, resources=resources
+        return ServingSession(
+            engine="TensorRTLLM",
+            options=options,
+            capabilities=capabilities,
+            served=served,
+            requests=requests,
+            slots=int(args.max_batch_size or _DEFAULT_LIMIT),
+            listed_tokens=_LISTED[runtime.source],
+            dtype=name_precision(
+                checkpoint.dtype if options.dtype == "auto" else options.dtype,
+                checkpoint.quantization,
+                args.kv_cache_config.dtype,
+            ),
+            execution=_describe_execution(runtime),
+            resources=resources,
+            fallback=fallback,
+            model_vocabulary=checkpoint.vocabulary,
+            scored_tokens=_SCORED_TOKENS[runtime.source],
+            count_rows=_count_rows,
         )
+
+
+def _describe_execution(runtime: Runtime) -> dict[str, Any]:
+    args: Any = runtime.llm.args
+    return {
+        "version": describe_version(),
+        "device": "cuda",
+        "runtime_backend": args.backend or "pytorch",
+        "attention": args.attn_backend,
+        "quantization": runtime.checkpoint.quantization,
+        "kv_cache_dtype": args.kv_cache_config.dtype,
+        "block_reuse": bool(args.kv_cache_config.enable_block_reuse),
+        "scores_from": str(runtime.source),
+        "max_batch_size": int(args.max_batch_size or _DEFAULT_LIMIT),
+        "max_seq_len": args.max_seq_len,
+        "max_num_tokens": args.max_num_tokens,
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "pipeline_parallel_size": args.pipeline_parallel_size,
+    }
 
 
 def _count_rows(group: SpanGroup) -> int:

@@ -8,34 +8,12 @@ from types import ModuleType
 from typing import Any
 
 from evalution_core import Model
-from evalution_enginekit.runtime import (
-    SET_BY_THE_ENGINE,
-    find_changed_options,
-    merge_arguments,
-    refuse_unknown,
-)
+from evalution_enginekit.runtime import SET_BY_THE_ENGINE, collect_arguments
 from evalution_vllm.options import VLLMOptions
 from evalution_vllm.runtime import describe_version, is_cpu
 
-_NAMED = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "gpu_memory_utilization",
-    "dtype",
-    "quantization",
-    "load_format",
-    "kv_cache_dtype",
-    "attention_backend",
-    "enforce_eager",
-    "enable_prefix_caching",
-    "kv_cache_memory_bytes",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "block_size",
-    "swap_space",
-    "cpu_offload_gb",
-    "seed",
-)
+_OWN = ("continuous_batching", "batch_invariant", "multiprocessing")
+"""Options of the engine that aren't arguments of vLLM."""
 _OTHER_PLACES = {
     "model": "model.path",
     "tokenizer": "model.tokenizer_path",
@@ -86,14 +64,15 @@ def make_arguments(
     Raises:
         ConfigurationError: an argument is set twice, has another place, or doesn't exist.
     """
-    named = {name: value for name in _NAMED if (value := getattr(options, name)) is not None}
-    given = named | merge_arguments(
-        {"vllm_kwargs": options.vllm_kwargs or {}, "model.model_kwargs": model.model_kwargs},
+    given = collect_arguments(
+        options,
+        model,
+        "vllm_kwargs",
+        own=_OWN,
         refused=_REFUSED,
-        taken=find_changed_options(options, _NAMED),
+        known={field.name for field in fields(vllm.EngineArgs)},
+        runtime=describe_version(),
     )
-    known = {field.name for field in fields(vllm.EngineArgs)}
-    refuse_unknown(given, known, describe_version())
     return {
         **_defaults(given, vllm),
         **given,

@@ -5,19 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from evalution_core import BaseEngine, Capability, ConfigurationError, Model, validate_options
+from evalution_core import BaseEngine, ConfigurationError, Model, validate_options
+from evalution_enginekit.runtime import SERVING_CAPABILITIES
 from evalution_vllm.options import VLLMOptions
 from evalution_vllm.runtime import describe_version, find_device, import_vllm
 
 if TYPE_CHECKING:
-    from evalution_vllm.session import VLLMSession
-
-CAPABILITIES = frozenset(Capability) - {
-    Capability.BEAMS,
-    Capability.TOOLS,
-    Capability.MULTIMODAL,
-    Capability.ATTACH,
-}
+    from evalution_enginekit.serving_session import ServingSession
 
 
 @dataclass(slots=True)
@@ -28,7 +22,7 @@ class VLLM(VLLMOptions, BaseEngine):
     like `vllm_kwargs`. An option that the installed version lacks is refused.
     """
 
-    capabilities = CAPABILITIES
+    capabilities = SERVING_CAPABILITIES
 
     def __post_init__(self) -> None:
         validate_options(self)
@@ -46,7 +40,7 @@ class VLLM(VLLMOptions, BaseEngine):
         """
         return {"version": describe_version(), "device": find_device(import_vllm())}
 
-    def build(self, model: Model) -> VLLMSession:
+    def build(self, model: Model) -> ServingSession:
         """Load the checkpoint and try what its scoring can rely on.
 
         Raises:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -47,22 +48,18 @@ def load(options: VLLMOptions, model: Model, resources: ExitStack) -> ServedMode
         ConfigurationError: nothing loadable is there, or options contradict the model or device.
         EngineUnavailableError: vLLM is missing, or memory doesn't suffice.
     """
-    return load_serving(
-        model,
-        engine="VLLM",
-        hints=_HINTS,
-        prepare=lambda path, _: _prepare(options, model, path),
-        start=lambda prepared: _start(options, *prepared, resources),
-    )
 
+    def prepare(path: str, _: Path | None) -> Callable[[], StartedModel[Runtime]]:
+        vllm = import_vllm()
+        if options.batch_invariant and is_cpu(vllm):
+            raise ConfigurationError(
+                "batch_invariant=True: vLLM's CPU build has no such mode; leave it out, or use a "
+                "GPU"
+            )
+        arguments = make_arguments(options, model, path, vllm)
+        return lambda: _start(options, vllm, arguments, resources)
 
-def _prepare(options: VLLMOptions, model: Model, path: str) -> tuple[ModuleType, dict[str, Any]]:
-    vllm = import_vllm()
-    if options.batch_invariant and is_cpu(vllm):
-        raise ConfigurationError(
-            "batch_invariant=True: vLLM's CPU build has no such mode; leave it out, or use a GPU"
-        )
-    return vllm, make_arguments(options, model, path, vllm)
+    return load_serving(model, engine="VLLM", hints=_HINTS, prepare=prepare)
 
 
 def _start(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from evalution_core import speed_only
+from evalution_enginekit.runtime import ServingOptions
 
 
 @dataclass(slots=True)
-class VLLMOptions:
+class VLLMOptions(ServingOptions):
     """Options of the vLLM engine; those of vLLM's own have its default where they are None."""
 
     tensor_parallel_size: Annotated[
@@ -25,24 +26,10 @@ class VLLMOptions:
             description="Share of each device's memory, weights included; None: vLLM's default.",
         ),
     ] = speed_only(default=None)
-    max_model_len: Annotated[
-        int | None,
-        Field(ge=2, description="Tokens the model is fed at most; None: as its configuration."),
-    ] = None
     enforce_eager: Annotated[bool, Field(description="Run without compiled graphs.")] = False
-    dtype: Annotated[
-        Literal["auto", "float32", "float16", "bfloat16"],
-        Field(
-            description="Precision of weights and arithmetic; auto: vLLM's choice for the "
-            "checkpoint."
-        ),
-    ] = "auto"
     quantization: Annotated[
         str | None,
         Field(description="vLLM's name of the quantization; None: that of the checkpoint."),
-    ] = None
-    kv_cache_dtype: Annotated[
-        str | None, Field(description="Precision of the cache; None: that of the arithmetic.")
     ] = None
     enable_prefix_caching: Annotated[
         bool | None,
@@ -108,17 +95,6 @@ class VLLMOptions:
     continuous_batching: Annotated[
         bool, Field(description="False: run fixed batches through LLM.generate.")
     ] = speed_only(default=True)
-    batch_size: Annotated[
-        Annotated[int, Field(ge=1)] | Literal["auto"] | None,
-        Field(description="Prompts at vLLM at once; None or auto: as many as it can run."),
-    ] = speed_only(default=None)
-    scored_tokens: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Tokens whose prompt log-probabilities are computed at once; None: 16384.",
-        ),
-    ] = speed_only(default=None)
     vllm_kwargs: Annotated[
         dict[str, Any] | None, Field(description="Any other argument of vLLM's EngineArgs.")
     ] = None

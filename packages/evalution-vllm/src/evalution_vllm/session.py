@@ -9,9 +9,7 @@ from evalution_core import Capability, Model
 from evalution_enginekit import runtime_errors
 from evalution_enginekit.serving import ServingRuntime
 from evalution_enginekit.serving_session import (
-    SCORED_TOKENS,
     ServedModel,
-    ServingLimits,
     ServingSession,
     find_fallback_reason,
     name_precision,
@@ -25,44 +23,26 @@ from evalution_vllm.runtime import describe_version, find_device, is_cpu
 _STEP_CALLS = ("add_request", "step", "abort_request")
 
 
-class VLLMSession(ServingSession):
-    """A model that vLLM runs.
-
-    Args:
-        options: the engine's options.
-        capabilities: the engine's.
-        served: the model.
-        requests: vLLM's step by step, or in fixed batches.
-        cache_problem: why prompt log-probabilities don't begin after the cached prefix, if so.
-        fallback: why requests run in fixed batches, if so.
-        resources: ends vLLM; the session's from now on.
-    """
-
-    def __init__(
-        self,
-        options: VLLMOptions,
-        capabilities: frozenset[Capability],
-        served: ServedModel[Runtime],
-        requests: ServingRuntime,
-        *,
-        cache_problem: str | None,
-        fallback: str | None,
-        resources: ExitStack,
-    ):
-        self.llm = served.runtime.llm
-        config = self.llm.llm_engine.vllm_config
-        slots = int(config.scheduler_config.max_num_seqs)
-        super().__init__(
+def open_session(
+    options: VLLMOptions, model: Model, capabilities: frozenset[Capability]
+) -> ServingSession:
+    """Load `model`, and return a session that steps vLLM's engine, or completes fixed batches."""
+    with ExitStack() as resources:
+        served = load(options, model, resources)
+        engine = served.runtime.llm.llm_engine
+        config = engine.vllm_config
+        fallback = find_fallback_reason(
+            engine, _STEP_CALLS, continuous_batching=options.continuous_batching
+        )
+        requests, cache_problem = _make_requests(served, is_fixed=fallback is not None)
+        return ServingSession(
             engine="VLLM",
+            options=options,
             capabilities=capabilities,
             served=served,
             requests=requests,
-            limits=ServingLimits(
-                batch_size=options.batch_size if isinstance(options.batch_size, int) else slots,
-                slots=slots,
-                listed_tokens=LISTED_LIMIT,
-                scored_tokens=options.scored_tokens or SCORED_TOKENS,
-            ),
+            slots=int(config.scheduler_config.max_num_seqs),
+            listed_tokens=LISTED_LIMIT,
             dtype=name_precision(
                 config.model_config.dtype,
                 config.model_config.quantization,
@@ -77,42 +57,25 @@ class VLLMSession(ServingSession):
         )
 
 
-def open_session(
-    options: VLLMOptions, model: Model, capabilities: frozenset[Capability]
-) -> VLLMSession:
-    """Load `model`, and return a session that steps vLLM's engine, or completes fixed batches."""
-    with ExitStack() as resources:
-        served = load(options, model, resources)
-        vllm, llm = served.runtime.vllm, served.runtime.llm
-        engine = llm.llm_engine
-        vocabulary = int(engine.model_config.get_vocab_size())
-        fallback = find_fallback_reason(
-            engine, _STEP_CALLS, continuous_batching=options.continuous_batching
+def _make_requests(
+    served: ServedModel[Runtime], *, is_fixed: bool
+) -> tuple[ServingRuntime, str | None]:
+    """Return vLLM's requests, and why they don't score after the cached prefix, if so."""
+    vllm, llm = served.runtime.vllm, served.runtime.llm
+    engine = llm.llm_engine
+    vocabulary = int(engine.model_config.get_vocab_size())
+    parameters = Parameters(vllm, vocabulary=vocabulary, streams=not is_fixed)
+    if is_fixed:
+        return make_batch_requests(llm, parameters), "fixed batches score without the cache"
+    with runtime_errors("a trial of the prefix cache"):
+        problem = find_cache_problem(
+            engine,
+            parameters,
+            engine.vllm_config,
+            vocabulary=vocabulary,
+            max_model_len=served.max_model_len,
         )
-        parameters = Parameters(vllm, vocabulary=vocabulary, streams=fallback is None)
-        requests: ServingRuntime
-        if fallback is not None:
-            requests = make_batch_requests(llm, parameters)
-            cache_problem = "fixed batches score without the cache"
-        else:
-            with runtime_errors("a trial of the prefix cache"):
-                cache_problem = find_cache_problem(
-                    engine,
-                    parameters,
-                    engine.vllm_config,
-                    vocabulary=vocabulary,
-                    max_model_len=served.max_model_len,
-                )
-            requests = StepRequests(engine, parameters, reads_cache=cache_problem is None)
-        return VLLMSession(
-            options,
-            capabilities,
-            served,
-            requests,
-            cache_problem=cache_problem,
-            fallback=fallback,
-            resources=resources,
-        )
+    return StepRequests(engine, parameters, reads_cache=problem is None), problem
 
 
 def _describe_execution(options: VLLMOptions, runtime: Runtime, config: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ INSTALL_HINTS = {
 }
 """Engine name to the distribution that brings it."""
 
-SERVER_HINTS = {"build_openai_compatible_server": "evalution-openai[server]"}
+SERVER_HINTS = {"build_openai_compatible_server": '"evalution-openai[server]"'}
 """Builder of a server, as `evalution.engines` has it, to the requirement that brings it."""
 
 

@@ -78,8 +78,8 @@ class SuiteResult:
     whose prompt was cut from the left, None where the engine doesn't report it. `cached` of the
     `requests` were answered by a journal or a cache. `first_failure` has the failed row with the
     smallest number and its error. `provenance` decides the scores and is no option, such as the
-    data set of a suite that is known by name. `errors` are errors of the session that belong to no
-    sample, such as an answer that was never asked for.
+    data set of a suite that is known by name. `errors` belong to no sample, such as rows that
+    changed while they were run.
     """
 
     name: str

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import time
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pydantic_core
 
 from evalution.user_input import path_errors
-from evalution_core import ConfigurationError
+from evalution_core import ConfigurationError, EvalutionError
 
 
 def _empty() -> dict[str, Any]:
@@ -159,9 +162,99 @@ def parse_place(line: bytes) -> tuple[str, int]:
     return sample.suite, sample.index
 
 
+_FLUSH_S = 0.2
 _BUFFER = 1 << 20
 _SMALL_BUFFER = 1 << 13
 """For reads at scattered offsets, each of which may cost a whole buffer."""
+
+
+class ResultsNotWrittenError(EvalutionError, OSError):
+    """A result could not be written (disk full, folder gone); what stands there is kept."""
+
+
+def to_write_error(folder: Path, error: OSError) -> ResultsNotWrittenError:
+    """Return the error for a folder of results that the system refuses to write."""
+    return ResultsNotWrittenError(f"{folder} can't be written: {error.strerror}")
+
+
+@contextmanager
+def write_errors(folder: Path) -> Generator[None]:
+    """Raise `OSError` as `ResultsNotWrittenError`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, EvalutionError):
+            raise
+        raise to_write_error(folder, error) from error
+
+
+class SamplesFile:
+    """Writes the lines of suites that run one after the other.
+
+    Every method may raise `ResultsNotWrittenError`. Held in memory: two numbers a line of the suite
+    at hand.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        with write_errors(path.parent):
+            self._file: BinaryIO = path.open("w+b", _BUFFER)
+        self._begin = 0
+        self._end = 0
+        self._flushed_at = 0.0
+        self._rows = array("q")
+        self._offsets = array("q")
+
+    def append(self, sample: SampleResult) -> None:
+        """Append one line. A crash may lose those of the last moment: the journal has all."""
+        line = to_line(sample)
+        self._rows.append(sample.index)
+        self._offsets.append(self._end)
+        self._end += len(line)
+        try:
+            self._file.write(line)
+            # A system call for each line would cost more than the rest of a sample's work.
+            if (now := time.monotonic()) - self._flushed_at >= _FLUSH_S:
+                self._file.flush()
+                self._flushed_at = now
+        except OSError as error:
+            raise to_write_error(self.path.parent, error) from error
+
+    def finish_suite(self) -> None:
+        """Order the lines since the last call by row; of several of one row, the last stays."""
+        rows, offsets = self._rows, self._offsets
+        self._rows, self._offsets = array("q"), array("q")
+        with write_errors(self.path.parent):
+            if not all(row < after for row, after in pairwise(rows)):
+                self._order(rows, offsets)
+            self._file.flush()
+        self._begin = self._end
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        with write_errors(self.path.parent):
+            self._file.close()
+
+    def _order(self, rows: array[int], offsets: array[int]) -> None:
+        latest = {row: at for at, row in enumerate(rows)}
+        offsets.append(self._end)
+        draft = self.path.with_suffix(".part")
+        self._file.flush()
+        with draft.open("w+b", _BUFFER) as ordered, self.path.open("rb", _SMALL_BUFFER) as lines:
+            for row in sorted(latest):
+                at = latest[row]
+                lines.seek(offsets[at])
+                ordered.write(lines.read(offsets[at + 1] - offsets[at]))
+            ordered.flush()
+            ordered.seek(0)
+            # After a kill between here and the end, the lines are written again from the journal.
+            self._file.seek(self._begin)
+            while chunk := ordered.read(_BUFFER):
+                self._file.write(chunk)
+            self._file.truncate()
+            self._file.flush()
+            self._end = self._file.seek(0, os.SEEK_CUR)
+        os.unlink(draft)
 
 
 class KeptSamples:
@@ -191,42 +284,28 @@ class KeptSamples:
         return (self._by_row[row] for row in rows)
 
 
-@dataclass(slots=True)
-class _Extent:
-    """Range of bytes with the lines of a suite; `is_ordered`: each row is after the one before."""
-
-    begin: int
-    end: int
-    lines: int = 0
-    last: int = -1
-    is_ordered: bool = True
-
-
 class FileSamples:
     """Samples of one suite in a file, read again at each iteration; errors as `SamplesReader.of`.
 
-    Held in memory: two numbers a row, and these only of a suite that doesn't lie in the order of
-    its rows, or once `at` was called.
+    Held in memory: the offset of each row's last line.
     """
 
-    def __init__(self, file: Path, suite: str, extent: _Extent):
+    def __init__(self, file: Path, suite: str, offsets: Mapping[int, int]):
         self._file = file
         self._suite = suite
-        self._extent = extent
+        self._offsets = offsets
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return self._extent.lines if self._extent.is_ordered else len(self._offsets[0])
+        return len(self._offsets)
 
     def __contains__(self, row: object) -> bool:
         """True if there is a sample of this row."""
-        return isinstance(row, int) and self._offset(row) is not None
+        return row in self._offsets
 
     def __iter__(self) -> Iterator[SampleResult]:
         """Yield them in the order of the rows; of several of one row, the last."""
-        if not self._extent.is_ordered:
-            return self.at(self._offsets[0])
-        return (self._sample(line, row) for row, _, line in self._lines())
+        return self.at(sorted(self._offsets))
 
     def at(self, rows: Iterable[int]) -> Iterator[SampleResult]:
         """Yield the samples of these rows, in this order.
@@ -236,42 +315,12 @@ class FileSamples:
         """
         with path_errors(self._file), self._file.open("rb", _SMALL_BUFFER) as lines:
             for row in rows:
-                offset = self._offset(row)
-                if offset is None:
+                if row not in self._offsets:
                     raise _changed(self._file)
-                lines.seek(offset)
-                yield self._sample(lines.readline(), row)
+                lines.seek(self._offsets[row])
+                yield self._parse(lines.readline(), row)
 
-    def _offset(self, row: int) -> int | None:
-        known, offsets = self._offsets
-        at = bisect_left(known, row)
-        return offsets[at] if at < len(known) and known[at] == row else None
-
-    @cached_property
-    def _offsets(self) -> tuple[array[int], array[int]]:
-        """The rows in their order, and the offset of the last line of each."""
-        rows, offsets = array("q"), array("q")
-        for row, offset, _ in self._lines():
-            rows.append(row)
-            offsets.append(offset)
-        if self._extent.is_ordered:
-            return rows, offsets
-        order = sorted(range(len(rows)), key=rows.__getitem__)
-        last = [
-            at
-            for at, after in zip(order, [*order[1:], None], strict=True)
-            if after is None or rows[at] != rows[after]
-        ]
-        return array("q", (rows[at] for at in last)), array("q", (offsets[at] for at in last))
-
-    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield row, offset and line of each sample, in the order of the file."""
-        for offset, line in _lines(self._file, self._extent.begin, self._extent.end):
-            suite, row = _place(self._file, line)
-            if suite == self._suite:
-                yield row, offset, line
-
-    def _sample(self, line: bytes, row: int) -> SampleResult:
+    def _parse(self, line: bytes, row: int) -> SampleResult:
         try:
             sample = parse_sample(line)
         except ValueError as error:
@@ -286,10 +335,7 @@ SuiteSamples = KeptSamples | FileSamples
 
 
 class SamplesReader:
-    """The file `samples.jsonl`, scanned once, when it is first used.
-
-    Held in memory: a few numbers a suite.
-    """
+    """The file `samples.jsonl`, scanned once, when it is first used."""
 
     def __init__(self, file: Path):
         self._file = file
@@ -310,47 +356,29 @@ class SamplesReader:
             ConfigurationError: the file can't be read, is damaged or was written by something else;
                 of a line whose beginning is whole, that comes when its sample is read.
         """
-        extents, damage = self._scan
+        offsets, damage = self._scan
         if damage is not None:
             raise damage
-        return FileSamples(self._file, suite, extents.get(suite, _Extent(0, 0)))
+        return FileSamples(self._file, suite, offsets.get(suite, {}))
 
     @cached_property
-    def _scan(self) -> tuple[dict[str, _Extent], ConfigurationError | None]:
-        found: dict[str, _Extent] = {}
+    def _scan(self) -> tuple[dict[str, dict[int, int]], ConfigurationError | None]:
+        """The offset of the last line of each row, by suite; and the first damage that was met."""
+        found: dict[str, dict[int, int]] = {}
         damage: ConfigurationError | None = None
-        for offset, line in _lines(self._file):
-            try:
-                suite, row = _place(self._file, line)
-            except ConfigurationError as error:
-                damage = damage or error
-                continue
-            extent = found.get(suite)
-            if extent is None:
-                extent = found[suite] = _Extent(offset, offset)
-            extent.end = offset + len(line)
-            extent.lines += 1
-            extent.is_ordered = extent.is_ordered and row > extent.last
-            extent.last = row
+        offset = 0
+        with path_errors(self._file), self._file.open("rb", _BUFFER) as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    suite, row = parse_place(line)
+                except ValueError as error:
+                    damage = damage or _damaged(self._file, error)
+                else:
+                    found.setdefault(suite, {})[row] = offset
+                offset += len(line)
         return found, damage
-
-
-def _lines(file: Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield the complete lines between two offsets, each with its own offset."""
-    with path_errors(file), file.open("rb", _BUFFER) as lines:
-        lines.seek(begin)
-        for line in lines:
-            if (end is not None and begin >= end) or not line.endswith(b"\n"):
-                return
-            yield begin, line
-            begin += len(line)
-
-
-def _place(file: Path, line: bytes) -> tuple[str, int]:
-    try:
-        return parse_place(line)
-    except ValueError as error:
-        raise _damaged(file, error) from error
 
 
 def _damaged(file: Path, error: ValueError) -> ConfigurationError:

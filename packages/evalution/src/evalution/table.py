@@ -1,9 +1,8 @@
-"""Results and engines as tables for people."""
+"""Results as a table for people."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -11,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from evalution.results import MetricResult, RunResult, SuiteResult
-from evalution_core.discovery import EngineEntry
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -32,7 +30,7 @@ class _VerbatimConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         # A model's answer, or somebody's rows, must not rule the terminal.
-        return super().render_str(_CONTROL.sub(_escaped, text), **options)
+        return super().render_str(_CONTROL.sub(_escape, text), **options)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -50,15 +48,15 @@ def result_table(result: RunResult, *, width: int = _WIDTH) -> Table:
     has_cut = any(suite.truncated for suite in result.suites)
     narrow = ("value", "n", "cut") if has_cut else ("value", "n")
     shown = _NUMBERS if width >= _NARROW else narrow
-    table = Table(title=_title(result), box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(title=_make_title(result), box=box.SIMPLE_HEAD, title_justify="left")
     for name in ("suite", "metric"):
         table.add_column(name, overflow="fold")
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     for suite in result.suites:
         for position, (name, metric) in enumerate(suite.metrics.items()):
-            cells = _cells(suite, metric)
-            names = [suite.name if position == 0 else "", _marked(name, metric)]
+            cells = _make_cells(suite, metric)
+            names = [suite.name if position == 0 else "", _format_metric(name, metric)]
             table.add_row(*names, *(cells[column] for column in shown))
         table.add_section()
     return table
@@ -76,44 +74,34 @@ def complaints(result: RunResult) -> list[str]:
     return lines
 
 
-def engines_table(entries: Sequence[EngineEntry]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("engine", "package", "version", "class"):
-        table.add_column(name, overflow="fold")
-    for entry in entries:
-        package = entry.distribution or "(this process)"
-        table.add_row(entry.name, package, entry.version or "", entry.value)
-    return table
-
-
-def _escaped(control: re.Match[str]) -> str:
+def _escape(control: re.Match[str]) -> str:
     return control[0].encode("unicode_escape").decode()
 
 
-def _title(result: RunResult) -> str:
+def _make_title(result: RunResult) -> str:
     model = result.model.get("label") or result.model.get("path") or "default model"
     engine = result.engine.get("name") or "a live session"
     bound = f", at most {result.limit} rows of each suite" if result.limit else ""
     return f"{model} on {engine}{bound}"
 
 
-def _marked(name: str, metric: MetricResult) -> str:
+def _format_metric(name: str, metric: MetricResult) -> str:
     return f"{name} {'↑' if metric.higher_is_better else '↓'}"
 
 
-def _cells(suite: SuiteResult, metric: MetricResult) -> dict[str, str]:
+def _make_cells(suite: SuiteResult, metric: MetricResult) -> dict[str, str]:
     return {
-        "value": "–" if metric.value is None else _number(metric.value),
-        "stderr": "" if metric.stderr is None else f"± {_number(metric.stderr)}",
+        "value": "–" if metric.value is None else _format_number(metric.value),
+        "stderr": "" if metric.stderr is None else f"± {_format_number(metric.stderr)}",
         "n": str(metric.n),
         "failed": str(suite.failed),
-        "cut": _count(suite.truncated),
+        "cut": _format_count(suite.truncated),
     }
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.6g}"
 
 
-def _count(number: int | None) -> str:
+def _format_count(number: int | None) -> str:
     return "–" if number is None else str(number)

@@ -1,10 +1,12 @@
-"""Checks of paths and counts that a person typed, with one wording for each mistake."""
+"""Checks of what a person gave: paths, counts, files of results; one wording for each mistake."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 from evalution_core import ConfigurationError
 
@@ -30,6 +32,32 @@ def parse_path(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise ConfigurationError(f"{text}: there is no such home folder") from None
+
+
+def read_result_file(file: Path, what: str, newest_schema: int) -> dict[str, Any]:
+    """Read a file of results, which is a JSON object with a `schema_version`.
+
+    Raises:
+        ConfigurationError: it can't be read, is not `what` it should be, or is of a newer version.
+    """
+    with path_errors(file):
+        content = file.read_bytes()
+    try:
+        found: object = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{file} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{file} is no result of {what}: it holds no JSON object")
+    known = cast("dict[str, Any]", found)
+    version: object = known.get("schema_version")
+    if type(version) is not int or version < 1:
+        raise ConfigurationError(f"{file} is no result of {what}: it has no schema_version")
+    if version > newest_schema:
+        raise ConfigurationError(
+            f"{file} was written by a newer evalution (schema {version}, this one reads up to "
+            f"{newest_schema}); upgrade: pip install --upgrade evalution"
+        )
+    return known
 
 
 LARGEST = 2**31 - 1

@@ -42,7 +42,7 @@ FIRST_STEPS = {
     "report": ("evalution.report.page.read_folders", ["out"]),
     "engines": ("evalution.cli.listings.available", []),
     "suites": ("evalution.cli.listings.available_suites", []),
-    "doctor": ("evalution.cli.doctor.examine_engines", []),
+    "doctor": ("evalution.cli.doctor.choose_engines", []),
     "schema": ("evalution.cli.program.spec_schema", []),
 }
 INTERRUPTED = "interrupted; what was finished is kept\n"
@@ -181,7 +181,7 @@ NOT_THERE = [
     (["engines", "json:Engine"], "has no attribute 'Engine'"),
     (["suites", "none"], "no suite 'none' is installed"),
     (["suites", "none:Suite"], "No module named 'none'"),
-    (["doctor", "none"], "there is no engine 'none'"),
+    (["doctor", "none"], "no engine 'none' is installed"),
     (["schema", "--output", "none/schema.json"], "name another --output"),
 ]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evalution.cli.listings import options_table, type_text, value_text
+from evalution.cli.listings import format_option, format_type, make_options_table
 
 WITHOUT_EFFECT = [
     (["show", "out", "--limit", "3"], "choose samples; name --samples SUITE"),
@@ -84,7 +84,7 @@ def test_usage_names_what_a_command_takes(command_line: Any) -> None:
     ],
 )
 def test_a_value_is_shown_as_a_spec_has_it(value: object, text: str) -> None:
-    assert value_text(value) == text
+    assert format_option(value) == text
 
 
 NUMBER: dict[str, Any] = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
@@ -104,13 +104,13 @@ NUMBER: dict[str, Any] = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
 def test_option_is_shown_as_a_spec_writes_it(
     shape: dict[str, Any], kind: str, default: str
 ) -> None:
-    table = options_table("Engine", {"properties": {"option": {**shape, "description": "d"}}})
+    table = make_options_table("Engine", {"properties": {"option": {**shape, "description": "d"}}})
     assert [list(column.cells) for column in table.columns] == [
         *(["option"], [kind], [default], ["d"])
     ]
 
 
 def test_a_needed_option_keeps_its_whole_type() -> None:
-    table = options_table("Engine", {"properties": {"option": NUMBER}, "required": ["option"]})
-    assert list(table.columns[1].cells) == [type_text(NUMBER)]
+    table = make_options_table("Engine", {"properties": {"option": NUMBER}, "required": ["option"]})
+    assert list(table.columns[1].cells) == [format_type(NUMBER)]
     assert list(table.columns[2].cells) == ["(needed)"]

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from evalution.cli import program
+from evalution_core import plugins as plugins_module
 
 WORKING = """
 from typing import Annotated
@@ -50,50 +57,68 @@ def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def evalution(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return call(folder, "-m", "evalution", *arguments)
+CommandLine = Callable[..., Result]
 
 
-def test_the_list_of_commands_loads_none(plugins: Path) -> None:
-    done = evalution(plugins, "--help")
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def evalution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
+    """Runs the command line as it is where the plugins in `tmp_path` are installed."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(*arguments: str) -> Result:
+        app = runpy.run_path(program.__file__)["app"]
+        return CliRunner().invoke(app, arguments, prog_name="evalution")
+
+    yield run
+    sys.modules.pop("working_plugin", None)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_list_of_commands_loads_none(evalution: CommandLine) -> None:
+    done = evalution("--help")
+    assert done.exit_code == 0, done.stderr
     assert "greet " in done.stdout
     assert "broken " in done.stdout
     assert "From some-plugin" in done.stdout
+    assert "working_plugin" not in sys.modules
 
 
-def test_a_command_of_a_package_is_called(plugins: Path) -> None:
-    done = evalution(plugins, "greet", "you")
+def test_command_of_a_package_is_called(plugins: Path, evalution: CommandLine) -> None:
+    done = call(plugins, "-m", "evalution", "greet", "you")
     assert done.stdout == "hello you\n", done.stderr
-    told = evalution(plugins, "greet", "--help")
-    assert "Say hello." in told.stdout
-    assert "Usage: " in told.stdout
-    assert "evalution greet" in told.stdout
-    assert evalution(plugins, "greet").returncode == 2
+    shown = evalution("greet", "--help").stdout
+    assert "Say hello." in shown
+    assert "Usage: " in shown
+    assert "evalution greet" in shown
+    assert evalution("greet").exit_code == 2
 
 
-def test_its_errors_are_told_as_those_of_the_runner(plugins: Path) -> None:
-    done = evalution(plugins, "greet", "you", "--fail")
-    assert (done.returncode, done.stderr) == (2, "error: it was asked to fail\n")
-    assert "Traceback" in evalution(plugins, "greet", "you", "--fail", "--debug").stderr
+@pytest.mark.usefixtures("plugins")
+def test_command_reports_its_errors_as_the_runner_does(evalution: CommandLine) -> None:
+    done = evalution("greet", "you", "--fail")
+    assert (done.exit_code, done.stderr) == (2, "error: it was asked to fail\n")
+    assert "Traceback" in evalution("greet", "you", "--fail", "--debug").stderr
 
 
-def test_a_broken_command_hurts_itself_alone(plugins: Path) -> None:
-    done = evalution(plugins, "broken")
-    assert done.returncode == 1
+@pytest.mark.usefixtures("plugins")
+def test_broken_command_hurts_itself_alone(evalution: CommandLine) -> None:
+    done = evalution("broken")
+    assert done.exit_code == 1
     assert "command 'broken' of some-plugin" in done.stderr
     assert "RuntimeError: its import fails" in done.stderr
-    assert evalution(plugins, "engines").returncode == 0
+    assert evalution("engines").exit_code == 0
 
 
-def test_the_runners_own_commands_are_not_replaced(plugins: Path) -> None:
-    assert "Run a spec" in evalution(plugins, "run", "--help").stdout
+@pytest.mark.usefixtures("plugins")
+def test_package_can_not_replace_the_runners_own_commands(evalution: CommandLine) -> None:
+    assert "Run a spec" in evalution("run", "--help").stdout
 
 
-def test_two_packages_with_one_verb_are_told_apart_by_nobody(plugins: Path, plugin: Any) -> None:
+@pytest.mark.usefixtures("plugins")
+def test_verb_of_two_packages_is_refused(evalution: CommandLine, plugin: Any) -> None:
     plugin("other", "[evalution.commands]\ngreet = working_plugin:greet\n")
-    done = evalution(plugins, "greet", "you")
-    assert done.returncode == 2
+    done = evalution("greet", "you")
+    assert done.exit_code == 2
     assert "comes from other-plugin and some-plugin; uninstall" in done.stderr
 
 
@@ -101,23 +126,29 @@ ALONE = """
 import sys
 from evalution_core import plugins as entries
 found = entries.installed
-hidden = ("evalution.commands", "evalution.servers")
-entries.installed = lambda group: [] if group in hidden else found(group)
+entries.installed = lambda group: [] if group == "evalution.servers" else found(group)
 """
-"""The runner as it is where no other package brings a command or a server."""
-COMMAND_LINE = "sys.argv[1:] = [{!r}]\nfrom evalution.cli import main\nmain()"
+"""The runner as it is where no other package brings a server."""
 
 
-def test_a_command_that_is_known_says_what_to_install(tmp_path: Path) -> None:
-    done = call(tmp_path, "-c", ALONE + COMMAND_LINE.format("serve"))
-    assert done.returncode == 2
+def test_known_command_says_what_to_install(
+    evalution: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = plugins_module.installed
+    monkeypatch.setattr(
+        plugins_module,
+        "installed",
+        lambda group: [] if group == "evalution.commands" else found(group),
+    )
+    done = evalution("serve")
+    assert done.exit_code == 2
     assert 'pip install "evalution-openai[server]"' in done.stderr
-    listed = call(tmp_path, "-c", ALONE + COMMAND_LINE.format("--help"))
+    listed = evalution("--help")
     assert "run " in listed.stdout
     assert "serve" not in listed.stdout
 
 
-def test_a_server_that_is_known_says_what_to_install(tmp_path: Path) -> None:
+def test_known_server_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import evalution.engines as e\n"
         "print(hasattr(e, 'build_openai_compatible_server'))\n"
@@ -128,7 +159,7 @@ def test_a_server_that_is_known_says_what_to_install(tmp_path: Path) -> None:
     assert 'pip install "evalution-openai[server]"' in done.stderr
 
 
-def test_a_server_of_a_package_is_an_attribute(plugins: Path) -> None:
+def test_server_of_a_package_is_an_attribute(plugins: Path) -> None:
     code = (
         "import evalution.engines as e, sys\n"
         "print('build_other_server' in dir(e), 'working_plugin' in sys.modules)\n"
@@ -137,4 +168,6 @@ def test_a_server_of_a_package_is_an_attribute(plugins: Path) -> None:
     )
     done = call(plugins, "-c", code)
     assert done.stdout == "True False\na server\n", done.stderr
-    assert "build_broken_server (broken_plugin:build) can't be loaded" in done.stderr
+    assert (
+        "'build_broken_server' of some-plugin (broken_plugin:build) can't be loaded" in done.stderr
+    )

@@ -133,7 +133,7 @@ COMMANDS: dict[str, tuple[Sequence[str], int, Sequence[str]]] = {
     "an engine for the doctor": (
         ["doctor", "tensorrtlm"],
         2,
-        ["no engine 'tensorrtlm'", "did you mean 'TensorRTLLM'?", "(installed or"],
+        ["no engine 'tensorrtlm'", "did you mean 'TensorRTLLM'?", "(installed:"],
     ),
     "a run that isn't there": (["show", "nowhere"], 2, ["nowhere"]),
     "a run to compare that isn't there": (["compare", "nowhere", "there"], 2, ["nowhere"]),

@@ -10,12 +10,12 @@ import pytest
 from evalution.comparison import compare
 from evalution.comparison.significance import coin_p
 from evalution.results import RunResult, SampleResult, SuiteResult
-from evalution.scoring.accumulators import MeasureAccumulator
 from evalution.scoring.metrics import (
     F1,
     BitsPerWeight,
     MatthewsCorrelation,
     Measure,
+    MeasureAccumulator,
     Metric,
     Score,
     WeightedPerplexity,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evalution.doctor.engines import examine_engine, examine_engines, find_requirements
+from evalution.doctor.engines import choose_engines, examine_engine, find_requirements
 from evalution_core import ConfigurationError
 from evalution_core.discovery import ENGINES, EngineEntry, available
 from evalution_core.plugins import PluginEntry
@@ -79,7 +79,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_engine_tells_what_it_would_run_on(site: Path) -> None:
+def test_runtime_and_capabilities_are_reported(site: Path) -> None:
     health = examine_engine(entry(site, "good", GOOD))
     assert health.works
     assert health.runtime == {"version": "1.2", "device": "cuda:0"}
@@ -87,13 +87,13 @@ def test_an_engine_tells_what_it_would_run_on(site: Path) -> None:
     assert "doctored_good" not in sys.modules
 
 
-def test_an_engine_tells_what_is_missing(site: Path) -> None:
+def test_missing_runtime_is_the_engine_s_own_message(site: Path) -> None:
     health = examine_engine(entry(site, "lacking", LACKING))
     assert (health.works, health.problem) == (False, 'rt is not installed; pip install "rt>=3"')
     assert health.remedy is None
 
 
-def test_an_engine_that_needs_options_is_not_asked_further(site: Path) -> None:
+def test_engine_that_needs_options_works_without_a_runtime(site: Path) -> None:
     health = examine_engine(entry(site, "needy", NEEDY))
     assert (health.works, health.runtime) == (True, None)
 
@@ -107,7 +107,7 @@ def test_an_engine_that_needs_options_is_not_asked_further(site: Path) -> None:
         ("importing", "import no_such_runtime", "No module named 'no_such_runtime'"),
     ],
 )
-def test_a_broken_engine_is_told_with_its_cause(
+def test_broken_engine_is_reported_with_its_cause(
     site: Path, name: str, code: str, problem: str
 ) -> None:
     health = examine_engine(entry(site, name, code))
@@ -116,20 +116,20 @@ def test_a_broken_engine_is_told_with_its_cause(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
-def test_a_crash_is_told_with_what_was_printed_last(site: Path) -> None:
+def test_crash_is_reported_with_the_last_printed_line(site: Path) -> None:
     health = examine_engine(entry(site, "crashing", CRASHING))
     assert health.problem == (
         "it crashed with SIGSEGV while it was imported; it printed last: the driver is too old"
     )
 
 
-def test_one_that_hangs_is_given_up(site: Path) -> None:
+def test_hanging_import_is_ended_after_the_time_limit(site: Path) -> None:
     health = examine_engine(entry(site, "hanging", HANGING), patience=1)
     assert health.problem == "importing it was not done after 1 s"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a FIFO and process groups")
-def test_what_an_engine_starts_while_it_is_imported_is_ended(site: Path) -> None:
+def test_processes_started_by_an_import_are_ended(site: Path) -> None:
     os.mkfifo(site / "alive")
     alive = os.open(site / "alive", os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -142,7 +142,7 @@ def test_what_an_engine_starts_while_it_is_imported_is_ended(site: Path) -> None
         os.close(alive)
 
 
-def test_a_file_of_the_working_folder_takes_no_module_s_place(
+def test_files_of_the_working_folder_are_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')\n")
@@ -151,7 +151,7 @@ def test_a_file_of_the_working_folder_takes_no_module_s_place(
     assert examine_engine(mock).works
 
 
-def test_what_a_package_lacks_is_told_with_the_command(site: Path) -> None:
+def test_missing_requirement_is_reported_with_its_command(site: Path) -> None:
     info = site / "lacky-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
@@ -162,13 +162,13 @@ def test_what_a_package_lacks_is_told_with_the_command(site: Path) -> None:
     (info / "entry_points.txt").write_text("[evalution.engines]\nLacky = doctored_lacky:Lacky\n")
     code = GOOD.replace("Good", "Lacky")
     (site / "doctored_lacky.py").write_text(code)
-    (health,) = examine_engines(["lacky"])
+    health = examine_engine(*choose_engines(["lacky"]))
     assert health.problem == "no-such-thing is not installed"
     assert health.remedy == 'pip install "no-such-thing<3,>=2"'
     assert set(health.needs) == {"pytest", "no-such-thing"}
 
 
-def test_a_version_out_of_bounds_is_told(site: Path) -> None:
+def test_requirement_in_a_wrong_version_is_reported(site: Path) -> None:
     info = site / "olden-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
@@ -179,36 +179,37 @@ def test_a_version_out_of_bounds_is_told(site: Path) -> None:
     assert find_requirements("no-such-distribution") == []
 
 
-def test_known_engines_that_are_not_installed_come_with_their_command() -> None:
-    (health,) = examine_engines(["tensorrt_llm"])
+def test_known_engine_that_is_not_installed_has_its_command() -> None:
+    health = examine_engine(*choose_engines(["tensorrt_llm"]))
     assert not health.is_installed
     assert health.remedy == "pip install evalution-tensorrt-llm"
 
 
-def test_an_unknown_name_is_told() -> None:
-    with pytest.raises(ConfigurationError, match="no engine 'Referense'; did you mean 'Reference'"):
-        list(examine_engines(["Referense"]))
+def test_unknown_name_is_refused() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"no engine .Referense. .*did you mean .Reference."
+    ):
+        choose_engines(["Referense"])
 
 
-def test_the_command_shows_machine_and_engine(command_line: Any) -> None:
+def test_command_shows_machine_and_engine(command_line: Any) -> None:
     done = command_line("doctor", "Reference", "TensorRTLLM")
     assert done.returncode == 0, done.stderr
     assert "ok Reference (evalution-reference " in done.stdout
     assert "TensorRTLLM: not installed; pip install evalution-tensorrt-llm" in done.stdout
     assert f"({sys.executable})" in done.stdout
-    assert "GiB free of" in done.stdout
 
 
-def test_the_command_gives_json(command_line: Any) -> None:
+def test_command_prints_json(command_line: Any) -> None:
     done = command_line("doctor", "Reference", "--json")
     found = json.loads(done.stdout)
-    assert found["machine"]["memory"] >= found["machine"]["memory_available"] > 0
+    assert found["machine"]["executable"] == sys.executable
     (engine,) = found["engines"]
     assert (engine["name"], engine["works"]) == ("Reference", True)
     assert set(engine["needs"]) >= {"evalution-core", "numpy"}
 
 
-def test_the_command_fails_if_no_engine_works(command_line: Any, assert_told: Any) -> None:
+def test_command_fails_if_no_engine_works(command_line: Any, assert_told: Any) -> None:
     done = command_line("doctor", "TensorRTLLM")
     assert done.returncode == 1
     assert_told(command_line("doctor", "VLM"), 2, "did you mean 'VLLM'?")
@@ -217,6 +218,7 @@ def test_the_command_fails_if_no_engine_works(command_line: Any, assert_told: An
 def test_all_installed_engines_work_here() -> None:
     # Other tests register engines of their own in this process.
     installed = [entry.name for entry in available() if entry.distribution is not None]
-    found = {health.name: health for health in examine_engines(installed)}
+    healths = map(examine_engine, choose_engines(installed))
+    found = {health.name: health for health in healths}
     assert found["Reference"].works
     assert {name: health.problem for name, health in found.items() if not health.works} == {}

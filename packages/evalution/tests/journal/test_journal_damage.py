@@ -148,13 +148,21 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a journal whose process was killed: most answers are in the log."""
+    folder = tmp_path_factory.mktemp("killed")
+    subprocess.run([sys.executable, "-c", KILLED, folder / "journal.sqlite"], check=False)
+    return folder
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("at", [0, 10, 32, 0.3, 0.6, 0.99])
 def test_damaged_write_ahead_log_keeps_what_came_before(
-    tmp_path: Path, at: float, is_cut: bool
+    killed: Path, tmp_path: Path, at: float, is_cut: bool
 ) -> None:
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "journal.sqlite"
-    subprocess.run([sys.executable, "-c", KILLED, path], check=False)
     log = tmp_path / "journal.sqlite-wal"
     size = log.stat().st_size
     start = int(at * size) if isinstance(at, float) else at

@@ -24,10 +24,10 @@ for request in (
     print(make_request_key(base, suite="s", row=1, position=2, request=request).hex())
 """
 DIGESTS = [
-    "970a8d774fee39f99c12f2d281f92b410452b9a164267d1528c8e4f3db9315a5",
-    "d14d1ea579d2bf64081002de83d2403af688ddcd13f311fc459e8d542b3ffbf1",
-    "f5b116ec5645797f71a1adddd6cdbc436e963e5e623f78e24d31d5c1c5e46c3b",
-    "7322cb361104006c63a226556e9a947e95402ee6b29b4235420bf2ce25e6d73f",
+    "9b7343ffe69b2cc73d1d257ca6f7727a378cebc01700c991bee72113e5ff4eaa",
+    "e112285adbe8e64473436c3f80d1129b475487e08d3282e3ec1761e5b620a0b0",
+    "024750e68daa1d45faaf01d60da2f69eb95074ccced3d2b99e6c9c52e9e52ca1",
+    "89cff564bbefc081fe513b5d70a6e23da3ba1cd67e2afd27034c3a88bfef813b",
 ]
 
 

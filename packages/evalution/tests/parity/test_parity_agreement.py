@@ -16,7 +16,7 @@ from evalution.parity.agreement import (
     Key,
     Record,
     Scored,
-    agreement,
+    compare_answers,
     make_record,
 )
 from evalution.parity.result import (
@@ -65,7 +65,7 @@ def agreed(
     right: Mapping[Key, Record],
     kind: RequestKind = RequestKind.LOGLIKELIHOOD,
 ) -> SuiteParity:
-    return agreement("s", kind, left, right, by_ids=len(left))
+    return compare_answers("s", kind, left, right, by_ids=len(left))
 
 
 def complaints(found: SuiteParity, **tolerance: Any) -> list[str]:

@@ -8,8 +8,8 @@ import pytest
 import evalution
 from evalution.parity import ParityResult, check_parity, read_parity, write_parity
 from evalution.parity.result import parity_folder
-from evalution.runs.folder import ResultsNotWrittenError
 from evalution.runs.preflight import EngineAndModel
+from evalution.samples import ResultsNotWrittenError
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.mock import Mock
 
@@ -63,7 +63,7 @@ def test_a_folder_that_can_not_be_used_is_told(result: ParityResult, tmp_path: P
     [
         (None, "there is no "),
         ("{", "is not JSON"),
-        ("[]", "is no result of a parity check: no schema_version"),
+        ("[]", "is no result of a parity check: it holds no JSON object"),
         ('{"schema_version": 9}', "newer evalution (schema 9, this one reads up to 1); upgrade"),
         ('{"schema_version": 1, "left": {}}', "is damaged: right: field required"),
     ],

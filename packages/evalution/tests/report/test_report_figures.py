@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from evalution import MetricResult
-from evalution.report.differences import difference_figures, differences_to_first
-from evalution.report.figures import Figure, score_figures, shortened
+from evalution.comparison.comparison import compare_samples
+from evalution.report.differences import differences_to_first, make_difference_figures
+from evalution.report.figures import Figure, make_score_figures, shorten
 from evalution.report.page import read_folders
-from evalution.report.parity import parity_figures
+from evalution.report.parity import make_parity_figures
 from evalution.report.rendering import label_runs
-from evalution.report.scores import suite_scores
+from evalution.report.scores import collect_suite_scores
 from evalution.runs.reader import RunSamples
 
 plotly = pytest.importorskip("plotly.graph_objects", reason="needs plotly, of evalution[report]")
@@ -22,9 +23,11 @@ plotly = pytest.importorskip("plotly.graph_objects", reason="needs plotly, of ev
 def figures_of(*runs: Any) -> list[Figure]:
     labels = label_runs(runs)
     letters = [label.letter for label in labels]
+    samples = [RunSamples(run) for run in runs]
+    compared = [compare_samples(samples[0], other) for other in samples[1:]]
     return [
-        *score_figures(suite_scores(runs, letters), labels),
-        *difference_figures(differences_to_first(list(map(RunSamples, runs)), labels), labels),
+        *make_score_figures(collect_suite_scores(runs, letters), labels),
+        *make_difference_figures(differences_to_first(compared, labels), labels),
     ]
 
 
@@ -101,13 +104,13 @@ def test_names_are_text_to_plotly(make_run: Any, make_suite: Any) -> None:
 
 
 def test_a_long_name_loses_its_middle() -> None:
-    assert shortened("mmlu_professional_medicine", 12) == "mmlu_…dicine"
-    assert shortened("mmlu", 12) == "mmlu"
+    assert shorten("mmlu_professional_medicine", 12) == "mmlu_…dicine"
+    assert shorten("mmlu", 12) == "mmlu"
 
 
 def test_parity_is_drawn(parity_folder: Path) -> None:
     _, [check] = read_folders([parity_folder])
-    figures = parity_figures(check, "parity-0")
+    figures = make_parity_figures(check, "parity-0")
 
     assert [figure.name for figure in figures] == ["parity-0-distribution", "parity-0-tokens"]
     for figure in figures:

@@ -2,84 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from evalution.comparison.comparison import compare_samples, find_flipped_rows, is_binary
 from evalution.report import samples as payload_module
 from evalution.report.differences import differences_to_first
-from evalution.report.rendering import embedded_json, label_runs
-from evalution.report.samples import (
-    SamplePayload,
-    SuiteRows,
-    Verdict,
-    binary_metrics,
-    is_flipped,
-    sample_payload,
-    spread,
-    verdict,
-)
-from evalution.report.scores import suite_scores
-from evalution.results import RunResult, SampleResult
+from evalution.report.rendering import label_runs
+from evalution.report.samples import SamplePayload, make_sample_payload, order_rows
+from evalution.report.scores import collect_suite_scores
+from evalution.results import RunResult, to_json
 from evalution.runs.reader import RunSamples
 from evalution.samples import SampleColumns, to_line
 from evalution_core import ConfigurationError
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-)
 
 
 def payload(*runs: Any, most: int = 100) -> SamplePayload | None:
     letters = ["A", "B", "C"][: len(runs)]
     samples = [RunSamples(run) for run in runs]
-    return sample_payload(suite_scores(runs, letters), samples, letters, most)
+    compared = [compare_samples(samples[0], other) for other in samples[1:]]
+    flipped = find_flipped_rows(compared)
+    return make_sample_payload(collect_suite_scores(runs, letters), samples, letters, most, flipped)
 
 
 def rows_of(found: SamplePayload | None, suite: int = 0) -> list[Any]:
     assert found is not None
-    return json.loads(found.json)["suites"][suite]["rows"]
-
-
-@given(JSON)
-def test_embedded_json_means_the_same_and_holds_no_markup(value: Any) -> None:
-    text = embedded_json(value)
-
-    assert json.loads(text) == value
-    assert not set("<>&\u2028\u2029") & set(text)
-    text.encode()
-
-
-@given(st.integers(0, 300), st.integers(0, 300))
-def test_any_beginning_of_a_spread_lies_evenly(count: int, taken: int) -> None:
-    items = list(range(count))
-    found = list(spread(items))
-    begun = sorted(found[:taken])
-
-    assert sorted(found) == items
-    gaps = [after - before for before, after in zip([-1, *begun], [*begun, count], strict=True)]
-    assert max(gaps) <= 2 * (count / max(len(begun), 1)) + 2
+    return found.data["suites"][suite]["rows"]
 
 
 def test_failed_and_flipped_rows_come_first(make_sample: Any) -> None:
     left = [make_sample(index) for index in range(10)]
-    right = [make_sample(index) for index in range(10)]
+    right = [make_sample(index) for index in range(1, 11)]
     left[8] = make_sample(8, None, error="no")
-    right[6] = make_sample(6, 0.0)
-    rows = SuiteRows([SampleColumns(left), SampleColumns(right)], {"acc": True})
+    order = order_rows([SampleColumns(left), SampleColumns(right)], {6})
 
-    assert rows.failed == [8]
-    assert rows.flipped == [6]
-    assert list(rows.in_order_of_interest())[:2] == [8, 6]
-    assert sorted(rows.in_order_of_interest()) == list(range(10))
+    assert order[:2] == [8, 6]
+    assert sorted(order) == list(range(11))
+    assert order[2:] != sorted(order[2:])
 
 
 def test_only_so_many_rows_are_kept_and_the_page_knows(
@@ -109,7 +72,7 @@ def test_the_budget_is_kept_and_shared_by_the_suites(
     found = payload(make_run(*suites))
 
     assert found is not None
-    assert len(found.json) < 21_000
+    assert len(to_json(found.data)) < 21_000
     held = [count.embedded for count in found.counts]
     assert min(held) > 5
     assert max(held) - min(held) <= 2
@@ -194,7 +157,7 @@ def test_the_texts_of_all_rows_are_never_held(
     runs = [written("one.jsonl", 2), written("other.jsonl", 3)]
     tracemalloc.start()
     try:
-        [found] = differences_to_first([RunSamples(run) for run in runs], label_runs(runs))
+        [found] = differences_to_first([compare_samples(*map(RunSamples, runs))], label_runs(runs))
         held = payload(*runs, most=4)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -204,32 +167,7 @@ def test_the_texts_of_all_rows_are_never_held(
     assert peak < rows * len(text) / 2  # of the two files, which hold four times as much
 
 
-@pytest.mark.parametrize(
-    ("metrics", "error", "expected"),
-    [
-        ({"acc": 1.0}, None, Verdict.RIGHT),
-        ({"acc": 0.0}, None, Verdict.WRONG),
-        ({"acc": 1.0}, "no", Verdict.FAILED),
-        ({}, None, Verdict.UNJUDGED),
-        ({"ppl": 1.0}, None, Verdict.UNJUDGED),
-    ],
-)
-def test_a_verdict(metrics: dict[str, float], error: str | None, expected: Verdict) -> None:
-    columns = SampleColumns([SampleResult("sums", 0, metrics=metrics, error=error)])
-
-    assert verdict(columns, 0, "acc", True) is expected
-
-
-def test_verdicts_go_by_direction_and_presence() -> None:
-    columns = SampleColumns(
-        [
-            SampleResult("sums", 0, metrics={"errors": 1.0, "f1": 0.5}),
-            SampleResult("sums", 1, metrics={"loss": math.inf}),
-        ]
-    )
-
-    assert verdict(columns, 0, "errors", False) is Verdict.WRONG
-    assert verdict(columns, 1, "errors", False) is Verdict.UNJUDGED
-    assert binary_metrics([columns]) == {"errors"}
-    assert is_flipped([Verdict.RIGHT, Verdict.UNJUDGED, Verdict.WRONG])
-    assert not is_flipped([Verdict.RIGHT, Verdict.FAILED])
+def test_metric_is_binary_if_every_value_is_right_or_wrong() -> None:
+    assert is_binary([0.0, 1.0, math.nan])
+    assert not is_binary([0.0, 0.5])
+    assert not is_binary([math.inf])

@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution import MetricResult
+from evalution.comparison.comparison import compare_samples
 from evalution.report.differences import differences_to_first
 from evalution.report.rendering import (
-    chance_text,
-    differing_keys,
-    duration_text,
+    find_differing_keys,
     flatten,
+    format_chance,
+    format_difference,
+    format_duration,
+    format_score,
     label_runs,
-    score_text,
-    signed_text,
 )
-from evalution.report.scores import best_text, suite_scores
+from evalution.report.scores import collect_suite_scores, find_best
 from evalution.runs.reader import RunSamples
 
 VALUES = st.one_of(st.none(), st.floats(-1e6, 1e6), st.just(math.inf))
@@ -34,14 +35,14 @@ def metrics(values: list[float | None], *, higher: bool) -> list[MetricResult]:
 def test_no_other_score_looks_better_than_the_best(
     values: list[float | None], higher: bool
 ) -> None:
-    best = best_text(metrics(values, higher=higher))
+    best = find_best(metrics(values, higher=higher))
     finite = [value for value in values if value is not None and math.isfinite(value)]
 
     if best is None:
-        assert len({score_text(value) for value in finite}) < 2
+        assert len({format_score(value) for value in finite}) < 2
     else:
-        marked = [value for value in finite if score_text(value) == best]
-        others = [value for value in finite if score_text(value) != best]
+        marked = [value for value in finite if format_score(value) == best]
+        others = [value for value in finite if format_score(value) != best]
         assert marked
         assert others
         assert all((one > other) == higher for one in marked for other in others)
@@ -62,13 +63,13 @@ def test_no_other_score_looks_better_than_the_best(
 def test_the_best_goes_by_direction_and_by_what_can_be_seen(
     values: list[float | None], higher: bool, best: str | None
 ) -> None:
-    assert best_text(metrics(values, higher=higher)) == best
+    assert find_best(metrics(values, higher=higher)) == best
 
 
 def test_runs_that_disagree_on_what_is_better_have_no_best() -> None:
     found = [MetricResult(0.1, None, True, 1), MetricResult(0.9, None, False, 1)]
 
-    assert best_text(found) is None
+    assert find_best(found) is None
 
 
 def test_other_numbers_of_rows_are_not_ranked(
@@ -76,7 +77,7 @@ def test_other_numbers_of_rows_are_not_ranked(
 ) -> None:
     few = make_run(make_suite("sums", [make_sample(0)]))
     more = make_run(make_suite("sums", [make_sample(0, 0.0), make_sample(1, 0.0)]))
-    [suite] = suite_scores([few, more], ["A", "B"])
+    [suite] = collect_suite_scores([few, more], ["A", "B"])
 
     assert suite.obstacles == ["the runs have 1 and 2 rows"]
     assert not any(score.is_best for score in suite.rows[0].scores if score)
@@ -96,7 +97,7 @@ def test_a_difference_is_read(
     first = make_run(make_suite("sums", [make_sample(index, 0.0) for index in range(20)]))
     second = make_run(make_suite("sums", [make_sample(*each) for each in enumerate(values)]))
     runs = [first, second]
-    [suite] = differences_to_first(list(map(RunSamples, runs)), label_runs(runs))
+    [suite] = differences_to_first([compare_samples(*map(RunSamples, runs))], label_runs(runs))
 
     assert [row.reading for row in suite.rows] == [reading]
     assert [row.is_clear for row in suite.rows] == [reading == "better"]
@@ -113,7 +114,7 @@ def test_a_lower_perplexity_is_better(make_run: Any, make_suite: Any, make_sampl
         )
         for level in (3.0, 2.0)
     ]
-    [suite] = differences_to_first(list(map(RunSamples, runs)), label_runs(runs))
+    [suite] = differences_to_first([compare_samples(*map(RunSamples, runs))], label_runs(runs))
 
     assert [row.reading for row in suite.rows] == ["better"]
 
@@ -124,7 +125,7 @@ def test_rows_that_could_not_be_compared_are_told(
     left = [make_sample(0), make_sample(1), make_sample(2)]
     right = [make_sample(0), make_sample(1, None, error="no"), make_sample(3)]
     runs = [make_run(make_suite("sums", left)), make_run(make_suite("sums", right))]
-    [suite] = differences_to_first(list(map(RunSamples, runs)), label_runs(runs))
+    [suite] = differences_to_first([compare_samples(*map(RunSamples, runs))], label_runs(runs))
 
     assert [remark for _, remark in suite.remarks] == ["rows in one run only: 2; failed answers: 1"]
 
@@ -134,7 +135,7 @@ def test_runs_without_a_common_suite_have_no_differences(
 ) -> None:
     runs = [make_run(make_suite(name, [make_sample(0)])) for name in ("one", "other")]
 
-    assert differences_to_first(list(map(RunSamples, runs)), label_runs(runs)) == []
+    assert differences_to_first([compare_samples(*map(RunSamples, runs))], label_runs(runs)) == []
 
 
 def test_a_label_tells_what_sets_a_run_apart(make_run: Any) -> None:
@@ -161,25 +162,25 @@ def test_settings_become_dotted_names() -> None:
     nested = {"a": {"b": None, "c": [1, "x"]}, "d": {}, "e": True, "f": " x"}
 
     assert flatten(nested) == {"a.b": "–", "a.c": '[1, "x"]', "d": "–", "e": "true", "f": '" x"'}
-    assert differing_keys([{"a": 1, "b": 1}, {"a": 1, "b": 2, "c": 3}]) == ["b", "c"]
+    assert find_differing_keys([{"a": 1, "b": 1}, {"a": 1, "b": 2, "c": 3}]) == ["b", "c"]
 
 
 @pytest.mark.parametrize(
     ("shown", "text"),
     [
-        (score_text(-0.25), "−0.2500"),
-        (score_text(-math.inf), "−∞"),
-        (signed_text(0.25), "+0.2500"),
-        (signed_text(-3.2e-8), "−3e−08"),
-        (signed_text(0.0), "0.0000"),
-        (signed_text(None), "–"),
-        (chance_text(0.04567), "0.0457"),
-        (chance_text(1e-9), "< 0.0001"),
-        (chance_text(None), "–"),
-        (duration_text(1.26), "1.3 s"),
-        (duration_text(119.9), "1 min 59 s"),
-        (duration_text(7325.0), "2 h 2 min"),
-        (duration_text(None), "–"),
+        (format_score(-0.25), "−0.2500"),
+        (format_score(-math.inf), "−∞"),
+        (format_difference(0.25), "+0.2500"),
+        (format_difference(-3.2e-8), "−3e−08"),
+        (format_difference(0.0), "0.0000"),
+        (format_difference(None), "–"),
+        (format_chance(0.04567), "0.0457"),
+        (format_chance(1e-9), "< 0.0001"),
+        (format_chance(None), "–"),
+        (format_duration(1.26), "1.3 s"),
+        (format_duration(119.9), "1 min 59 s"),
+        (format_duration(7325.0), "2 h 2 min"),
+        (format_duration(None), "–"),
     ],
 )
 def test_numbers_as_they_are_read(shown: str, text: str) -> None:

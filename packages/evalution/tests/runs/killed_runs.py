@@ -25,8 +25,9 @@ from typing import Any
 import evalution
 import evalution.environment
 import evalution.journal.store
-import evalution.runs.folder
+import evalution.runs.store
 import evalution.runs.suite_run
+import evalution.samples
 from evalution import Generation, MultipleChoice, Perplexity
 from evalution_core import EvalutionError, Model
 from evalution_enginekit.mock import Mock, MockSession
@@ -124,8 +125,8 @@ def watch_files() -> None:
     """Report each step of writing a run."""
     store, folder, samples = (
         evalution.journal.store,
-        evalution.runs.folder,
-        evalution.runs.folder,
+        evalution.runs.store,
+        evalution.samples,
     )
     vars(store)["open_alone"] = _report(store.open_alone, "the journal is opened")
     store.Journal.declare = _report(store.Journal.declare, "something is declared")

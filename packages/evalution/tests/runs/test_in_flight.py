@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from evalution.runs.in_flight import InFlightSamples, UnexpectedAnswerError
+from evalution.runs.in_flight import InFlightSamples
 from evalution.suites import RequestKind, Sample
 from evalution_core import (
     ConfigurationError,
     ContextLengthError,
+    EngineRuntimeError,
     GenerationOutput,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
@@ -71,22 +72,17 @@ def test_answer_that_comes_twice_fails_its_open_sample(samples: InFlightSamples)
 def test_answer_after_the_last_names_the_row(samples: InFlightSamples) -> None:
     samples.accept((5, 0), output())
     samples.accept((5, 1), output())
-    with pytest.raises(UnexpectedAnswerError, match="request 1 of row 5 after that row") as caught:
+    with pytest.raises(EngineRuntimeError, match="request 1 of row 5 after that row"):
         samples.accept((5, 1), output())
-    assert caught.value.index == 5
 
 
 @pytest.mark.parametrize("key", [(4, 0), (6, 0), (5, 2), (-1, 0), "x", 5, (5,), (5, 0, 0), None])
 def test_answer_that_was_never_asked_is_no_rows(key: Any) -> None:
     samples = InFlightSamples(RequestKind.LOGLIKELIHOOD)
     samples.open(sample(5))
-    if key == (5, 2):
-        with pytest.raises(UnexpectedAnswerError, match="request 2 of row 5"):
-            samples.accept(key, output())
-        return
-    with pytest.raises(UnexpectedAnswerError, match="which was never asked") as caught:
+    message = "request 2 of row 5" if key == (5, 2) else "which was never asked"
+    with pytest.raises(EngineRuntimeError, match=message):
         samples.accept(key, output())
-    assert caught.value.index is None
 
 
 def test_sample_asks_for_something(samples: InFlightSamples) -> None:

@@ -15,7 +15,9 @@ from rich.console import Console
 
 from evalution.progress_bar import ProgressBar
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
-from evalution.runs.folder import DefaultFolder, ResultsNotWrittenError, RunFolder
+from evalution.runs.options import DefaultFolder
+from evalution.runs.store import RunFolder, open_folder
+from evalution.samples import ResultsNotWrittenError
 from evalution.table import complaints, console, result_table
 from evalution_core import ConfigurationError
 
@@ -61,7 +63,7 @@ def test_what_json_does_not_know_is_written_too() -> None:
 
 def test_lone_surrogate_is_written_as_its_escape(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    folder.append(SampleResult("sums", 0, prompt="a\ud800b"))
+    folder.samples.append(SampleResult("sums", 0, prompt="a\ud800b"))
     folder.write_results(run_result(first_failure="\udfff"))
     folder.close()
     assert (
@@ -116,8 +118,8 @@ def test_files_that_no_run_wrote_are_left_alone(
 def test_samples_are_read_back_in_the_order_of_the_rows(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     for index, error in ((2, None), (0, None), (1, None), (0, "withdrawn")):
-        folder.append(SampleResult("sums", index, prompt="é\u2028", error=error))
-    folder.append(SampleResult("other", 0))
+        folder.samples.append(SampleResult("sums", index, prompt="é\u2028", error=error))
+    folder.samples.append(SampleResult("other", 0))
     folder.close()
     with folder.samples_file.open("a", encoding="utf-8") as samples:
         samples.write('{"suite": "sums", "index": 3, "prom')
@@ -136,11 +138,17 @@ def test_full_disk_is_reported_and_what_is_there_stays(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.samples_file.symlink_to("/dev/full")
     with pytest.raises(ResultsNotWrittenError, match="can't be written: No space left"):
-        folder.append(SampleResult("sums", 1))
+        folder.samples.append(SampleResult("sums", 1))
     with pytest.raises(ResultsNotWrittenError, match="can't be written: No space left"):
         folder.close()
     with pytest.raises(ValueError, match="closed"):
-        folder.append(SampleResult("sums", 2))
+        folder.samples.append(SampleResult("sums", 2))
+
+
+def make_folder(label: str, now: datetime) -> RunFolder:
+    folder = open_folder(DefaultFolder(label, now))
+    assert folder is not None
+    return folder
 
 
 def test_default_folders_are_new_and_have_plain_names(
@@ -148,10 +156,10 @@ def test_default_folders_are_new_and_have_plain_names(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     now = datetime(2026, 11, 21, 9, 30)
-    first, second = (DefaultFolder("../Meta Llama: 8B", now).create() for _ in range(2))
+    first, second = (make_folder("../Meta Llama: 8B", now) for _ in range(2))
     assert first.path == Path("runs/20261121-093000-Meta-Llama-8B")
     assert second.path == first.path.with_name(f"{first.path.name}-2")
-    third = DefaultFolder("///", now).create()
+    third = make_folder("///", now)
     assert third.path.name == "20261121-093000-model"
     for folder in (first, second, third):
         folder.discard()

@@ -151,7 +151,7 @@ def test_fresh_start_leaves_nothing_of_the_run_that_was_there(counted: Any, tmp_
         ({"model": "other"}, "run.model.path was 'm', now 'other'"),
         (
             {"model": Model("m", chat_template_kwargs={"enable_thinking": False})},
-            "run.model.chat_template_kwargs is asked for, it wasn't there",
+            "run.model.chat_template_kwargs.enable_thinking is False, it wasn't there",
         ),
         ({"limit": 5}, "run.limit was None, now 5"),
         ({"tests": suites(max_new_tokens=9)}, "suite sums.max_new_tokens was 256, now 9"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from evalution_core import (
     CheckResult,
     ConfigurationError,
     EngineRuntimeError,
+    EngineUnavailableError,
     LoglikelihoodOutput,
     Model,
     RollingLoglikelihoodOutput,
@@ -61,6 +63,22 @@ def test_engine_runs_suites_through_its_model() -> None:
     handle.close()
     assert evalution.run is not handle.run
     assert callable(evalution.run)
+
+
+def test_execution_is_logged_once_when_the_session_is_ready(
+    scripted: Any, scripted_session: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Described(scripted_session):
+        def describe_execution(self) -> dict[str, Any]:
+            return {"backend": "scripted", "api_key": "sk-planted-key"}
+
+    session = Described()
+    with caplog.at_level(logging.INFO, "evalution"), Run(scripted(session), "m") as handle:
+        assert caplog.messages == []
+        handle.run(choice()).run(generation())
+    (text,) = caplog.messages
+    assert text.startswith('session ready: {"backend":"scripted"')
+    assert "planted" not in text
 
 
 def test_nothing_is_built_before_the_first_suite(scripted: Any, scripted_session: Any) -> None:
@@ -318,7 +336,7 @@ def test_engine_of_another_contract_is_refused(scripted: Any, scripted_session: 
     engine = scripted(scripted_session())
     type(engine).contract = 2
     try:
-        with pytest.raises(ConfigurationError, match="was written for contract 2"):
+        with pytest.raises(EngineUnavailableError, match="was written for contract 2"):
             Run(engine, "m")
     finally:
         del type(engine).contract

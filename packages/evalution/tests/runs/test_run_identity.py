@@ -7,12 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.runs.run_identity import (
-    declare_run,
     find_differences,
     find_free_name,
     format_differences,
 )
-from evalution_core import Model
 
 leaves = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
 trees = st.recursive(leaves, lambda inner: st.dictionaries(st.text(max_size=3), inner, max_size=3))
@@ -60,12 +58,3 @@ def test_names_are_made_different() -> None:
         "a-2",
         "a-3",
     ]
-
-
-def test_fields_that_older_runs_did_not_have_are_declared_where_they_say_something() -> None:
-    def declared(**fields: Any) -> dict[str, Any]:
-        return declare_run(None, Model("m", **fields), None, {"name": None, "session": "s"})
-
-    assert "chat_template_kwargs" not in declared()["model"]
-    variables = {"enable_thinking": False}
-    assert declared(chat_template_kwargs=variables)["model"]["chat_template_kwargs"] == variables

@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalution.results import SampleResult, to_json
-from evalution.runs.folder import SamplesFile
-from evalution.samples import SamplesReader, parse_place
+from evalution.samples import SamplesFile, SamplesReader, parse_place
 
 
 def line(suite: str, index: int, target: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from evalution.runs.options import RunOptions
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
-    GenerationOutput,
     InvalidRequestError,
     Model,
     RequestFailure,
@@ -112,28 +112,57 @@ def test_rows_that_vanish_after_the_check_are_reported(
     assert handle.result.failed == 1
 
 
-def test_answer_that_comes_twice_takes_the_score_back(scripted_session: Any) -> None:
-    def doubled(events: Any) -> Iterator[Any]:
-        for key, answer in events:
-            yield key, answer
-            if key == (3, 0):
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ((3, 0), "answered request 0 of row 3 after that row was done"),
+        ("stranger", "answered 'stranger', which was never asked"),
+    ],
+)
+def test_answer_to_no_open_request_ends_the_run_and_keeps_what_was_finished(
+    scripted: Any, scripted_session: Any, tmp_path: Path, key: Any, message: str
+) -> None:
+    def strange(events: Any) -> Iterator[Any]:
+        for count, (own, answer) in enumerate(events):
+            yield own, answer
+            if count == 5:
                 yield key, answer
 
-    result = run(scripted_session(doubled), generation())
-    assert (result.n, result.failed) == (10, 1)
-    assert result.metrics["exact_match"].value == 0.9
-    assert "answered request 0 of row 3 after that row was done" in str(result.samples[3].error)
+    def run_on(script: Any = iter) -> Any:
+        engine = scripted(scripted_session(script))
+        return evalution.run(engine=engine, model="m", tests=[generation()], output=tmp_path)
+
+    with pytest.raises(EngineRuntimeError, match=message):
+        run_on(strange)
+    found = run_on()["rows"]
+    assert (found.n, found.failed, found.cached) == (10, 0, 6)
 
 
-def test_answer_that_was_never_asked_is_reported(scripted_session: Any) -> None:
-    def strange(events: Any) -> Iterator[Any]:
-        yield from events
-        yield ("stranger", GenerationOutput("p", "4"))
+def test_answer_that_came_twice_in_an_open_row_counts_no_tokens(
+    scripted: Any, scripted_session: Any, tmp_path: Path
+) -> None:
+    def twice(dies_after: int) -> Any:
+        def script(events: Any) -> Iterator[Any]:
+            for count, (key, answer) in enumerate(events):
+                if count == dies_after:
+                    raise RuntimeError("device lost")
+                yield key, answer
+                if key == (1, 0):
+                    yield key, answer
 
-    found = evalution.run(session=scripted_session(strange), tests=[generation()])
-    assert found.suites[0].errors == ["the session answered 'stranger', which was never asked"]
-    assert found.failed == 1
-    assert found.suites[0].metrics["exact_match"].value == 1.0
+        return script
+
+    rows = [{"q": str(i), "choices": ["x", "yy"], "right": 0} for i in range(4)]
+    suite = MultipleChoice(data=rows, prompt="q", choices="choices", target="right")
+
+    def run(folder: str, dies_after: int) -> bytes:
+        engine = scripted(scripted_session(twice(dies_after)))
+        evalution.run(engine=engine, model="m", tests=[suite], output=tmp_path / folder)
+        return (tmp_path / folder / "samples.jsonl").read_bytes()
+
+    with pytest.raises(EngineRuntimeError, match="device lost"):
+        run("in two", 6)
+    assert run("in two", 99) == run("at once", 99)
 
 
 def test_failed_request_leaves_the_others_alone(scripted_session: Any) -> None:

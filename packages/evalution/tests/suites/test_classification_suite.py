@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from evalution.scoring.accumulators import MeasureAccumulator
-from evalution.scoring.metrics import Measure, make_prediction
+from evalution.scoring.metrics import Measure, MeasureAccumulator, make_prediction
 from evalution.suites import load_suite
 from evalution_core import ConfigurationError, LoglikelihoodOutput
 

@@ -12,8 +12,7 @@ import pytest
 
 import evalution
 from evalution.results import MetricResult
-from evalution.scoring.accumulators import MetricAccumulator
-from evalution.scoring.metrics import Measure, Score
+from evalution.scoring.metrics import Measure, MetricAccumulator, Score
 from evalution.suites import AnySuite, Generation, Perplexity, SuiteSet
 from evalution.yaml_spec.run_spec import parse_test
 from evalution_core import ConfigurationError, Model

@@ -23,7 +23,7 @@ from evalution.workers.wire import (
     Item,
     Message,
     Open,
-    Pulled,
+    Progressed,
     Ready,
     Result,
     StreamEnded,
@@ -105,7 +105,6 @@ INFO = SessionInfo(frozenset(), None, CAP)
 class PlayedStream:
     def __init__(self) -> None:
         self.items: list[Item] = []
-        self.pulled = 0
         self.is_ended = False
 
 
@@ -164,8 +163,7 @@ class PlayedWorker:
         for number, worker_stream in list(self.worker_streams.items()):
             running = worker_stream.items[:CAP]
             if running:
-                worker_stream.pulled += 1
-                self.listener.received([Pulled(number, worker_stream.pulled)])
+                self.listener.received([Progressed((running[-1].number,))])
                 if any(pickle.loads(item.payload) in self.play.poisons for item in running):
                     self.end("was ended by a poison")
                     return

@@ -2,71 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.workers.assignment import PoisonRequestFinder
+from evalution.workers.jobs import CallJob
 
 
 @dataclass(eq=False, slots=True)
-class Request:
-    """A suspect that may stand for several, as a list call does."""
-
-    poison: list[bool]
-    crashes_alone: int = 0
-    is_dropped: bool = False
-    parts: list[Request] = field(default_factory=lambda: list[Request]())
-
-    def halves(self) -> Sequence[Request]:
-        if len(self.poison) < 2:
-            return [self]
-        half = len(self.poison) // 2
-        self.parts = [Request(self.poison[:half]), Request(self.poison[half:])]
-        return self.parts
+class Request(CallJob):
+    is_poison: bool = False
 
 
-def leaves(request: Request) -> list[Request]:
-    return [leaf for part in request.parts for leaf in leaves(part)] or [request]
+def make_request(*, is_poison: bool = False, is_dropped: bool = False) -> Request:
+    return Request(b"", is_poison=is_poison, is_dropped=is_dropped)
 
 
-def search(poison: PoisonRequestFinder[Request]) -> tuple[list[Request], list[Request], int]:
+def search(poison: PoisonRequestFinder) -> tuple[list[Request], list[Request], int]:
     """Run all groups; a group with a poison request ends its worker."""
     answered: list[Request] = []
     poisonous: list[Request] = []
     deaths = 0
     while group := poison.next_group():
-        if any(any(request.poison) for request in group):
+        requests = [job for job in group if isinstance(job, Request)]
+        if any(request.is_poison for request in requests):
             deaths += 1
-            poisonous += poison.report_crash(group)
+            found = poison.report_crash(group)
+            poisonous += [found] if isinstance(found, Request) else []
         else:
-            answered += group
+            answered += requests
     return answered, poisonous, deaths
 
 
-jobs = st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=1, max_size=40)
+@given(st.lists(st.booleans(), min_size=2, max_size=60))
+def test_exactly_the_poison_requests_are_found(poisons: list[bool]) -> None:
+    requests = [make_request(is_poison=is_poison) for is_poison in poisons]
+    poison = PoisonRequestFinder()
+    assert poison.report_crash(requests) is None
+    answered, poisonous, _ = search(poison)
+    assert sorted(map(id, answered + poisonous)) == sorted(map(id, requests))
+    assert all(request.is_poison for request in poisonous)
+    assert not any(request.is_poison for request in answered)
 
 
-@given(jobs)
-def test_exactly_the_poison_requests_are_found(poisons: list[list[bool]]) -> None:
-    requests = [Request(poison) for poison in poisons]
-    poison: PoisonRequestFinder[Request] = PoisonRequestFinder()
-    poisonous = poison.report_crash(requests)
-    answered, later, _ = search(poison)
-    poisonous += later
-    everyone = [leaf for request in requests for leaf in leaves(request)]
-    assert sorted(map(id, answered + poisonous)) == sorted(map(id, everyone))
-    assert all(request.poison == [True] for request in poisonous)
-    assert not any(any(request.poison) for request in answered)
-
-
-@given(st.integers(1, 300), st.data())
+@given(st.integers(2, 300), st.data())
 def test_one_poison_request_costs_few_workers(count: int, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, count - 1))
-    poison: PoisonRequestFinder[Request] = PoisonRequestFinder()
-    poison.report_crash([Request([index == at]) for index in range(count)])
+    poison = PoisonRequestFinder()
+    poison.report_crash([make_request(is_poison=index == at) for index in range(count)])
     answered, poisonous, deaths = search(poison)
     assert len(poisonous) == 1
     assert len(answered) == count - 1
@@ -74,17 +59,17 @@ def test_one_poison_request_costs_few_workers(count: int, data: st.DataObject) -
 
 
 def test_one_crash_alone_proves_nothing() -> None:
-    poison: PoisonRequestFinder[Request] = PoisonRequestFinder()
-    request = Request([False])
-    assert poison.report_crash([request]) == []
+    poison = PoisonRequestFinder()
+    request = make_request()
+    assert poison.report_crash([request]) is None
     assert poison.next_group() == [request]
 
 
 def test_dropped_jobs_are_not_run_again() -> None:
-    poison: PoisonRequestFinder[Request] = PoisonRequestFinder()
-    dropped = Request([True], is_dropped=True)
-    poison.report_crash([dropped, Request([False])])
-    late = Request([True])
+    poison = PoisonRequestFinder()
+    dropped = make_request(is_poison=True, is_dropped=True)
+    poison.report_crash([dropped, make_request()])
+    late = make_request(is_poison=True)
     poison.report_crash([late])
     late.is_dropped = True
     answered, poisonous, deaths = search(poison)
@@ -94,9 +79,9 @@ def test_dropped_jobs_are_not_run_again() -> None:
 
 
 def test_dropped_jobs_count_when_their_worker_crashes() -> None:
-    poison: PoisonRequestFinder[Request] = PoisonRequestFinder()
-    request = Request([False])
-    poison.report_crash([Request([True], is_dropped=True), request])
+    poison = PoisonRequestFinder()
+    request = make_request()
+    poison.report_crash([make_request(is_poison=True, is_dropped=True), request])
     assert request.crashes_alone == 0
     assert poison.clear() == [request]
     assert poison.next_group() is None

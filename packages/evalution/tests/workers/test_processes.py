@@ -52,7 +52,7 @@ def answered(session: SupervisedSession, count: int, poison: int) -> dict[int, A
 
 
 @linux
-def test_ten_kills_cost_no_answer(
+def test_killed_workers_lose_no_answer(
     build: Build, engines: Any, tmp_path: Path, processes: Any
 ) -> None:
     session = build(engines.Troubled(folder=str(tmp_path)), workers=2)
@@ -74,7 +74,7 @@ def test_ten_kills_cost_no_answer(
 
 
 @linux
-def test_forked_process_does_not_hide_the_end(
+def test_end_of_a_worker_is_noticed_while_its_fork_holds_the_pipe(
     build: Build, engines: Any, tmp_path: Path, processes: Any
 ) -> None:
     engine = engines.Troubled(folder=str(tmp_path), forks=True)
@@ -111,11 +111,11 @@ def test_request_that_blocks_the_interpreter_is_found(build: Build, engines: Any
     session = build(engines.Troubled("hang_with_the_lock"), heartbeat_timeout=2.0)
     (failure,) = dict(session.generate_continuous([(0, ask(0, poison=True))])).values()
     assert isinstance(failure, RequestFailure)
-    assert "was silent for 2 s" in str(failure.error)
+    assert "gave no sign of life for 2 s" in str(failure.error)
     assert " in hang_with_the_lock" in str(failure.error.__cause__)
 
 
-def test_session_that_fails_is_asked_again(
+def test_failing_session_is_replaced_before_a_request_is_blamed(
     build: Build, engines: Any, tmp_path: Path, processes: Any
 ) -> None:
     session = build(engines.Troubled("fail", folder=str(tmp_path)))
@@ -126,7 +126,7 @@ def test_session_that_fails_is_asked_again(
     assert len(processes.builders(tmp_path)) == 2, "one fresh process, for the second opinion"
 
 
-def test_list_calls_are_divided_and_report_what_ended_them(build: Build, engines: Any) -> None:
+def test_list_call_names_the_request_that_ended_its_worker(build: Build, engines: Any) -> None:
     session = build(engines.Troubled("exit"), workers=2)
     pairs = [LoglikelihoodRequest(f"{n}", "x", metadata={"n": n}) for n in range(9)]
     outputs = session.loglikelihood(pairs)
@@ -136,12 +136,14 @@ def test_list_calls_are_divided_and_report_what_ended_them(build: Build, engines
         session.loglikelihood(pairs)
     assert raised.value.in_flight == (4,)
     bad = [LoglikelihoodRequest("a", "") if n in (1, 8) else pairs[0] for n in range(9)]
-    with pytest.raises(InvalidRequestError, match="2 of 9 requests refused") as refused:
+    with pytest.raises(
+        InvalidRequestError, match="2 of 9 requests refused, the others were answered"
+    ) as refused:
         session.loglikelihood(bad)
     assert refused.value.failures.keys() == {1, 8}
 
 
-def test_whole_texts_are_a_stream_too(build: Build, engines: Any) -> None:
+def test_rolling_scores_are_streamed(build: Build, engines: Any) -> None:
     session = build(engines.Troubled("exit"))
     texts = ((n, RollingLoglikelihoodRequest("poison" if n == 2 else "a b")) for n in range(5))
     found = dict(session.loglikelihood_rolling_continuous(texts))
@@ -149,7 +151,7 @@ def test_whole_texts_are_a_stream_too(build: Build, engines: Any) -> None:
     assert [key for key, value in found.items() if isinstance(value, RequestFailure)] == [2]
 
 
-def test_answer_that_comes_twice_is_reported(build: Build, engines: Any) -> None:
+def test_second_answer_to_a_request_is_an_error(build: Build, engines: Any) -> None:
     session = build(engines.Doubling())
     with pytest.raises(EngineRuntimeError, match="the session answered a request twice"):
         list(session.generate_continuous((n, ask(n)) for n in range(20)))
@@ -175,7 +177,7 @@ def test_request_whose_text_was_streamed_in_part_fails_with_its_worker(
     assert session.generate([request])[0].text.startswith(deltas[0].text)
 
 
-def test_request_that_can_not_be_sent_is_its_own_failure(build: Build, engines: Any) -> None:
+def test_unpicklable_request_fails_alone(build: Build, engines: Any) -> None:
     session = build(engines.Troubled())
     odd = GenerationRequest("a", stop=[lambda: None], metadata={"n": 1})  # pyright: ignore
     found = dict(session.generate_continuous([(0, ask(0)), (1, odd), (2, ask(2))]))
@@ -187,7 +189,7 @@ def test_request_that_can_not_be_sent_is_its_own_failure(build: Build, engines: 
     assert not isinstance(found[2], RequestFailure)
 
 
-def test_metadata_stays_here_and_may_be_anything(build: Build, engines: Any) -> None:
+def test_metadata_is_not_sent_to_the_worker(build: Build, engines: Any) -> None:
     session = build(engines.Troubled())
     lock = threading.Lock()
     request = GenerationRequest("a", max_new_tokens=1, metadata={"lock": lock})
@@ -244,7 +246,7 @@ def test_session_whose_workers_can_not_be_built_again_ends(
         session.generate([ask(0)])
 
 
-def test_what_can_not_be_pickled_is_named(build: Build, engines: Any) -> None:
+def test_unpicklable_option_or_field_is_named(build: Build, engines: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"option 'callback' of engine Unpicklable, a "):
         build(engines.Unpicklable(callback=lambda: None))
     model = Model("mock", tokenizer=threading.Lock())

@@ -16,7 +16,7 @@ from evalution.workers.wire import (
     BuildFailed,
     Item,
     Open,
-    Pulled,
+    Progressed,
     StreamEnded,
     pack_error,
 )
@@ -128,7 +128,8 @@ def test_request_without_progress_ends_its_worker(stage: Any) -> None:
     first.read()
     play.pass_time(11)
     assert not first.is_gone, "what waits for the session isn't late"
-    first.listener.received([Pulled(0, 1)])
+    taken = next(item.number for item in first.worker_streams[0].items)
+    first.listener.received([Progressed((taken,))])
     play.pass_time(9)
     assert not first.is_gone
     play.pass_time(2)
@@ -139,12 +140,12 @@ def test_request_without_progress_ends_its_worker(stage: Any) -> None:
 
 def test_silent_worker_is_ended(stage: Any) -> None:
     play = stage(1)
-    play.pass_time(150)
+    play.pass_time(100)
     assert not play.made[0].is_gone
     play.made[0].listener.received([])
-    play.pass_time(150)
+    play.pass_time(100)
     assert not play.made[0].is_gone
-    play.pass_time(150)
+    play.pass_time(100)
     assert play.made[0].is_gone
 
 

@@ -17,7 +17,6 @@ from evalution.workers.wire import (
     Message,
     Outbox,
     Progressed,
-    Pulled,
     main_module,
     pack_configuration,
     pack_error,
@@ -66,20 +65,19 @@ def test_batches_arrive_whole_and_the_end_is_noticed() -> None:
     close(there)
 
 
-def test_outbox_keeps_the_order_and_sends_the_last_count_alone() -> None:
+def test_outbox_keeps_the_order_and_reports_progress_in_batches() -> None:
     here, there = channel_pair()
     outbox = Outbox(here, "test outbox")
-    for _ in range(300):
-        outbox.note_pulled(1)
-    outbox.note_progress(9)
+    outbox.note_progress(9, at_once=False)
+    outbox.note_progress(8, at_once=True)
     outbox.put(End(1))
+    outbox.put(End(2))
     found: list[Message] = []
-    while End(1) not in found:
+    while End(2) not in found:
         found += there.receive()
-    pulled = [message.total for message in found if isinstance(message, Pulled)]
-    assert pulled == sorted(set(pulled))
-    assert pulled[-1] == 300
-    assert Progressed((9,)) in found
+    numbers = [n for message in found if isinstance(message, Progressed) for n in message.numbers]
+    assert sorted(numbers) == [8, 9]
+    assert [message for message in found if isinstance(message, End)] == [End(1), End(2)]
     outbox.beat()
     assert there.receive() == []
     close(there)
@@ -141,7 +139,7 @@ def test_main_module_goes_along_only_where_it_is_needed(
         main_module(b"c__main__\nAcme")
 
 
-def test_deltas_that_wait_for_a_reader_are_joined() -> None:
+def test_deltas_and_output_reach_the_reader_with_metadata() -> None:
     lock = threading.RLock()
     lock.acquire()
     stream = PooledStream(
@@ -153,8 +151,9 @@ def test_deltas_that_wait_for_a_reader_are_joined() -> None:
     item.deliver(TextDelta("a", (1,)), is_last=False)
     item.deliver(TextDelta("b", (2,)), is_last=False)
     item.deliver(GenerationOutput("", "ab"), is_last=True)
-    (_, delta), (key, output) = stream.results()
-    assert (delta, item.has_text) == (TextDelta("ab", (1, 2)), True)
-    assert key == "key"
-    assert isinstance(output, GenerationOutput)
-    assert output.metadata == {"row": 1}
+    assert item.has_text
+    assert list(stream.results()) == [
+        ("key", TextDelta("a", (1,))),
+        ("key", TextDelta("b", (2,))),
+        ("key", GenerationOutput("", "ab", {"row": 1})),
+    ]

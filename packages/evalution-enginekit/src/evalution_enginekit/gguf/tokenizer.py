@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
-from evalution_core import ConfigurationError, EngineUnavailableError, Model
+from evalution_core import ConfigurationError, Model
 from evalution_enginekit.chat import ChatTemplate, bind_template
 from evalution_enginekit.gguf.file import GGUFFile
-from evalution_enginekit.tokenizer import find_tokenizer_name, load_tokenizer
+from evalution_enginekit.tokenizer import (
+    AdaptedTokenizer,
+    find_tokenizer_name,
+    import_tokenizers,
+    load_tokenizer,
+)
 
 if TYPE_CHECKING:
     import tokenizers
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
     from evalution_enginekit.tokenizer import Tokenizer
 
 
-_NORMAL, _UNKNOWN, _CANARY, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _SPACE = "\u2581"
 _INSTEAD = "set tokenizer_path to the matching Hugging Face tokenizer"
 _ENDING_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -73,22 +77,7 @@ def add_end_ids(tokenizer: Tokenizer, file: GGUFFile) -> Tokenizer:
             f"the tokenizer has {tokenizer.vocabulary_size} tokens and the model in "
             f"{file.path.name} {rows}: it is another model's"
         )
-    return _WithEndIds(tokenizer, file)
-
-
-class _WithEndIds:
-    """A tokenizer that ends generations at a file's end tokens too."""
-
-    def __init__(self, tokenizer: Tokenizer, file: GGUFFile):
-        self.leading_ids = tokenizer.leading_ids
-        self.bos_id = tokenizer.bos_id
-        self.eos_id = tokenizer.eos_id
-        self.eos_ids = tokenizer.eos_ids | find_end_ids(file)
-        self.special_ids = tokenizer.special_ids
-        self.vocabulary_size = tokenizer.vocabulary_size
-        self.chat_template = tokenizer.chat_template
-        self.encode = tokenizer.encode
-        self.decode = tokenizer.decode
+    return AdaptedTokenizer(tokenizer, tokenizer.chat_template, find_end_ids(file))
 
 
 def read_chat_template(file: GGUFFile) -> ChatTemplate | None:
@@ -109,7 +98,7 @@ def find_end_ids(file: GGUFFile) -> frozenset[int]:
     named = {
         token_id
         for token_id, kind in enumerate(types)
-        if kind == _CANARY and tokens[token_id] in _ENDS_OF_TURN
+        if kind == _CONTROL and tokens[token_id] in _ENDS_OF_TURN
     }
     return frozenset(cast("set[int]", declared) | named)
 
@@ -134,7 +123,7 @@ class GGUFTokenizer:
         self.leading_ids = (self.bos_id,) if adds_bos and self.bos_id is not None else ()
         self.eos_ids = find_end_ids(file)
         self.special_ids = frozenset(
-            token_id for token_id, kind in enumerate(types) if kind in (_UNKNOWN, _CANARY)
+            token_id for token_id, kind in enumerate(types) if kind in (_UNKNOWN, _CONTROL)
         )
         self.vocabulary_size = len(tokens)
         self.chat_template = read_chat_template(file)
@@ -153,11 +142,7 @@ def _build(
     file: GGUFFile, tokens: list[str], types: list[int]
 ) -> tuple[tokenizers.Tokenizer, bool]:
     """Return the tokenizer, and whether BOS leads a text if the file doesn't say."""
-    if find_spec("tokenizers") is None:
-        raise EngineUnavailableError(
-            "reading a GGUF file's tokenizer needs the tokenizers library; "
-            'pip install "evalution-enginekit[tokenizers]"'
-        )
+    import_tokenizers("a GGUF file's tokenizer")
     kind = _read_value(file, "model", None)
     if not tokens:
         raise ConfigurationError(f"{file.path.name} holds no tokenizer; {_INSTEAD}")
@@ -194,7 +179,8 @@ def _build_byte_level(
             f"{file.path.name} splits text by the rules {name!r}, which aren't known here (known: "
             f"{', '.join(sorted(PRE_TOKENIZERS))}); {_INSTEAD}"
         )
-    merges = [_split_merge(merge) for merge in _read_strings(file, "merges")]
+    parted = [merge.partition(" ") for merge in _read_strings(file, "merges")]
+    merges = [(left, right) for left, _, right in parted]
     built = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rules.ignore_merges))
     splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in rules.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -258,13 +244,8 @@ def _add_tokens(built: tokenizers.Tokenizer, tokens: list[str], types: list[int]
         ]
 
     open_ended = cast(Any, built)
-    open_ended.add_special_tokens(added((_UNKNOWN, _CANARY), special=True))
+    open_ended.add_special_tokens(added((_UNKNOWN, _CONTROL), special=True))
     open_ended.add_tokens(added((_USER_DEFINED,), special=False))
-
-
-def _split_merge(merge: str) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    return left, right
 
 
 def _read_value(file: GGUFFile, key: str, default: Any) -> Any:

@@ -146,7 +146,7 @@ class ServerConnection:
 
     async def events(
         self, url: str, body: Mapping[str, Any], *, tokens: int = 0
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any]]:
         """Yield the JSON objects of an event stream; retried only until the first one arrived.
 
         Raises like `post`; `EngineRuntimeError` also for a stream that breaks off.

@@ -135,10 +135,6 @@ class HTTPRequest:
     body: dict[str, Any]
     tokens: int
 
-    @property
-    def is_chat(self) -> bool:
-        return self.route == "/chat/completions"
-
 
 class BodyWriter:
     """Writes bodies for one model on one server.

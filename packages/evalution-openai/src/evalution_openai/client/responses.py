@@ -21,18 +21,7 @@ from evalution_enginekit.completion import CompletionChunk
 from evalution_openai.client.dialects import find_unasked_fields
 
 _SPELLED_ID = "token_id:"
-_FINISHES: Mapping[str, FinishReason] = {
-    "stop": "stop",
-    "eos": "stop",
-    "eos_token": "stop",
-    "stop_sequence": "stop",
-    "end_turn": "stop",
-    "tool_calls": "stop",
-    "function_call": "stop",
-    "content_filter": "stop",
-    "length": "length",
-    "max_tokens": "length",
-}
+_CUT = frozenset({"length", "max_tokens"})
 _LOST = frozenset({"error", "abort", "cancelled"})
 
 Fields = Mapping[str, Any]
@@ -206,7 +195,7 @@ def _finish(reason: Any, *, is_last: bool) -> FinishReason | None:
         return "stop" if is_last else None
     if reason in _LOST:
         raise EngineRuntimeError(f"the server aborted the completion: finish_reason {reason!r}")
-    return _FINISHES.get(str(reason), "stop")
+    return "length" if reason in _CUT else "stop"
 
 
 def _usage(answer: Fields) -> dict[str, Any]:

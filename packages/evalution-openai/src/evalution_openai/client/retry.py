@@ -122,13 +122,9 @@ class AdaptiveConcurrency:
         self._clock = clock
         self._set_depth = set_depth
         self._most = most
-        self._depth = start
+        self.depth = start
         self._credit = 0.0
         self._fell_at = float("-inf")
-
-    @property
-    def depth(self) -> int:
-        return self._depth
 
     def note_refusal(self, sent_at: float) -> None:
         """Count a 429 for a request that was sent at `sent_at`."""
@@ -136,19 +132,19 @@ class AdaptiveConcurrency:
             return
         self._fell_at = self._clock.now()
         self._credit = 0.0
-        self._change(max(1, self._depth // 2))
+        self._change(max(1, self.depth // 2))
 
     def note_answer(self) -> None:
         """Count a request that was answered."""
-        if self._depth >= self._most:
+        if self.depth >= self._most:
             return
-        self._credit += 1 / self._depth
+        self._credit += 1 / self.depth
         if self._credit >= 1:
             self._credit = 0.0
-            self._change(self._depth + 1)
+            self._change(self.depth + 1)
 
     def _change(self, depth: int) -> None:
-        self._depth = depth
+        self.depth = depth
         self._set_depth(depth)
 
 

@@ -294,27 +294,16 @@ class ScoringChoice:
         return f"the server can't score prompts ({tried})"
 
 
+@dataclass(frozen=True, slots=True)
 class ScoringProbe:
     """Tries methods on one server; it blocks, so don't use it on an event loop."""
 
-    def __init__(
-        self,
-        call: Call,
-        routes: ServerRoutes,
-        tokenizer: Tokenizer,
-        *,
-        max_model_len: int | None,
-        dtype: str | None,
-        returns_ids: bool,
-    ):
-        self._call = call
-        self._routes = routes
-        self._tokenizer = tokenizer
-        self._window = max_model_len or _UNLIMITED
-        self._dtype = dtype or "unknown"
-        self._extra = (
-            {"return_token_ids": True, "return_tokens_as_token_ids": True} if returns_ids else {}
-        )
+    call: Call
+    routes: ServerRoutes
+    tokenizer: Tokenizer
+    max_model_len: int | None
+    dtype: str | None
+    returns_ids: bool
 
     def choose_method(self, methods: Sequence[ScoringMethod]) -> ScoringChoice:
         """Return the first of `methods` whose scores are right."""
@@ -342,30 +331,32 @@ class ScoringProbe:
             async def together() -> list[TokenScore]:
                 return await asyncio.gather(*(method.score(span) for span in spans))
 
-            return self._call(together)
+            return self.call(together)
 
         return self_check(
-            self._tokenizer,
+            self.tokenizer,
             complete=self._generate if compares else None,
             score=score,
-            max_model_len=max(self._window - method.needs, 1),
-            dtype=self._dtype,
+            max_model_len=max((self.max_model_len or _UNLIMITED) - method.needs, 1),
+            dtype=self.dtype or "unknown",
         )
 
     def _generate(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
         """Generate greedy tokens with the log-probabilities that the server reports for them."""
 
         async def post() -> Any:
-            body = {
+            body: dict[str, Any] = {
                 "prompt": list(token_ids),
                 "max_tokens": length,
                 "temperature": 0.0,
                 "logprobs": 2,
             }
-            return await self._routes.post_completion({**body, **self._extra})
+            if self.returns_ids:
+                body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
+            return await self.routes.post_completion(body)
 
         try:
-            steps = read_steps(self._call(post))
+            steps = read_steps(self.call(post))
         except EngineRuntimeError:
             return GenerationOutput("", "")
         found = [self._find_id(token) for token, _, _ in steps]
@@ -383,7 +374,7 @@ class ScoringProbe:
         """Find the id of a token by its spelling; None if several ids have the same text."""
         if (spelled := parse_id(token)) is not None:
             return spelled
-        ids = self._tokenizer.encode(token)
-        if len(ids) != 1 or self._tokenizer.decode(ids, skip_special_tokens=False) != token:
+        ids = self.tokenizer.encode(token)
+        if len(ids) != 1 or self.tokenizer.decode(ids, skip_special_tokens=False) != token:
             return None
         return ids[0]

@@ -32,7 +32,7 @@ from evalution_enginekit.chat import bind_template, check_variables
 from evalution_enginekit.model_source import refuse_model_fields
 from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_openai.client.connection import ServerConnection
-from evalution_openai.client.dialects import DIALECTS, HTTPRequest, count_scoring_tokens
+from evalution_openai.client.dialects import DIALECTS, count_scoring_tokens
 from evalution_openai.client.probe import ServerProbe
 from evalution_openai.client.responses import Fields, ResponseReader, to_list
 from evalution_openai.client.retry import AdaptiveConcurrency, Clock
@@ -81,11 +81,15 @@ class OpenAISession(RequestSession):
         sent = self._server.writer.to_request(prompt, streams=streams)
         reader = ResponseReader(prompt.request.logprobs, self._server.use_of_ids)
         if not streams:
-            yield reader.read_answer(await self._post(sent))
+            answer = await self._connection.post(
+                self._url(sent.route), sent.body, tokens=sent.tokens
+            )
+            yield reader.read_answer(answer)
             return
         clock = self._connection.clock
         begun, first = clock.now(), None
-        async with aclosing(self._events(sent)) as events:
+        events = self._connection.events(self._url(sent.route), sent.body, tokens=sent.tokens)
+        async with aclosing(events):
             async for event in events:
                 chunk = reader.read_event(event)
                 if first is None and chunk.text:
@@ -165,18 +169,13 @@ class OpenAISession(RequestSession):
             return RequestPrompt(request)
         return super()._prompt(request)
 
-    async def _post(self, request: HTTPRequest) -> Any:
-        url = f"{self._connection.address.api}{request.route}"
-        return await self._connection.post(url, request.body, tokens=request.tokens)
-
-    def _events(self, request: HTTPRequest) -> Any:
-        url = f"{self._connection.address.api}{request.route}"
-        return self._connection.events(url, request.body, tokens=request.tokens)
-
     async def _eval(self, path: str, body: Fields) -> Fields:
         given = {name: value for name, value in body.items() if value is not None}
-        url = f"{self._connection.address.api}{path}"
-        return await self._connection.post(url, given, tokens=count_scoring_tokens(given))
+        tokens = count_scoring_tokens(given)
+        return await self._connection.post(self._url(path), given, tokens=tokens)
+
+    def _url(self, route: str) -> str:
+        return f"{self._connection.address.api}{route}"
 
 
 def _to_list(ids: Sequence[int] | None) -> list[int] | None:

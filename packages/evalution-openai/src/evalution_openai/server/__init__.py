@@ -6,8 +6,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Unpack
 
-from evalution_core import BaseEngine, BaseInferenceSession, EngineUnavailableError, Model
-from evalution_openai.server.settings import ServerOptions, ServerSettings
+from evalution_core import (
+    BaseEngine,
+    BaseInferenceSession,
+    ConfigurationError,
+    EngineUnavailableError,
+    Model,
+)
+from evalution_openai.server.settings import ServerOptions, ServerSettings, check_bind
 
 if TYPE_CHECKING:
     from evalution_openai.server.app import OpenAICompatibleServer
@@ -44,10 +50,19 @@ def build_openai_compatible_server(
         EngineUnavailableError: the packages of the extra `server` aren't installed.
     """
     settings = ServerSettings(**options)
+    if (session is None) == (engine is None):
+        raise ConfigurationError("a server needs a session, or an engine and a model; not both")
     with require_extra():
-        from evalution_openai.server.app import build_server  # noqa: PLC0415 - the extra's packages
+        from evalution_openai.server.app import OpenAICompatibleServer  # noqa: PLC0415 - the extra
+    check_bind(host, settings)
+    if engine is not None and model is None:
+        model = engine.default_model()
+        if model is None:
+            raise ConfigurationError(
+                f"engine {type(engine).__name__} has no default model; name the model to serve"
+            )
     wanted = Model(path=model) if isinstance(model, str) else model
-    return build_server(session, engine, wanted, settings, (host, port))
+    return OpenAICompatibleServer(session, engine, wanted, settings, host, port)
 
 
 @contextmanager

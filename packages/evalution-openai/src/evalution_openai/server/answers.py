@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal, NotRequired
+from typing import Any, ClassVar, Generic, Literal, NotRequired, TypeVar
 
 from typing_extensions import TypedDict
 
-from evalution_core import GenerationOutput
+from evalution_core import GenerationOutput, GenerationRequest, TextDelta
 from evalution_openai.server.bodies import GenerationBody
 from evalution_openai.server.errors import make_unsupported
 from evalution_openai.server.serving import ID_SPELLING, ServedModel
+from evalution_openai.server.streaming import EventStream
 
 Finish = Literal["stop", "length"] | None
 
@@ -99,34 +102,105 @@ class ChatAnswer(TypedDict):
     usage: NotRequired[Usage | None]
 
 
-def make_head(prefix: str, kind: str, served: ServedModel) -> dict[str, Any]:
-    """Make the first fields of an answer and of every chunk of a stream."""
-    return {
-        "id": f"{prefix}-{_PROCESS}{next(_NUMBERS):08x}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": served.name,
-    }
+B = TypeVar("B", bound=GenerationBody)
 
 
-def count_usage(
-    outputs: Sequence[GenerationOutput], choices: int, served: ServedModel
-) -> Usage | None:
-    """Count the tokens of the outputs, in the metrics as well; None if unknown.
+class GenerationCall(ABC, Generic[B]):
+    """The requests of one body, and their answer: whole, or as a stream of chunks."""
 
-    Each prompt has `choices` outputs in a row and counts once.
-    """
-    prompts = _total(output.prompt_tokens for output in outputs[::choices])
-    completions = _total(output.completion_tokens for output in outputs)
-    if prompts is None or completions is None:
-        return None
-    served.metrics.prompt_tokens.inc(prompts)
-    served.metrics.completion_tokens.inc(completions)
-    return {
-        "prompt_tokens": prompts,
-        "completion_tokens": completions,
-        "total_tokens": prompts + completions,
-    }
+    id_prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(self, served: ServedModel, body: B, requests: Sequence[GenerationRequest]):
+        self.served = served
+        self.body = body
+        self.requests = requests
+        self.choices = body.n or 1
+        """Choices of each prompt; they are in a row."""
+
+    @property
+    @abstractmethod
+    def needs_whole(self) -> bool:
+        """True if a choice is sent at once: only whole outputs have log-probabilities."""
+
+    @abstractmethod
+    async def make_choices(self, outputs: Sequence[GenerationOutput]) -> Sequence[ChoiceFacts]:
+        """Make the choices of a whole answer."""
+
+    async def make_whole_parts(
+        self, outputs: Sequence[GenerationOutput]
+    ) -> Sequence[Mapping[str, Any]]:
+        """Make the parts of a stream whose choices are sent at once."""
+        parts = [await self.make_part(index, output) for index, output in enumerate(outputs)]
+        return [*self.make_first_parts(), *parts]
+
+    @abstractmethod
+    def make_first_parts(self) -> Iterable[Mapping[str, Any]]:
+        """Make the parts that a stream begins with."""
+
+    @abstractmethod
+    async def make_part(self, index: int, event: TextDelta | GenerationOutput) -> Mapping[str, Any]:
+        """Make the part of choice `index` for more text, or for its end."""
+
+    async def respond(self) -> dict[str, Any] | EventStream:
+        """Answer as the body wants it."""
+        if self.body.stream:
+            return EventStream(self._chunks(), self.served.secrets)
+        outputs = await self.generate()
+        return {
+            **self._make_head(self.kind),
+            "choices": await self.make_choices(outputs),
+            "usage": self._count_usage(outputs),
+        }
+
+    async def generate(self) -> list[GenerationOutput]:
+        return await self.served.generate(self.requests)
+
+    async def _chunks(self) -> AsyncGenerator[dict[str, Any]]:
+        head = self._make_head(self.chunk_kind)
+        outputs: dict[int, GenerationOutput] = {}
+        if self.needs_whole:
+            outputs.update(enumerate(await self.generate()))
+            for part in await self.make_whole_parts(list(outputs.values())):
+                yield {**head, "choices": [part]}
+        else:
+            has_begun = False
+            async with aclosing(self.served.events(self.requests, deltas=True)) as events:
+                async for index, event in events:
+                    # Not earlier: a prompt that the session refuses must fail the request.
+                    for part in () if has_begun else self.make_first_parts():
+                        yield {**head, "choices": [part]}
+                    has_begun = True
+                    if isinstance(event, GenerationOutput):
+                        outputs[index] = event
+                    yield {**head, "choices": [await self.make_part(index, event)]}
+        usage = self._count_usage([outputs[index] for index in range(len(self.requests))])
+        if self.body.stream_options and self.body.stream_options.include_usage:
+            yield {**head, "choices": [], "usage": usage}
+
+    def _make_head(self, kind: str) -> dict[str, Any]:
+        """Make the first fields of an answer and of every chunk of a stream."""
+        return {
+            "id": f"{self.id_prefix}-{_PROCESS}{next(_NUMBERS):08x}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.served.name,
+        }
+
+    def _count_usage(self, outputs: Sequence[GenerationOutput]) -> Usage | None:
+        """Count the tokens, in the metrics as well; None if unknown. A prompt counts once."""
+        prompts = _total(output.prompt_tokens for output in outputs[:: self.choices])
+        completions = _total(output.completion_tokens for output in outputs)
+        if prompts is None or completions is None:
+            return None
+        self.served.metrics.prompt_tokens.inc(prompts)
+        self.served.metrics.completion_tokens.inc(completions)
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": completions,
+            "total_tokens": prompts + completions,
+        }
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

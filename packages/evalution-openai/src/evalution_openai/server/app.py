@@ -8,28 +8,17 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, asynccontextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import BaseRoute, Router
+from starlette.routing import Router
 
-from evalution_core import (
-    BaseEngine,
-    BaseInferenceSession,
-    ConfigurationError,
-    EvalutionError,
-    Model,
-)
+from evalution_core import BaseEngine, BaseInferenceSession, Model
 from evalution_core.redaction import find_secrets, redact_text
-from evalution_openai.server.connections import check_bind, format_url, get_client, listening
-from evalution_openai.server.errors import (
-    ApiError,
-    make_internal_error,
-    make_unavailable,
-    to_api_error,
-)
+from evalution_openai.server.connections import format_url, get_client, listening
+from evalution_openai.server.errors import ApiError, make_unavailable, to_api_error
 from evalution_openai.server.routes import make_routes
 from evalution_openai.server.serving import Metrics, ServedModel
 from evalution_openai.server.settings import ServerSettings, is_loopback, read_host
@@ -42,29 +31,6 @@ _log = logging.getLogger("evalution_openai.server")
 _OPEN_PATHS = {"/health"}
 _CLIENT_CLOSED = 499
 """Status in log and metrics of a request whose client disconnected, as in nginx."""
-
-
-def build_server(
-    session: BaseInferenceSession | None,
-    engine: BaseEngine | None,
-    model: Model | None,
-    settings: ServerSettings,
-    address: tuple[str, int],
-) -> OpenAICompatibleServer:
-    """Build a server; raise `ConfigurationError` without a session or an engine, or with both."""
-    if (session is None) == (engine is None):
-        raise ConfigurationError("a server needs a session, or an engine and a model; not both")
-    check_bind(
-        address[0], has_key=settings.api_key is not None, public_without_key=settings.any_host
-    )
-    if engine is not None and model is None:
-        path = engine.default_model()
-        if path is None:
-            raise ConfigurationError(
-                f"engine {type(engine).__name__} has no default model; name the model to serve"
-            )
-        model = Model(path=path)
-    return OpenAICompatibleServer(session, engine, model, settings, *address)
 
 
 class OpenAICompatibleServer:
@@ -94,17 +60,13 @@ class OpenAICompatibleServer:
         self._secrets = frozenset[str]().union(
             *(find_secrets(part) for part in (engine, model, settings))
         )
-        self.metrics = Metrics()
         self._served: ServedModel | None = None
-        self.metrics.watch(
-            inside=lambda: self._served.inside if self._served else 0,
-            body_bytes=lambda: self._served.bodies.total if self._served else 0,
-        )
+        self.metrics = Metrics(lambda: self._served)
         if session is not None:
             self._served = self._make_served(session)
-        table: list[BaseRoute] = make_routes(self.served, self.metrics)
-        self._router = Router(table, redirect_slashes=False, lifespan=self._lifespan)
-        self._paths = {getattr(route, "path", "") for route in table}
+        routes = make_routes(self.served)
+        self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
+        self._paths = {route.path for route in routes}
 
     @property
     def base_url(self) -> str:
@@ -133,12 +95,7 @@ class OpenAICompatibleServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def served(self) -> ServedModel:
@@ -156,10 +113,12 @@ class OpenAICompatibleServer:
     @asynccontextmanager
     async def _lifespan(self, app: Any) -> AsyncGenerator[None]:
         built: BaseInferenceSession | None = None
+        if self._session is None:
+            assert self._engine is not None
+            assert self._model is not None
+            built = await asyncio.to_thread(self._engine.build, self._model)
         if self._served is None:
-            session = self._session
-            if session is None and self._engine is not None and self._model is not None:
-                session = built = await asyncio.to_thread(self._engine.build, self._model)
+            session = built or self._session
             assert session is not None
             self._served = self._make_served(session)
         try:
@@ -206,27 +165,17 @@ class OpenAICompatibleServer:
             raise
         except HTTPException as error:
             raise _to_routing_error(error, scope) from None
-        except EvalutionError as error:
-            answer = to_api_error(error, self._secrets)
-            if answer.status >= 500:
-                _log.error("%s: %s", type(error).__name__, redact_text(str(error), self._secrets))
-            raise answer from error
         except Exception as error:
-            _log.exception("%s failed", scope["path"])
-            raise make_internal_error() from error
+            raise to_api_error(error, self._secrets) from error
 
     def _check_key(self, scope: Scope) -> None:
         key = self._settings.api_key
         if key is None or scope["path"] in _OPEN_PATHS:
             return
-        given = b""
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                kind, _, token = value.partition(b" ")
-                given = token.strip() if kind.lower() == b"bearer" else given
-            elif name == b"x-api-key":
-                given = value
-        if not hmac.compare_digest(given, key.encode()):
+        headers = Headers(scope=scope)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not hmac.compare_digest(given.encode(), key.encode()):
             raise ApiError(
                 401,
                 "this server wants its API key: Authorization: Bearer KEY",
@@ -240,8 +189,7 @@ class OpenAICompatibleServer:
         settings, server = self._settings, scope.get("server")
         if settings.api_key or settings.any_host or not server or not is_loopback(server[0]):
             return
-        asked = next((value for name, value in scope["headers"] if name == b"host"), b"localhost")
-        if not is_loopback(read_host(asked.decode("latin-1"))):
+        if not is_loopback(read_host(Headers(scope=scope).get("host", "localhost"))):
             raise ApiError(
                 403,
                 "without a key, this server answers to localhost alone: ask for that name, or "

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evalution_core import Capability, ConfigurationError, GenerationRequest
 from evalution_core.requests import Message
-from evalution_enginekit import ChatTemplate
+from evalution_enginekit import Tokenizer
 from evalution_openai.server.errors import ApiError, make_unsupported
-from evalution_openai.server.serving import ServedModel, WholeTokenizer
+from evalution_openai.server.serving import ServedModel
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -307,8 +307,8 @@ def render_requests(
         InvalidRequestError: the template refuses the messages.
     """
     tokenizer = served.tokenizer
-    template = tokenizer.chat_template if isinstance(tokenizer, WholeTokenizer) else None
-    if not isinstance(template, ChatTemplate) or not template.source:
+    template = tokenizer.chat_template if isinstance(tokenizer, Tokenizer) else None
+    if template is None or not template.source:
         raise make_unsupported(
             "chat_template_kwargs of a request need the model's chat template, which this engine "
             "doesn't give; leave the field out",

@@ -12,6 +12,7 @@ import typer
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
 from evalution_enginekit.runtime import parse_model_fields, parse_option_pairs
 from evalution_openai.server import ServerSettings, require_extra
+from evalution_openai.server.settings import check_bind
 
 _MIB = 1024 * 1024
 
@@ -80,13 +81,9 @@ def serve(
     debug: Debug = False,  # read by the runner, which prints the errors of every command
 ) -> None:
     """Serve a model to clients of OpenAI, lm-eval and others, until Ctrl-C."""
-    key = _read_key(api_key, api_key_env)
-    with require_extra():
-        from evalution_openai.server.connections import check_bind  # noqa: PLC0415
-    check_bind(host, has_key=key is not None, public_without_key=public_without_key)
     settings = ServerSettings(
         model_name=name,
-        api_key=key,
+        api_key=_read_key(api_key, api_key_env),
         max_concurrent=max_concurrent,
         max_queue=max_queue,
         max_body_bytes=max_body_mib * _MIB,
@@ -95,6 +92,7 @@ def serve(
         log_requests=not no_request_log,
         log_prompts=log_prompts,
     )
+    check_bind(host, settings)
     made = load_engine(engine).from_options(parse_option_pairs("--option", option))
     path = model or made.default_model()
     _serve(
@@ -109,24 +107,20 @@ def serve(
 def _serve(
     engine: BaseEngine, model: Model, settings: ServerSettings, host: str, port: int
 ) -> None:
-    from evalution_openai.server.app import OpenAICompatibleServer  # noqa: PLC0415 - the extra's packages
-    from evalution_openai.server.connections import (  # noqa: PLC0415
-        bind_socket,
-        format_url,
-        listen,
-    )
+    with require_extra():
+        from evalution_openai.server import app, connections  # noqa: PLC0415 - the extra's packages
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     # Before the weights are loaded: the port may be taken.
-    with bind_socket(host, port) as bound, engine.build(model) as session:
-        app = OpenAICompatibleServer(session, engine, model, settings)
-        url = format_url(host, bound.getsockname()[1])
-        print(f"serving {app.served().name} on {url}/v1 ({type(engine).__name__})", flush=True)
+    with connections.bind_socket(host, port) as bound, engine.build(model) as session:
+        server = app.OpenAICompatibleServer(session, engine, model, settings)
+        url = connections.format_url(host, bound.getsockname()[1])
+        print(f"serving {server.served().name} on {url}/v1 ({type(engine).__name__})", flush=True)
         # Modules and model stay: the garbage collector needn't visit them again and again.
         gc.collect()
         gc.freeze()
-        listen(app, bound)
+        connections.listen(server, bound)
 
 
 def _to_held_bytes(held_mib: int | None, body_mib: int) -> int | None:

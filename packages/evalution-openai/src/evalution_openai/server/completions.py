@@ -1,4 +1,4 @@
-"""`/v1/completions`, with the log-probabilities of prompts that `echo` asks for.
+"""`/v1/completions`, with the log-probabilities that `echo` asks for, and `/v1/chat/completions`.
 
 The session's scoring path gives the log-probabilities of the prompt's own tokens, but not those of
 other tokens. For these, one token is generated at each position; a session that caches prefixes
@@ -8,38 +8,41 @@ computes the prompt once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import Any, overload
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from evalution_core import (
     Capability,
     GenerationOutput,
     GenerationRequest,
     LoglikelihoodRequest,
-    RequestFailure,
     TextDelta,
 )
 from evalution_openai.server.answers import (
+    ChatChoice,
+    ChoiceFacts,
     CompletionChoice,
+    GenerationCall,
     TokenEntry,
     TokenLists,
     add_token_facts,
-    count_usage,
     encode_prompt,
-    make_head,
+    make_chat_logprobs,
     make_spelling,
     make_token_lists,
     read_entries,
 )
 from evalution_openai.server.bodies import (
+    ChatBody,
     CompletionBody,
     PromptInput,
     check_listed,
     count_listed,
+    make_chat_requests,
     make_completion_requests,
     read_prompts,
+    render_requests,
 )
 from evalution_openai.server.errors import ApiError, make_unsupported
 from evalution_openai.server.serving import ServedModel
@@ -96,9 +99,7 @@ async def score_prompt(
     request = LoglikelihoodRequest(
         context_input_ids=token_ids[:1], continuation_input_ids=token_ids[1:]
     )
-    (score,) = await served.score([request])
-    if isinstance(score, RequestFailure):
-        raise score.error
+    score = await served.calls.score(request)
     if score.token_logprobs is None or len(score.token_logprobs) != len(token_ids) - 1:
         raise make_unsupported("this engine gave no log-probability of each token of the prompt")
     own = list(zip(token_ids[1:], score.token_logprobs, strict=True))
@@ -119,47 +120,26 @@ async def score_prompt(
 async def _find_likeliest(
     served: ServedModel, token_ids: Sequence[int], listed: int
 ) -> list[dict[int, float]]:
-    """Find the likeliest tokens at each position but the first."""
-    tops: list[dict[int, float]] = [{} for _ in token_ids[1:]]
-    next_tokens = NextTokens(token_ids, listed)
-    async with aclosing(served.generate_each(next_tokens)) as outputs:
-        async for index, output in outputs:
-            (entry,) = read_entries(output)
-            tops[-1 - index] = dict(entry.top or {})
-    return tops
+    """Find the likeliest tokens at each position but the first, the longest prefixes first.
 
-
-class NextTokens(Sequence[GenerationRequest]):
-    """Requests for one token after each prefix of a prompt, the longest first.
-
-    A session that caches prefixes computes only the longest. Each request is made when the session
-    takes it: all of them together would need memory as the square of the prompt.
+    A few prefixes at once: all of them need memory as the square of the prompt.
     """
-
-    def __init__(self, token_ids: Sequence[int], listed: int):
-        self._token_ids = token_ids
-        self._listed = listed
-
-    def __len__(self) -> int:
-        return len(self._token_ids) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> GenerationRequest: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[GenerationRequest]: ...
-    def __getitem__(self, index: int | slice) -> GenerationRequest | Sequence[GenerationRequest]:
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return GenerationRequest(
-            input_ids=self._token_ids[: len(self) - index],
-            max_new_tokens=1,
-            logprobs=self._listed,
-            ignore_eos=True,
-        )
+    tops: list[dict[int, float]] = []
+    lengths = range(len(token_ids) - 1, 0, -1)
+    for begin in range(0, len(lengths), _PREFIXES):
+        requests = [
+            GenerationRequest(
+                input_ids=token_ids[:length], max_new_tokens=1, logprobs=listed, ignore_eos=True
+            )
+            for length in lengths[begin : begin + _PREFIXES]
+        ]
+        for output in await served.generate(requests):
+            (entry,) = read_entries(output)
+            tops.append(dict(entry.top or {}))
+    return tops[::-1]
 
 
+_PREFIXES = 64
 _LONG = 32_768
 """Characters or ids beyond which prompts are checked on a thread."""
 
@@ -168,94 +148,59 @@ async def complete(served: ServedModel, body: CompletionBody) -> dict[str, Any] 
     """Answer a body at once, or as a stream."""
     # Checking, and encoding for an echo, must not hold up other requests.
     if body.echo or _is_long(body.prompt):
-        call = await asyncio.to_thread(_Call.prepare, served, body)
+        call = await asyncio.to_thread(_make_call, served, body)
     else:
-        call = _Call.prepare(served, body)
-    if body.stream:
-        return EventStream(call.chunks(), served.secrets)
-    return await call.answer()
+        call = _make_call(served, body)
+    return await call.respond()
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    served: ServedModel
-    body: CompletionBody
-    prompts: Sequence[PromptInput]
-    requests: Sequence[GenerationRequest]
+def _make_call(served: ServedModel, body: CompletionBody) -> _CompletionCall:
+    """Make the requests; raise an `ApiError` or `EvalutionError` if they can't be served."""
+    prompts = read_prompts(body, served)
+    scores = body.echo and count_listed(body) is not None
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens=0 needs echo: nothing else is asked", param="max_tokens")
+    if scores:
+        check_can_echo(served)
+        prompts = [_encode_prompt(prompt, served) for prompt in prompts]
+    elif body.echo and any(prompt.text is None for prompt in prompts):
+        served.require_tokenizer("echo of token ids")
+    requests = make_completion_requests(body, prompts, served)
+    if scores:
+        requests = [make_echo_request(one, one.input_ids or ()) for one in requests]
+    served.validate(requests)
+    check_listed(requests, served)
+    return _CompletionCall(served, body, requests, prompts)
 
-    @classmethod
-    def prepare(cls, served: ServedModel, body: CompletionBody) -> _Call:
-        """Prepare the requests; raise an `ApiError` or `EvalutionError` if they can't be served."""
-        prompts = read_prompts(body, served)
-        listed = count_listed(body)
-        if body.max_tokens == 0 and not body.echo:
-            raise ApiError(
-                400, "max_tokens=0 needs echo: nothing else is asked", param="max_tokens"
-            )
-        if body.echo and listed is not None:
-            check_can_echo(served)
-            prompts = [_encode_prompt(prompt, served) for prompt in prompts]
-        elif body.echo and any(prompt.text is None for prompt in prompts):
-            served.require_tokenizer("echo of token ids")
-        requests = make_completion_requests(body, prompts, served)
-        if body.echo and listed is not None:
-            requests = [make_echo_request(one, one.input_ids or ()) for one in requests]
-        served.validate(requests)
-        check_listed(requests, served)
-        return cls(served, body, prompts, requests)
+
+class _CompletionCall(GenerationCall[CompletionBody]):
+    id_prefix = "cmpl"
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+
+    def __init__(
+        self,
+        served: ServedModel,
+        body: CompletionBody,
+        requests: Sequence[GenerationRequest],
+        prompts: Sequence[PromptInput],
+    ):
+        super().__init__(served, body, requests)
+        self._prompts = prompts
+        self._listed = count_listed(body)
 
     @property
-    def choices(self) -> int:
-        return self.body.n or 1
+    def needs_whole(self) -> bool:
+        return self._listed is not None or self.body.max_tokens == 0
 
-    async def answer(self) -> dict[str, Any]:
-        outputs = await self._outputs()
-        scored = await self._score_prompts()
-        choices = [
-            await self._choice(index, output, scored[index // self.choices])
-            for index, output in enumerate(outputs)
-        ]
-        return {
-            **make_head("cmpl", "text_completion", self.served),
-            "choices": choices,
-            "usage": count_usage(outputs, self.choices, self.served),
-        }
-
-    async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
-        """Yield text as it grows; with log-probabilities, which only outputs have, all at once."""
-        start = make_head("cmpl", "text_completion", self.served)
-        if count_listed(self.body) is not None or self.body.max_tokens == 0:
-            whole = await self.answer()
-            usage = whole["usage"]
-            for choice in whole["choices"]:
-                yield {**start, "choices": [choice]}
-        else:
-            outputs: dict[int, GenerationOutput] = {}
-            echoed = not self.body.echo
-            async with aclosing(self.served.stream(self.requests)) as events:
-                async for index, event in events:
-                    if not echoed:
-                        # Not earlier: a prompt that the session refuses must fail the request.
-                        for choice in range(len(self.requests)):
-                            echo = await self._part(choice, TextDelta(self._echo_text(choice)))
-                            yield {**start, "choices": [echo]}
-                        echoed = True
-                    if isinstance(event, GenerationOutput):
-                        outputs[index] = event
-                    yield {**start, "choices": [await self._part(index, event)]}
-            ordered = [outputs[index] for index in range(len(self.requests))]
-            usage = count_usage(ordered, self.choices, self.served)
-        if self.body.stream_options and self.body.stream_options.include_usage:
-            yield {**start, "choices": [], "usage": usage}
-
-    async def _outputs(self) -> list[GenerationOutput]:
+    async def generate(self) -> list[GenerationOutput]:
         if self.body.max_tokens == 0:
             return [self._make_empty_output(index) for index in range(len(self.requests))]
-        return await self.served.generate(self.requests)
+        return await super().generate()
 
     def _make_empty_output(self, index: int) -> GenerationOutput:
         """Make the output of a prompt of which only the echo is wanted."""
-        prompt = self.prompts[index // self.choices]
+        prompt = self._prompts[index // self.choices]
         token_ids = prompt.token_ids
         if token_ids is None:
             token_ids = self.served.encode_prompt(prompt.text or "")
@@ -268,26 +213,33 @@ class _Call:
             completion_tokens=0,
         )
 
+    async def make_choices(self, outputs: Sequence[GenerationOutput]) -> Sequence[CompletionChoice]:
+        scored = await self._score_prompts()
+        return [
+            await self._make_choice(index, output, scored[index // self.choices])
+            for index, output in enumerate(outputs)
+        ]
+
     async def _score_prompts(self) -> list[list[TokenEntry]]:
-        listed = count_listed(self.body)
+        listed = self._listed
         if not self.body.echo or listed is None:
-            return [[] for _ in self.prompts]
+            return [[] for _ in self._prompts]
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(score_prompt(self.served, prompt.token_ids or (), listed))
-                    for prompt in self.prompts
+                    for prompt in self._prompts
                 ]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _choice(
+    async def _make_choice(
         self, index: int, output: GenerationOutput, scored: list[TokenEntry]
     ) -> CompletionChoice:
         echo = self._echo_text(index) if self.body.echo else ""
         lists: TokenLists | None = None
-        if count_listed(self.body) is not None:
+        if self._listed is not None:
             spelling = make_spelling(self.body, self.served)
             generated = read_entries(output) if output.token_ids != [] else []
             lists = make_token_lists([*scored, *generated], spelling, 0 if scored else len(echo))
@@ -298,29 +250,47 @@ class _Call:
             "finish_reason": output.finish_reason,
         }
         if self.body.return_token_ids:
-            add_token_facts(choice, output, await self._prompt_ids(index, output))
+            add_token_facts(choice, output, await self._find_prompt_ids(index, output))
         return choice
 
-    async def _part(self, index: int, event: TextDelta | GenerationOutput) -> CompletionChoice:
-        is_last = isinstance(event, GenerationOutput)
-        choice: CompletionChoice = {
+    async def make_whole_parts(
+        self, outputs: Sequence[GenerationOutput]
+    ) -> Sequence[CompletionChoice]:
+        return await self.make_choices(outputs)
+
+    def make_first_parts(self) -> Iterable[CompletionChoice]:
+        for index in range(len(self.requests)) if self.body.echo else ():
+            yield self._make_text_part(index, self._echo_text(index))
+
+    async def make_part(self, index: int, event: TextDelta | GenerationOutput) -> CompletionChoice:
+        if isinstance(event, TextDelta):
+            return self._make_text_part(index, event.text, event.token_ids)
+        part = self._make_text_part(index, "")
+        part["finish_reason"] = event.finish_reason
+        if self.body.return_token_ids:
+            add_token_facts(part, event, await self._find_prompt_ids(index, event))
+            part["token_ids"] = []
+        return part
+
+    def _make_text_part(
+        self, index: int, text: str, token_ids: Sequence[int] = ()
+    ) -> CompletionChoice:
+        part: CompletionChoice = {
             "index": index,
-            "text": "" if is_last else event.text,
+            "text": text,
             "logprobs": None,
-            "finish_reason": event.finish_reason if is_last else None,
+            "finish_reason": None,
         }
         if self.body.return_token_ids:
-            if is_last:
-                add_token_facts(choice, event, await self._prompt_ids(index, event))
-            choice["token_ids"] = [] if is_last else list(event.token_ids)
-        return choice
+            part["token_ids"] = list(token_ids)
+        return part
 
-    async def _prompt_ids(self, index: int, output: GenerationOutput) -> Sequence[int] | None:
-        known = self.prompts[index // self.choices].token_ids
+    async def _find_prompt_ids(self, index: int, output: GenerationOutput) -> Sequence[int] | None:
+        known = self._prompts[index // self.choices].token_ids
         return await encode_prompt(output, self.served) if known is None else known
 
     def _echo_text(self, index: int) -> str:
-        prompt = self.prompts[index // self.choices]
+        prompt = self._prompts[index // self.choices]
         if prompt.text is not None:
             return prompt.text
         codec = self.served.require_tokenizer("echo of token ids")
@@ -347,3 +317,65 @@ def _encode_prompt(prompt: PromptInput, served: ServedModel) -> PromptInput:
     if not token_ids:
         raise ApiError(400, "the prompt has no token to echo", param="prompt")
     return PromptInput(prompt.text, token_ids)
+
+
+async def chat(served: ServedModel, body: ChatBody) -> dict[str, Any] | EventStream:
+    """Answer a conversation at once, or as a stream."""
+    requests = make_chat_requests(body, served)
+    served.validate(requests)
+    check_listed(requests, served)
+    if variables := body.chat_template_kwargs:
+        requests = await asyncio.to_thread(render_requests, requests, variables, served)
+    return await _ChatCall(served, body, requests).respond()
+
+
+class _ChatCall(GenerationCall[ChatBody]):
+    id_prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    @property
+    def needs_whole(self) -> bool:
+        return bool(self.body.logprobs)
+
+    async def make_choices(self, outputs: Sequence[GenerationOutput]) -> Sequence[ChatChoice]:
+        choices: list[ChatChoice] = []
+        for index, output in enumerate(outputs):
+            choice: ChatChoice = {
+                "index": index,
+                "message": {"role": "assistant", "content": output.text},
+                "logprobs": self._make_logprobs(output),
+                "finish_reason": output.finish_reason,
+            }
+            if self.body.return_token_ids:
+                add_token_facts(choice, output, await encode_prompt(output, self.served))
+            choices.append(choice)
+        return choices
+
+    def make_first_parts(self) -> Iterable[dict[str, Any]]:
+        role = {"role": "assistant", "content": ""}
+        return [_make_chat_part(index, role) for index in range(len(self.requests))]
+
+    async def make_part(self, index: int, event: TextDelta | GenerationOutput) -> dict[str, Any]:
+        facts: ChoiceFacts = {}
+        if isinstance(event, TextDelta):
+            if self.body.return_token_ids:
+                facts["token_ids"] = list(event.token_ids)
+            return {**_make_chat_part(index, {"content": event.text}), **facts}
+        logprobs = self._make_logprobs(event)
+        delta = {} if logprobs is None else {"content": event.text}
+        if self.body.return_token_ids:
+            add_token_facts(facts, event, await encode_prompt(event, self.served))
+            if logprobs is None:
+                facts["token_ids"] = []
+        return {**_make_chat_part(index, delta, event.finish_reason), "logprobs": logprobs, **facts}
+
+    def _make_logprobs(self, output: GenerationOutput) -> Any:
+        if not self.body.logprobs:
+            return None
+        spelling = make_spelling(self.body, self.served)
+        return make_chat_logprobs(output, spelling, self.body.top_logprobs or 0)
+
+
+def _make_chat_part(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> Any:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

@@ -7,60 +7,23 @@ fails when that class changes (docs/decisions/0016-uvicorn-connections.md).
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from evalution_core import ConfigurationError, EngineRuntimeError
-from evalution_openai.server.settings import is_loopback
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Scope
 
 
 _EXTENSION = "evalution.client"
-
-
-class Client(Protocol):
-    """The client of one request, as its connection knows it.
-
-    With ASGI alone, each request would need a task and time-outs for this, which cost as much as a
-    short request.
-    """
-
-    @property
-    def has_sent_all(self) -> bool:
-        """True if the whole body has arrived, so that `receive` returns at once."""
-        ...
-
-    @property
-    def takes_more(self) -> bool:
-        """True if there is room in the write buffer, so that `send` returns at once."""
-        ...
-
-    @property
-    def is_gone(self) -> bool: ...
-
-    def call_when_gone(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Call `function` if the client disconnects; return a function that cancels this."""
-        ...
-
-    def drop(self) -> None:
-        """Abort the connection; data that was sent and not yet read is lost."""
-        ...
-
-
-def set_client(client: Client, scope: Scope) -> None:
-    """Store the client for `get_client`."""
-    scope.setdefault("extensions", {})[_EXTENSION] = client
 
 
 def get_client(scope: Scope) -> Client | None:
@@ -122,7 +85,8 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
-        set_client(_ConnectedClient(self, self.cycle), cast("dict[str, Any]", self.scope))
+        scope = cast("dict[str, Any]", self.scope)
+        scope.setdefault("extensions", {})[_EXTENSION] = Client(self, self.cycle)
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(HEAD_S, self._end_wait)
@@ -139,8 +103,12 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
 
-class _ConnectedClient:
-    """The client of one request (`Client`)."""
+class Client:
+    """The client of one request, as its connection knows it.
+
+    With ASGI alone, each request would need a task and time-outs for this, which cost as much as a
+    short request.
+    """
 
     __slots__ = ("_connection", "_cycle")
 
@@ -150,10 +118,12 @@ class _ConnectedClient:
 
     @property
     def has_sent_all(self) -> bool:
+        """True if the whole body has arrived, so that `receive` returns at once."""
         return not self._cycle.more_body
 
     @property
     def takes_more(self) -> bool:
+        """True if there is room in the write buffer, so that `send` returns at once."""
         return not self._connection.flow.write_paused
 
     @property
@@ -161,6 +131,7 @@ class _ConnectedClient:
         return self._connection.is_lost
 
     def call_when_gone(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Call `function` if the client disconnects; return a function that cancels this."""
         connection = self._connection
 
         def note_disconnect() -> None:
@@ -177,6 +148,7 @@ class _ConnectedClient:
         return forget
 
     def drop(self) -> None:
+        """Abort the connection; data that was sent and not yet read is lost."""
         self._cycle.disconnected = True  # else uvicorn logs an unfinished answer
         self._connection.transport.abort()
 
@@ -233,37 +205,20 @@ class _GatheringTransport(asyncio.Transport):
 DRAIN_S = 30
 """Seconds for running requests to finish after the signal to end."""
 _BACKLOG = 2048
-
-
-def check_bind(host: str, *, has_key: bool, public_without_key: bool) -> None:
-    """Raise `ConfigurationError` for an address that others can reach, without a key.
-
-    Args:
-        host: a name or an address; only those of the loopback device are unreachable for others.
-        has_key: clients need a key.
-        public_without_key: the operator allows it explicitly.
-    """
-    if has_key or public_without_key or is_loopback(host):
-        return
-    raise ConfigurationError(
-        f"host {host} lets everybody who reaches this machine use the model; set a key with "
-        "--api-key-env NAME (in Python api_key), or say --public-without-key (any_host) as well"
-    )
+_STARTED_S = 0.002
+"""Seconds between two looks at a server that starts."""
 
 
 def listen(app: ASGIApp, bound: socket.socket) -> None:
     """Serve until SIGTERM or Ctrl-C, then let running requests finish."""
-    before = {number: signal.signal(number, _ignore) for number in (signal.SIGINT, signal.SIGTERM)}
+    # uvicorn ends by these signals, and then raises them again for the handlers before its own.
+    ends = (signal.SIGINT, signal.SIGTERM)
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in ends]
     try:
-        # uvicorn raises the signal again after the shutdown, for the previous handler.
         _make_server(app).run([bound])
     finally:
-        for number, handler in before.items():
+        for number, handler in before:
             signal.signal(number, handler)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Ignore the signal that already ended the server."""
 
 
 @contextmanager
@@ -274,28 +229,24 @@ def listening(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> Generator
         ConfigurationError: the port is taken, or the address isn't one of this machine's.
         EngineRuntimeError: the application didn't start; the log says why.
     """
-    bound = bind_socket(host, port)
-    address = bound.getsockname()
-    started = threading.Event()
-    server = _make_server(app, started)
+    server = _make_server(app)
+    with bind_socket(host, port) as bound:
 
-    def run() -> None:
-        try:
-            with bound, suppress(SystemExit):  # uvicorn's answer to a failed start
+        def run() -> None:
+            with suppress(SystemExit):  # uvicorn's answer to a failed start
                 server.run([bound])
-        finally:
-            started.set()
 
-    thread = threading.Thread(target=run, name="server", daemon=True)
-    thread.start()
-    started.wait()
-    try:
-        if not server.started:
-            raise EngineRuntimeError("the server didn't start; its log says why")
-        yield address[1]
-    finally:
-        server.should_exit = True
-        thread.join()
+        thread = threading.Thread(target=run, name="server", daemon=True)
+        thread.start()
+        while thread.is_alive() and not server.started:
+            thread.join(_STARTED_S)
+        try:
+            if not server.started:
+                raise EngineRuntimeError("the server didn't start; its log says why")
+            yield bound.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def format_url(host: str, port: int) -> str:
@@ -310,43 +261,19 @@ def bind_socket(host: str, port: int) -> socket.socket:
         ConfigurationError: the port is taken, or the address isn't one of this machine's.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
-        )[0]
-        # With the protocol, unlike `socket.create_server`: asyncio sets TCP_NODELAY only on such
-        # sockets; without it an answer's body waits 40 ms for the acknowledgement of its head.
-        bound = socket.socket(family, kind, protocol)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        bound = socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+        )
     except OSError as error:
-        raise _make_listen_error(host, port, error) from error
-    try:
-        if os.name == "posix":
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
-    except OSError as error:
-        bound.close()
-        raise _make_listen_error(host, port, error) from error
+        raise ConfigurationError(f"can't listen on {host}, port {port}: {error}") from error
+    # Accepted sockets inherit it; an answer's last part would wait for an acknowledgement.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound
 
 
-def _make_listen_error(host: str, port: int, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"can't listen on {host}, port {port}: {error}")
-
-
-class _Server(uvicorn.Server):
-    """A server that sets an event when it has started."""
-
-    def __init__(self, config: uvicorn.Config, started: threading.Event | None):
-        super().__init__(config)
-        self._started = started
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self._started is not None:
-            self._started.set()
-
-
-def _make_server(app: Any, started: threading.Event | None = None) -> _Server:
+def _make_server(app: Any) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -359,4 +286,4 @@ def _make_server(app: Any, started: threading.Event | None = None) -> _Server:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=DRAIN_S,
     )
-    return _Server(config, started)
+    return uvicorn.Server(config)

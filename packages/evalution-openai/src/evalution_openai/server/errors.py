@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 
 from typing_extensions import TypedDict
@@ -15,6 +16,7 @@ from evalution_core import (
 )
 from evalution_core.redaction import redact_text
 
+_log = logging.getLogger("evalution_openai.server")
 _LONGEST = 2000
 """Characters of a message, which may quote the request."""
 
@@ -77,15 +79,13 @@ def make_unavailable(message: str) -> ApiError:
     )
 
 
-def make_internal_error() -> ApiError:
-    """Make the 500 for an unexpected exception, without exposing its message."""
-    return ApiError(
-        500, "the server failed; its log says how", kind="server_error", code="engine_failed"
-    )
+def to_api_error(error: Exception, secrets: Iterable[str] = ()) -> ApiError:
+    """Convert a failure to an answer without `secrets`; the log gets those of the server.
 
-
-def to_api_error(error: EvalutionError, secrets: Iterable[str] = ()) -> ApiError:
-    """Convert an error of the session to an answer that contains none of `secrets`."""
+    The message of an unexpected exception is for the log alone.
+    """
+    if isinstance(error, ApiError):
+        return error
     message = redact_text(str(error), secrets)
     match error:
         case ContextLengthError():
@@ -96,5 +96,9 @@ def to_api_error(error: EvalutionError, secrets: Iterable[str] = ()) -> ApiError
             return ApiError(400, message)
         case SessionClosedError():
             return make_unavailable(message)
+        case EvalutionError():
+            _log.error("%s: %s", type(error).__name__, message)
         case _:
-            return ApiError(500, message, kind="server_error", code="engine_failed")
+            _log.error("unexpected failure", exc_info=error)
+            message = "the server failed; its log says how"
+    return ApiError(500, message, kind="server_error", code="engine_failed")

@@ -17,7 +17,8 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
-from evalution_enginekit import ChatTemplate
+from evalution_core.requests import Request
+from evalution_enginekit import Tokenizer
 from evalution_openai.server.bodies import (
     DetokenizeBody,
     LoglikelihoodBody,
@@ -29,11 +30,9 @@ from evalution_openai.server.bodies import (
     dump_messages,
 )
 from evalution_openai.server.errors import ApiError, ErrorDetail, make_unsupported, to_api_error
-from evalution_openai.server.serving import ServedModel, WholeTokenizer
+from evalution_openai.server.serving import ServedModel
 
 Item = TypeVar("Item")
-Score = TypeVar("Score")
-Scorable = TypeVar("Scorable")
 
 _OWN_VARIABLES = (
     "a context is rendered with the variables that the server was started with; leave "
@@ -69,96 +68,82 @@ async def loglikelihood(served: ServedModel, body: LoglikelihoodBody) -> dict[st
     """Score one continuation given its context, or those of `requests`."""
     if body.chat_template_kwargs:
         raise make_unsupported(_OWN_VARIABLES, param="chat_template_kwargs")
-    items = [body] if body.requests is None else body.requests
-    check_count(len(items), served)
-    requests = [_validate(served.validation.loglikelihood, _to_pair_request, i) for i in items]
-    results = await _score(served, requests)
-    return _answer(served, results, _format_pair_score, is_single=body.requests is None)
+
+    def make(item: LoglikelihoodItem) -> LoglikelihoodRequest:
+        if item.chat_template_kwargs:
+            raise UnsupportedRequestError(_OWN_VARIABLES)
+        request = LoglikelihoodRequest(
+            context=item.context or "",
+            continuation=item.continuation or "",
+            context_input_ids=item.context_input_ids,
+            continuation_input_ids=item.continuation_input_ids,
+            messages=None if item.messages is None else dump_messages(item.messages),
+            truncation=item.truncation or "left",
+        )
+        served.validation.loglikelihood(request)
+        return request
+
+    return await _score(served, body, body.requests, make)
 
 
 async def rolling(served: ServedModel, body: RollingBody) -> dict[str, Any]:
     """Score each token of one text, or of those of `requests`."""
-    items = [body] if body.requests is None else body.requests
-    check_count(len(items), served)
-    requests = [_validate(served.validation.rolling, _to_text_request, i) for i in items]
-    results = await _score(served, requests)
-    return _answer(served, results, _format_text_score, is_single=body.requests is None)
+
+    def make(item: RollingItem) -> RollingLoglikelihoodRequest:
+        request = RollingLoglikelihoodRequest(item.text or "", item.input_ids)
+        served.validation.rolling(request)
+        return request
+
+    return await _score(served, body, body.requests, make)
 
 
-def _to_pair_request(item: LoglikelihoodItem) -> LoglikelihoodRequest:
-    if item.chat_template_kwargs:
-        raise UnsupportedRequestError(_OWN_VARIABLES)
-    return LoglikelihoodRequest(
-        context=item.context or "",
-        continuation=item.continuation or "",
-        context_input_ids=item.context_input_ids,
-        continuation_input_ids=item.continuation_input_ids,
-        messages=None if item.messages is None else dump_messages(item.messages),
-        truncation=item.truncation or "left",
-    )
+async def _score(
+    served: ServedModel,
+    single: Item,
+    items: Sequence[Item] | None,
+    make: Callable[[Item], Request],
+) -> dict[str, Any]:
+    """Score `single`, whose failure is raised, or `items`, whose failures are in their places."""
+    each = [single] if items is None else items
+    check_count(len(each), served)
+    requests = [_make_or_fail(make, item) for item in each]
+    valid: list[Any] = [one for one in requests if not isinstance(one, RequestFailure)]
+    scores = iter(await served.calls.answer(valid))
+    results = [one if isinstance(one, RequestFailure) else next(scores) for one in requests]
+    if items is None:
+        return dict(_format_result(results[0]))
+    answers: list[LoglikelihoodAnswer] = []
+    for result in results:
+        try:
+            answers.append(_format_result(result))
+        except EvalutionError as error:
+            answers.append({"error": to_api_error(error, served.secrets).answer["error"]})
+    return {"results": answers}
 
 
-def _to_text_request(item: RollingItem) -> RollingLoglikelihoodRequest:
-    return RollingLoglikelihoodRequest(item.text or "", item.input_ids)
-
-
-def _validate(
-    check: Callable[[Scorable], object], make: Callable[[Item], Scorable], item: Item
-) -> Scorable | RequestFailure:
-    """Make and check a request; return its failure if it is invalid."""
+def _make_or_fail(make: Callable[[Item], Request], item: Item) -> Request | RequestFailure:
     try:
-        request = make(item)
-        check(request)
+        return make(item)
     except EvalutionError as error:
         return RequestFailure(error)
-    return request
 
 
-async def _score(served: ServedModel, requests: Sequence[Any]) -> list[Any]:
-    """Score the valid requests; results and failures are in the order of the requests."""
-    valid = [request for request in requests if not isinstance(request, RequestFailure)]
-    scores = iter(await served.score(valid))
-    return [one if isinstance(one, RequestFailure) else next(scores) for one in requests]
-
-
-def _answer(
-    served: ServedModel,
-    results: Sequence[Score | RequestFailure],
-    format_score: Callable[[Score], RollingAnswer],
-    *,
-    is_single: bool,
-) -> dict[str, Any]:
-    """Answer with the results; the failure of a single request is raised."""
-    if is_single and isinstance(results[0], RequestFailure):
-        raise results[0].error
-    answers: list[RollingAnswer] = [
-        {"error": to_api_error(result.error, served.secrets).answer["error"]}
-        if isinstance(result, RequestFailure)
-        else format_score(result)
-        for result in results
-    ]
-    return dict(answers[0]) if is_single else {"results": answers}
-
-
-def _format_pair_score(score: LoglikelihoodOutput) -> LoglikelihoodAnswer:
-    return {
-        "logprob": score.logprob,
-        "is_greedy": score.is_greedy,
-        "token_count": score.token_count,
-        "token_ids": score.token_ids,
-        "token_logprobs": score.token_logprobs,
-        "prompt_tokens": score.prompt_tokens,
-        "truncated_tokens": score.truncated_tokens,
+def _format_result(
+    result: LoglikelihoodOutput | RollingLoglikelihoodOutput | RequestFailure,
+) -> LoglikelihoodAnswer:
+    if isinstance(result, RequestFailure):
+        raise result.error
+    answer: LoglikelihoodAnswer = {
+        "logprob": result.logprob,
+        "token_count": result.token_count,
+        "token_ids": result.token_ids,
+        "token_logprobs": result.token_logprobs,
     }
-
-
-def _format_text_score(score: RollingLoglikelihoodOutput) -> RollingAnswer:
-    return {
-        "logprob": score.logprob,
-        "token_count": score.token_count,
-        "token_ids": score.token_ids,
-        "token_logprobs": score.token_logprobs,
-    }
+    if isinstance(result, LoglikelihoodOutput):
+        answer["is_greedy"] = result.is_greedy
+        answer["prompt_tokens"] = result.prompt_tokens
+        answer["truncated_tokens"] = result.truncated_tokens
+    return answer
 
 
 class TokenizeAnswer(TypedDict):
@@ -203,7 +188,7 @@ async def tokenize(served: ServedModel, body: TokenizeBody) -> TokenizeAnswer:
 async def detokenize(served: ServedModel, body: DetokenizeBody) -> DetokenizeAnswer:
     """Decode ids."""
     codec = served.require_tokenizer("/detokenize")
-    size = codec.vocabulary_size if isinstance(codec, WholeTokenizer) else None
+    size = codec.vocabulary_size if isinstance(codec, Tokenizer) else None
     if size is not None and (largest := max(body.tokens, default=0)) >= size:
         raise ApiError(400, f"token id {largest} is outside the vocabulary of {size} tokens")
     skip = bool(body.skip_special_tokens)
@@ -211,20 +196,19 @@ async def detokenize(served: ServedModel, body: DetokenizeBody) -> DetokenizeAns
     return {"prompt": text}
 
 
-async def tokenizer_info(served: ServedModel) -> TokenizerInfo:
+def tokenizer_info(served: ServedModel) -> TokenizerInfo:
     """Return the facts that a client needs to encode as the server does."""
     codec = served.require_tokenizer("/tokenizer_info")
-    whole = codec if isinstance(codec, WholeTokenizer) else None
+    whole = codec if isinstance(codec, Tokenizer) else None
     template = whole.chat_template if whole else None
-    known = template if isinstance(template, ChatTemplate) else None
     return {
         "tokenizer_class": type(codec).__name__,
         "bos_token": _spell(served, codec.bos_id),
         "eos_token": _spell(served, codec.eos_id),
         "pad_token": None,
-        "chat_template": (template.source or None) if template is not None else None,
-        "chat_template_kwargs": known.variables if known is not None else None,
-        "special_tokens": known.special_tokens if known is not None else None,
+        "chat_template": (template.source or None) if template else None,
+        "chat_template_kwargs": template.variables if template else None,
+        "special_tokens": template.special_tokens if template else None,
         "leading_ids": list(codec.leading_ids),
         "bos_id": codec.bos_id,
         "eos_id": codec.eos_id,

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from evalution_openai.server.bodies import Body
 from evalution_openai.server.connections import Client, get_client
 from evalution_openai.server.errors import ApiError
-from evalution_openai.server.serving import BodyReservation, ServedModel
+from evalution_openai.server.serving import ServedModel
 from evalution_openai.server.streaming import EventStream, send_json
 
 if TYPE_CHECKING:
@@ -46,9 +46,15 @@ class JsonRoute(Generic[B]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         served, client = self._served(), get_client(scope)
-        held = BodyReservation(served.bodies)
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            served.bodies.take(size)
+            held += size
+
         try:
-            text = await _read_body(scope, receive, served, held)
+            text = await _read_body(scope, receive, served, hold)
             if served.settings.log_prompts:
                 scope["evalution.body"] = text
             body = _parse_body(self._body, text)
@@ -60,7 +66,7 @@ class JsonRoute(Generic[B]):
             finally:
                 served.leave()
         finally:
-            held.release()
+            served.bodies.total -= held
 
     async def _reply(self, served: ServedModel, body: B, send: Send) -> None:
         answer = await self._answer(served, body)
@@ -71,9 +77,9 @@ class JsonRoute(Generic[B]):
 
 
 async def _read_body(
-    scope: Scope, receive: Receive, served: ServedModel, held: BodyReservation
+    scope: Scope, receive: Receive, served: ServedModel, hold: Callable[[int], None]
 ) -> bytes:
-    """Read the body, and count its bytes in `held`.
+    """Read the body; `hold` counts its bytes, and raises if there is no room for them.
 
     Raises:
         ApiError: it is too long or too slow, or there is no room for it.
@@ -100,7 +106,7 @@ async def _read_body(
                 size += len(part)
                 if size > limit:
                     raise _make_too_large(limit)
-                held.add(len(part))
+                hold(len(part))
                 parts.append(part)
                 more = message.get("more_body", False)
     except TimeoutError:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
-from starlette.routing import BaseRoute, Route
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from typing_extensions import TypedDict
 
 from evalution_openai.server.answers import ChatAnswer, CompletionAnswer
@@ -20,8 +22,7 @@ from evalution_openai.server.bodies import (
     RollingBody,
     TokenizeBody,
 )
-from evalution_openai.server.chat import chat
-from evalution_openai.server.completions import complete
+from evalution_openai.server.completions import chat, complete
 from evalution_openai.server.errors import ErrorAnswer
 from evalution_openai.server.evaluation import (
     DetokenizeAnswer,
@@ -38,12 +39,10 @@ from evalution_openai.server.evaluation import (
     tokenizer_info,
 )
 from evalution_openai.server.json_route import JsonRoute
-from evalution_openai.server.serving import Metrics, ServedModel
-from evalution_openai.server.streaming import send_bytes, send_json
+from evalution_openai.server.serving import ServedModel
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
+    from starlette.requests import Request
 
 _REF = "#/components/schemas/{model}"
 _REFUSALS = {
@@ -61,30 +60,33 @@ _REFUSALS = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A route in the document; `answer` is a type, or the media type of a text."""
+    """A route: a POST with a `body`, or a GET; `answer` is the type of its answer, None a page.
+
+    `respond` makes the answer of a POST from the model and the body, that of a GET from the model.
+    """
 
     path: str
     summary: str
     answer: Any
+    respond: Callable[..., Any]
     body: Any = None
     streams: bool = False
-    is_open: bool = False
-    """The route needs no key."""
+    needs_key: bool = True
 
 
-def make_document(operations: Sequence[Operation]) -> dict[str, Any]:
+def make_document() -> dict[str, Any]:
     """Make the OpenAPI 3.1 document."""
-    kinds = [operation.body for operation in operations if operation.body is not None]
-    answers = [operation.answer for operation in operations if not _is_text(operation)]
+    bodies = [operation.body for operation in OPERATIONS if operation.body is not None]
+    answers = [operation.answer for operation in OPERATIONS if operation.answer is not None]
     adapters: list[tuple[Any, Any, TypeAdapter[Any]]] = [
-        *((kind, "validation", TypeAdapter(kind)) for kind in kinds),
+        *((kind, "validation", TypeAdapter(kind)) for kind in bodies),
         *((kind, "serialization", TypeAdapter(kind)) for kind in (*answers, ErrorAnswer)),
     ]
     schemas, shared = TypeAdapter.json_schemas(adapters, ref_template=_REF)
     paths: dict[str, Any] = {}
-    for operation in operations:
+    for operation in OPERATIONS:
         method = "get" if operation.body is None else "post"
-        paths[operation.path] = {method: _operation(operation, schemas)}
+        paths[operation.path] = {method: _describe_operation(operation, schemas)}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -100,34 +102,31 @@ def make_document(operations: Sequence[Operation]) -> dict[str, Any]:
     }
 
 
-def _is_text(operation: Operation) -> bool:
-    return isinstance(operation.answer, str)
-
-
-def _operation(operation: Operation, schemas: Any) -> dict[str, Any]:
-    if _is_text(operation):
-        content: dict[str, Any] = {operation.answer: {"schema": {"type": "string"}}}
+def _describe_operation(operation: Operation, schemas: Any) -> dict[str, Any]:
+    if operation.answer is None:
+        content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     else:
-        schema = schemas[operation.answer, "serialization"]
-        content = {"application/json": {"schema": schema}}
+        content = _json_content(schemas[operation.answer, "serialization"])
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    described: dict[str, Any] = {
-        "summary": operation.summary,
-        "responses": {"200": {"description": "The answer.", "content": content}},
-        "security": [] if operation.is_open else [{}, {"key": []}],
-    }
-    error = {"application/json": {"schema": schemas[ErrorAnswer, "serialization"]}}
+    responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
+    error = _json_content(schemas[ErrorAnswer, "serialization"])
     for status, reason in _REFUSALS.items():
         if operation.body is not None or status in ("400", "401", "403", "503"):
-            described["responses"][status] = {"description": reason, "content": error}
+            responses[status] = {"description": reason, "content": error}
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "responses": responses,
+        "security": [{}, {"key": []}] if operation.needs_key else [],
+    }
     if operation.body is not None:
-        schema = schemas[operation.body, "validation"]
-        described["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": schema}},
-        }
+        content = _json_content(schemas[operation.body, "validation"])
+        described["requestBody"] = {"required": True, "content": content}
     return described
+
+
+def _json_content(schema: Any) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
 
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -152,108 +151,18 @@ class ModelList(TypedDict):
     data: list[ModelEntry]
 
 
-_POSTS: list[tuple[Operation, Any]] = [
-    (
-        Operation(
-            "/v1/completions",
-            "Complete prompts; with echo and logprobs, score them.",
-            CompletionAnswer,
-            CompletionBody,
-            streams=True,
-        ),
-        complete,
-    ),
-    (
-        Operation(
-            "/v1/chat/completions", "Answer a conversation.", ChatAnswer, ChatBody, streams=True
-        ),
-        chat,
-    ),
-    (
-        Operation(
-            "/v1/eval/loglikelihood",
-            "Score continuations given their contexts.",
-            LoglikelihoodAnswer | LoglikelihoodBatch,
-            LoglikelihoodBody,
-        ),
-        loglikelihood,
-    ),
-    (
-        Operation(
-            "/v1/eval/loglikelihood/rolling",
-            "Score each token of whole texts.",
-            RollingAnswer | RollingBatch,
-            RollingBody,
-        ),
-        rolling,
-    ),
-    (Operation("/tokenize", "Text to token ids.", TokenizeAnswer, TokenizeBody), tokenize),
-    (Operation("/detokenize", "Token ids to text.", DetokenizeAnswer, DetokenizeBody), detokenize),
-]
-_ALIASES = {"/v1/eval/rolling": "/v1/eval/loglikelihood/rolling"}
+def report_health(served: ServedModel) -> Health:
+    return {"status": "ok"}
 
 
-def make_routes(served: Callable[[], ServedModel], metrics: Metrics) -> list[BaseRoute]:
-    """Make all routes; `served` returns the model, or raises an `ApiError` while there is none."""
-
-    async def health() -> Health:
-        served()
-        return {"status": "ok"}
-
-    async def models() -> ModelList:
-        return {"object": "list", "data": [_describe_model(served())]}
-
-    async def info() -> TokenizerInfo:
-        return await tokenizer_info(served())
-
-    gets: list[tuple[Operation, Callable[[], Awaitable[Any]]]] = [
-        (Operation("/health", "Report that the server is up.", Health, is_open=True), health),
-        (Operation("/v1/models", "The served model.", ModelList), models),
-        (Operation("/tokenizer_info", "The tokenizer as data.", TokenizerInfo), info),
-    ]
-    page = Operation("/metrics", "Figures for Prometheus.", "text/plain")
-    schema = make_document([*(pair[0] for pair in (*_POSTS, *gets)), page])
-
-    async def openapi() -> dict[str, Any]:
-        return schema
-
-    async def show_metrics(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_bytes(send, 200, metrics.render(), _PROMETHEUS)
-
-    endpoints = {
-        operation.path: JsonRoute(served, operation.body, answer) for operation, answer in _POSTS
-    }
-    endpoints |= {alias: endpoints[path] for alias, path in _ALIASES.items()}
-    return [
-        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
-        *(Route(operation.path, _GetRoute(answer), methods=["GET"]) for operation, answer in gets),
-        Route("/openapi.json", _GetRoute(openapi), methods=["GET"]),
-        Route("/metrics", _RawRoute(show_metrics), methods=["GET"]),
-    ]
+def render_metrics(served: ServedModel) -> bytes:
+    return served.metrics.render()
 
 
-class _GetRoute:
-    """A route without a body; a class, as Starlette calls functions with another interface."""
-
-    def __init__(self, answer: Callable[[], Awaitable[Any]]):
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, 200, await self._answer())
-
-
-class _RawRoute:
-    def __init__(self, answer: Callable[[Scope, Receive, Send], Awaitable[None]]):
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(scope, receive, send)
-
-
-def _describe_model(served: ServedModel) -> ModelEntry:
+def list_models(served: ServedModel) -> ModelList:
     execution = served.session.describe_execution() or {}
     dtype = execution.get("dtype")
-    return {
+    entry: ModelEntry = {
         "id": served.name,
         "object": "model",
         "created": served.created,
@@ -262,3 +171,68 @@ def _describe_model(served: ServedModel) -> ModelEntry:
         "dtype": dtype if isinstance(dtype, str) else None,
         "capabilities": sorted(served.capabilities),
     }
+    return {"object": "list", "data": [entry]}
+
+
+OPERATIONS = [
+    Operation(
+        "/v1/completions",
+        "Complete prompts; with echo and logprobs, score them.",
+        CompletionAnswer,
+        complete,
+        CompletionBody,
+        streams=True,
+    ),
+    Operation(
+        "/v1/chat/completions", "Answer a conversation.", ChatAnswer, chat, ChatBody, streams=True
+    ),
+    Operation(
+        "/v1/eval/loglikelihood",
+        "Score continuations given their contexts.",
+        LoglikelihoodAnswer | LoglikelihoodBatch,
+        loglikelihood,
+        LoglikelihoodBody,
+    ),
+    Operation(
+        "/v1/eval/loglikelihood/rolling",
+        "Score each token of whole texts.",
+        RollingAnswer | RollingBatch,
+        rolling,
+        RollingBody,
+    ),
+    Operation("/tokenize", "Text to token ids.", TokenizeAnswer, tokenize, TokenizeBody),
+    Operation("/detokenize", "Token ids to text.", DetokenizeAnswer, detokenize, DetokenizeBody),
+    Operation("/tokenizer_info", "The tokenizer as data.", TokenizerInfo, tokenizer_info),
+    Operation("/v1/models", "The served model.", ModelList, list_models),
+    Operation("/metrics", "Figures for Prometheus.", None, render_metrics),
+    Operation("/health", "Report that the server is up.", Health, report_health, needs_key=False),
+]
+_ALIASES = {"/v1/eval/loglikelihood/rolling": "/v1/eval/rolling"}
+
+
+def make_routes(served: Callable[[], ServedModel]) -> list[Route]:
+    """Make all routes; `served` returns the model, or raises an `ApiError` while there is none."""
+    document = make_document()
+    routes = [_make_get("/openapi.json", lambda: document)]
+    for operation in OPERATIONS:
+        if operation.body is None:
+            routes.append(_make_get(operation.path, partial(_respond, served, operation)))
+            continue
+        endpoint = JsonRoute(served, operation.body, operation.respond)
+        paths = {operation.path, _ALIASES.get(operation.path, operation.path)}
+        routes += [Route(path, endpoint, methods=["POST"]) for path in paths]
+    return routes
+
+
+def _respond(served: Callable[[], ServedModel], operation: Operation) -> Any:
+    return operation.respond(served())
+
+
+def _make_get(path: str, make: Callable[[], Any]) -> Route:
+    async def endpoint(request: Request) -> Response:
+        answer = make()
+        if isinstance(answer, bytes):
+            return Response(answer, media_type=_PROMETHEUS)
+        return JSONResponse(answer)
+
+    return Route(path, endpoint, methods=["GET"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol, overload, runtime_checkable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,14 +13,11 @@ from evalution_core import (
     Capability,
     GenerationOutput,
     GenerationRequest,
-    LoglikelihoodOutput,
-    LoglikelihoodRequest,
     RequestFailure,
-    RollingLoglikelihoodOutput,
-    RollingLoglikelihoodRequest,
     TextCodec,
     TextDelta,
 )
+from evalution_core.encoding import encode_with_leading
 from evalution_core.kinds import RequestKind
 from evalution_enginekit.async_session import AsyncSession
 from evalution_enginekit.request_encoding import RequestValidator
@@ -32,9 +28,13 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class Metrics:
-    """The metrics of one server; two servers in one process have their own."""
+    """The metrics of one server; two servers in one process have their own.
 
-    def __init__(self) -> None:
+    Args:
+        find_served: returns the model, while there is one; read when the page is made.
+    """
+
+    def __init__(self, find_served: Callable[[], ServedModel | None]) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "evalution_requests",
@@ -49,21 +49,23 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self._waits = Histogram(
+        waits = Histogram(
             "evalution_queue_seconds",
             "Wait for a turn in the session.",
             ["kind"],
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self._inside = Gauge(
+        inside = Gauge(
             "evalution_requests_inside", "Requests that run or wait.", registry=self._registry
         )
-        self._body_bytes = Gauge(
+        inside.set_function(lambda: served.inside if (served := find_served()) else 0)
+        body_bytes = Gauge(
             "evalution_body_bytes",
             "Bytes of the bodies of requests that come, run or wait.",
             registry=self._registry,
         )
+        body_bytes.set_function(lambda: served.bodies.total if (served := find_served()) else 0)
         self.aborted = Counter(
             "evalution_requests_aborted",
             "Requests whose client went away.",
@@ -72,18 +74,13 @@ class Metrics:
         tokens = Counter(
             "evalution_tokens", "Tokens of generation requests.", ["kind"], registry=self._registry
         )
-        self._waits_by_kind = {kind: self._waits.labels(kind.label) for kind in RequestKind}
+        self._waits = {kind: waits.labels(kind.label) for kind in RequestKind}
         self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.prompt_tokens = tokens.labels("prompt")
         self.completion_tokens = tokens.labels("completion")
 
-    def watch(self, *, inside: Callable[[], float], body_bytes: Callable[[], float]) -> None:
-        """Read the two gauges when the page is made, instead of setting them for each request."""
-        self._inside.set_function(inside)
-        self._body_bytes.set_function(body_bytes)
-
     def note_wait(self, kind: RequestKind, seconds: float) -> None:
-        self._waits_by_kind[kind].observe(seconds)
+        self._waits[kind].observe(seconds)
 
     def note_answer(self, route: str, status: int, seconds: float) -> None:
         if (found := self._answers.get((route, status))) is None:
@@ -100,20 +97,6 @@ class Metrics:
 ID_SPELLING = "token_id:"
 _BATCH_SIZE = 8
 """The batch size of a session that prefers none."""
-
-
-@runtime_checkable
-class WholeTokenizer(TextCodec, Protocol):
-    """The engine kit's tokenizers, which know more than the contract asks."""
-
-    @property
-    def eos_ids(self) -> frozenset[int]: ...
-    @property
-    def special_ids(self) -> frozenset[int]: ...
-    @property
-    def vocabulary_size(self) -> int: ...
-    @property
-    def chat_template(self) -> Any: ...
 
 
 class BodyBudget:
@@ -139,23 +122,10 @@ class BodyBudget:
                 headers={"Retry-After": "1", "Connection": "close"},
             )
 
-
-class BodyReservation:
-    """The bytes of one body."""
-
-    def __init__(self, held: BodyBudget):
-        self._held = held
-        self._size = 0
-
-    def add(self, size: int) -> None:
-        """Count bytes that arrived; raises like `BodyBudget.check_room`."""
-        self._held.check_room(size)
-        self._held.total += size
-        self._size += size
-
-    def release(self) -> None:
-        self._held.total -= self._size
-        self._size = 0
+    def take(self, size: int) -> None:
+        """Count bytes that arrived; raises like `check_room`."""
+        self.check_room(size)
+        self.total += size
 
 
 class ServedModel:
@@ -193,7 +163,7 @@ class ServedModel:
         self.limit = concurrent + settings.max_queue
         self.inside = 0
         self.bodies = BodyBudget(settings.body_budget)
-        self._calls = AsyncSession(
+        self.calls = AsyncSession(
             session, batch_size=settings.max_concurrent, on_start=metrics.note_wait
         )
         self._spelled: dict[int, str] = {}
@@ -234,11 +204,7 @@ class ServedModel:
 
     def encode_prompt(self, text: str) -> list[int] | None:
         """Encode a prompt as the session does; None where that is unknown."""
-        if self.tokenizer is None:
-            return None
-        token_ids = self.tokenizer.encode(text)
-        leading = list(self.tokenizer.leading_ids)
-        return token_ids if token_ids[: len(leading)] == leading else leading + token_ids
+        return None if self.tokenizer is None else encode_with_leading(self.tokenizer, text)
 
     def spell(self, token_id: int) -> str:
         """Return the text of one token, also of a special one.
@@ -262,63 +228,32 @@ class ServedModel:
             self.validation.generation(request)
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
-        """Return the outputs in the order of the requests; raises like `generate_each`."""
-        async with aclosing(self._calls.events(requests)) as events:
-            outputs = {index: _check_output(event) async for index, event in events}
+        """Return the outputs in the order of the requests; raises like `events`."""
+        async with aclosing(self.events(requests)) as events:
+            outputs = {i: event async for i, event in events if isinstance(event, GenerationOutput)}
         return [outputs[index] for index in range(len(requests))]
 
-    async def generate_each(
-        self, requests: Sequence[GenerationRequest]
-    ) -> AsyncGenerator[tuple[int, GenerationOutput]]:
-        """Yield the outputs as they finish, by their indices; closing aborts the others.
+    async def events(
+        self, requests: Sequence[GenerationRequest], *, deltas: bool = False
+    ) -> AsyncGenerator[tuple[int, TextDelta | GenerationOutput]]:
+        """Yield the outputs as they finish, by the indices of their requests.
+
+        With `deltas`, an output's text comes before it as it grows, or at once if the session can't
+        stream. Closing the iterator aborts what isn't finished.
 
         Raises:
             EvalutionError: a request was refused, or the session failed; the others are aborted.
         """
-        async with aclosing(self._calls.events(requests)) as events:
+        whole = deltas and not self.calls.streams_text
+        async with aclosing(self.calls.events(requests, deltas=deltas)) as events:
             async for index, event in events:
-                yield index, _check_output(event)
-
-    async def stream(
-        self, requests: Sequence[GenerationRequest]
-    ) -> AsyncGenerator[tuple[int, TextDelta | GenerationOutput]]:
-        """Yield text as it grows, or at once if the session can't stream, then each output.
-
-        Raises as `generate_each`.
-        """
-        async with aclosing(self._calls.events(requests, deltas=True)) as events:
-            async for index, event in events:
-                if isinstance(event, TextDelta):
-                    yield index, event
-                    continue
-                output = _check_output(event)
-                if not self._calls.streams_text:
-                    yield index, TextDelta(output.text, tuple(output.token_ids or ()))
-                yield index, output
-
-    @overload
-    async def score(
-        self, requests: Sequence[LoglikelihoodRequest]
-    ) -> list[LoglikelihoodOutput | RequestFailure]: ...
-    @overload
-    async def score(
-        self, requests: Sequence[RollingLoglikelihoodRequest]
-    ) -> list[RollingLoglikelihoodOutput | RequestFailure]: ...
-    async def score(self, requests: Sequence[Any]) -> Sequence[Any]:
-        """Return scores and failures in the order of the requests, all of one kind.
-
-        Raises:
-            EvalutionError: the session failed.
-        """
-        return await self._calls.answer(requests)
+                if isinstance(event, RequestFailure):
+                    raise event.error
+                assert isinstance(event, TextDelta | GenerationOutput), event
+                if whole and isinstance(event, GenerationOutput):
+                    yield index, TextDelta(event.text, tuple(event.token_ids or ()))
+                yield index, event
 
     def close(self) -> None:
         """End all calls; the session stays open. It waits for what runs: call it on a thread."""
-        self._calls.close()
-
-
-def _check_output(event: object) -> GenerationOutput:
-    if isinstance(event, RequestFailure):
-        raise event.error
-    assert isinstance(event, GenerationOutput), event
-    return event
+        self.calls.close()

@@ -101,6 +101,18 @@ class ServerSettings:
         return _BODIES_HELD * self.max_body_bytes
 
 
+def check_bind(host: str, settings: ServerSettings) -> None:
+    """Raise `ConfigurationError` for an address that others can reach, without a key.
+
+    `any_host` allows it explicitly; only addresses of the loopback device can't be reached.
+    """
+    if settings.api_key is None and not settings.any_host and not is_loopback(host):
+        raise ConfigurationError(
+            f"host {host} lets everybody who reaches this machine use the model; set a key with "
+            "--api-key-env NAME (in Python api_key), or say --public-without-key (any_host) as well"
+        )
+
+
 @lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
     """Return whether a name or an address can only be reached from this machine."""

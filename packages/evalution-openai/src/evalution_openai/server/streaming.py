@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -11,13 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
-from evalution_core import EvalutionError
 from evalution_openai.server.connections import Client
-from evalution_openai.server.errors import (
-    ApiError,
-    make_internal_error,
-    to_api_error,
-)
+from evalution_openai.server.errors import to_api_error
 
 if TYPE_CHECKING:
     from starlette.types import Message, Send
@@ -70,30 +64,21 @@ class ResponseSender:
 async def send_json(
     send: Send, status: int, answer: Any, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Send a whole JSON answer."""
-    await send_bytes(send, status, encode_json(answer), "application/json", headers)
-
-
-async def send_bytes(
-    send: Send, status: int, body: bytes, kind: str, headers: Mapping[str, str] | None = None
-) -> None:
-    """Send a whole answer; return when the client has read all but the last part."""
-    fields = {"content-type": kind, "content-length": str(len(body)), **(headers or {})}
+    """Send a whole JSON answer; return when the client has read all but the last part."""
+    body = encode_json(answer)
+    fields = {"content-type": "application/json", "content-length": str(len(body))}
+    fields |= headers or {}
     encoded = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
     for begin in range(0, len(body), _PART):
         end = begin + _PART
         await send_part(send, body[begin:end], more=end < len(body))
-    if not body:
-        await send_part(send, b"", more=False)
 
 
 async def send_part(send: Send, part: bytes, *, more: bool = True) -> None:
     """Send a part of an answer's body."""
     await send({"type": "http.response.body", "body": part, "more_body": more})
 
-
-_log = logging.getLogger(__name__)
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -130,16 +115,9 @@ class EventStream:
                     await _send_event(send, chunk)
             except ClientDisconnect:
                 raise
-            except (ApiError, EvalutionError) as error:
-                problem = (
-                    to_api_error(error, self._secrets)
-                    if isinstance(error, EvalutionError)
-                    else error
-                )
-                end = b"data: " + encode_json(problem.answer) + b"\n\n"
-            except Exception:  # noqa: BLE001 - the client gets an error event
-                _log.exception("a stream failed")
-                end = b"data: " + encode_json(make_internal_error().answer) + b"\n\n"
+            except Exception as error:  # noqa: BLE001 - the client gets an error event
+                failure = to_api_error(error, self._secrets)
+                end = b"data: " + encode_json(failure.answer) + b"\n\n"
             await send_part(send, end, more=False)
 
 

@@ -6,8 +6,7 @@ Names are completed from package metadata, so that no engine is imported.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, cast
 
 import typer
@@ -19,7 +18,7 @@ from evalution.cli.options import DebugOption
 from evalution.hints import INSTALL_HINTS
 from evalution.suites.discovery import available_suites, load_suite
 from evalution.suites.suite import Suite, SuiteDeclaration
-from evalution.table import console, engines_table
+from evalution.table import console
 from evalution.user_input import LARGEST
 from evalution.yaml_spec.option_schema import (
     engine_options_schema,
@@ -59,9 +58,10 @@ _NAMED = {
     "filters": "filter or list of filters",
 }
 _NULL = {"type": "null"}
+_OURS = "evalution."
 
 
-def options_table(name: str, schema: Mapping[str, Any]) -> Table:
+def make_options_table(name: str, schema: Mapping[str, Any]) -> Table:
     """Return a table of the options with type, default and description, as a spec writes them.
 
     A default of null is shown as `not set`; a secret option shows no default.
@@ -73,57 +73,57 @@ def options_table(name: str, schema: Mapping[str, Any]) -> Table:
         table.add_column(column, overflow="fold", ratio=ratio)
     table.expand = True
     for option, shape in properties.items():
-        default = "(needed)" if option in needed else _default_text(shape.get("default"))
-        kind = type_text(shape if option in needed else _without_null(shape))
+        default = "(needed)" if option in needed else _format_default(shape.get("default"))
+        kind = format_type(shape if option in needed else _drop_null(shape))
         shown = "(secret)" if shape.get("writeOnly") else default
         table.add_row(option, kind, shown, str(shape.get("description", "")))
     return table
 
 
-def type_text(shape: Mapping[str, Any]) -> str:
+def format_type(shape: Mapping[str, Any]) -> str:
     """Return a JSON schema's type in a few words: `integer ≥ 1 or null`, `'left' | 'error'`."""
     if "enum" in shape:
-        return " | ".join(value_text(value) for value in shape["enum"])
+        return " | ".join(format_option(value) for value in shape["enum"])
     if "const" in shape:
-        return value_text(shape["const"])
+        return format_option(shape["const"])
     if "anyOf" in shape:
-        return " or ".join(dict.fromkeys(type_text(part) for part in shape["anyOf"]))
+        return " or ".join(dict.fromkeys(format_type(part) for part in shape["anyOf"]))
     if "$ref" in shape:
         name = str(shape["$ref"]).rsplit("/", 1)[-1]
         return _NAMED.get(name, name)
     if shape.get("type") == "array":
-        return f"list of {type_text(shape.get('items', {}))}"
+        return f"list of {format_type(shape.get('items', {}))}"
     if shape.get("type") == "object" and isinstance(shape.get("additionalProperties"), Mapping):
-        return f"mapping to {type_text(shape['additionalProperties'])}"
-    return f"{shape.get('type', 'any')}{_bounds_text(shape)}"
+        return f"mapping to {format_type(shape['additionalProperties'])}"
+    return f"{shape.get('type', 'any')}{_format_bounds(shape)}"
 
 
-def _bounds_text(shape: Mapping[str, Any]) -> str:
+def _format_bounds(shape: Mapping[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     bounds = [(sign, shape[key]) for key, sign in signs.items() if key in shape]
     # The largest count is no limit that anybody reaches.
     return "".join(f" {sign} {bound}" for sign, bound in bounds if bound != LARGEST)
 
 
-def value_text(value: object) -> str:
+def format_option(value: object) -> str:
     """Return a value as YAML writes it, texts in quotes: `null`, `false`, `[1, 'a']`."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return f"[{', '.join(value_text(part) for part in cast(list[object], value))}]"
+        return f"[{', '.join(format_option(part) for part in cast(list[object], value))}]"
     if isinstance(value, dict):
         pairs = cast(dict[str, object], value).items()
-        return f"{{{', '.join(f'{name}: {value_text(part)}' for name, part in pairs)}}}"
+        return f"{{{', '.join(f'{name}: {format_option(part)}' for name, part in pairs)}}}"
     return repr(value)
 
 
-def _default_text(default: object) -> str:
-    return "not set" if default is None else value_text(default)
+def _format_default(default: object) -> str:
+    return "not set" if default is None else format_option(default)
 
 
-def _without_null(shape: Mapping[str, Any]) -> Mapping[str, Any]:
+def _drop_null(shape: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the shape without null where that is the default: nobody has to write it."""
     if shape.get("default") is not None or "anyOf" not in shape:
         return shape
@@ -142,49 +142,29 @@ def engines(
     with report_errors(debug=debug):
         if name is None:
             _list_engines(as_json=as_json)
+            return
+        engine = load_engine(name, hints=INSTALL_HINTS)
+        capabilities = sorted(engine.capabilities)
+        if as_json:
+            facts = {"name": engine.__name__, "capabilities": capabilities}
+            _print_json({**facts, "options_schema": engine_options_schema(engine)})
         else:
-            _show_engine(name, as_json=as_json)
+            _print_options(engine, engine_options_schema(engine), f"can: {', '.join(capabilities)}")
 
 
 def _list_engines(*, as_json: bool) -> None:
-    entries = available()
+    fields = ("name", "distribution", "version", "value")
+    rows = [{field: getattr(entry, field) for field in fields} for entry in available()]
     if as_json:
-        fields = ("name", "distribution", "version", "value")
-        print(json.dumps([{f: getattr(entry, f) for f in fields} for entry in entries], indent=2))
-    elif entries:
-        console().print(engines_table(entries))
+        _print_json(rows)
+    elif rows:
+        table = _make_table("engine", "package", "version", "class")
+        for row in rows:
+            package = row["distribution"] or "(this process)"
+            table.add_row(row["name"], package, row["version"] or "", row["value"])
+        console().print(table)
     else:
         print("no engine is installed; the smallest one comes with pip install evalution-reference")
-
-
-def _show_engine(name: str, *, as_json: bool) -> None:
-    engine = load_engine(name, hints=INSTALL_HINTS)
-    capabilities = sorted(engine.capabilities)
-    if as_json:
-        shown = {
-            "name": engine.__name__,
-            "capabilities": capabilities,
-            "options_schema": engine_options_schema(engine),
-        }
-        print(json.dumps(shown, indent=2))
-        return
-    if summary := summarize_docstring(read_docstring(engine)):
-        print(summary)
-    console().print(options_table(engine.__name__, engine_options_schema(engine)))
-    print(f"can: {', '.join(capabilities)}")
-
-
-_OURS = "evalution."
-
-
-@dataclass(frozen=True, slots=True)
-class _SuiteLine:
-    """A line of the list; a suite of another package is known by its place alone."""
-
-    name: str
-    requests: str | None
-    measures: str | None
-    value: str
 
 
 def suites(
@@ -199,53 +179,55 @@ def suites(
     with report_errors(debug=debug):
         if name is None:
             _list_suites(as_json=as_json)
+            return
+        kind = load_suite(name)
+        schema = suite_options_schema(kind)
+        facts = {"name": kind.__name__, **_describe_suite(kind)}
+        if as_json:
+            schema["$defs"] = {**schema.get("$defs", {}), **filter_definitions()}
+            _print_json({**facts, "options_schema": schema})
         else:
-            _show_suite(name, as_json=as_json)
+            asked = facts["requests"] or "what its suites ask for"
+            _print_options(kind, schema, f"asks for: {asked}")
 
 
 def _list_suites(*, as_json: bool) -> None:
-    listed = list(_describe_suites())
+    rows: list[dict[str, str | None]] = []
+    for name, value in available_suites().items():
+        # The module of another package may import anything, and may be broken.
+        kind = load_suite(name) if value.startswith(_OURS) else None
+        facts = _describe_suite(kind)
+        rows.append({"name": name, **facts, "value": value})
     if as_json:
-        print(json.dumps([asdict(suite) for suite in listed], indent=2, ensure_ascii=False))
+        _print_json(rows)
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("suite", "what it measures", "asks for"):
-        table.add_column(column, overflow="fold")
-    for suite in listed:
-        table.add_row(suite.name, suite.measures or suite.value, suite.requests or "")
+    table = _make_table("suite", "what it measures", "asks for")
+    for row in rows:
+        table.add_row(row["name"], row["measures"] or row["value"], row["requests"])
     console().print(table)
 
 
-def _describe_suites() -> Iterator[_SuiteLine]:
-    for name, value in available_suites().items():
-        if value.startswith(_OURS):
-            kind = load_suite(name)
-            yield _SuiteLine(
-                name, _request_kind(kind), summarize_docstring(read_docstring(kind)), value
-            )
-        else:
-            # The module of another package may import anything, and may be broken.
-            yield _SuiteLine(name, None, None, value)
+def _describe_suite(kind: type[SuiteDeclaration] | None) -> dict[str, str | None]:
+    """Return kind of its requests and what it measures; a set has suites of several kinds."""
+    if kind is None:
+        return {"requests": None, "measures": None}
+    requests = kind.request_kind.label if issubclass(kind, Suite) else None
+    return {"requests": requests, "measures": summarize_docstring(read_docstring(kind))}
 
 
-def _show_suite(name: str, *, as_json: bool) -> None:
-    kind = load_suite(name)
-    schema = suite_options_schema(kind)
-    if as_json:
-        schema["$defs"] = {**schema.get("$defs", {}), **filter_definitions()}
-        shown = {
-            "name": kind.__name__,
-            "requests": _request_kind(kind),
-            "measures": summarize_docstring(read_docstring(kind)),
-            "options_schema": schema,
-        }
-        print(json.dumps(shown, indent=2, ensure_ascii=False))
-        return
-    print(summarize_docstring(read_docstring(kind)))
-    console().print(options_table(kind.__name__, schema))
-    print(f"asks for: {_request_kind(kind) or 'what its suites ask for'}")
+def _make_table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
 
 
-def _request_kind(kind: type[SuiteDeclaration]) -> str | None:
-    """Return the kind of request; None for a set, whose suites may each have another."""
-    return kind.request_kind.value if issubclass(kind, Suite) else None
+def _print_options(kind: type[Any], schema: Mapping[str, Any], last_line: str) -> None:
+    if summary := summarize_docstring(read_docstring(kind)):
+        print(summary)
+    console().print(make_options_table(kind.__name__, schema))
+    print(last_line)
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))

@@ -18,8 +18,7 @@ from evalution.cli.errors import EXIT_WITH_FAILURES, hint_isolation, report_erro
 from evalution.cli.options import DebugOption, SpecArgument
 from evalution.progress_bar import make_terminal_progress
 from evalution.results import RunResult
-from evalution.runs.folder import DefaultFolder
-from evalution.runs.options import RunOptions
+from evalution.runs.options import DefaultFolder, RunOptions
 from evalution.runs.preflight import parse_tests
 from evalution.runs.run import Run
 from evalution.table import complaints, console, result_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -314,6 +314,15 @@ def compare_samples(left: RunSamples, right: RunSamples) -> Comparison:
     )
 
 
+def find_flipped_rows(comparisons: Iterable[Comparison]) -> dict[str, set[int]]:
+    """Return by suite the rows that flipped in any of the comparisons."""
+    found: dict[str, set[int]] = {}
+    for comparison in comparisons:
+        for suite in comparison.suites:
+            found.setdefault(suite.name, set()).update(flip.index for flip in suite.flips)
+    return found
+
+
 _Sides = tuple[RunSamples, RunSamples]
 
 
@@ -332,7 +341,7 @@ def _suite(name: str, sides: _Sides) -> SuiteComparison:
             is_mean = all(map(_is_mean, (before, after), (metric, metric), columns))
             values = _values(rows, columns, metric)
             test = _test(values, is_mean=is_mean, higher_is_better=before.higher_is_better)
-            if found.flipped_by is None and test is not None and _is_binary(values):
+            if found.flipped_by is None and test is not None and all(map(is_binary, values)):
                 found.flipped_by = metric
                 found.flips = [*_flips(found, columns, sides, right=before.higher_is_better)]
         known = before or after
@@ -370,12 +379,13 @@ def _test(values: _Values, *, is_mean: bool, higher_is_better: bool) -> PairedTe
         return None
     if not is_mean:
         return sign_test(*values, higher_is_better=higher_is_better)
-    chosen = mcnemar if _is_binary(values) else paired_t_test
+    chosen = mcnemar if all(map(is_binary, values)) else paired_t_test
     return chosen(*values, higher_is_better=higher_is_better)
 
 
-def _is_binary(values: _Values) -> bool:
-    return all(value in (0.0, 1.0) for side in values for value in side)
+def is_binary(values: Iterable[float]) -> bool:
+    """Return True if every value is 0 or 1, rows without one (NaN) aside: right or wrong."""
+    return all(value in (0.0, 1.0) or math.isnan(value) for value in values)
 
 
 def _is_mean(metric: MetricResult, name: str, columns: SampleColumns) -> bool:

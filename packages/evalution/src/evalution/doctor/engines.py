@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +19,8 @@ from packaging.version import InvalidVersion
 from evalution.environment import read_requirements
 from evalution.hints import INSTALL_HINTS
 from evalution.redaction import mask_text
-from evalution_core import ConfigurationError
-from evalution_core.discovery import EngineEntry, available
-from evalution_core.plugins import did_you_mean, normalized
+from evalution_core.discovery import ENGINES, EngineEntry, available
+from evalution_core.plugins import normalized
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -51,10 +50,10 @@ class Needed:
 
 def find_requirements(name: str) -> list[Needed]:
     """Return what an installed distribution requires on this machine, extras left out."""
-    return [_needed(requirement) for requirement in read_requirements(name)]
+    return [_check_requirement(requirement) for requirement in read_requirements(name)]
 
 
-def _needed(requirement: Requirement) -> Needed:
+def _check_requirement(requirement: Requirement) -> Needed:
     bounds = str(requirement.specifier)
     try:
         installed = version(requirement.name)
@@ -100,22 +99,32 @@ class EngineHealth:
         return {"works": self.works, **asdict(self)}
 
 
-def examine_engines(
-    names: Sequence[str] = (), *, patience: float = PATIENCE
-) -> Iterator[EngineHealth]:
-    """The health of the engines of these names, or of all that are installed or known.
+def choose_engines(names: Sequence[str] = ()) -> list[EngineEntry | str]:
+    """Return entries of the engines of these names, of all without a name.
+
+    A well-known engine that isn't installed is returned as its name.
 
     Raises:
         ConfigurationError: a name is neither of an installed nor of a known engine.
     """
-    for entry in _chosen(names):
-        yield _not_installed(entry) if isinstance(entry, str) else examine_engine(entry, patience)
+    installed = available()
+    taken = {normalized(entry.name) for entry in installed}
+    absent = {normalized(name): name for name in INSTALL_HINTS if normalized(name) not in taken}
+    if not names:
+        return [*installed, *absent.values()]
+    return [
+        absent.get(normalized(name)) or ENGINES.find(name, hints=INSTALL_HINTS) for name in names
+    ]
 
 
-def examine_engine(entry: EngineEntry, patience: float = PATIENCE) -> EngineHealth:
-    """Ask one engine, for at most `patience` seconds."""
+def examine_engine(entry: EngineEntry | str, patience: float = PATIENCE) -> EngineHealth:
+    """Ask one engine, for at most `patience` seconds; one that isn't installed is only named."""
+    if isinstance(entry, str):
+        package = INSTALL_HINTS[entry]
+        problem, remedy = f"{package} is not installed", f"pip install {package}"
+        return EngineHealth(entry, package, problem=problem, remedy=remedy)
     needs = find_requirements(entry.distribution) if entry.distribution else []
-    answer = _asked(entry, patience)
+    answer = _ask(entry, patience)
     missing = next((need for need in needs if not need.is_met), None)
     problem: str | None = answer["error"]
     if missing is not None:
@@ -125,51 +134,16 @@ def examine_engine(entry: EngineEntry, patience: float = PATIENCE) -> EngineHeal
         entry.distribution,
         entry.version or "(no version)",
         problem,
-        _remedy(entry, missing, answer) if problem else None,
+        _find_remedy(entry, missing, answer) if problem else None,
         answer["runtime"],
         answer["capabilities"],
         {need.name: need.installed for need in needs},
     )
 
 
-def _chosen(names: Sequence[str]) -> list[EngineEntry | str]:
-    """Entries of installed engines, names of known ones that are not."""
-    installed = available()
-    absent = [
-        name
-        for name in INSTALL_HINTS
-        if normalized(name) not in {normalized(entry.name) for entry in installed}
-    ]
-    if not names:
-        return [*installed, *absent]
-    chosen: list[EngineEntry | str] = []
-    for name in names:
-        package, _, wanted = name.rpartition("/")
-        found: list[EngineEntry | str] = [
-            entry
-            for entry in installed
-            if normalized(entry.name) == normalized(wanted)
-            and (not package or normalized(entry.source) == normalized(package))
-        ]
-        found += [known for known in absent if normalized(known) == normalized(name)]
-        if not found:
-            known = [*(entry.name for entry in installed), *absent]
-            raise ConfigurationError(
-                f"there is no engine {name!r}{did_you_mean(name, known)} "
-                f"(installed or known: {', '.join(known)})"
-            )
-        chosen += found
-    return chosen
-
-
-def _not_installed(name: str) -> EngineHealth:
-    package = INSTALL_HINTS[name]
-    return EngineHealth(
-        name, package, problem=f"{package} is not installed", remedy=f"pip install {package}"
-    )
-
-
-def _remedy(entry: EngineEntry, missing: Needed | None, answer: Mapping[str, Any]) -> str | None:
+def _find_remedy(
+    entry: EngineEntry, missing: Needed | None, answer: Mapping[str, Any]
+) -> str | None:
     if missing is not None:
         return missing.command
     if answer["imported"] or answer["lost"] or entry.distribution is None:
@@ -177,7 +151,7 @@ def _remedy(entry: EngineEntry, missing: Needed | None, answer: Mapping[str, Any
     return f"pip install --force-reinstall {entry.distribution}"
 
 
-def _asked(entry: EngineEntry, patience: float) -> dict[str, Any]:
+def _ask(entry: EngineEntry, patience: float) -> dict[str, Any]:
     """The child's answer, or what became of the child in place of one."""
     fields = (entry.name, entry.value, entry.distribution, entry.version)
     question = json.dumps({"path": sys.path, "entry": fields})
@@ -210,13 +184,13 @@ def _run_child(
     except subprocess.TimeoutExpired:
         return f"importing it was not done after {patience:g} s"
     finally:
-        _kill_all_of(child)
+        _kill_group(child)
     if status < 0:
         return f"it crashed with {signal.Signals(-status).name} while it was imported"
     return f"it ended the process with status {status}" if status else None
 
 
-def _kill_all_of(child: subprocess.Popen[bytes]) -> None:
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
     if sys.platform == "win32":
         child.kill()
     else:

@@ -1,4 +1,4 @@
-"""Facts about this machine: Python, system, processors, memory, disk, and accelerators if any."""
+"""Facts about this machine that decide which engine works: Python, system, and accelerators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 _SECONDS = 20
 _TOOLS = (("nvidia-smi", "-L"), ("rocm-smi", "--showproductname", "--csv"))
@@ -17,52 +16,29 @@ _TOOLS = (("nvidia-smi", "-L"), ("rocm-smi", "--showproductname", "--csv"))
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Sizes are in bytes; `disk_free` is that of the working folder.
-
-    `accelerators` holds the lines that the vendors' own tools print, a failure among them.
-    """
+    """`accelerators` holds the lines that the vendors' own tools print, a failure among them."""
 
     python: str
     executable: str
     system: str
     architecture: str
     cpus: int | None
-    memory: int
-    memory_available: int
-    folder: str
-    disk_free: int
     accelerators: tuple[str, ...]
 
 
 def inspect_machine() -> Machine:
-    """Ask the system; nothing heavy is imported."""
-    import psutil  # noqa: PLC0415 - only the doctor needs it
-
-    memory = psutil.virtual_memory()
-    folder = str(Path.cwd())
+    """Ask the system and the vendors' tools."""
     return Machine(
         python=f"{platform.python_implementation()} {platform.python_version()}",
         executable=sys.executable,
         system=platform.platform(terse=True),
         architecture=platform.machine(),
         cpus=os.cpu_count(),
-        memory=memory.total,
-        memory_available=memory.available,
-        folder=folder,
-        disk_free=psutil.disk_usage(folder).free,
-        accelerators=find_accelerators(),
+        accelerators=tuple(line for command in _TOOLS for line in _list_devices(command)),
     )
 
 
-def find_accelerators() -> tuple[str, ...]:
-    """Return what the vendors' own tools print of their devices; empty if none is installed."""
-    found = [line for command in _TOOLS for line in _printed_lines(command)]
-    if sys.platform == "darwin" and platform.machine() == "arm64":
-        found.append("Apple GPU (shares the machine's memory)")
-    return tuple(found)
-
-
-def _printed_lines(command: tuple[str, ...]) -> list[str]:
+def _list_devices(command: tuple[str, ...]) -> list[str]:
     if shutil.which(command[0]) is None:
         return []
     try:

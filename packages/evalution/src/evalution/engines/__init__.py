@@ -11,7 +11,7 @@ Builders of servers, such as `build_openai_compatible_server`, come from the ent
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -19,18 +19,27 @@ from typing import Any
 from evalution.hints import INSTALL_HINTS, SERVER_HINTS
 from evalution_core import (
     ConfigurationError,
-    EngineUnavailableError,
     UnknownEngineError,
     load_engine,
 )
 from evalution_core.discovery import available
-from evalution_core.plugins import installed
-
-_SERVERS = "evalution.servers"
+from evalution_core.plugins import PluginRegistry
 
 
 class EngineNotInstalledError(UnknownEngineError, AttributeError):
     """No installed engine has this name. As an `AttributeError` it leaves `hasattr` working."""
+
+
+def _check_builder(found: object, what: str) -> Callable[..., object]:
+    if not callable(found):
+        raise ConfigurationError(f"{what} is no function, but {found!r}")
+    return found
+
+
+SERVERS = PluginRegistry(
+    "evalution.servers", "server builder", _check_builder, unknown=EngineNotInstalledError
+)
+"""Every builder of a server."""
 
 
 class _MissingEngineFinder:
@@ -56,8 +65,8 @@ sys.meta_path.append(_MissingEngineFinder)
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in SERVER_HINTS or any(point.name == name for point in installed(_SERVERS)):
-        return _load_server_builder(name)
+    if name in SERVER_HINTS or any(entry.name == name for entry in SERVERS.entries()):
+        return SERVERS.load(name, hints=SERVER_HINTS)
     try:
         return load_engine(name, hints=INSTALL_HINTS)
     except UnknownEngineError as error:
@@ -65,22 +74,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    servers = {point.name for point in installed(_SERVERS)}
-    return sorted({entry.name for entry in available()} | servers)
-
-
-def _load_server_builder(name: str) -> Any:
-    points = [point for point in installed(_SERVERS) if point.name == name]
-    if not points:
-        raise EngineNotInstalledError(
-            f'{name} is not installed; pip install "{SERVER_HINTS[name]}"'
-        )
-    if len(points) > 1:
-        sources = ", ".join(point.value for point in points)
-        raise ConfigurationError(f"{name} is provided more than once: {sources}")
-    try:
-        return points[0].load()
-    except Exception as error:  # the border to foreign code: a package may raise anything
-        raise EngineUnavailableError(
-            f"{name} ({points[0].value}) can't be loaded: {type(error).__name__}: {error}"
-        ) from error
+    return sorted({entry.name for entry in [*available(), *SERVERS.entries()]})

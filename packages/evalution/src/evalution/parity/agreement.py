@@ -72,39 +72,39 @@ def make_record(answer: Output | RequestFailure) -> Record:
     if isinstance(answer, GenerationOutput):
         return Generated(
             answer.text,
-            _integers(answer.token_ids),
-            _floats(answer.token_logprobs),
-            _gaps(answer.top_logprobs),
+            _pack_integers(answer.token_ids),
+            _pack_floats(answer.token_logprobs),
+            _measure_gaps(answer.top_logprobs),
             answer.truncated_tokens,
         )
-    values = _floats(answer.token_logprobs)
+    values = _pack_floats(answer.token_logprobs)
     if values is not None and len(values) != answer.token_count:
         return Failed(f"{len(values)} log-probabilities came for {answer.token_count} tokens")
     return Scored(
         float(answer.logprob),
         int(answer.token_count),
         values,
-        _integers(answer.token_ids),
+        _pack_integers(answer.token_ids),
         getattr(answer, "is_greedy", None),
         getattr(answer, "truncated_tokens", None),
     )
 
 
-def _floats(values: Sequence[float] | None) -> array[float] | None:
+def _pack_floats(values: Sequence[float] | None) -> array[float] | None:
     return None if values is None else array("d", values)
 
 
-def _integers(values: Sequence[int] | None) -> array[int] | None:
+def _pack_integers(values: Sequence[int] | None) -> array[int] | None:
     return None if values is None else array("q", values)
 
 
-def _gaps(top_logprobs: Sequence[dict[int, float]] | None) -> array[float] | None:
+def _measure_gaps(top_logprobs: Sequence[dict[int, float]] | None) -> array[float] | None:
     if top_logprobs is None:
         return None
-    return array("d", (_gap(sorted(step.values(), reverse=True)) for step in top_logprobs))
+    return array("d", (_measure_gap(sorted(step.values(), reverse=True)) for step in top_logprobs))
 
 
-def _gap(best: Sequence[float]) -> float:
+def _measure_gap(best: Sequence[float]) -> float:
     """Return the gap between the first two; NaN where an engine reported fewer."""
     return best[0] - best[1] if len(best) > 1 else math.nan
 
@@ -117,7 +117,7 @@ _AROUND = 40
 """Characters shown of each text from where they part."""
 
 
-def agreement(
+def compare_answers(
     name: str,
     kind: RequestKind,
     left: Mapping[Key, Record],
@@ -130,7 +130,7 @@ def agreement(
     for key in sorted(left):
         found.add(key, left[key], right[key])
     scored = kind is RequestKind.LOGLIKELIHOOD
-    flips, questions = _flips(left, right) if scored else ([], 0)
+    flips, questions = _find_flips(left, right) if scored else ([], 0)
     return found.result(name, kind, len(left), by_ids, flips, questions)
 
 
@@ -226,7 +226,7 @@ class _Agreement:
 
     def _add_texts(self, key: Key, left: Generated, right: Generated) -> None:
         self._texts += 1
-        token = _parting(left.token_ids, right.token_ids)
+        token = _find_parting(left.token_ids, right.token_ids)
         if left.token_logprobs is not None and right.token_logprobs is not None:
             end = len(left.token_logprobs) if token is None else token
             same = left.token_logprobs[:end], right.token_logprobs[:end]
@@ -234,9 +234,9 @@ class _Agreement:
                 self._add_tokens(key, *same, left.token_ids)
         if left.text == right.text:
             return
-        character = _parting(left.text, right.text)
+        character = _find_parting(left.text, right.text)
         assert character is not None
-        gap = None if token is None else _gap_at(token, left, right)
+        gap = None if token is None else _find_gap(token, left, right)
         texts = (text[character : character + _AROUND] for text in (left.text, right.text))
         is_near_tie = gap is not None and gap < NEAR_TIE
         self._divergences.append(Divergence(*key, token, character, gap, is_near_tie, *texts))
@@ -276,17 +276,19 @@ class _Agreement:
         return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
 
 
-def _flips(left: Mapping[Key, Record], right: Mapping[Key, Record]) -> tuple[list[ChoiceFlip], int]:
+def _find_flips(
+    left: Mapping[Key, Record], right: Mapping[Key, Record]
+) -> tuple[list[ChoiceFlip], int]:
     """Questions whose most likely choice differs, and how many questions there are."""
     flips: list[ChoiceFlip] = []
     questions = 0
     for row, keys in groupby(sorted(left), key=lambda key: key[0]):
         ordered = list(keys)
-        before, after = _sums(left, ordered), _sums(right, ordered)
+        before, after = _list_sums(left, ordered), _list_sums(right, ordered)
         if before is None or after is None or len(ordered) < 2:
             continue
         questions += 1
-        chosen, other = _first_highest(before), _first_highest(after)
+        chosen, other = _find_highest(before), _find_highest(after)
         if chosen != other:
             best = sorted(before, reverse=True)
             gap = absolute_difference(best[0], best[1])
@@ -294,13 +296,13 @@ def _flips(left: Mapping[Key, Record], right: Mapping[Key, Record]) -> tuple[lis
     return flips, questions
 
 
-def _sums(records: Mapping[Key, Record], keys: Sequence[Key]) -> list[float] | None:
+def _list_sums(records: Mapping[Key, Record], keys: Sequence[Key]) -> list[float] | None:
     found = [records[key] for key in keys]
     sums = [record.logprob for record in found if isinstance(record, Scored)]
     return sums if len(sums) == len(found) else None
 
 
-def _first_highest(values: Sequence[float]) -> int:
+def _find_highest(values: Sequence[float]) -> int:
     return max(range(len(values)), key=values.__getitem__)
 
 
@@ -308,7 +310,7 @@ def _is_cut_apart(left: int | None, right: int | None) -> bool:
     return left is not None and right is not None and left != right
 
 
-def _parting(left: Sequence[object] | None, right: Sequence[object] | None) -> int | None:
+def _find_parting(left: Sequence[object] | None, right: Sequence[object] | None) -> int | None:
     """The first position at which two sequences differ; None if they don't, or aren't known."""
     if left is None or right is None:
         return None
@@ -318,7 +320,7 @@ def _parting(left: Sequence[object] | None, right: Sequence[object] | None) -> i
     return None if len(left) == len(right) else min(len(left), len(right))
 
 
-def _gap_at(token: int, left: Generated, right: Generated) -> float | None:
+def _find_gap(token: int, left: Generated, right: Generated) -> float | None:
     """Return the left's gap, or the right's where the left had ended before this step."""
     for gaps in (left.gaps, right.gaps):
         if gaps is not None and token < len(gaps) and not math.isnan(gaps[token]):

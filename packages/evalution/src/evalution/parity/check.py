@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import count
 from time import perf_counter
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from evalution.environment import make_engine_record
 from evalution.error_boundary import clean_up, wrap_errors
-from evalution.parity.agreement import Failed, Key, Record, agreement, make_record
+from evalution.parity.agreement import Failed, Key, Record, compare_answers, make_record
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
 from evalution.progress import Progress, Silence
 from evalution.runs.preflight import (
@@ -32,7 +31,6 @@ from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
     Capability,
-    ConfigurationError,
     EngineRuntimeError,
     GenerationRequest,
     InvalidRequestError,
@@ -51,24 +49,16 @@ from evalution_core.encoding import (
 from evalution_core.requests import Request
 
 
-@dataclass(frozen=True, slots=True)
-class RequestIds:
-    """A request's ids: a prompt, a text, or a continuation after its context."""
-
-    token_ids: array[int]
-    context_ids: array[int] | None = None
-
-
 class RequestEncoder:
     """Encodes requests with one tokenizer, so that two engines are asked exactly the same."""
 
     def __init__(self, codec: TextCodec):
         self._codec = codec
         self._contexts = ContextEncoder(codec)
-        self._context: array[int] = array("q")
+        self._context: list[int] = []
 
-    def encode(self, request: Request) -> RequestIds | None:
-        """Return the ids, or None for a request that each engine has to encode itself.
+    def encode(self, request: Request) -> Request | None:
+        """Return the request asked by ids, or None for one that each engine has to encode itself.
 
         That is one with messages, which need a chat template, one that has ids already, and one
         that no engine could serve.
@@ -78,87 +68,49 @@ class RequestEncoder:
                 case GenerationRequest(rendered_prompt=text, prompt=prompt, input_ids=None):
                     if text is None and request.messages is None:
                         text = prompt
-                    return None if text is None else self._encode_prompt(text)
+                    return None if text is None else self._encode_prompt(request, text)
                 case LoglikelihoodRequest(context_input_ids=None, continuation_input_ids=None):
                     is_text = request.messages is None and request.continuation
                     return self._encode_pair(request) if is_text else None
                 case RollingLoglikelihoodRequest(input_ids=None, text=str(text)) if text:
                     # Each session leaves the leading ids out of ids as it does of a text.
-                    return RequestIds(array("q", self._codec.encode(text)))
+                    return replace(request, input_ids=self._codec.encode(text))
                 case _:
                     return None
         except InvalidRequestError:
             return None
 
-    def _encode_prompt(self, text: str) -> RequestIds:
+    def _encode_prompt(self, request: GenerationRequest, text: str) -> Request:
         ids = encode_with_leading(self._codec, text) or [conditioning_id(self._codec)]
-        return RequestIds(array("q", ids))
+        return replace(request, input_ids=ids)
 
-    def _encode_pair(self, request: LoglikelihoodRequest) -> RequestIds | None:
+    def _encode_pair(self, request: LoglikelihoodRequest) -> Request | None:
         before, after = encode_pair(
             self._codec, request.context, request.continuation, contexts=self._contexts
         )
-        # The choices of a question share one array.
-        if (context := array("q", before)) != self._context:
-            self._context = context
-        return RequestIds(array("q", after), self._context) if after else None
+        # The choices of a question share one list.
+        if before != self._context:
+            self._context = before
+        if not after:
+            return None
+        return replace(request, context_input_ids=self._context, continuation_input_ids=after)
 
 
-def with_ids(request: Request, ids: RequestIds | None) -> Request:
-    """Return `request` asked by ids; by text where there are none."""
-    if ids is None:
-        return request
-    token_ids = ids.token_ids.tolist()
-    if not isinstance(request, LoglikelihoodRequest):
-        return replace(request, input_ids=token_ids)
-    context_ids = [] if ids.context_ids is None else ids.context_ids.tolist()
-    return replace(request, context_input_ids=context_ids, continuation_input_ids=token_ids)
-
-
-class ParitySide(AbstractContextManager["ParitySide"]):
-    """A lane whose model is loaded; leaving it frees the model. `record` describes the engine."""
-
-    def __init__(self, lane: EngineAndModel, progress: Progress, *, isolate: bool):
-        self._lane = lane
-        self._progress = progress
-        self.record: dict[str, Any] = make_engine_record(lane.engine, None)
-        self._holder = SessionHolder(lane.engine, lane.model, None, self.record, isolate=isolate)
-
-    def __enter__(self) -> Self:
-        self._holder.open(self._progress)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self._holder.record_execution()
-            self._holder.close()
-        else:
-            clean_up(error, self._holder.close)
-
-    def session(self, suite: AnySuite) -> BaseInferenceSession:
-        """The session, ready for this suite; errors as `SessionHolder.prepare`."""
-        return self._holder.prepare(suite)
-
-    def make_encoder(self, session: BaseInferenceSession) -> RequestEncoder | None:
-        """Return an encoder with the session's tokenizer; None if it doesn't give it away.
-
-        Raises:
-            UnsupportedRequestError: the session takes no ids.
-        """
-        self.require_ids(session)
-        with wrap_errors("tokenizer"):
-            codec = session.tokenizer
-        return None if codec is None else RequestEncoder(codec)
-
-    def require_ids(self, session: BaseInferenceSession) -> None:
-        """Raise `UnsupportedRequestError` if the session takes no ids."""
-        if Capability.TOKEN_IDS not in read_info(session).capabilities:
-            raise no_ids(self._lane.engine)
+@contextmanager
+def _open_side(
+    side: EngineAndModel, progress: Progress, record: dict[str, Any], *, isolate: bool
+) -> Generator[SessionHolder]:
+    """Load the model, and free it at the end; `record` describes the engine then."""
+    record.update(make_engine_record(side.engine, None))
+    holder = SessionHolder(side.engine, side.model, None, record, isolate=isolate)
+    holder.open(progress)
+    try:
+        yield holder
+        holder.record_execution()
+    except BaseException as error:
+        clean_up(error, holder.close)
+        raise
+    holder.close()
 
 
 def read_info(session: BaseInferenceSession) -> SessionInfo:
@@ -167,8 +119,7 @@ def read_info(session: BaseInferenceSession) -> SessionInfo:
         return session.info
 
 
-def no_ids(engine: BaseEngine) -> UnsupportedRequestError:
-    """The error for an engine that can't be asked by ids, to be raised."""
+def _make_ids_error(engine: BaseEngine) -> UnsupportedRequestError:
     return UnsupportedRequestError(
         f"engine {type(engine).__name__} takes no token ids, so it can't be asked the same ids as "
         "another; --text compares by text, where the two may encode differently"
@@ -227,8 +178,8 @@ def check_parity(
     """Ask both engines the requests of all suites, by the same token ids.
 
     The ids are made once, by the tokenizer of the left session, or the right one's where the left
-    keeps its own to itself. Only one model is loaded at a time. Held in memory: the ids, and the
-    log-probability of every token.
+    keeps its own to itself. Only one model is loaded at a time. Held in memory: the requests with
+    their ids, and the log-probability of every token.
 
     Args:
         left: the engine that is held to be right.
@@ -268,7 +219,8 @@ class _Asked:
     suite: AnySuite
     name: str
     rows: int
-    ids: dict[Key, RequestIds | None] = field(default_factory=dict[Key, RequestIds | None])
+    requests: dict[Key, Request] = field(default_factory=dict[Key, Request])
+    by_ids: int = 0
     answers: dict[str, Mapping[Key, Record]] = field(
         default_factory=dict[str, Mapping[Key, Record]]
     )
@@ -276,32 +228,22 @@ class _Asked:
     def encode_requests(
         self, limit: int | None, encoder: RequestEncoder | None
     ) -> Iterator[tuple[Key, Request]]:
-        """The requests by ids, which are noted; all by text without an encoder."""
+        """Yield the requests by ids, and keep them; all by text without an encoder."""
         for sample in self.suite.samples(limit):
             for position, request in enumerate(sample.requests):
+                encoded = None if encoder is None else encoder.encode(request)
+                self.by_ids += encoded is not None
                 key = (sample.index, position)
-                self.ids[key] = None if encoder is None else encoder.encode(request)
-                yield key, with_ids(request, self.ids[key])
-
-    def repeat_requests(self, limit: int | None) -> Iterator[tuple[Key, Request]]:
-        """The same requests with the same ids."""
-        for sample in self.suite.samples(limit):
-            for position, request in enumerate(sample.requests):
-                key = (sample.index, position)
-                if key not in self.ids:
-                    raise ConfigurationError(
-                        f"suite {self.name!r}: row {sample.index} wasn't there before; the data "
-                        "changed during the check"
-                    )
-                yield key, with_ids(request, self.ids[key])
+                self.requests[key] = encoded or request
+                yield key, self.requests[key]
 
     def compare(self) -> SuiteParity:
-        return agreement(
+        return compare_answers(
             self.name,
             self.suite.request_kind,
             self.answers["left"],
             self.answers["right"],
-            by_ids=sum(ids is not None for ids in self.ids.values()),
+            by_ids=self.by_ids,
         )
 
 
@@ -334,8 +276,7 @@ class _Check:
     def notes(self) -> list[str]:
         """Return caveats about the result."""
         notes: list[str] = []
-        by_text = sum(ids is None for asked in self._suites for ids in asked.ids.values())
-        if by_text:
+        if by_text := sum(len(asked.requests) - asked.by_ids for asked in self._suites):
             notes.append(
                 f"requests asked by text, which each engine encodes itself: {by_text}; where the "
                 "ids differ, so do the numbers"
@@ -350,61 +291,64 @@ class _Check:
 
     def _ask_first(self, side: str, lane: EngineAndModel, *, is_needed: bool) -> bool:
         """Ask with ids of this lane's tokenizer; by text without one, but only if `is_needed`."""
-        with self._open(side, lane) as opened:
-            first = opened.session(self._suites[0].suite)
-            encoder = None if self._by_text else opened.make_encoder(first)
-            if encoder is None and not is_needed:
+        with self._open(side, lane) as holder:
+            codec = self._require_ids(holder, lane)
+            if codec is None and not is_needed:
                 return False
+            encoder = None if codec is None else RequestEncoder(codec)
             for asked in self._suites:
-                self._ask(side, opened, asked, asked.encode_requests(self._limit, encoder))
+                self._ask(side, holder, asked, asked.encode_requests(self._limit, encoder))
         return True
 
     def _ask_again(self, side: str, lane: EngineAndModel) -> None:
-        with self._open(side, lane) as opened:
-            first = opened.session(self._suites[0].suite)
-            if not self._by_text:
-                opened.require_ids(first)
+        with self._open(side, lane) as holder:
+            self._require_ids(holder, lane)
             for asked in self._suites:
-                self._ask(side, opened, asked, asked.repeat_requests(self._limit))
+                self._ask(side, holder, asked, asked.requests.items())
 
-    def _open(self, side: str, lane: EngineAndModel) -> ParitySide:
-        opened = ParitySide(lane, self._progress, isolate=self._isolate)
-        self.engines[side] = opened.record
-        return opened
+    def _open(self, side: str, lane: EngineAndModel) -> AbstractContextManager[SessionHolder]:
+        self.engines[side] = {}
+        return _open_side(lane, self._progress, self.engines[side], isolate=self._isolate)
+
+    def _require_ids(self, holder: SessionHolder, lane: EngineAndModel) -> TextCodec | None:
+        """Return the session's tokenizer; None if it keeps that, or all are asked by text.
+
+        Raises:
+            UnsupportedRequestError: the session takes no ids.
+        """
+        session = holder.prepare(self._suites[0].suite)
+        if self._by_text:
+            return None
+        if Capability.TOKEN_IDS not in read_info(session).capabilities:
+            raise _make_ids_error(lane.engine)
+        with wrap_errors("tokenizer"):
+            return session.tokenizer
 
     def _ask(
-        self, side: str, opened: ParitySide, asked: _Asked, requests: Iterator[tuple[Key, Request]]
+        self,
+        side: str,
+        holder: SessionHolder,
+        asked: _Asked,
+        requests: Iterable[tuple[Key, Request]],
     ) -> None:
-        session = opened.session(asked.suite)
+        session = holder.prepare(asked.suite)
         info = read_info(session)
         self._windows[side] = info.max_model_len
-        has_gaps = Capability.LOGPROBS in info.capabilities
-        counter = _Counter(self._progress)
+        if Capability.LOGPROBS in info.capabilities:
+            requests = _ask_for_gaps(requests)
+        done, failed = count(1), 0
+
+        def count_row(key: Key, record: Record) -> None:
+            nonlocal failed
+            if key[1] == 0:  # the first request of a row
+                failed += isinstance(record, Failed)
+                self._progress.sample_finished(next(done), failed, None)
+
         self._progress.suite_started(f"{side}: {asked.name}", asked.rows)
         try:
-            asked.answers[side] = collect(
-                session,
-                asked.suite,
-                _with_gaps(requests) if has_gaps else requests,
-                counter.count_answer,
-            )
+            asked.answers[side] = collect(session, asked.suite, requests, count_row)
         finally:
             self._progress.suite_finished()
-
-
-class _Counter:
-    """Counts finished rows for the progress; each has exactly one first request."""
-
-    def __init__(self, progress: Progress):
-        self._progress = progress
-        self._done = 0
-        self._failed = 0
-
-    def count_answer(self, key: Key, record: Record) -> None:
-        if key[1] == 0:
-            self._done += 1
-            self._failed += isinstance(record, Failed)
-            self._progress.sample_finished(self._done, self._failed, None)
 
 
 def _check_suites(
@@ -422,7 +366,7 @@ def _check_suites(
         check_model(lane.model, engine)
         check_capabilities(suites, engine.capabilities, f"of engine {type(engine).__name__}")
         if not by_text and Capability.TOKEN_IDS not in engine.capabilities:
-            raise no_ids(engine)
+            raise _make_ids_error(engine)
     found: dict[str, _Asked] = {}
     for suite in suites:
         suite.validate()
@@ -431,7 +375,7 @@ def _check_suites(
     return list(found.values())
 
 
-def _with_gaps(requests: Iterator[tuple[Key, Request]]) -> Iterator[tuple[Key, Request]]:
+def _ask_for_gaps(requests: Iterable[tuple[Key, Request]]) -> Iterator[tuple[Key, Request]]:
     for key, request in requests:
         if isinstance(request, GenerationRequest):
             request = replace(request, logprobs=_TOP)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from evalution.results import to_json
-from evalution.runs.folder import ResultsNotWrittenError
-from evalution.user_input import parse_path, path_errors
+from evalution.samples import ResultsNotWrittenError
+from evalution.user_input import parse_path, path_errors, read_result_file
 from evalution_core import ConfigurationError
 
 SCHEMA_VERSION = 1
@@ -63,9 +62,9 @@ def summarize_differences(differences: Iterable[float]) -> DifferenceStats:
         infinite,
         ordered[-1] if ordered else 0.0,
         math.fsum(ordered) / count if count else 0.0,
-        _rank(ordered, 0.50),
-        _rank(ordered, 0.99),
-        _histogram(ordered),
+        _find_rank(ordered, 0.50),
+        _find_rank(ordered, 0.99),
+        _count_decades(ordered),
     )
 
 
@@ -74,11 +73,11 @@ def absolute_difference(left: float, right: float) -> float:
     return 0.0 if left == right else abs(left - right)
 
 
-def _rank(ordered: list[float], share: float) -> float:
+def _find_rank(ordered: list[float], share: float) -> float:
     return ordered[math.ceil(share * len(ordered)) - 1] if ordered else 0.0
 
 
-def _histogram(values: Iterable[float]) -> list[int]:
+def _count_decades(values: Iterable[float]) -> list[int]:
     counts = [0] * (_DECADES + 1)
     for value in values:
         if value == 0.0:
@@ -226,7 +225,7 @@ class ParityResult:
     @property
     def complaints(self) -> list[str]:
         """Sentences on everything outside the tolerance."""
-        found = [f"{suite.name}: {text}" for suite in self.suites for text in self._of(suite)]
+        found = [f"{suite.name}: {text}" for suite in self.suites for text in self._complain(suite)]
         decisions = sum(s.flips + s.greedy_apart + s.divergences for s in self.suites)
         if decisions > self.tolerance.decisions:
             allowed = self.tolerance.decisions
@@ -241,7 +240,7 @@ class ParityResult:
             **asdict(self),
         }
 
-    def _of(self, suite: SuiteParity) -> Iterator[str]:
+    def _complain(self, suite: SuiteParity) -> Iterator[str]:
         missing, allowed = suite.uncompared, self.tolerance.logprob
         if not suite.compared:
             yield "nothing could be compared"
@@ -317,28 +316,10 @@ def read_parity(path: str | os.PathLike[str]) -> ParityResult:
             raise ConfigurationError(
                 f"there is no {file}; `evalution parity SPEC --output DIR` writes one"
             )
-        content = file.read_bytes()
-    found = _document(file, content)
+    found = read_result_file(file, "a parity check", SCHEMA_VERSION)
     try:
         return TypeAdapter(ParityResult).validate_python(found)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise ConfigurationError(f"{file} is damaged: {place}: {first['msg'].lower()}") from None
-
-
-def _document(file: Path, content: bytes) -> dict[str, Any]:
-    try:
-        found: object = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{file} is not JSON: {error}") from None
-    known = cast(dict[str, Any], found) if isinstance(found, dict) else {}
-    version: object = known.get("schema_version")
-    if type(version) is not int or version < 1:
-        raise ConfigurationError(f"{file} is no result of a parity check: no schema_version")
-    if version > SCHEMA_VERSION:
-        raise ConfigurationError(
-            f"{file} was written by a newer evalution (schema {version}, this one reads up to "
-            f"{SCHEMA_VERSION}); upgrade: pip install --upgrade evalution"
-        )
-    return known

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalution.comparison import MetricComparison, SuiteComparison
-from evalution.comparison.comparison import compare_samples
-from evalution.report.figures import ROWS_SHOWN, Figure, Point, dot_plot, with_one_legend
+from evalution.comparison import Comparison, MetricComparison, SuiteComparison
+from evalution.report.figures import (
+    Figure,
+    Point,
+    find_scale,
+    leave_one_legend,
+    make_dot_plot,
+)
 from evalution.report.rendering import RunLabel
-from evalution.runs.reader import RunSamples
 
 _CHANCE = 0.05
 """Of 5 %: the two-sided p-value from which on a difference is called clear."""
@@ -59,19 +64,20 @@ class SuiteDifferences:
 
 
 def differences_to_first(
-    runs: Sequence[RunSamples], labels: Sequence[RunLabel]
+    comparisons: Sequence[Comparison], labels: Sequence[RunLabel]
 ) -> list[SuiteDifferences]:
-    """Every metric that a further run shares with the first, by suite in the first run's order.
+    """Return every metric that a further run shares with the first, in the first run's order.
 
-    Raises:
-        ConfigurationError: a file of samples is damaged.
+    Args:
+        comparisons: the first run with each further one.
+        labels: those of all runs.
     """
     compared = [
-        (label, {suite.name: suite for suite in compare_samples(runs[0], run).suites})
-        for run, label in zip(runs[1:], labels[1:], strict=True)
+        (label, {suite.name: suite for suite in comparison.suites})
+        for comparison, label in zip(comparisons, labels[1:], strict=True)
     ]
     found: list[SuiteDifferences] = []
-    for suite in runs[0].run.suites:
+    for suite in comparisons[0].left.suites if comparisons else []:
         sides = [(label, suites[suite.name]) for label, suites in compared if suite.name in suites]
         metrics = [_differences(name, suite.name, sides) for name in suite.metrics]
         remarks = [(label, remark) for label, side in sides if (remark := _remark(side))]
@@ -103,64 +109,45 @@ def _remark(suite: SuiteComparison) -> str:
     return "; ".join(f"{what}: {count:,}" for what, count in counts if count)
 
 
-def difference_figures(
+def make_difference_figures(
     suites: Sequence[SuiteDifferences], labels: Sequence[RunLabel]
 ) -> list[Figure]:
-    """A figure for the metrics that have an interval of their own scale, and one for each other.
-
-    Metrics from 0 to 1 share an axis; a perplexity has its own. With more than forty lines in a
-    figure, the first metric of each suite stays.
-    """
+    """Draw the differences with their 95 % intervals; a metric that isn't a share has a figure."""
     groups: dict[str, list[Difference]] = {}
     for suite in suites:
         for row in suite.rows:
             if row.metric.difference is not None:
-                groups.setdefault(_group(row), []).append(row)
-    return with_one_legend(_figure(name, rows, labels) for name, rows in groups.items())
+                groups.setdefault(_find_group(row.metric), []).append(row)
+    return leave_one_legend([_make_figure(name, rows, labels) for name, rows in groups.items()])
 
 
-def _group(row: Difference) -> str:
-    values = [side.value for side in (row.metric.left, row.metric.right) if side is not None]
-    shares = all(value is not None and 0 <= value <= 1 for value in values)
-    return "" if shares and row.metric.higher_is_better else row.metric.name
+def _find_group(metric: MetricComparison) -> str:
+    values = [side.value for side in (metric.left, metric.right) if side is not None]
+    known = [math.inf if value is None else value for value in values]
+    return find_scale(metric.name, known, higher_is_better=metric.higher_is_better)
 
 
-def _figure(metric: str, rows: Sequence[Difference], labels: Sequence[RunLabel]) -> Figure:
-    lines = list(dict.fromkeys((row.suite, row.metric.name) for row in rows))
-    shown = lines
-    if len(lines) > ROWS_SHOWN:
-        shown = list({suite: (suite, name) for suite, name in reversed(lines)}.values())[::-1]
-    up = rows[0].metric.higher_is_better
-    others = labels[1:]
-    places = {line: place for place, line in enumerate(shown)}
-    found = [(places.get((row.suite, row.metric.name)), row) for row in rows]
-    points = [
-        [_point(place, row) for place, row in found if place is not None and row.label == label]
-        for label in others
-    ]
-    side = "→ better" if up else "← better"
-    left_out = f"The first metric of each suite is shown, {len(shown)} of {len(lines)} scores."
-    first = labels[0].letter
-    return Figure(
-        name=f"differences-{metric or 'shares'}",
-        title=f"{metric or 'Scores from 0 to 1'}: difference to {first} {side}",
-        note=left_out if len(shown) < len(lines) else "",
-        summary=f"Dot plot of differences to run {first} in {len(shown)} scores; the table has "
-        "the same.",
-        spec=dot_plot(
-            [suite if metric else f"{suite} · {name}" for suite, name in shown],
-            points,
-            others,
-            zero_line=True,
-        ),
+def _make_figure(metric: str, rows: Sequence[Difference], labels: Sequence[RunLabel]) -> Figure:
+    first, *others = labels
+    side = "→ better" if rows[0].metric.higher_is_better else "← better"
+    return make_dot_plot(
+        f"differences-{metric or 'shares'}",
+        f"{metric or 'Scores from 0 to 1'}: difference to {first.letter} {side}",
+        f"Dot plot of differences to run {first.letter} in {{}} scores; the table has the same.",
+        list(dict.fromkeys((row.suite, row.metric.name) for row in rows)),
+        [[_make_point(row) for row in rows if row.label == label] for label in others],
+        others,
+        is_of_one_metric=bool(metric),
+        has_zero_line=True,
     )
 
 
-def _point(position: int, row: Difference) -> Point:
-    difference = row.metric.difference
+def _make_point(row: Difference) -> Point:
+    difference, test = row.metric.difference, row.metric.test
     assert difference is not None
-    interval = row.metric.test.interval if row.metric.test else None
-    p_value = row.metric.test.p_value if row.metric.test else None
     about = f"{row.suite} · {row.metric.name}: {difference:+.4g}"
-    about += f", p = {p_value:.2g}" if p_value is not None else ""
-    return Point(position, difference, interval, f"{about}, {row.reading}")
+    if test is not None and test.p_value is not None:
+        about += f", p = {test.p_value:.2g}"
+    interval = test.interval if test is not None else None
+    line = (row.suite, row.metric.name)
+    return Point(line, difference, interval, f"{about}, {row.reading}")

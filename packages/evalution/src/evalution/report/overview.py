@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from evalution.redaction import mask_text
-from evalution.report.rendering import ABSENT, RunLabel, duration_text, flatten, merge_in_order
+from evalution.report.rendering import ABSENT, RunLabel, flatten, format_duration, merge_in_order
 from evalution.results import RunResult, Status
 
 
@@ -26,14 +26,14 @@ class RunOverview:
     problems: Sequence[str]
 
 
-def run_overview(run: RunResult, label: RunLabel) -> RunOverview:
+def make_run_overview(run: RunResult, label: RunLabel) -> RunOverview:
     """The run in short; credentials in its errors are scrubbed."""
     return RunOverview(
         label=label,
         status=run.status,
         engine_version=_engine_version(run),
         started=_moment(run.started),
-        duration=duration_text(run.timings.get("total_s")),
+        duration=format_duration(run.timings.get("total_s")),
         samples=sum(suite.n for suite in run.suites),
         failed=run.failed,
         problems=[mask_text(problem) for problem in [*_errors(run), *run.notices]],
@@ -90,7 +90,7 @@ class ConditionGroup:
         return sum(condition.differs for condition in self.conditions)
 
 
-def run_conditions(runs: Sequence[RunResult]) -> list[ConditionGroup]:
+def list_run_conditions(runs: Sequence[RunResult]) -> list[ConditionGroup]:
     """Everything recorded about how the runs were made; credentials are redacted."""
     groups = [
         _group("Model", [{**run.model, "limit": run.limit} for run in runs]),
@@ -106,7 +106,7 @@ def run_conditions(runs: Sequence[RunResult]) -> list[ConditionGroup]:
     return [group for group in groups if group.conditions]
 
 
-def suite_conditions(runs: Sequence[RunResult]) -> list[ConditionGroup]:
+def list_suite_conditions(runs: Sequence[RunResult]) -> list[ConditionGroup]:
     """The options of every suite that any run holds; credentials are redacted."""
     names = merge_in_order([suite.name for suite in run.suites] for run in runs)
     return [_suite_group(name, runs) for name in names]

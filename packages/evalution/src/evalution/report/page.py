@@ -9,18 +9,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from evalution.comparison.comparison import compare_samples, find_flipped_rows
 from evalution.parity import ParityResult, read_parity
 from evalution.parity.result import PARITY
-from evalution.report.differences import difference_figures, differences_to_first
-from evalution.report.figures import Figure, curve_figures, score_figures
-from evalution.report.overview import run_conditions, run_overview, suite_conditions
-from evalution.report.parity import ParityView, parity_view
-from evalution.report.rendering import RunLabel, embedded_json, label_runs, load_assets, render
-from evalution.report.samples import sample_payload
-from evalution.report.scores import suite_scores
+from evalution.report.differences import differences_to_first, make_difference_figures
+from evalution.report.figures import make_curve_figures, make_score_figures
+from evalution.report.overview import list_run_conditions, list_suite_conditions, make_run_overview
+from evalution.report.parity import ParityView, make_parity_view
+from evalution.report.rendering import RunLabel, label_runs, load_assets, render
+from evalution.report.samples import make_sample_payload
+from evalution.report.scores import collect_suite_scores
 from evalution.results import RunResult
-from evalution.runs.folder import RESULTS
 from evalution.runs.reader import RunSamples, read_run
+from evalution.runs.store import RESULTS
 from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
 from evalution_core import ConfigurationError
 
@@ -87,7 +88,7 @@ def write_report(
         raise ConfigurationError(
             f"samples_per_suite {problem}, got {format_value(samples_per_suite)}"
         )
-    page = _page(runs, parity, samples_per_suite).encode("utf-8", "backslashreplace")
+    page = _render_page(runs, parity, samples_per_suite).encode("utf-8", "backslashreplace")
     file = parse_path(os.fspath(path))
     if not file.name:
         raise ConfigurationError(f"{str(path)!r} names no file for the report; name an --output")
@@ -102,48 +103,48 @@ def write_report(
     return WrittenReport(file, len(page))
 
 
-def _page(runs: Sequence[RunResult], checks: Sequence[ParityResult], samples_per_suite: int) -> str:
+def _render_page(
+    runs: Sequence[RunResult], checks: Sequence[ParityResult], samples_per_suite: int
+) -> str:
     samples = [RunSamples(run) for run in runs]
     labels = label_runs(runs)
     letters = [label.letter for label in labels]
-    suites = suite_scores(runs, letters)
-    scores = score_figures(suites, labels)
-    differences = differences_to_first(samples, labels) if runs else []
-    gaps = difference_figures(differences, labels)
+    suites = collect_suite_scores(runs, letters)
+    scores = make_score_figures(suites, labels)
+    compared = [compare_samples(samples[0], other) for other in samples[1:]]
+    differences = differences_to_first(compared, labels)
+    gaps = make_difference_figures(differences, labels)
     payload = None
     if samples_per_suite:
-        payload = sample_payload(suites, samples, letters, samples_per_suite)
-    parity = [parity_view(check, position) for position, check in enumerate(checks)]
-    curves = curve_figures(suites, [run.step for run in runs])
+        flipped = find_flipped_rows(compared)
+        payload = make_sample_payload(suites, samples, letters, samples_per_suite, flipped)
+    parity = [make_parity_view(check, position) for position, check in enumerate(checks)]
+    curves = make_curve_figures(suites, [run.step for run in runs])
     figures = [*curves, *scores, *gaps, *(figure for view in parity for figure in view.figures)]
     values: Mapping[str, Any] = {
-        "title": _title(labels, parity),
+        "title": _make_title(labels, parity),
         "made_by": f"evalution {version('evalution')}",
         "labels": labels,
-        "runs": [run_overview(run, label) for run, label in zip(runs, labels, strict=True)],
+        "runs": [make_run_overview(run, label) for run, label in zip(runs, labels, strict=True)],
         "suites": suites,
         "curves": curves,
         "figures": scores,
         "differences": differences,
         "difference_figures": gaps,
         "parity": parity,
-        "figures_json": _figures_json(figures) if figures else None,
+        "figures_data": {figure.name: figure.spec for figure in figures},
         "samples": payload,
-        "conditions": run_conditions(runs),
-        "suite_conditions": suite_conditions(runs),
+        "conditions": list_run_conditions(runs),
+        "suite_conditions": list_suite_conditions(runs),
         "assets": load_assets(with_figures=bool(figures)),
     }
     return render("page.html.j2", values)
 
 
-def _title(labels: Sequence[RunLabel], parity: Sequence[ParityView]) -> str:
+def _make_title(labels: Sequence[RunLabel], parity: Sequence[ParityView]) -> str:
     if not labels:
         return f"{parity[0].right} against {parity[0].left}"
     titles = {label.title for label in labels}
     if len(titles) == 1:
         return f"{titles.pop()}" + (f", {len(labels)} runs" if len(labels) > 1 else "")
     return f"{len(labels)} runs compared"
-
-
-def _figures_json(figures: Sequence[Figure]) -> str:
-    return embedded_json({figure.name: figure.spec for figure in figures})

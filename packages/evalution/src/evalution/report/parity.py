@@ -9,7 +9,7 @@ from typing import Any
 
 from evalution.parity.result import LEAST_DECADE, ParityResult, SuiteParity, TokenDifference
 from evalution.redaction import mask_text
-from evalution.report.figures import Figure, marker_symbol, plot_text, shortened
+from evalution.report.figures import Figure, choose_marker, escape_text, make_layout, shorten
 
 _WORST_SHOWN = 20
 
@@ -36,15 +36,15 @@ class ParityView:
     figures: Sequence[Figure]
 
 
-def parity_view(result: ParityResult, position: int) -> ParityView:
+def make_parity_view(result: ParityResult, position: int) -> ParityView:
     """The view of the check that stands at `position` on the page."""
     worst = [
-        WorstToken(suite.name, token, token_difference(token))
+        WorstToken(suite.name, token, measure_difference(token))
         for suite in result.suites
         for token in suite.worst_tokens
     ]
     worst.sort(key=lambda token: math.inf if token.size is None else token.size, reverse=True)
-    left, right = _names(result)
+    left, right = _name_sides(result)
     return ParityView(
         result=result,
         left=left,
@@ -52,17 +52,17 @@ def parity_view(result: ParityResult, position: int) -> ParityView:
         complaints=[mask_text(text) for text in result.complaints],
         notes=[mask_text(text) for text in result.notes],
         worst=worst[:_WORST_SHOWN],
-        figures=parity_figures(result, f"parity-{position}"),
+        figures=make_parity_figures(result, f"parity-{position}"),
     )
 
 
-def _names(result: ParityResult) -> tuple[str, str]:
+def _name_sides(result: ParityResult) -> tuple[str, str]:
     """The two engines, with their models where the engines have one name."""
-    left, right = _side(result.left), _side(result.right)
+    left, right = _name_side(result.left), _name_side(result.right)
     return left, right if left != right else f"{right} (checked)"
 
 
-def _side(record: Mapping[str, Any]) -> str:
+def _name_side(record: Mapping[str, Any]) -> str:
     engine: Mapping[str, Any] = record.get("engine") or {}
     model: Mapping[str, Any] = record.get("model") or {}
     options: Mapping[str, Any] = engine.get("options") or {}
@@ -77,7 +77,7 @@ _HEADROOM = 0.15
 """In decades: so that a bar of one token can be seen, and the highest doesn't touch the edge."""
 
 
-def parity_figures(result: ParityResult, name: str) -> list[Figure]:
+def make_parity_figures(result: ParityResult, name: str) -> list[Figure]:
     """Return figures of the differences of tokens by size and by probability.
 
     None for engines that give no log-probabilities of single tokens. `name` is unique on the page.
@@ -86,12 +86,12 @@ def parity_figures(result: ParityResult, name: str) -> list[Figure]:
     if not suites:
         return []
     return [
-        _distribution(suites, result.tolerance.logprob, name),
-        _scatter(suites, result.tolerance.logprob, name),
+        _draw_distribution(suites, result.tolerance.logprob, name),
+        _draw_tokens(suites, result.tolerance.logprob, name),
     ]
 
 
-def _distribution(suites: Sequence[SuiteParity], tolerance: float, name: str) -> Figure:
+def _draw_distribution(suites: Sequence[SuiteParity], tolerance: float, name: str) -> Figure:
     histograms = [suite.tokens.decades for suite in suites if suite.tokens is not None]
     filled = [at for at in range(len(histograms[0])) if any(counts[at] for counts in histograms)]
     shown = range(min(filled, default=0), max(filled, default=0) + 1)
@@ -99,15 +99,20 @@ def _distribution(suites: Sequence[SuiteParity], tolerance: float, name: str) ->
     data = [
         {
             "type": "bar",
-            "name": plot_text(shortened(suite.name)),
+            "name": escape_text(shorten(suite.name)),
             "meta": {"run": position},
-            "x": [_decade(at) for at in shown],
+            "x": [_format_decade(at) for at in shown],
             "y": [counts[at] for at in shown],
-            "hovertemplate": "%{y:,} tokens<extra>" + plot_text(suite.name) + "</extra>",
+            "hovertemplate": "%{y:,} tokens<extra>" + escape_text(suite.name) + "</extra>",
         }
         for position, (suite, counts) in enumerate(zip(suites, histograms, strict=True))
     ]
-    layout = _layout("|Δ log-probability| from here on, in nats", "tokens", len(suites))
+    layout = make_layout(
+        _HEIGHT,
+        has_legend=len(suites) > 1,
+        x="|Δ log-probability| from here on, in nats",
+        y="tokens",
+    )
     layout["xaxis"] |= {"type": "category"}
     top = math.log10(max(max(counts) for counts in histograms) or 1) + _HEADROOM
     layout["yaxis"] |= {"type": "log", "dtick": 1, "range": [_BELOW_ONE, top]}
@@ -121,12 +126,17 @@ def _distribution(suites: Sequence[SuiteParity], tolerance: float, name: str) ->
     )
 
 
-def _scatter(suites: Sequence[SuiteParity], tolerance: float, name: str) -> Figure:
+def _draw_tokens(suites: Sequence[SuiteParity], tolerance: float, name: str) -> Figure:
     data: list[dict[str, Any]] = []
     for position, suite in enumerate(suites):
-        data.append(_points(suite, position))
-        data.append(_worst(suite, position))
-    layout = _layout("log-probability on the left", "|Δ|, in nats", len(suites))
+        data.append(_draw_points(suite, position))
+        data.append(_draw_worst(suite, position))
+    layout = make_layout(
+        _HEIGHT,
+        has_legend=len(suites) > 1,
+        x="log-probability on the left",
+        y="|Δ|, in nats",
+    )
     layout["yaxis"] |= {"type": "log", "exponentformat": "power", "dtick": 2}
     layout["shapes"] = [
         {
@@ -150,23 +160,23 @@ def _scatter(suites: Sequence[SuiteParity], tolerance: float, name: str) -> Figu
     )
 
 
-def _points(suite: SuiteParity, position: int) -> dict[str, Any]:
+def _draw_points(suite: SuiteParity, position: int) -> dict[str, Any]:
     pairs = [(left, abs(left - right)) for left, right in suite.points if left != right]
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": plot_text(shortened(suite.name)),
+        "name": escape_text(shorten(suite.name)),
         "legendgroup": str(position),
         "meta": {"run": position},
         "x": [left for left, _ in pairs],
         "y": [size for _, size in pairs],
-        "marker": {"size": 4, "opacity": 0.55, "symbol": marker_symbol(position)},
+        "marker": {"size": 4, "opacity": 0.55, "symbol": choose_marker(position)},
         "hovertemplate": "%{x:.4f}: |Δ| %{y:.3g}<extra></extra>",
     }
 
 
-def _worst(suite: SuiteParity, position: int) -> dict[str, Any]:
-    found = [(token, size) for token in suite.worst_tokens if (size := token_difference(token))]
+def _draw_worst(suite: SuiteParity, position: int) -> dict[str, Any]:
+    found = [(token, size) for token in suite.worst_tokens if (size := measure_difference(token))]
     return {
         "type": "scatter",
         "mode": "markers",
@@ -177,30 +187,18 @@ def _worst(suite: SuiteParity, position: int) -> dict[str, Any]:
         "y": [size for _, size in found],
         "text": [f"row {token.row}, token {token.position}" for token, _ in found],
         "marker": {"size": 10, "symbol": "circle-open", "line": {"width": 1.5}},
-        "hovertemplate": "%{text}: |Δ| %{y:.3g}<extra>" + plot_text(suite.name) + "</extra>",
+        "hovertemplate": "%{text}: |Δ| %{y:.3g}<extra>" + escape_text(suite.name) + "</extra>",
     }
 
 
-def token_difference(token: TokenDifference) -> float | None:
+def measure_difference(token: TokenDifference) -> float | None:
     """|Δ| of a token; None where one side calls it impossible."""
     if token.left is None or token.right is None:
         return None
     return abs(token.left - token.right)
 
 
-def _layout(x: str, y: str, suites: int) -> dict[str, Any]:
-    return {
-        "height": _HEIGHT,
-        "margin": {"l": 8, "r": 16, "t": 8, "b": 8},
-        "showlegend": suites > 1,
-        "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
-        "xaxis": {"automargin": True, "title": {"text": x}, "zeroline": False, "tickangle": 0},
-        "yaxis": {"automargin": True, "title": {"text": y}, "zeroline": False},
-    }
-
-
-def _decade(place: int) -> str:
+def _format_decade(place: int) -> str:
     """The lower end of a bin of `DifferenceStats.decades`."""
     if place == 0:
         return "0"

@@ -26,7 +26,7 @@ _HOUR = 3600
 ABSENT = "–"
 
 
-def score_text(value: float | None) -> str:
+def format_score(value: float | None) -> str:
     """A score in four decimals, or in six digits from a thousand on; a dash for None."""
     if value is None:
         return ABSENT
@@ -36,23 +36,23 @@ def score_text(value: float | None) -> str:
     return text.replace("-", "−")
 
 
-def signed_text(value: float | None) -> str:
-    """A difference as `score_text` shows it, with its sign; a tiny one is never shown as zero."""
+def format_difference(value: float | None) -> str:
+    """A difference as `format_score` shows it, with its sign; a tiny one is never shown as zero."""
     if value is None or not value:
-        return score_text(value)
+        return format_score(value)
     if abs(value) < _LEAST_DIFFERENCE_SHOWN:
         return f"{value:+.0e}".replace("-", "−")
-    return f"+{score_text(value)}" if value > 0 else score_text(value)
+    return f"+{format_score(value)}" if value > 0 else format_score(value)
 
 
-def chance_text(p_value: float | None) -> str:
+def format_chance(p_value: float | None) -> str:
     """A p-value in as many digits as mean something."""
     if p_value is None:
         return ABSENT
     return "< 0.0001" if p_value < _LEAST_CHANCE_SHOWN else f"{p_value:.4f}"
 
 
-def duration_text(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """A duration in the two largest units."""
     if seconds is None:
         return ABSENT
@@ -91,7 +91,7 @@ class RunLabel:
 def label_runs(runs: Sequence[RunResult]) -> list[RunLabel]:
     """A label for each run, in their order; credentials are redacted."""
     settings = [_settings(run) for run in runs]
-    apart = differing_keys(settings)
+    apart = find_differing_keys(settings)
     titles = [f"{_model(run)} on {_engine(run)}" for run in runs]
     labels: list[RunLabel] = []
     for position, (run, found) in enumerate(zip(runs, settings, strict=True)):
@@ -138,7 +138,7 @@ def flatten(value: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def differing_keys(columns: Sequence[Mapping[str, object]]) -> list[str]:
+def find_differing_keys(columns: Sequence[Mapping[str, object]]) -> list[str]:
     """The names whose values are not the same in all columns, in order of appearance."""
     names = merge_in_order(columns)
     return [name for name in names if any(c.get(name) != columns[0].get(name) for c in columns)]
@@ -167,25 +167,6 @@ def _text(value: object) -> str:
     if isinstance(value, str) and value == value.strip():
         return value
     return json.dumps(value, ensure_ascii=False)  # in quotes, so that white space can be seen
-
-
-_ESCAPES = str.maketrans(
-    {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-)
-
-
-def embedded_json(value: Any) -> str:
-    """Strict JSON for a `<script type="application/json">` element.
-
-    What HTML reads inside such an element (`</script`, `<!--`) begins with a `<`, and JSON has that
-    only in strings, where an escape means the same. Lone surrogates become escapes too: the page is
-    UTF-8.
-    """
-    return _as_utf8(to_json(value)).translate(_ESCAPES)
-
-
-def _as_utf8(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 _PACKAGE = "evalution.report"
@@ -228,7 +209,7 @@ def load_assets(*, with_figures: bool) -> Assets:
 
 
 def render(template: str, values: Mapping[str, Any], *, package: str = _PACKAGE) -> str:
-    """A template filled in; every value is escaped unless it is `Markup`.
+    """A template filled in; every value is escaped unless it is `Markup`, `tojson` is strict.
 
     Args:
         template: its name in the folder `templates` of `package`, or of this one: another package's
@@ -248,7 +229,12 @@ def render(template: str, values: Mapping[str, Any], *, package: str = _PACKAGE)
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"score": score_text, "signed": signed_text, "chance": chance_text}
+    environment.policies |= {"json.dumps_function": to_json, "json.dumps_kwargs": {}}
+    environment.filters |= {
+        "score": format_score,
+        "signed": format_difference,
+        "chance": format_chance,
+    }
     return str(environment.get_template(template).render(values))
 
 

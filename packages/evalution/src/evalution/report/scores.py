@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evalution.redaction import mask_text
-from evalution.report.rendering import differing_keys, flatten, merge_in_order, score_text
+from evalution.report.rendering import find_differing_keys, flatten, format_score, merge_in_order
 from evalution.results import MetricResult, RunResult, SuiteResult
 
 _NEUTRAL_OPTIONS = frozenset({"name", "batch_size"})
@@ -47,13 +47,13 @@ class SuiteScores:
     faults: Sequence[str]
 
 
-def suite_scores(runs: Sequence[RunResult], letters: Sequence[str]) -> list[SuiteScores]:
+def collect_suite_scores(runs: Sequence[RunResult], letters: Sequence[str]) -> list[SuiteScores]:
     """Every suite that any run holds, in order of appearance."""
     names = merge_in_order([suite.name for suite in run.suites] for run in runs)
-    return [_suite_scores(name, runs, letters) for name in names]
+    return [_collect_suite(name, runs, letters) for name in names]
 
 
-def _suite_scores(name: str, runs: Sequence[RunResult], letters: Sequence[str]) -> SuiteScores:
+def _collect_suite(name: str, runs: Sequence[RunResult], letters: Sequence[str]) -> SuiteScores:
     found = [next((suite for suite in run.suites if suite.name == name), None) for run in runs]
     present = [suite for suite in found if suite is not None]
     obstacles = _obstacles(present)
@@ -71,15 +71,15 @@ def _suite_scores(name: str, runs: Sequence[RunResult], letters: Sequence[str]) 
 def _metric_row(name: str, suites: Sequence[SuiteResult | None], *, marked: bool) -> MetricRow:
     metrics = [None if suite is None else suite.metrics.get(name) for suite in suites]
     present = [metric for metric in metrics if metric is not None]
-    best = best_text(present) if marked else None
+    best = find_best(present) if marked else None
     scores = [
-        None if metric is None else Score(metric, best == score_text(metric.value))
+        None if metric is None else Score(metric, best == format_score(metric.value))
         for metric in metrics
     ]
     return MetricRow(name, present[0].higher_is_better, scores)
 
 
-def best_text(metrics: Sequence[MetricResult]) -> str | None:
+def find_best(metrics: Sequence[MetricResult]) -> str | None:
     """The best score by the metric's direction, as it is shown; None if nothing stands out.
 
     That is so with fewer than two finite values, where all look the same to a reader, and where the
@@ -87,14 +87,14 @@ def best_text(metrics: Sequence[MetricResult]) -> str | None:
     """
     values = [m.value for m in metrics if m.value is not None and math.isfinite(m.value)]
     directions = {metric.higher_is_better for metric in metrics}
-    if len({score_text(value) for value in values}) < 2 or len(directions) > 1:
+    if len({format_score(value) for value in values}) < 2 or len(directions) > 1:
         return None
-    return score_text(max(values) if directions == {True} else min(values))
+    return format_score(max(values) if directions == {True} else min(values))
 
 
 def _obstacles(suites: Sequence[SuiteResult]) -> list[str]:
     options = [flatten(suite.options) for suite in suites]
-    names = [name for name in differing_keys(options) if name not in _NEUTRAL_OPTIONS]
+    names = [name for name in find_differing_keys(options) if name not in _NEUTRAL_OPTIONS]
     found: list[str] = []
     if names:
         found.append(f"the runs have other options: {', '.join(names)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from evalution.journal import (
     AnswerBase,
@@ -45,12 +45,6 @@ class CachedAnswers:
         self._journal = journal
         self._cache = cache
         self._retry_failed = retry_failed
-        retracted, errors = self._section("retracted"), self._section("errors")
-        known = {} if journal is None else journal.read_declared(retracted, errors)
-        self._retracted: dict[str, str] = known.get(retracted, {})
-        self._reopened = set(self._retracted) if retry_failed else set[str]()
-        self._errors: list[str] = known.get(errors, [])
-        self._is_declared = True
 
     @property
     def is_empty(self) -> bool:
@@ -61,11 +55,6 @@ class CachedAnswers:
     def find(self, sample: Sample) -> Mapping[int, Output | RequestFailure]:
         """Return the answers that are known already, by position."""
         found: dict[int, Output | RequestFailure] = {}
-        if (encoded := self._retracted.get(str(sample.index))) is not None:
-            if str(sample.index) in self._reopened:
-                return found
-            requests = enumerate(sample.requests)
-            return {position: decode_answer(encoded, request) for position, request in requests}
         for position, request in enumerate(sample.requests):
             answer = self._find_in_journal(sample.index, position, request)
             if answer is None and (answer := self._find_in_cache(request)) is not None:
@@ -84,7 +73,6 @@ class CachedAnswers:
             return
         request = sample.requests[position]
         encoded = encode_answer(answer)
-        self._restore(sample.index)
         self._record(sample.index, position, request, encoded)
         if self._cache is not None and (key := make_cache_key(self._base, request)) is not None:
             self._cache.record(key, encoded, suite="", row=0, position=0)
@@ -94,53 +82,14 @@ class CachedAnswers:
         if self._journal is None:
             return error
         encoded = encode_answer(RequestFailure(error))
-        self._restore(sample.index)
         self._record(sample.index, position, sample.requests[position], encoded)
-        return _decode_error(encoded)
-
-    @property
-    def errors(self) -> Sequence[str]:
-        """The errors that `keep_error` was given for this suite, now or before a restart."""
-        return self._errors
-
-    def keep_error(self, text: str) -> None:
-        """Keep an error of the session that belongs to no sample."""
-        self._errors.append(text)
-        self._is_declared = False
-
-    def retract(self, index: int, error: EvalutionError) -> EvalutionError:
-        """Keep why a row's answers can't be trusted; return the error as `find` will give it.
-
-        `find` gives it for each of the row's requests, whatever was kept of them.
-        """
-        if self._journal is None:
-            return error
-        encoded = self._retracted[str(index)] = encode_answer(RequestFailure(error))
-        self._reopened.discard(str(index))
-        self._is_declared = False
         return _decode_error(encoded)
 
     def flush(self) -> None:
         """Commit all that was kept."""
-        # Not at each of them: a session that answers all twice would write their list again as
-        # often as there are rows.
-        if self._journal is not None and not self._is_declared:
-            self._is_declared = True
-            sections = {"retracted": self._retracted, "errors": self._errors}
-            self._journal.declare({self._section(n): v for n, v in sections.items()})
         for store in (self._journal, self._cache):
             if store is not None:
                 store.flush()
-
-    def _section(self, name: str) -> str:
-        return f"{name} of {self._suite}"
-
-    def _restore(self, index: int) -> None:
-        """Count a row that was retracted and asked again as any other from now on."""
-        if self._reopened and (row := str(index)) in self._reopened:
-            self._reopened.remove(row)
-            del self._retracted[row]
-            self._is_declared = False
 
     def _find_in_journal(
         self, row: int, position: int, request: Request

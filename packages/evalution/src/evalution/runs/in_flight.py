@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
 from numbers import Real
 from threading import Event, Lock
 from typing import cast
@@ -20,8 +21,9 @@ from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
     EvalutionError,
-    GenerationOutput,
+    LoglikelihoodOutput,
     RequestFailure,
+    RollingLoglikelihoodOutput,
 )
 from evalution_core.kinds import RequestKind
 from evalution_core.requests import Output, Request
@@ -29,7 +31,6 @@ from evalution_core.requests import Output, Request
 Key = tuple[int, int]
 """The row's index, and the position among its requests."""
 
-_OPTIONAL_COUNTS = ("prompt_tokens", "completion_tokens", "truncated_tokens")
 _ROUNDING = 1e-6
 """A log-probability may be rounded this far above zero."""
 
@@ -52,14 +53,6 @@ class OpenSample:
     def error(self) -> EvalutionError | None:
         """The error of its first failed request, in whatever order the answers came."""
         return self.failures[min(self.failures)] if self.failures else None
-
-
-class UnexpectedAnswerError(EngineRuntimeError):
-    """An answer to no open request; `index` is the row that it makes untrusted, if any."""
-
-    def __init__(self, message: str, index: int | None = None):
-        super().__init__(message)
-        self.index = index
 
 
 class InFlightSamples:
@@ -97,7 +90,7 @@ class InFlightSamples:
         """Note an answer; return its sample, done once it waits for nothing, and the position.
 
         Raises:
-            UnexpectedAnswerError: the key is of no open request.
+            EngineRuntimeError: the key is of no open request.
         """
         opened, position = self._find(key)
         if position not in opened.waiting:
@@ -142,10 +135,10 @@ class InFlightSamples:
             return opened, position
         if index in self._known:
             when = "after that row was done" if opened is None else "which has no such request"
-            raise UnexpectedAnswerError(
-                f"the session answered request {position} of row {index} {when}", index
+            raise EngineRuntimeError(
+                f"the session answered request {position} of row {index} {when}"
             )
-        raise UnexpectedAnswerError(f"the session answered {key!r}, which was never asked")
+        raise EngineRuntimeError(f"the session answered {key!r}, which was never asked")
 
     def _find_error(self, answer: object) -> EvalutionError | None:
         if isinstance(answer, RequestFailure):
@@ -244,16 +237,6 @@ class SampleSource:
                 index, EngineRuntimeError(f"the session ended before it read row {index}")
             )
 
-    def read_again(self) -> Iterator[Sample]:
-        """Yield all samples once more, after the rest.
-
-        Raises:
-            ConfigurationError: a row can't be read.
-        """
-        self._samples, self._count = None, 0
-        while (sample := self._read()) is not None:
-            yield sample
-
     def _take(self) -> tuple[Sample, list[Key]] | None:
         with self._lock:
             if self._stop.is_set() and not self._is_ended:
@@ -305,9 +288,11 @@ def to_plain_score(answer: Output) -> Output:
     What is computed from a library's narrower float is rounded otherwise than what is computed from
     the float that is read back from a journal, and a near tie could fall the other way.
     """
-    if isinstance(answer, GenerationOutput) or type(answer.logprob) is float:
-        return answer
-    return replace(answer, logprob=float(answer.logprob))
+    if isinstance(answer, LoglikelihoodOutput | RollingLoglikelihoodOutput) and (
+        type(answer.logprob) is not float
+    ):
+        return replace(answer, logprob=float(answer.logprob))
+    return answer
 
 
 def find_answer_problem(answer: Output) -> str | None:
@@ -316,15 +301,10 @@ def find_answer_problem(answer: Output) -> str | None:
     The contract doesn't check outputs when they are made. A log-probability of minus infinity is
     valid: the probability is zero.
     """
-    if isinstance(answer, GenerationOutput):
-        problem = _find_text_problem(answer.text)
-    else:
-        problem = _find_logprob_problem(answer.logprob)
-        problem = problem or _find_count_problem("token_count", answer.token_count)
-    for name in _OPTIONAL_COUNTS:
-        if problem is None and (count := getattr(answer, name, None)) is not None:
-            problem = _find_count_problem(name, count)
-    return problem
+    for name, find_problem in _find_checks(type(answer)):
+        if problem := find_problem(getattr(answer, name)):
+            return problem
+    return None
 
 
 def _find_text_problem(text: object) -> str | None:
@@ -359,3 +339,24 @@ def _find_count_problem(name: str, count: object) -> str | None:
     except TypeError:
         is_count = False
     return None if is_count else f"the engine gave {count!r} as {name}"
+
+
+def _find_optional_count_problem(name: str, count: object) -> str | None:
+    return None if count is None else _find_count_problem(name, count)
+
+
+_CHECKS: dict[str, Callable[[object], str | None]] = {
+    "text": _find_text_problem,
+    "logprob": _find_logprob_problem,
+    "token_count": partial(_find_count_problem, "token_count"),
+    **{
+        name: partial(_find_optional_count_problem, name)
+        for name in ("prompt_tokens", "completion_tokens", "truncated_tokens")
+    },
+}
+
+
+@cache
+def _find_checks(output: type[Output]) -> list[tuple[str, Callable[[object], str | None]]]:
+    names = {field.name for field in fields(output)}
+    return [(name, check) for name, check in _CHECKS.items() if name in names]

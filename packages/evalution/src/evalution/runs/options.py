@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from evalution.progress import Progress, Silence
 from evalution.runs.backend import ModelBackend
-from evalution.runs.folder import DefaultFolder, parse_output
 from evalution.runs.preflight import check_limit, check_step
 from evalution.user_input import find_count_problem, format_value
 from evalution_core import ConfigurationError, EvalutionError
@@ -59,6 +60,35 @@ class FailurePolicy:
                 f"{failed} samples failed, and max_failures is {self.max_failures}; the last: "
                 f"{latest}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultFolder:
+    """`runs/<date-time>-<label>` under the working folder, to be made when a run begins."""
+
+    label: str
+    now: datetime
+
+    @property
+    def path(self) -> Path:
+        """The folder, if no other run has taken the name."""
+        safe = re.sub(r"[^A-Za-z0-9._-]+", "-", self.label).strip("-.") or "model"
+        return Path("runs") / f"{self.now:%Y%m%d-%H%M%S}-{safe[-60:]}"
+
+
+def parse_output(output: object) -> Path | DefaultFolder | None:
+    """Return the folder that a caller named as output; None: the run is kept in memory.
+
+    Raises:
+        ConfigurationError: it is empty, or no path.
+    """
+    if output is None or isinstance(output, DefaultFolder):
+        return output
+    if output == "":
+        raise ConfigurationError("output is empty; name a folder, '.' for the current one")
+    if not isinstance(output, str | os.PathLike):
+        raise ConfigurationError(f"output must be a folder's path, got {output!r}")
+    return Path(cast(str, output))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

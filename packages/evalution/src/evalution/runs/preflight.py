@@ -20,7 +20,7 @@ from evalution_core import (
     validate_options,
 )
 from evalution_core.builtins import PREFIX
-from evalution_core.engine import CONTRACT_VERSION
+from evalution_core.engine import check_contract
 from evalution_core.plugins import did_you_mean
 
 
@@ -37,19 +37,18 @@ _LOCAL = ("./", "../", "~")
 
 
 def check_engine(engine: object) -> BaseEngine:
-    """Raise `ConfigurationError` unless it is an engine of this contract with valid options."""
+    """Return `engine` if it is one of this contract with valid options.
+
+    Raises:
+        ConfigurationError: it is none, or an option is wrong.
+        EngineUnavailableError: it was written for another contract.
+    """
     if not isinstance(engine, BaseEngine):
         raise ConfigurationError(
             f"engine must be an engine such as engines.Reference(), got {engine!r}"
         )
     validate_options(engine)
-    name = type(engine).__name__
-    if engine.contract != CONTRACT_VERSION:
-        older = "engine" if engine.contract < CONTRACT_VERSION else "evalution-core"
-        raise ConfigurationError(
-            f"engine {name} was written for contract {engine.contract}, this evalution-core "
-            f"implements {CONTRACT_VERSION}; upgrade the {older}"
-        )
+    check_contract(type(engine))
     return engine
 
 

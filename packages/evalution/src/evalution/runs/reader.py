@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ValidationError
 
 from evalution.results import SCHEMA_VERSION, RunResult, SuiteResult
-from evalution.runs.folder import JOURNAL, RESULTS
+from evalution.runs.store import JOURNAL, RESULTS
 from evalution.samples import SAMPLES, SampleColumns, SamplesReader, SuiteSamples
-from evalution.user_input import parse_path, path_errors
+from evalution.user_input import parse_path, path_errors, read_result_file
 from evalution_core import ConfigurationError
 
 _RUNS_SHOWN = 3
@@ -64,15 +63,7 @@ def _find_results_file(path: Path) -> Path:
 
 
 def _parse_result(file: Path) -> RunResult:
-    found = _read_json(file)
-    version: object = found.get("schema_version")
-    if type(version) is not int or version < 1:
-        raise ConfigurationError(f"{file} is no result of a run: it has no schema_version")
-    if version > SCHEMA_VERSION:
-        raise ConfigurationError(
-            f"{file} was written by a newer evalution (schema {version}, this one reads up to "
-            f"{SCHEMA_VERSION}); upgrade: pip install --upgrade evalution"
-        )
+    found = read_result_file(file, "a run", SCHEMA_VERSION)
     try:
         result = RunResult.from_dict(found)
     except ValidationError as error:
@@ -80,18 +71,6 @@ def _parse_result(file: Path) -> RunResult:
     if missing := [name for name in result.to_dict() if name not in found]:
         raise ConfigurationError(f"{file} is damaged: {missing[0]}: the field is missing")
     return result
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    with path_errors(file):
-        content = file.read_bytes()
-    try:
-        found: object = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{file} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"{file} is no result of a run: it holds no JSON object")
-    return cast(dict[str, Any], found)
 
 
 def _format_problems(error: ValidationError) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from evalution.journal.keys import LATER_FIELDS
 from evalution.results import to_json
 from evalution.runs.backend import ModelBackend
 from evalution.suites.suite import AnySuite, path_options
@@ -33,8 +32,7 @@ def declare_run(
 ) -> dict[str, Any]:
     """Return engine, numeric options, model without label, limit and backend as JSON."""
     declared = model.to_dict()
-    for name in ("label", *(name for name in LATER_FIELDS if not declared[name])):
-        del declared[name]
+    del declared["label"]
     if declared["path"] is not None and Path(declared["path"]).exists():
         declared["path"] = os.path.abspath(declared["path"])
     return _plain(

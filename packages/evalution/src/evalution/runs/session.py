@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 import weakref
@@ -14,6 +15,7 @@ from evalution.environment import record_execution, record_identity
 from evalution.error_boundary import clean_up, wrap_errors
 from evalution.progress import Progress
 from evalution.redaction import register_secrets
+from evalution.results import to_json
 from evalution.runs.backend import ModelBackend
 from evalution.runs.preflight import check_capabilities
 from evalution.suites.suite import AnySuite
@@ -27,6 +29,8 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_core.kinds import RequestKind
+
+_log = logging.getLogger("evalution")
 
 
 class SessionHolder:
@@ -66,7 +70,7 @@ class SessionHolder:
         return self._session is not None
 
     def open(self, progress: Progress, folder: Path | None = None) -> None:
-        """Build the session, or take the given one, and record what it is.
+        """Build the session, or take the given one; record what it is, and log what is in use.
 
         A backend gets `folder`/backend to write to; without a folder, one that is removed.
 
@@ -79,6 +83,7 @@ class SessionHolder:
         self._session = session
         record_identity(self._record, session)
         record_execution(self._record, session)
+        _log.info("session ready: %s", to_json(self._record["execution"]))
 
     def prepare(self, suite: AnySuite) -> BaseInferenceSession:
         """Return the open session, tidied up after the last suite and checked for this one.

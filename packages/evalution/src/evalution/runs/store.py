@@ -1,12 +1,15 @@
-"""The files of a run: its folder with the journal, and the answers it shares with other runs."""
+"""The files of a run: its folder with journal, results and samples, and a cache of other runs."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+import weakref
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from evalution.environment import (
     SCORING_POLICY,
@@ -15,10 +18,9 @@ from evalution.environment import (
 )
 from evalution.journal import AnswerBase, Journal, make_answer_base
 from evalution.redaction import mask_value
-from evalution.results import RunResult, SampleResult, SuiteResult
+from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.answer_cache import CachedAnswers
-from evalution.runs.folder import RunFolder, open_folder, parse_output
-from evalution.runs.options import RunOptions
+from evalution.runs.options import DefaultFolder, RunOptions, parse_output
 from evalution.runs.run_identity import (
     RUN,
     find_differences,
@@ -26,14 +28,180 @@ from evalution.runs.run_identity import (
     is_asked,
     to_section,
 )
+from evalution.samples import SAMPLES, SamplesFile, write_errors
 from evalution.user_input import parse_path
-from evalution_core import BaseEngine, ConfigurationError, Model
+from evalution_core import BaseEngine, ConfigurationError, EvalutionError, Model
 
+RESULTS = "results.json"
+JOURNAL = "journal.sqlite"
 CACHE = "answers.sqlite"
 _IDENTITY, _TOKENIZER = "identity", "tokenizer"
 _VARIABLES = ("chat_template_kwargs", "chat_template_kwargs_hash")
 _TEXT_TO_IDS = ("encoding", "chat_template", *_VARIABLES)
 """Parts of a tokenizer's record that decide which ids a model is fed."""
+
+
+class RunFolder:
+    """A folder to be filled, or one whose unfinished run goes on.
+
+    Args:
+        fresh: remove the run that is there.
+        retry_failed: reopen a finished run too, for the sake of its failed samples.
+
+    Raises:
+        ConfigurationError: it can't be made or written, holds a finished run, one that can't go
+            on, or files of a run's names that no run wrote; or another process is writing it.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool = False, retry_failed: bool = False):
+        self.path = path
+        self._samples: SamplesFile | None = None
+        with _folder_errors(path):
+            self.is_new = not path.exists()
+            path.mkdir(parents=True, exist_ok=True)
+            journal = path / JOURNAL
+            _check_foreign(path)
+            if not fresh:
+                _check_unfinished(path, retry_failed=retry_failed)
+            self.is_resumed = journal.exists() and not fresh
+            if fresh:
+                Journal.delete(journal)
+            for name in (RESULTS, SAMPLES) if fresh else ():
+                (path / name).unlink(missing_ok=True)
+            self.journal = Journal.open(journal) if self.is_resumed else Journal.create(journal)
+            if self.journal.notice is not None:
+                self.journal.notice += _keep_samples(path)
+        weakref.finalize(self, self.journal.close)
+
+    @property
+    def samples_file(self) -> Path:
+        return self.path / SAMPLES
+
+    @property
+    def samples(self) -> SamplesFile:
+        """The file `samples.jsonl`, begun when it is first asked for."""
+        # A run whose model can't be loaded leaves the lines that are there.
+        if self._samples is None:
+            self._samples = SamplesFile(self.samples_file)
+        return self._samples
+
+    def write_results(self, result: RunResult) -> None:
+        """Replace `results.json`; a reader sees the old file or the new one, never a part."""
+        draft = self.path / f"{RESULTS}.part"
+        with write_errors(self.path):
+            draft.write_bytes((to_json(result.to_dict(), indent=2) + "\n").encode())
+            os.replace(draft, self.path / RESULTS)
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        with write_errors(self.path):
+            try:
+                if self._samples is not None:
+                    self._samples.close()
+            finally:
+                self.journal.close()
+
+    def discard(self) -> None:
+        """Remove what was made, for a run that never began."""
+        self.close()
+        if self.is_resumed:
+            return
+        Journal.delete(self.path / JOURNAL)
+        if self.is_new and not any(self.path.iterdir()):  # a backend may have left something
+            self.path.rmdir()
+
+
+def open_folder(
+    output: Path | DefaultFolder | None, *, fresh: bool = False, retry_failed: bool = False
+) -> RunFolder | None:
+    """Open the folder of a run that begins or goes on, None without one; errors as `RunFolder`.
+
+    A default folder gets a number where the name is taken: no two runs ever share one.
+    """
+    if output is None:
+        return None
+    if not isinstance(output, DefaultFolder):
+        return RunFolder(output, fresh=fresh, retry_failed=retry_failed)
+    base = path = output.path
+    number = 2
+    with _folder_errors(base):
+        base.parent.mkdir(exist_ok=True)
+        while not _make_folder(path):
+            path, number = base.with_name(f"{base.name}-{number}"), number + 1
+    folder = RunFolder(path)
+    folder.is_new = True
+    return folder
+
+
+def _keep_samples(path: Path) -> str:
+    """Rename the samples that a run with a damaged journal has written; return a clause on it."""
+    samples = path / SAMPLES
+    if not samples.exists():
+        return ""
+    names = (path / f"samples.damaged-{number}.jsonl" for number in count(1))
+    kept = next(name for name in names if not name.exists())
+    os.replace(samples, kept)
+    return f"; the samples that were written are now in {kept}"
+
+
+def _check_unfinished(path: Path, *, retry_failed: bool) -> None:
+    status = _content(path / RESULTS).get("status")
+    if status == "done" and not retry_failed:
+        raise ConfigurationError(
+            f"{path} already holds a finished run; name another --output, or start over with "
+            "--fresh"
+        )
+    if (path / RESULTS).exists() and not (path / JOURNAL).exists():
+        raise ConfigurationError(
+            f"{path} holds a run without its {JOURNAL}, which can't go on; name another --output, "
+            "or start over with --fresh"
+        )
+
+
+def _check_foreign(path: Path) -> None:
+    """Refuse files that have the names of a run's and may be somebody's rows or notes."""
+    if (path / JOURNAL).exists() or "schema_version" in _content(path / RESULTS):
+        return
+    for name in (RESULTS, SAMPLES):
+        if (path / name).exists():
+            raise ConfigurationError(
+                f"{path} holds a {name} that no run is known to have written, and a run would "
+                "replace it; name another --output"
+            )
+
+
+def _content(results: Path) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(results.read_bytes())
+    except (FileNotFoundError, ValueError):  # a part of a file: the journal is the truth
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _make_folder(path: Path) -> bool:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+@contextmanager
+def _folder_errors(path: Path) -> Generator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise ConfigurationError(f"{path} is a file; name another --output") from None
+    except OSError as error:
+        if isinstance(error, EvalutionError):
+            raise
+        raise ConfigurationError(
+            f"the run folder {path} can't be written: {error.strerror}; name another --output"
+        ) from error
+    except ValueError as error:  # a null byte
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"the run folder {str(path)!r} has no possible name") from error
 
 
 def make_run_answer_base(
@@ -141,16 +309,17 @@ class RunStore:
             name, self._base, journal, self._cache, retry_failed=self._options.retry_failed
         )
 
-    def write(self, sample: SampleResult) -> None:
-        """Put a sample into `samples.jsonl`, or keep it in memory."""
-        (self._samples.append if self._folder is None else self._folder.append)(sample)
+    @property
+    def write(self) -> Callable[[SampleResult], None]:
+        """The call that puts a sample of the suite into `samples.jsonl`, or keeps it in memory."""
+        return self._samples.append if self._folder is None else self._folder.samples.append
 
     def finish_suite(self, found: SuiteResult) -> None:
         """Note in a suite's result where its samples are."""
         if self._folder is None:
             found.kept_samples = self._samples
         else:
-            self._folder.finish_suite()
+            self._folder.samples.finish_suite()
             found.samples_file = self._folder.samples_file
 
     def write_results(self, result: RunResult) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable
 from contextlib import closing
 from threading import Event
 from typing import Any, TypeVar
@@ -13,14 +13,8 @@ from evalution.error_boundary import wrap_errors
 from evalution.redaction import mask_text
 from evalution.results import SampleResult, SuiteResult
 from evalution.runs.answer_cache import CachedAnswers
-from evalution.runs.in_flight import (
-    InFlightSamples,
-    OpenSample,
-    SampleSource,
-    UnexpectedAnswerError,
-)
+from evalution.runs.in_flight import InFlightSamples, OpenSample, SampleSource
 from evalution.runs.options import RunOptions
-from evalution.scoring.metrics import Measure
 from evalution.suites.suite import AnySuite, Sample
 from evalution_core import (
     BaseInferenceSession,
@@ -31,7 +25,6 @@ from evalution_core.requests import Output, Request
 
 K = TypeVar("K", bound=Hashable)
 
-_ERRORS_SHOWN = 20
 _REPORT_S = 0.1
 
 
@@ -59,7 +52,7 @@ class SuiteRun:
         expected: how many samples there were when the rows were checked.
         failed_before: how many samples failed in the suites before this one.
         cached: keeps each answer as it comes, and knows those of an earlier run.
-        write: takes each sample as it is finished; a later one of the same row replaces it.
+        write: takes each sample as it is finished.
         notices: gets a sentence for each note that the scores of several samples share.
         stop: once set, what is in flight is finished and the rest left out.
     """
@@ -92,21 +85,20 @@ class SuiteRun:
         with wrap_errors(f"suite {name!r}: tally"):
             self._tally = suite.make_accumulator()
         self._suite_options = suite.to_dict()
-        self._failed: set[int] = set()
+        self._failed = 0
         self._first_failure: tuple[int, str] | None = None
-        self._errors = list(cached.errors)
-        self._retracted: dict[int, EvalutionError] = {}
         self._done = 0
         self._requests = 0
-        self._truncated: set[int] | None = None
-        self._notes: dict[int, str] = {}
+        self._truncated: int | None = None
+        self._notes: Counter[str] = Counter()
         self._reported_at = 0.0
 
     def run(self) -> SuiteResult:
         """Run the suite and return its scores.
 
         Raises:
-            EngineRuntimeError: the runtime died; what was finished before is written.
+            EngineRuntimeError: the runtime died, or the session answered a request that was not
+                open; what was finished before is written.
             ConfigurationError: a row can't be read any more.
             TooManyFailuresError: more samples failed than the run allows.
             KeyboardInterrupt: `stop` was set.
@@ -118,7 +110,7 @@ class SuiteRun:
             self._report()
         with wrap_errors(f"suite {self._name!r}: metrics", ScoringError):
             metrics = self._tally.results()
-        for note, count in sorted(Counter(self._notes.values()).items()):
+        for note, count in sorted(self._notes.items()):
             text = f"{self._name}: {count} of {self._done} samples {note}"
             self._notices.append(mask_text(text))
         first = self._first_failure
@@ -128,14 +120,14 @@ class SuiteRun:
             options=self._suite_options,
             metrics=metrics,
             n=self._done,
-            failed=len(self._failed),
-            truncated=None if self._truncated is None else len(self._truncated),
+            failed=self._failed,
+            truncated=self._truncated,
             requests=self._requests,
             cached=self._source.cached_requests,
             provenance=dict(self._suite.provenance),
             seconds=time.perf_counter() - started,
             first_failure=None if first is None else f"row {first[0]}: {first[1]}",
-            errors=self._errors,
+            errors=self._find_errors(),
         )
 
     def _run(self) -> None:
@@ -151,8 +143,6 @@ class SuiteRun:
             self._finish(opened)
         for opened in self._in_flight.give_up_all():
             self._finish(opened)
-        self._retract_rows()
-        self._check_count()
 
     def _stream(self) -> Generator[tuple[Any, Any]]:
         with wrap_errors(f"suite {self._name!r}"):
@@ -166,11 +156,7 @@ class SuiteRun:
                     close()
 
     def _accept(self, key: Any, answer: Any) -> None:
-        try:
-            opened, position = self._in_flight.accept(key, answer)
-        except UnexpectedAnswerError as error:
-            self._record_error(error)
-            return
+        opened, position = self._in_flight.accept(key, answer)
         self._keep(opened, position)
         if not opened.waiting:
             self._finish(opened)
@@ -191,27 +177,20 @@ class SuiteRun:
         self._done += 1
         self._requests += len(sample.requests)
         if (error := opened.error or self._score(result, opened)) is not None:
-            self._fail(result, error, self._measure_failure(sample))
-        result.tokens = self._tokens(sample.index, list(opened.answers.values()))
+            self._fail(result, error, sample)
+        result.tokens = self._tokens(list(opened.answers.values()))
         self._write(result)
         if time.monotonic() - self._reported_at >= _REPORT_S:
             self._report()
         if error is not None:
-            self._check_failures(sample.index, error)
-
-    def _check_failures(self, index: int, error: EvalutionError) -> None:
-        latest = f"suite {self._name!r}, row {index}: {error}"
-        self._options.failures.check(self._failed_before + len(self._failed), latest)
+            latest = f"suite {self._name!r}, row {sample.index}: {error}"
+            self._options.failures.check(self._failed_before + self._failed, latest)
 
     def _report(self) -> None:
         # What a person sees finished is on disk.
         self._cached.flush()
         self._reported_at = time.monotonic()
-        self._options.progress.sample_finished(self._done, len(self._failed), self._tally.running)
-
-    def _measure_failure(self, sample: Sample) -> Mapping[str, Measure]:
-        with wrap_errors(f"suite {self._name!r}, row {sample.index}: failure", ScoringError):
-            return self._suite.failure(sample)
+        self._options.progress.sample_finished(self._done, self._failed, self._tally.running)
 
     def _score(self, result: SampleResult, opened: OpenSample) -> EvalutionError | None:
         try:
@@ -221,63 +200,31 @@ class SuiteRun:
                 result.prediction = score.prediction
                 result.extracted = score.extracted
                 if score.remark is not None:
-                    self._notes[result.index] = score.remark
+                    self._notes[score.remark] += 1
         except EvalutionError as error:
             return error
         return None
 
-    def _check_count(self) -> None:
-        if self._done != self._expected:
-            self._errors.append(
-                f"{self._expected} samples were checked before the run, but there were "
-                f"{self._done} in it: the data changed meanwhile"
-            )
+    def _find_errors(self) -> list[str]:
+        """Return what is wrong with the suite and belongs to no sample."""
+        if self._done == self._expected:
+            return []
+        return [
+            f"{self._expected} samples were checked before the run, but there were {self._done} in "
+            "it: the data changed meanwhile"
+        ]
 
-    def _fail(
-        self, result: SampleResult, error: Exception, measures: Mapping[str, Measure] | None = None
-    ) -> None:
-        self._failed.add(result.index)
+    def _fail(self, result: SampleResult, error: Exception, sample: Sample) -> None:
+        self._failed += 1
+        with wrap_errors(f"suite {self._name!r}, row {sample.index}: failure", ScoringError):
+            measures = self._suite.failure(sample)
         result.metrics = self._tally.fail(result.index, measures)
         result.error = mask_text(f"{type(error).__name__}: {error}")
         failure = (result.index, result.error)
         # Rows finish in any order; the same run names the same first failure.
         self._first_failure = min(self._first_failure or failure, failure)
 
-    def _record_error(self, error: UnexpectedAnswerError) -> None:
-        index, text = error.index, mask_text(str(error))
-        if index is None:
-            if text not in self._errors and len(self._errors) < _ERRORS_SHOWN:
-                self._errors.append(text)
-                self._cached.keep_error(text)
-            return
-        if index not in self._retracted:
-            self._retracted[index] = self._cached.retract(index, error)
-            self._failed.add(index)
-            self._check_failures(index, error)
-
-    def _retract_rows(self) -> None:
-        """Fail the rows whose answers can't be trusted.
-
-        Their samples are made once more: only a sample says what its failure counts as.
-        """
-        left = dict(self._retracted)
-        for sample in self._source.read_again() if left else ():
-            if (error := left.pop(sample.index, None)) is not None:
-                result = SampleResult(self._name, sample.index, sample.prompt, sample.target)
-                self._fail_later(result, error, self._measure_failure(sample))
-        for index, error in left.items():  # the rows are others by now
-            self._fail_later(SampleResult(self._name, index), error)
-
-    def _fail_later(
-        self, result: SampleResult, error: Exception, measures: Mapping[str, Measure] | None = None
-    ) -> None:
-        self._fail(result, error, measures)
-        self._notes.pop(result.index, None)
-        if self._truncated is not None:
-            self._truncated.discard(result.index)
-        self._write(result)
-
-    def _tokens(self, index: int, answers: list[Output]) -> dict[str, int]:
+    def _tokens(self, answers: list[Output]) -> dict[str, int]:
         counted = {
             "prompt": _sum_counts(answers, "prompt_tokens"),
             "completion": _sum_counts(answers, "completion_tokens"),
@@ -285,9 +232,7 @@ class SuiteRun:
             "truncated": _sum_counts(answers, "truncated_tokens"),
         }
         if counted["truncated"] is not None:
-            self._truncated = self._truncated or set()
-            if counted["truncated"]:
-                self._truncated.add(index)
+            self._truncated = (self._truncated or 0) + bool(counted["truncated"])
         return {name: count for name, count in counted.items() if count is not None}
 
 

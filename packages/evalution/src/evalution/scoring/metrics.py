@@ -6,10 +6,13 @@ The same values give the same digits in whatever order they came: sums are round
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, overload
+
+from evalution.results import MetricResult
 
 
 class Measure(NamedTuple):
@@ -250,3 +253,111 @@ class _Confusion:
 
 def _squares(numbers: Counter[float]) -> int:
     return sum(number**2 for number in numbers.values())
+
+
+class MetricAccumulator(Protocol):
+    """Collects the scores of a suite's samples one by one, each once, and computes the results."""
+
+    def record(self, index: int, score: Score) -> Mapping[str, float]:
+        """Take the score of a row; returns each metric of that row alone.
+
+        Anything it raises makes a failed sample of the row.
+        """
+        ...
+
+    def fail(self, index: int, measures: Mapping[str, Measure]) -> Mapping[str, float]:
+        """Count a row as failed by the measures of `Suite.failure`; returns what it counts as."""
+        ...
+
+    @property
+    def running(self) -> tuple[str, float] | None:
+        """The main metric so far, for a progress line."""
+        ...
+
+    def results(self) -> dict[str, MetricResult]:
+        """The scores, the main one first; independent of the order in which the answers came."""
+        ...
+
+
+class MeasureAccumulator:
+    """Two numbers a row and metric, and nothing else of a sample is kept."""
+
+    def __init__(self, metrics: Mapping[str, Metric]):
+        self._metrics = metrics
+        self._measures = {name: _Measures(array("d"), array("d")) for name in metrics}
+        self._sum = 0.0
+
+    def record(self, index: int, score: Score) -> dict[str, float]:
+        """As `MetricAccumulator.record`.
+
+        Raises:
+            ValueError: a measure is NaN.
+            LookupError: a metric has no measure.
+        """
+        return self._add({name: _as_floats(name, score.measures[name]) for name in self._metrics})
+
+    def fail(self, index: int, measures: Mapping[str, Measure]) -> dict[str, float]:
+        return self._add({name: measures.get(name) for name in self._metrics})
+
+    @property
+    def running(self) -> tuple[str, float] | None:
+        """As `MetricAccumulator.running`, if the main metric is a mean."""
+        name, metric = next(iter(self._metrics.items()))
+        count = len(self._measures[name])
+        return (name, self._sum / count) if isinstance(metric, Mean) and count else None
+
+    def results(self) -> dict[str, MetricResult]:
+        found: dict[str, MetricResult] = {}
+        for name, metric in self._metrics.items():
+            measures = self._measures[name]
+            estimate = metric.estimate(measures)
+            found[name] = MetricResult(
+                estimate.value, estimate.stderr, metric.higher_is_better, len(measures)
+            )
+        return found
+
+    def _add(self, measures: Mapping[str, Measure | None]) -> dict[str, float]:
+        taken = {name: measure for name, measure in measures.items() if measure is not None}
+        shown = {name: float(self._metrics[name].of_sample(m)) for name, m in taken.items()}
+        for name, measure in taken.items():
+            self._measures[name].append(measure)
+        if (main := taken.get(next(iter(self._metrics)))) is not None:
+            self._sum += main.value
+        return shown
+
+
+def _as_floats(name: str, measure: Measure | None) -> Measure | None:
+    if measure is None:
+        return None
+    value, weight = measure
+    found = Measure(float(value), float(weight))
+    if math.isnan(found.value) or math.isnan(found.weight):
+        raise ValueError(f"metric {name!r} is NaN")
+    return found
+
+
+class _Measures(Sequence[Measure]):
+    """Measures made of two arrays as they are read: as tuples all rows would take much memory."""
+
+    def __init__(self, values: array[float], weights: array[float]) -> None:
+        self._values = values
+        self._weights = weights
+
+    def append(self, measure: Measure) -> None:
+        self._values.append(measure.value)
+        self._weights.append(measure.weight)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[Measure]:
+        return map(Measure, self._values, self._weights)
+
+    @overload
+    def __getitem__(self, index: int) -> Measure: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Measure]: ...
+    def __getitem__(self, index: int | slice) -> Measure | Sequence[Measure]:
+        if isinstance(index, slice):
+            return _Measures(self._values[index], self._weights[index])
+        return Measure(self._values[index], self._weights[index])

@@ -21,8 +21,7 @@ from evalution.scoring.metrics import (
     make_prediction,
     make_wrong_prediction,
 )
-from evalution.suites.dataset import LocalQuestions
-from evalution.suites.prompted_suite import PromptedSuite, Template, parse_template
+from evalution.suites.prompted_suite import LocalQuestions, PromptedSuite, Template, parse_template
 from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import Sample
 from evalution_core import ConfigurationError, LoglikelihoodOutput, LoglikelihoodRequest

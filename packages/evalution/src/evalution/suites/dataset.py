@@ -1,11 +1,10 @@
-"""Suites whose rows and questions a person declares."""
+"""Suites over a declared data set: its rows on the Hub or in files, and its subsets."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -13,62 +12,11 @@ from pydantic import Field
 
 from evalution.rows.hub import HubRows, SplitFolder
 from evalution.rows.local import BUILTIN, Data, Row, Rows, RowSource, is_same_data
-from evalution.suites.prompted_suite import Template, parse_text
 from evalution.suites.row_suite import Split
 from evalution.suites.suite import PATH
 from evalution.user_input import parse_path, path_errors
 from evalution_core import ConfigurationError
 from evalution_core.plugins import nearest_name, normalized
-
-
-@dataclass(kw_only=True)
-class LocalRows:
-    """The rows of `data`: a file, `builtin:<name>/<rows>`, or in memory."""
-
-    data: Annotated[
-        Data,
-        Field(
-            description="Rows: a .jsonl or .parquet file, builtin:<name>/<rows>, or the rows "
-            "themselves."
-        ),
-    ] = field(metadata=PATH)
-    name: Annotated[
-        str | None, Field(description="Name of the suite in results; None takes the file's.")
-    ] = None
-
-    @property
-    def title(self) -> str:
-        return self.name or Rows(self.data).name
-
-    def splits(self) -> Sequence[Split]:
-        return [Split(Rows(self.data))]
-
-
-@dataclass(kw_only=True)
-class LocalQuestions(LocalRows):
-    """A `prompt` from each row: a column's name, or a text with `{column}` in it.
-
-    Solved rows come from `fewshot_data`, or from `data` itself, also where `fewshot_data` names
-    the file of `data`.
-    """
-
-    prompt: Annotated[str, Field(description="Question: a column, or a text with {column} in it.")]
-    fewshot_data: Annotated[
-        Data | None,
-        Field(description="Solved rows, like data; None takes them from data itself."),
-    ] = field(default=None, metadata=PATH)
-
-    def splits(self) -> Sequence[Split]:
-        if self.fewshot_data is None or is_same_data(self.data, self.fewshot_data):
-            return super().splits()
-        return [Split(Rows(self.data), Rows(self.fewshot_data))]
-
-    def question_text(self, row: Row) -> str:
-        return self.prompt_template.render(row)
-
-    @cached_property
-    def prompt_template(self) -> Template:
-        return parse_text(self.prompt, "prompt")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -21,8 +21,7 @@ from evalution.scoring.filters import (
     split_reasoning,
 )
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
-from evalution.suites.dataset import LocalQuestions
-from evalution.suites.prompted_suite import PromptedSuite, Template, parse_text
+from evalution.suites.prompted_suite import LocalQuestions, PromptedSuite, Template, parse_text
 from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import Sample, yaml_form
 from evalution.user_input import LARGEST
@@ -82,13 +81,6 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             raise self.wrong(
                 "think_end_token", "must be the text that ends a thought, such as '</think>'"
             )
-
-    def to_dict(self) -> dict[str, Any]:
-        shown = super().to_dict()
-        if self.think_end_token is None:
-            # A run of a release that did not have the option is the same run, and goes on.
-            del shown["think_end_token"]
-        return shown
 
     @property
     def answer_pipelines(self) -> Mapping[str, Sequence[Filter]]:

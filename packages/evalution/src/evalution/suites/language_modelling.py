@@ -20,9 +20,8 @@ from evalution.scoring.metrics import (
     Score,
     WeightedPerplexity,
 )
-from evalution.suites.dataset import LocalRows
 from evalution.suites.prompted_suite import PromptedSuite, Template, parse_text
-from evalution.suites.row_suite import FewshotRow, RowSuite
+from evalution.suites.row_suite import FewshotRow, LocalRows, RowSuite
 from evalution.suites.suite import Sample
 from evalution_core import (
     ConfigurationError,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from random import Random
 from string import Formatter
@@ -12,9 +13,9 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from evalution.rows.local import Row
-from evalution.suites.row_suite import FewshotRow, RowSuite, Split
-from evalution.suites.suite import Sample
+from evalution.rows.local import Data, Row, Rows, is_same_data
+from evalution.suites.row_suite import FewshotRow, LocalRows, RowSuite, Split
+from evalution.suites.suite import PATH, Sample
 from evalution.user_input import LARGEST
 from evalution_core import Capability, ConfigurationError
 from evalution_core.requests import Message, Output
@@ -271,3 +272,30 @@ class PromptedSuite(RowSuite[S, A]):
 
 def _message(role: Literal["system", "user", "assistant"], content: str) -> Message:
     return {"role": role, "content": content}
+
+
+@dataclass(kw_only=True)
+class LocalQuestions(LocalRows):
+    """A `prompt` from each row: a column's name, or a text with `{column}` in it.
+
+    Solved rows come from `fewshot_data`, or from `data` itself, also where `fewshot_data` names
+    the file of `data`.
+    """
+
+    prompt: Annotated[str, Field(description="Question: a column, or a text with {column} in it.")]
+    fewshot_data: Annotated[
+        Data | None,
+        Field(description="Solved rows, like data; None takes them from data itself."),
+    ] = field(default=None, metadata=PATH)
+
+    def splits(self) -> Sequence[Split]:
+        if self.fewshot_data is None or is_same_data(self.data, self.fewshot_data):
+            return super().splits()
+        return [Split(Rows(self.data), Rows(self.fewshot_data))]
+
+    def question_text(self, row: Row) -> str:
+        return self.prompt_template.render(row)
+
+    @cached_property
+    def prompt_template(self) -> Template:
+        return parse_text(self.prompt, "prompt")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from random import Random
 from typing import Annotated, Literal, TypeVar
@@ -13,17 +13,14 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field
 
 from evalution.error_boundary import wrap_errors
-from evalution.rows.local import Row, RowSource
-from evalution.suites.suite import Sample, Suite
+from evalution.rows.local import Data, Row, Rows, RowSource
+from evalution.suites.suite import PATH, Sample, Suite
 from evalution.user_input import LARGEST
 from evalution_core import (
     ConfigurationError,
-    GenerationRequest,
-    LoglikelihoodRequest,
-    RollingLoglikelihoodRequest,
 )
 from evalution_core.plugins import nearest_name
-from evalution_core.requests import Message, Output, Request
+from evalution_core.requests import Output, Request
 
 NATIVE = "native"
 _SPELLINGS = (NATIVE, "shuffle", "shuffle|<seed>", "length|asc", "length|desc")
@@ -253,17 +250,34 @@ def _indices_problem(indices: Sequence[int]) -> str | None:
     return None
 
 
+_TEXTS = ("prompt", "context", "continuation", "text")
+"""Fields of requests that hold what is asked."""
+
+
 def _characters(request: Request) -> int:
-    match request:
-        case RollingLoglikelihoodRequest():
-            return len(request.text or "")
-        case LoglikelihoodRequest():
-            return len(request.continuation) + _asked(request.context, request.messages)
-        case GenerationRequest():
-            return _asked(request.prompt, request.messages)
+    held = {one.name: getattr(request, one.name) for one in fields(request)}
+    texts = [str(message.get("content", "")) for message in held.get("messages") or ()]
+    return sum(map(len, [*texts, *(held[name] or "" for name in _TEXTS if name in held)]))
 
 
-def _asked(text: str | None, messages: Sequence[Message] | None) -> int:
-    if not messages:
-        return len(text or "")
-    return sum(len(str(message.get("content", ""))) for message in messages)
+@dataclass(kw_only=True)
+class LocalRows:
+    """The rows of `data`: a file, `builtin:<name>/<rows>`, or in memory."""
+
+    data: Annotated[
+        Data,
+        Field(
+            description="Rows: a .jsonl or .parquet file, builtin:<name>/<rows>, or the rows "
+            "themselves."
+        ),
+    ] = field(metadata=PATH)
+    name: Annotated[
+        str | None, Field(description="Name of the suite in results; None takes the file's.")
+    ] = None
+
+    @property
+    def title(self) -> str:
+        return self.name or Rows(self.data).name
+
+    def splits(self) -> Sequence[Split]:
+        return [Split(Rows(self.data))]

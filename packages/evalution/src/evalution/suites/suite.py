@@ -13,8 +13,13 @@ from pydantic import Field
 
 from evalution.error_boundary import wrap_errors
 from evalution.rows.local import BUILTIN
-from evalution.scoring.accumulators import MeasureAccumulator, MetricAccumulator
-from evalution.scoring.metrics import Measure, Metric, Score
+from evalution.scoring.metrics import (
+    Measure,
+    MeasureAccumulator,
+    Metric,
+    MetricAccumulator,
+    Score,
+)
 from evalution.user_input import LARGEST, format_value
 from evalution_core import (
     Capability,

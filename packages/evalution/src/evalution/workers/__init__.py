@@ -12,14 +12,14 @@ package that runs workers elsewhere makes `Worker`s for a `Supervision`, serves 
 
 from evalution.workers.child import Service, build_session
 from evalution.workers.session import SupervisedSession, build_supervised, check_workers
-from evalution.workers.supervision import Supervision, WorkerOptions, get_beat_interval
+from evalution.workers.supervision import Supervision, WorkerOptions
 from evalution.workers.wire import (
     BuildFailed,
     Close,
     Closed,
     Message,
     Outbox,
-    Pulled,
+    Progressed,
     Ready,
     Worker,
     WorkerExit,
@@ -36,7 +36,7 @@ __all__ = [
     "Closed",
     "Message",
     "Outbox",
-    "Pulled",
+    "Progressed",
     "Ready",
     "Service",
     "SupervisedSession",
@@ -48,7 +48,6 @@ __all__ = [
     "build_session",
     "build_supervised",
     "check_workers",
-    "get_beat_interval",
     "pack_configuration",
     "pack_error",
     "pack_messages",

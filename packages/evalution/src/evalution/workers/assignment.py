@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import count
-from typing import Any, Generic, Protocol, Self, TypeVar
 
-from evalution.workers.jobs import CallJob, Job, ListPart, PooledStream, StreamItem
+from evalution.workers.jobs import CallJob, Job, PooledStream, StreamItem
 from evalution.workers.wire import Abort, Call, End, Item, Message, Open, Ready, Worker
 from evalution_core import EvalutionError
 
@@ -18,26 +17,7 @@ _CRASHES_ALONE = 2
 """One crash alone may have another cause: a worker can be killed from outside."""
 
 
-class Divisible(Protocol):
-    """A job that was in flight when its worker ended."""
-
-    crashes_alone: int
-    """The number of workers that ended while they ran it and nothing else."""
-
-    @property
-    def is_dropped(self) -> bool:
-        """True if its answer is not wanted any more."""
-        ...
-
-    def halves(self) -> Sequence[Self]:
-        """Split into two parts, or return `[self]` if it is a single request."""
-        ...
-
-
-S = TypeVar("S", bound=Divisible)
-
-
-class PoisonRequestFinder(Generic[S]):
+class PoisonRequestFinder:
     """Groups to be run again, each by itself on a worker that runs nothing else.
 
     A group whose worker ends is halved, and its halves wait behind the others: harmless groups are
@@ -45,27 +25,23 @@ class PoisonRequestFinder(Generic[S]):
     """
 
     def __init__(self) -> None:
-        self._groups: deque[list[S]] = deque()
+        self._groups: deque[list[Job]] = deque()
 
-    def report_crash(self, jobs: Sequence[S]) -> list[S]:
-        """Note that a worker ended while it ran just these; return those that are poisonous."""
+    def report_crash(self, jobs: Sequence[Job]) -> Job | None:
+        """Note that a worker ended while it ran just these; return a job that is poisonous."""
         wanted = [job for job in jobs if not job.is_dropped]
         if len(jobs) > 1 or not wanted:
             half = (len(wanted) + 1) // 2
-            self._add(wanted[:half], wanted[half:])
-            return []
+            self._groups.extend(group for group in (wanted[:half], wanted[half:]) if group)
+            return None
         (job,) = wanted
-        parts = job.halves()
-        if len(parts) > 1:
-            self._add(*([part] for part in parts))
-            return []
         job.crashes_alone += 1
         if job.crashes_alone >= _CRASHES_ALONE:
-            return [job]
-        self._add([job])
-        return []
+            return job
+        self._groups.append([job])
+        return None
 
-    def next_group(self) -> list[S] | None:
+    def next_group(self) -> list[Job] | None:
         """Return the group that has waited longest; None if there is none."""
         while self._groups:
             wanted = [job for job in self._groups.popleft() if not job.is_dropped]
@@ -73,14 +49,11 @@ class PoisonRequestFinder(Generic[S]):
                 return wanted
         return None
 
-    def clear(self) -> list[S]:
+    def clear(self) -> list[Job]:
         """Give up all groups; return their members."""
         left = [job for group in self._groups for job in group]
         self._groups.clear()
         return left
-
-    def _add(self, *groups: list[S]) -> None:
-        self._groups.extend(group for group in groups if group)
 
 
 class SlotState(Enum):
@@ -101,18 +74,11 @@ class WorkerStream:
     number: int
     stream: PooledStream
     cap: int
-    waiting: deque[StreamItem] = field(default_factory=deque[StreamItem])
-    """Sent, and not yet taken by the session."""
+    waiting: set[int] = field(default_factory=set[int])
+    """Numbers of items that were sent, and not yet taken by the session."""
     open: dict[int, StreamItem] = field(default_factory=dict[int, StreamItem])
-    pulled: int = 0
     is_ended: bool = False
     is_aborted: bool = False
-
-    def take(self, total: int, now: float) -> None:
-        """Note that the session has taken `total` items so far."""
-        while self.pulled < total:
-            self.pulled += 1
-            self.waiting.popleft().started = now
 
     @property
     def has_room(self) -> bool:
@@ -141,7 +107,6 @@ class WorkerSlot:
     is_probing: bool = False
     """It runs a group of suspected jobs and nothing else."""
     kill_reason: str = ""
-    """The reason for killing it."""
     error: EvalutionError | None = None
     """The error of its last build."""
     _numbers: Iterator[int] = field(default_factory=count)
@@ -174,19 +139,15 @@ class WorkerSlot:
 
     def place(self, worker_stream: WorkerStream, item: StreamItem) -> None:
         self.in_flight[item.number] = item
-        worker_stream.waiting.append(item)
+        worker_stream.waiting.add(item.number)
         worker_stream.open[item.number] = item
         self._send(Item(worker_stream.number, item.number, item.payload))
 
-    def call(self, job: CallJob, now: float) -> None:
-        if isinstance(job, ListPart):
-            job.started = now
+    def call(self, job: CallJob) -> None:
         self.in_flight[job.number] = job
         self._send(Call(job.number, job.method, job.payload))
 
-    def probe(
-        self, group: Sequence[Job], shares: dict[PooledStream, int | None], now: float
-    ) -> None:
+    def probe(self, group: Sequence[Job], shares: dict[PooledStream, int | None]) -> None:
         """Run a suspected group; items of a stream get a worker stream of their own."""
         self.is_probing = True
         worker_streams: dict[PooledStream, WorkerStream] = {}
@@ -196,7 +157,7 @@ class WorkerSlot:
                     worker_streams[job.stream] = self.open_stream(job.stream, shares[job.stream])
                 self.place(worker_streams[job.stream], job)
             elif isinstance(job, CallJob):
-                self.call(job, now)
+                self.call(job)
         for worker_stream in worker_streams.values():
             self.end(worker_stream)
 
@@ -215,6 +176,8 @@ class WorkerSlot:
         for number in numbers:
             if job := self.in_flight.get(number):
                 job.started = now
+        for worker_stream in self.worker_streams.values():
+            worker_stream.waiting.difference_update(numbers)
 
     def finish(self, number: int) -> Job | None:
         """Remove a job that has its last answer."""
@@ -222,6 +185,7 @@ class WorkerSlot:
         if isinstance(job, StreamItem):
             for worker_stream in self.worker_streams.values():
                 worker_stream.open.pop(number, None)
+                worker_stream.waiting.discard(number)
         return job
 
     def close_stream(self, number: int) -> tuple[WorkerStream, list[StreamItem]]:
@@ -245,19 +209,19 @@ class Assignment:
         self.slots = [WorkerSlot(index) for index in range(workers)]
         self.calls: deque[CallJob] = deque()
         self.streams: dict[PooledStream, None] = {}
-        self.poison: PoisonRequestFinder[Any] = PoisonRequestFinder()
+        self.poison = PoisonRequestFinder()
 
     def has_room(self, stream: PooledStream) -> bool:
         """True if another of the stream's items would go to a worker at once."""
         return not stream.backlog and self._find_slot(stream) is not None
 
-    def assign(self, now: float) -> None:
+    def assign(self) -> None:
         """Hand out everything that a free worker can take."""
         for slot in self.slots:
             if slot.state is SlotState.READY and not slot.in_flight:
-                self._probe(slot, now)
+                self._probe(slot)
         while self.calls and (free := [slot for slot in self.slots if slot.takes_work]):
-            min(free, key=lambda slot: len(slot.in_flight)).call(self.calls.popleft(), now)
+            min(free, key=lambda slot: len(slot.in_flight)).call(self.calls.popleft())
         for stream in self.streams:
             self.place_backlog(stream)
             stream.notify()
@@ -288,7 +252,7 @@ class Assignment:
             for worker_stream in slot.worker_streams.values()
         )
 
-    def _probe(self, slot: WorkerSlot, now: float) -> None:
+    def _probe(self, slot: WorkerSlot) -> None:
         slot.is_probing = False
         group = self.poison.next_group()
         if group is not None:
@@ -297,7 +261,7 @@ class Assignment:
                 stream: None if stream.batch_size is None else max(1, self._share(stream, slot))
                 for stream in streams
             }
-            slot.probe(group, shares, now)
+            slot.probe(group, shares)
 
     def _find_slot(self, stream: PooledStream) -> WorkerSlot | None:
         """Return the worker with the fewest of the stream's items that takes another."""

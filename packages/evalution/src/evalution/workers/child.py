@@ -8,6 +8,7 @@ all that it has started. Each call and each stream of the session runs on a thre
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import queue
@@ -15,11 +16,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import spawn
-from typing import Any
+from typing import Any, TextIO
 
 from evalution.redaction import register_secrets
-from evalution.workers.process import StackDumps, kill_tree
+from evalution.workers.jobs import Event
+from evalution.workers.process import MARK, kill_tree
 from evalution.workers.wire import (
     PROTOCOL,
     Abort,
@@ -48,13 +51,13 @@ from evalution_core import (
     EvalutionError,
     Model,
     RequestFailure,
-    StreamEvent,
     TextDelta,
 )
 from evalution_core.kinds import RequestKind
-from evalution_core.requests import Output
+from evalution_core.requests import Request
+from evalution_core.streams import open_stream
 
-Events = Iterator[tuple[int, StreamEvent | Output | RequestFailure]]
+Events = Iterator[tuple[int, Event]]
 
 
 def build_session(engine: bytes, model: bytes) -> BaseInferenceSession:
@@ -97,7 +100,7 @@ class Service:
             case Open(stream=number, kind=kind):
                 stream = _OpenStream(message, self._find_call(kind, message.deltas), self._outbox)
                 self._streams[number] = stream
-                _start(lambda: self._run(stream), f"{kind.continuous_call} {number}")
+                _start_thread(partial(self._run, stream), f"{kind.continuous_call} {number}")
             case End(stream=number):
                 if stream := self._streams.get(number):
                     stream.end()
@@ -105,7 +108,7 @@ class Service:
                 if stream := self._streams.get(number):
                     stream.abort()
             case Call():
-                _start(lambda: self._call(message), f"call {message.method}")
+                _start_thread(partial(self._call, message), f"call {message.method}")
             case _:
                 raise AssertionError(f"no message for a worker: {message!r}")
 
@@ -178,23 +181,20 @@ class _OpenStream:
             self._outbox.put(StreamEnded(self.number))
 
     def _run(self) -> None:
-        events = self._call(self._requests(), batch_size=self._batch_size)
-        try:
+        call = partial(self._call, batch_size=self._batch_size)
+        with open_stream(call, self._requests()) as events:
             for number, outcome in events:
                 if self._aborted.is_set():
                     return
                 self._answer(number, outcome)
-        finally:
-            if close := getattr(events, "close", None):
-                close()
 
-    def _requests(self) -> Iterator[tuple[int, Any]]:
+    def _requests(self) -> Iterator[tuple[int, Request]]:
         while (item := self._items.get()) is not None and not self._aborted.is_set():
-            self._outbox.note_pulled(self.number)
+            self._outbox.note_progress(item.number, at_once=True)
             self._waiting.add(item.number)
             yield item.number, pickle.loads(item.payload)
 
-    def _answer(self, number: int, outcome: Any) -> None:
+    def _answer(self, number: int, outcome: Event) -> None:
         if number not in self._waiting:
             # Its row is out of reach here, and may already have a score that can't be trusted.
             raise EngineRuntimeError(
@@ -204,7 +204,7 @@ class _OpenStream:
         if not is_delta:
             self._waiting.remove(number)
         if is_delta and not self._shows_deltas:
-            self._outbox.note_progress(number)
+            self._outbox.note_progress(number, at_once=False)
             return
         try:
             payload = pickle.dumps(outcome, PROTOCOL)
@@ -214,7 +214,7 @@ class _OpenStream:
         self._outbox.put(Result(number, payload, is_last=not is_delta))
 
 
-def _start(function: Callable[[], None], name: str) -> None:
+def _start_thread(function: Callable[[], None], name: str) -> None:
     threading.Thread(target=function, name=f"evalution worker {name}", daemon=True).start()
 
 
@@ -224,31 +224,40 @@ _FLUSH_S = 10.0
 def main() -> None:
     """Serve until the parent sends `Close` or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent, mark = os.getppid(), os.environ[MARK].rpartition("/")[2]
     channel = _take_channel()
     (start,) = channel.receive()
     assert isinstance(start, Start)
-    dumps = StackDumps(start.stack_file)
+    stacks = open(start.stack_file, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+    _enable_stack_dumps(stacks)
     outbox = Outbox(channel, "evalution worker sender")
     try:
         try:
-            session = _build(start)
+            if start.main:
+                spawn.prepare(start.main)
+            session = build_session(start.engine, start.model)
         except BaseException as error:  # noqa: BLE001 - the parent raises it
             outbox.put(BuildFailed(pack_error(error, "building the session")))
             outbox.flush(_FLUSH_S)
             return
-        dumps.listen()
-        threading.Thread(
-            target=_send_heartbeats,
-            args=(outbox, dumps, start),
-            name="evalution worker life",
-            daemon=True,
-        ).start()
+        _enable_stack_dumps(stacks)  # the build may have taken the signals for itself
+        _start_thread(lambda: _send_heartbeats(outbox, start, stacks, mark, parent), "life")
         service = Service(session, outbox)
         outbox.put(service.describe())
         _serve(channel, service, outbox)
     except EOFError:
         # No answer is awaited any more, and what runs may hold a device.
-        kill_tree(os.getpid(), start.mark)
+        kill_tree(os.getpid(), mark)
+
+
+def _enable_stack_dumps(file: TextIO) -> None:
+    """Have all threads' stacks written on a crash, and on the signal of the parent.
+
+    `faulthandler` writes them by native code, even while some other call holds Python's lock.
+    """
+    faulthandler.enable(file)
+    if sys.platform != "win32":
+        faulthandler.register(signal.SIGUSR2, file)
 
 
 def _take_channel() -> Channel:
@@ -261,25 +270,20 @@ def _take_channel() -> Channel:
     return Channel(incoming, outgoing)
 
 
-def _build(start: Start) -> BaseInferenceSession:
-    if start.main:
-        spawn.prepare(start.main)
-    return build_session(start.engine, start.model)
+def _send_heartbeats(outbox: Outbox, start: Start, stacks: TextIO, mark: str, parent: int) -> None:
+    """Send heartbeats, and end the process when its parent is gone.
 
-
-def _send_heartbeats(outbox: Outbox, dumps: StackDumps, start: Start) -> None:
-    """Send heartbeats, and put off the watchdog that ends a silent process.
-
-    The process ends with its parent.
+    While a native call holds Python's lock, the parent ends the process; without a parent, a
+    watchdog of `faulthandler` does.
     """
     pause = threading.Event()
     while True:
-        if sys.platform != "win32" and os.getppid() != start.parent:
+        if sys.platform != "win32" and os.getppid() != parent:
             # Another child of the parent's may hold the pipe open.
-            kill_tree(os.getpid(), start.mark)
+            kill_tree(os.getpid(), mark)
         outbox.beat()
         if start.silence is not None:
-            dumps.expect_life(start.silence)
+            faulthandler.dump_traceback_later(2 * start.silence, exit=True, file=stacks)
         pause.wait(start.beat)
 
 

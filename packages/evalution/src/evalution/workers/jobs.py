@@ -1,4 +1,4 @@
-"""The jobs of workers: calls, parts of list calls, and the items of a caller's stream."""
+"""The jobs of workers: calls, and the requests of a caller's stream."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ import pickle
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Self, cast
+from typing import Any
 
-from evalution.workers.wire import pack_request
-from evalution_core import (
-    EngineRuntimeError,
-    EvalutionError,
-    InvalidRequestError,
-    RequestFailure,
-    TextDelta,
-    UnsupportedRequestError,
-)
-from evalution_core.errors import raise_failures
-from evalution_core.kinds import RequestKind
-from evalution_core.requests import Output, Request
+from evalution_core import EngineRuntimeError, EvalutionError, RequestFailure, TextDelta
+from evalution_core.kinds import RequestKind, find_kind
+from evalution_core.requests import Output, Request, StreamEvent
+
+Event = StreamEvent | Output
+"""A value that a stream yields for one of its requests."""
 
 _numbers = count()
 
@@ -32,7 +26,8 @@ _numbers = count()
 class Job(ABC):
     """One thing to answer; all state is under the scheduler's lock.
 
-    `started` is the scheduler's time when the session took it or was last seen at work on it.
+    `started` is the scheduler's time when the session took it or was last seen at work on it, and
+    `crashes_alone` the number of workers that ended while they ran it and nothing else.
     """
 
     payload: bytes
@@ -40,15 +35,6 @@ class Job(ABC):
     crashes_alone: int = 0
     started: float | None = None
     is_dropped: bool = False
-
-    @property
-    def weight(self) -> int:
-        """The number of requests in it."""
-        return 1
-
-    def halves(self) -> Sequence[Self]:
-        """Split it into two parts, or return `[self]` if it is a single request."""
-        return [self]
 
     @abstractmethod
     def deliver(self, value: Any, *, is_last: bool) -> None: ...
@@ -73,89 +59,6 @@ class CallJob(Job):
             self.result.set_exception(error)
 
 
-@dataclass(eq=False, slots=True)
-class ListPart(CallJob):
-    """Part of a list call, from request `start` on; `result` gets its outputs in order."""
-
-    kind: RequestKind = RequestKind.GENERATION
-    requests: Sequence[Request] = ()
-    batch_size: int | None = None
-    start: int = 0
-
-    @property
-    def weight(self) -> int:
-        return max(1, len(self.requests))
-
-    def halves(self) -> Sequence[ListPart]:
-        """Split it into two parts whose joined results become the result of this one."""
-        if len(self.requests) < 2:
-            return [self]
-        half = (len(self.requests) + 1) // 2
-        parts = [
-            make_list_part(self.kind, self.requests[:half], self.batch_size, self.start),
-            make_list_part(self.kind, self.requests[half:], self.batch_size, self.start + half),
-        ]
-
-        def join(_: Future[Any]) -> None:
-            if all(part.result.done() for part in parts):
-                try:
-                    self.deliver(join_outputs(parts), is_last=True)
-                except EvalutionError as error:
-                    self.fail(error)
-
-        for part in parts:
-            part.result.add_done_callback(join)
-        return parts
-
-
-def make_list_part(
-    kind: RequestKind, requests: Sequence[Request], batch_size: int | None, start: int
-) -> ListPart:
-    """Make a list call of these requests, those from `start` on of a longer one.
-
-    Raises:
-        InvalidRequestError: a request can't be pickled.
-    """
-    return ListPart(
-        pack_request(((list(requests),), {"batch_size": batch_size})),
-        method=kind.list_call,
-        kind=kind,
-        requests=requests,
-        batch_size=batch_size,
-        start=start,
-    )
-
-
-def join_outputs(parts: Sequence[ListPart]) -> list[Output]:
-    """Return the outputs of adjacent parts in order; waits until all are done.
-
-    Raises:
-        InvalidRequestError, UnsupportedRequestError: some requests were refused; names all of them.
-        EvalutionError: the first other error of a part.
-    """
-    outputs: list[Output] = []
-    refused: dict[int, EvalutionError] = {}
-    begin = parts[0].start
-    for part in parts:
-        try:
-            found = part.result.result()
-        except (InvalidRequestError, UnsupportedRequestError) as error:
-            if not error.failures:
-                raise
-            offset = part.start - begin
-            refused |= {offset + index: failure for index, failure in error.failures.items()}
-            continue
-        if len(found) != len(part.requests):
-            raise EngineRuntimeError(
-                f"the session answered {len(found)} of {len(part.requests)} requests, and "
-                "doesn't say which"
-            )
-        outputs.extend(found)
-    if refused:
-        raise_failures(refused, sum(len(part.requests) for part in parts))
-    return outputs
-
-
 def make_call_job(method: str, *arguments: Any, **options: Any) -> CallJob:
     """Make a call of the session's method, or of its tokenizer's `encode` or `decode`."""
     return CallJob(pickle.dumps((arguments, options)), method=method)
@@ -170,18 +73,11 @@ class StreamItem(Job):
     metadata: dict[str, Any] | None = None
     has_text: bool = False
 
-    def deliver(self, value: Any, *, is_last: bool) -> None:
+    def deliver(self, value: Event, *, is_last: bool) -> None:
         self.stream.deliver(self, value, is_last=is_last)
 
     def fail(self, error: EvalutionError) -> None:
-        self.stream.deliver_failure(self, error)
-
-
-@dataclass(slots=True)
-class _Unread:
-    item: StreamItem
-    value: Any
-    is_delta: bool = False
+        self.deliver(RequestFailure(error), is_last=True)
 
 
 class PooledStream:
@@ -216,8 +112,7 @@ class PooledStream:
         self._run_slot: object = None
         self.backlog: deque[StreamItem] = deque()
         self._unread_bound = unread_bound
-        self._results: deque[_Unread] = deque()
-        self._deltas: dict[int, _Unread] = {}
+        self._results: deque[tuple[Hashable, Event]] = deque()
         self._unread = 0
         self._open: dict[int, StreamItem] = {}
         self.input_ended = False
@@ -249,24 +144,22 @@ class PooledStream:
         self._open[item.number] = item
         self.backlog.append(item)
 
-    def deliver(self, item: StreamItem, value: Any, *, is_last: bool) -> None:
+    def deliver(self, item: StreamItem, value: Event, *, is_last: bool) -> None:
         if self.has_ended or item.number not in self._open:
             return
-        if isinstance(value, TextDelta):
-            self._deliver_delta(item, value)
-            return
         if is_last:
-            self._settle(item, _with_metadata(value, item.metadata))
+            del self._open[item.number]
+            self._unread += 1
+            value = _add_metadata(value, item.metadata)
+        else:
+            item.has_text = True
+        self._results.append((item.key, value))
+        self._changed.notify_all()
 
-    def deliver_failure(self, item: StreamItem, error: EvalutionError) -> None:
-        if not self.has_ended and item.number in self._open:
-            self._settle(item, RequestFailure(error, item.metadata or {}))
-
-    def reject(self, key: Any, failure: RequestFailure) -> None:
+    def reject(self, item: StreamItem, error: EvalutionError) -> None:
         """Answer a request that can't be sent."""
-        item = StreamItem(b"", stream=self, key=key)
         self._open[item.number] = item
-        self._settle(item, failure)
+        item.fail(error)
 
     def end_input(self, error: BaseException | None = None) -> None:
         """Note that no item follows: after the last answer the stream ends, or raises `error`."""
@@ -289,11 +182,9 @@ class PooledStream:
         """End the stream: it is not read any more."""
         self._is_closed = True
         self._results.clear()
-        self._deltas.clear()
-        self._unread = 0
         self._drop_open()
 
-    def wait_for(self, condition: Any, timeout: float | None = None) -> bool:
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait, with the lock held by the caller, until the condition is true."""
         return self._changed.wait_for(condition, timeout)
 
@@ -307,41 +198,20 @@ class PooledStream:
         while (found := self._next()) is not None:
             yield found
 
-    def _next(self) -> tuple[Any, Any] | None:
+    def _next(self) -> tuple[Hashable, Event] | None:
         with self._changed:
             self._changed.wait_for(
                 lambda: self._results or self.has_ended or (self.input_ended and not self._open)
             )
             if self._results:
-                found = self._results.popleft()
-                if not found.is_delta:
+                key, value = self._results.popleft()
+                if not isinstance(value, TextDelta):
                     self._unread -= 1
                     self._changed.notify_all()
-                elif self._deltas.get(found.item.number) is found:
-                    del self._deltas[found.item.number]
-                return found.item.key, found.value
+                return key, value
             if error := self._error or self._input_error:
                 raise error
             return None
-
-    def _deliver_delta(self, item: StreamItem, delta: TextDelta) -> None:
-        item.has_text = True
-        unread = self._deltas.get(item.number)
-        if unread is None:
-            unread = self._deltas[item.number] = _Unread(item, delta, is_delta=True)
-            self._results.append(unread)
-        else:
-            # A reader that pauses finds one delta of each request, however long it paused.
-            before = unread.value
-            unread.value = TextDelta(before.text + delta.text, before.token_ids + delta.token_ids)
-        self._changed.notify_all()
-
-    def _settle(self, item: StreamItem, value: Any) -> None:
-        del self._open[item.number]
-        self._deltas.pop(item.number, None)
-        self._results.append(_Unread(item, value))
-        self._unread += 1
-        self._changed.notify_all()
 
     def _drop_open(self) -> None:
         for item in self._open.values():
@@ -351,23 +221,23 @@ class PooledStream:
         self._changed.notify_all()
 
 
-def split_metadata(request: Any) -> tuple[Any, Any]:
+def split_metadata(request: Request) -> tuple[Request, dict[str, Any] | None]:
     """Return a request to send, and its metadata, which stays here: it may not pickle.
 
-    Metadata that is no dict stays with the request: the session refuses it.
+    What is no request, and metadata that is no dict, is sent as it is: the session refuses it.
     """
-    metadata: Any = getattr(request, "metadata", None)
-    if not isinstance(metadata, dict) or not is_dataclass(request) or isinstance(request, type):
+    if find_kind(request) is None:
         return request, None
-    kept = cast("dict[str, Any]", metadata)
-    return (replace(request, metadata={}) if kept else request), kept
+    metadata = request.metadata
+    if not isinstance(metadata, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return request, None
+    return (replace(request, metadata={}) if metadata else request), metadata
 
 
-def _with_metadata(value: Any, metadata: Any) -> Any:
-    if metadata is None:
-        return value
-    if isinstance(value, RequestFailure):
-        return RequestFailure(value.error, metadata)
-    if hasattr(value, "metadata"):
-        value.metadata = metadata
+def _add_metadata(value: Event, metadata: dict[str, Any] | None) -> Event:
+    if metadata is not None:
+        if isinstance(value, RequestFailure):
+            return RequestFailure(value.error, metadata)
+        if isinstance(value, Output):
+            value.metadata = metadata
     return value

@@ -8,7 +8,6 @@ the tree by a command of its own.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
 import os
 import signal
@@ -16,12 +15,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, cast
 
 from evalution.workers.wire import Channel, Message, Outbox, Start, WorkerExit, WorkerListener
 
@@ -44,24 +41,9 @@ main()
 _PROCESSES = Path("/proc")
 _ROUNDS = 5
 _EXIT_S = 10.0
-_STACK_WAIT_S = 2.0
-_STACK_POLL_S = 0.02
+_STACK_S = 1.0
+"""Time for a hung worker to dump its stack."""
 _LONGEST_STACK = 20_000
-_SILENT = "Timeout ("
-"""Start of a stack dump that the worker's own watchdog has made."""
-
-_stack_files: list[TextIO] = []
-
-
-@dataclass(frozen=True, slots=True)
-class Blueprint:
-    """The engine, model and timings that every worker of a session is started with."""
-
-    engine: bytes
-    model: bytes
-    main: dict[str, Any]
-    beat: float
-    silence: float | None
 
 
 class WorkerProcess:
@@ -70,8 +52,8 @@ class WorkerProcess:
     It inherits the environment, credentials in it included: the engine may need them.
     """
 
-    def __init__(self, blueprint: Blueprint, environment: dict[str, str]):
-        self._blueprint = blueprint
+    def __init__(self, first: Start, environment: dict[str, str]):
+        self._first = first
         self._environment = environment
         self._mark = uuid.uuid4().hex
         self._folder = tempfile.TemporaryDirectory(prefix="evalution-worker-")
@@ -80,10 +62,6 @@ class WorkerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._outbox: Outbox | None = None
         self._kill_reason: str | None = None
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
 
     def start(self, listener: WorkerListener) -> None:
         path = [entry or os.getcwd() for entry in sys.path]
@@ -97,19 +75,7 @@ class WorkerProcess:
         self._process = process
         channel = Channel(cast(Any, process.stdout), cast(Any, process.stdin))
         self._outbox = Outbox(channel, f"evalution worker {process.pid} sender")
-        plan = self._blueprint
-        self._outbox.put(
-            Start(
-                engine=plan.engine,
-                model=plan.model,
-                main=plan.main,
-                stack_file=str(self._stack_file),
-                beat=plan.beat,
-                silence=plan.silence,
-                mark=self._mark,
-                parent=os.getpid(),
-            )
-        )
+        self._outbox.put(self._first._replace(stack_file=str(self._stack_file)))
         for target, arguments in ((self._listen, (channel, listener)), (self._reap, (process,))):
             threading.Thread(
                 target=target, args=arguments, name=f"evalution worker {process.pid}", daemon=True
@@ -126,8 +92,10 @@ class WorkerProcess:
             if self._kill_reason is not None or process.returncode is not None:
                 return
             self._kill_reason = reason
-        if with_stack:
-            request_stack(process.pid, self._stack_file)
+        if with_stack and sys.platform != "win32":
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.kill(process.pid, signal.SIGUSR2)
+                process.wait(_STACK_S)
         kill_tree(process.pid, self._mark)
 
     def _listen(self, channel: Channel, listener: WorkerListener) -> None:
@@ -161,10 +129,12 @@ class WorkerProcess:
             with contextlib.suppress(OSError):  # its buffer can't be written any more
                 if stream is not None:
                     stream.close()
-        stack = read_stack(self._stack_file)
+        stack = None
+        if self._stack_file.exists():
+            text = self._stack_file.read_text("utf-8", errors="replace")
+            stack = text[-_LONGEST_STACK:].strip() or None
         self._folder.cleanup()
-        reason = self._kill_reason or _describe_exit(code, stack, self._blueprint.silence)
-        return WorkerExit(reason, stack)
+        return WorkerExit(self._kill_reason or _describe_exit(code), stack)
 
 
 def make_environments(workers: int, devices: Sequence[str] | None) -> list[dict[str, str]]:
@@ -228,67 +198,7 @@ def _read_marks(pid: int) -> list[bytes]:
     return next(found, first).removeprefix(first).split(b"/")
 
 
-class StackDumps:
-    """Stack dumps in the worker: on a crash, on a signal, and after a silence.
-
-    `faulthandler` writes them by native code, even while some other call holds Python's lock.
-    """
-
-    def __init__(self, path: str):
-        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
-        _stack_files.append(self._file)
-        self.listen()
-
-    def listen(self) -> None:
-        """Take the signals; again after a build, which may have taken them for itself."""
-        faulthandler.enable(self._file)
-        if sys.platform != "win32":
-            faulthandler.register(signal.SIGUSR2, self._file)
-
-    def expect_life(self, within: float) -> None:
-        """End the process with a dump unless this is called again within so many seconds."""
-        faulthandler.dump_traceback_later(within, exit=True, file=self._file)
-
-
-def request_stack(pid: int, path: Path) -> None:
-    """Have the worker dump its stack, and wait for it; Windows has no such signal."""
-    if sys.platform == "win32":
-        return
-    before = size = _read_size(path)
-    try:
-        os.kill(pid, signal.SIGUSR2)
-    except ProcessLookupError:
-        return
-    end = time.monotonic() + _STACK_WAIT_S
-    while time.monotonic() < end:
-        time.sleep(_STACK_POLL_S)
-        now = _read_size(path)
-        if now > before and now == size:
-            return
-        size = now
-
-
-def read_stack(path: Path) -> str | None:
-    """Return the stack that the worker dumped, if any."""
-    try:
-        return path.read_text("utf-8", errors="replace")[-_LONGEST_STACK:].strip() or None
-    except OSError:
-        return None
-
-
-def _read_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _describe_exit(code: int, stack: str | None, silence: float | None) -> str:
-    if stack is not None and stack.startswith(_SILENT):
-        return (
-            f"was silent for {silence:g} s and was ended: a native call holds Python's lock, "
-            "or all its time"
-        )
+def _describe_exit(code: int) -> str:
     if code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"

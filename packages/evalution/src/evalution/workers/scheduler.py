@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 from evalution.redaction import mask_text
 from evalution.workers.assignment import Assignment, SlotState, WorkerSlot
-from evalution.workers.jobs import CallJob, Job, ListPart, PooledStream, StreamItem
+from evalution.workers.jobs import CallJob, Job, PooledStream, StreamItem
 from evalution.workers.wire import (
     BuildFailed,
     CallFailed,
     Closed,
     Message,
     Progressed,
-    Pulled,
     Ready,
     Result,
     StreamEnded,
@@ -29,20 +27,14 @@ from evalution.workers.wire import (
 from evalution_core import EngineRuntimeError, EvalutionError, RequestFailure, SessionClosedError
 from evalution_core.errors import RemoteCause
 
-J = TypeVar("J", bound=Job)
-
 _log = logging.getLogger(__name__)
 
 _ABORT_WAIT_S = 10.0
 """Seconds that closing a stream waits for the workers; it normally takes one step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Restarts of a worker in a row, and the seconds before the second of them."""
-
-    restarts: int
-    backoff: float
+class _Thread(threading.local):
+    is_of_worker = False
 
 
 class Scheduler:
@@ -52,11 +44,12 @@ class Scheduler:
 
     Args:
         workers: how many slots there are.
-        limits: when a slot is given up.
+        restarts: how often in a row a worker may end without an answer until it is given up.
+        backoff: seconds before the second restart in a row; doubled for each one after it.
         wake: called when a worker has to be started or killed.
     """
 
-    def __init__(self, workers: int, limits: Limits, wake: Callable[[], None]):
+    def __init__(self, workers: int, restarts: int, backoff: float, wake: Callable[[], None]):
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.now = 0.0
@@ -65,9 +58,10 @@ class Scheduler:
         self.failure: EvalutionError | None = None
         self.close_errors: list[EvalutionError] = []
         self._assignment = Assignment(workers)
-        self._limits = limits
+        self._restarts = restarts
+        self._backoff = backoff
         self._wake = wake
-        self._here = threading.local()
+        self._thread = _Thread()
 
     @property
     def slots(self) -> list[WorkerSlot]:
@@ -81,7 +75,7 @@ class Scheduler:
         """The number of requests that workers still have."""
         with self.lock:
             jobs = [job for slot in self.slots for job in slot.in_flight.values()]
-            return sum(job.weight for job in jobs if isinstance(job, StreamItem | ListPart))
+            return sum(isinstance(job, StreamItem) for job in jobs)
 
     # for callers
 
@@ -97,10 +91,10 @@ class Scheduler:
         with self.lock:
             self.ensure_open()
             if slot is not None:
-                slot.call(job, self.now)
+                slot.call(job)
             else:
                 self._assignment.calls.append(job)
-                self._assignment.assign(self.now)
+                self._assignment.assign()
 
     def open(self, stream: PooledStream) -> None:
         with self.lock:
@@ -132,7 +126,7 @@ class Scheduler:
             stream.close()
             self._assignment.abort(stream)
             # A garbage collection on a worker's own thread can't wait for messages of that thread.
-            timeout = 0.0 if getattr(self._here, "is_own", False) else _ABORT_WAIT_S
+            timeout = 0.0 if self._thread.is_of_worker else _ABORT_WAIT_S
             is_free = stream.wait_for(lambda: not self._assignment.holds_stream(stream), timeout)
             if not is_free and timeout:
                 _log.warning("workers still run an aborted stream after %.0f s", timeout)
@@ -142,7 +136,7 @@ class Scheduler:
 
     def received(self, slot: WorkerSlot, worker: Worker, messages: Sequence[Message]) -> None:
         values = [_read_value(message) for message in messages]
-        self._here.is_own = True
+        self._thread.is_of_worker = True
         with self.lock:
             if slot.worker is not worker:
                 return
@@ -150,10 +144,10 @@ class Scheduler:
             for message, value in zip(messages, values, strict=True):
                 self._apply(slot, message, value)
             if messages:
-                self._assignment.assign(self.now)
+                self._assignment.assign()
 
     def ended(self, slot: WorkerSlot, worker: Worker, end: WorkerExit) -> None:
-        self._here.is_own = True
+        self._thread.is_of_worker = True
         with self.lock:
             if slot.worker is not worker:
                 return
@@ -162,12 +156,13 @@ class Scheduler:
             if self.is_closing:
                 slot.change(SlotState.RETIRED, self.now)
             elif not self.is_up:
-                self.fail(slot.error or make_build_error(end))
+                text = f"the worker process {end.reason} while it loaded the model"
+                self.fail(slot.error or _make_error(text, end))
             else:
                 self._replay(lost, end)
                 self._retire_or_restart(slot, end)
             self.changed.notify_all()
-            self._assignment.assign(self.now)
+            self._assignment.assign()
             self._wake()
 
     def fail(self, error: EvalutionError) -> None:
@@ -201,9 +196,6 @@ class Scheduler:
                 slot.fruitless_ends = 0
                 if job := slot.finish(number):
                     job.fail(value)
-            case Pulled(number, total):
-                if worker_stream := slot.worker_streams.get(number):
-                    worker_stream.take(total, self.now)
             case Progressed(numbers):
                 slot.note_progress(numbers, self.now)
             case StreamEnded(number, _, is_fatal):
@@ -246,93 +238,64 @@ class Scheduler:
 
         The request or the session may be at fault, so the second try gets a fresh worker.
         """
-        poisonous = self._assignment.poison.report_crash(_restart(lost))
-        for item in poisonous:
-            item.fail(make_failure_error(item, error))
-        if len(lost) == 1 and not poisonous and slot.state is SlotState.READY:
+        _reset(lost)
+        poisonous = self._assignment.poison.report_crash(lost)
+        if poisonous is not None:
+            text = f"{error}, twice, with this request alone"
+            found = EngineRuntimeError(text, in_flight=_list_keys(poisonous))
+            found.__cause__ = error.__cause__ or error
+            poisonous.fail(found)
+        elif len(lost) == 1 and slot.state is SlotState.READY:
             slot.kill_reason = f"was ended, since its session failed: {error}"
             slot.change(SlotState.KILLING, self.now)
             self._wake()
 
     def _replay(self, lost: list[Job], end: WorkerExit) -> None:
-        for job in self._assignment.poison.report_crash(_restart(lost)):
-            job.fail(make_poison_error(job, end))
+        _reset(lost)
+        if poisonous := self._assignment.poison.report_crash(lost):
+            text = f"a worker that ran this request alone {end.reason}, twice"
+            poisonous.fail(_make_error(text, end, poisonous))
 
     def _retire_or_restart(self, slot: WorkerSlot, end: WorkerExit) -> None:
         slot.fruitless_ends += 1
-        if slot.fruitless_ends <= self._limits.restarts:
-            wait = (
-                self._limits.backoff * 2 ** (slot.fruitless_ends - 2)
-                if slot.fruitless_ends > 1
-                else 0.0
-            )
+        if slot.fruitless_ends <= self._restarts:
+            wait = self._backoff * 2 ** (slot.fruitless_ends - 2) if slot.fruitless_ends > 1 else 0
             slot.restart_at = self.now + wait
             _log.warning("worker %d %s; another one is started", slot.index, end.reason)
             return
         slot.change(SlotState.RETIRED, self.now)
         _log.warning("worker %d is given up: it %s", slot.index, slot.error or end.reason)
         if all(other.state is SlotState.RETIRED for other in self.slots):
-            self.fail(make_hopeless_error(slot.fruitless_ends, end, slot.error))
+            last = f"could not load the model: {slot.error}" if slot.error else end.reason
+            text = (
+                f"workers ended {slot.fruitless_ends} times in a row without answering anything; "
+                f"the last one {last}"
+            )
+            self.fail(_make_error(text, end))
 
 
-def make_build_error(end: WorkerExit) -> EvalutionError:
-    """Return the error for a worker that ended before its session was built."""
-    return _make_error(f"the worker process {end.reason} while it loaded the model", end)
-
-
-def make_poison_error(job: Job, end: WorkerExit) -> EvalutionError:
-    """Return the error for a job that ended its workers when nothing else ran there."""
-    return _make_error(f"a worker that ran this request alone {end.reason}, twice", end, job)
-
-
-def make_failure_error(item: StreamItem, error: EvalutionError) -> EvalutionError:
-    """Return the error for a request with which alone the session failed on two workers."""
-    text = f"{error}, twice, with this request alone"
-    found = EngineRuntimeError(text, in_flight=[item.key])
-    found.__cause__ = error.__cause__ or error
-    return found
-
-
-def make_partial_error(item: StreamItem) -> EvalutionError:
-    """Return the error for a request whose worker ended after part of its text was delivered."""
-    return EngineRuntimeError(
-        "the worker ended after part of the text was streamed, so the request isn't run again; "
-        "repeat it",
-        in_flight=[item.key],
-    )
-
-
-def make_hopeless_error(
-    times: int, end: WorkerExit, build: EvalutionError | None
-) -> EvalutionError:
-    """Return the error for workers that end one after the other; `build` is the last build's."""
-    reason = end.reason if build is None else f"could not load the model: {build}"
-    return _make_error(
-        f"workers ended {times} times in a row without answering anything; the last one {reason}",
-        end,
-    )
+def _list_keys(job: Job) -> list[Hashable]:
+    return [job.key] if isinstance(job, StreamItem) else []
 
 
 def _make_error(text: str, end: WorkerExit, job: Job | None = None) -> EvalutionError:
-    lost: list[object] = []
-    if isinstance(job, StreamItem):
-        lost = [job.key]
-    elif isinstance(job, ListPart):
-        lost = [job.start]
-    error = EngineRuntimeError(text, in_flight=lost)
+    error = EngineRuntimeError(text, in_flight=[] if job is None else _list_keys(job))
     if end.stack:
         error.__cause__ = RemoteCause(mask_text(end.stack))
     return error
 
 
-def _restart(lost: Sequence[J]) -> Sequence[J]:
-    """Prepare jobs to be run again; one whose text was streamed in part fails instead."""
+def _reset(lost: Sequence[Job]) -> None:
+    """Prepare jobs to be run again; one whose text was delivered in part fails instead."""
     for job in lost:
         job.started = None
         if isinstance(job, StreamItem) and job.has_text:
-            job.fail(make_partial_error(job))
+            text = (
+                "the worker ended after part of the text was streamed, so the request isn't run "
+                "again; repeat it"
+            )
+            job.fail(EngineRuntimeError(text, in_flight=[job.key]))
             job.is_dropped = True
-    return lost
 
 
 def _read_value(message: Message) -> Any:

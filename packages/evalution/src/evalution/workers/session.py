@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, TypeVar
 
 from evalution.workers.jobs import (
     CallJob,
-    ListPart,
     PooledStream,
     StreamItem,
-    join_outputs,
     make_call_job,
-    make_list_part,
     split_metadata,
 )
-from evalution.workers.process import Blueprint, WorkerProcess, make_environments
-from evalution.workers.supervision import Supervision, WorkerOptions, get_beat_interval
-from evalution.workers.wire import SpecialIds, main_module, pack_configuration, pack_request
+from evalution.workers.process import WorkerProcess, make_environments
+from evalution.workers.supervision import Supervision, WorkerOptions
+from evalution.workers.wire import (
+    SpecialIds,
+    Start,
+    main_module,
+    pack_configuration,
+    pack_request,
+)
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -27,6 +29,7 @@ from evalution_core import (
     CheckResult,
     ConfigurationError,
     EngineRuntimeError,
+    EvalutionError,
     GenerationOutput,
     GenerationRequest,
     InvalidRequestError,
@@ -41,8 +44,9 @@ from evalution_core import (
     TextCodec,
     UnsupportedRequestError,
 )
+from evalution_core.errors import raise_failures
 from evalution_core.kinds import RequestKind
-from evalution_core.requests import Request
+from evalution_core.requests import Output, Request
 
 
 class RemoteTokenizer:
@@ -70,11 +74,10 @@ _FAILED, _UNCHECKED = ("failed", "not checkable")
 class SupervisedSession(BaseInferenceSession):
     """Spreads requests over workers, each with a session of its own that is restarted if it ends.
 
-    `batch_size` caps what runs at once over all workers. List calls are divided among them; with
-    several, a bad request keeps its own part from running, and is raised when the others are done.
-
-    A request that ends its worker is a `RequestFailure` in a stream. A list call has none to give:
-    there it is an `EngineRuntimeError`, with the request's index in `in_flight`.
+    `batch_size` caps what runs at once over all workers. A list call is a stream of its requests:
+    those that are refused are raised together when the others are answered. A request that ends its
+    worker is a `RequestFailure` in a stream; a list call raises its `EngineRuntimeError`, with the
+    request's index in `in_flight`.
     """
 
     def __init__(
@@ -118,27 +121,27 @@ class SupervisedSession(BaseInferenceSession):
     def generate(
         self, requests: list[GenerationRequest], *, batch_size: int | None = None
     ) -> list[GenerationOutput]:
-        return self._list_call(RequestKind.GENERATION, requests, batch_size)
+        return self._collect(RequestKind.GENERATION, requests, batch_size)
 
     def loglikelihood(
         self, requests: list[LoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[LoglikelihoodOutput]:
-        return self._list_call(RequestKind.LOGLIKELIHOOD, requests, batch_size)
+        return self._collect(RequestKind.LOGLIKELIHOOD, requests, batch_size)
 
     def loglikelihood_rolling(
         self, requests: list[RollingLoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[RollingLoglikelihoodOutput]:
-        return self._list_call(RequestKind.ROLLING, requests, batch_size)
+        return self._collect(RequestKind.ROLLING, requests, batch_size)
 
     def generate_continuous(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
-        return self._streamed(RequestKind.GENERATION, requests, batch_size)
+        return self._open_stream(RequestKind.GENERATION, requests, batch_size)
 
     def loglikelihood_continuous(
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
-        return self._streamed(RequestKind.LOGLIKELIHOOD, requests, batch_size, run=_RUN)
+        return self._open_stream(RequestKind.LOGLIKELIHOOD, requests, batch_size, run=_RUN)
 
     def loglikelihood_rolling_continuous(
         self,
@@ -146,7 +149,7 @@ class SupervisedSession(BaseInferenceSession):
         *,
         batch_size: int | None = None,
     ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
-        return self._streamed(RequestKind.ROLLING, requests, batch_size)
+        return self._open_stream(RequestKind.ROLLING, requests, batch_size)
 
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
@@ -154,7 +157,7 @@ class SupervisedSession(BaseInferenceSession):
         if Capability.STREAM not in self._info.capabilities:
             self._scheduler.ensure_open()
             raise UnsupportedRequestError("the engine in the worker process can't stream")
-        return self._streamed(RequestKind.GENERATION, requests, batch_size, deltas=True)
+        return self._open_stream(RequestKind.GENERATION, requests, batch_size, deltas=True)
 
     def check(self) -> CheckResult:
         """Return the worst result of all workers' checks."""
@@ -212,7 +215,7 @@ class SupervisedSession(BaseInferenceSession):
         limits = [limit for limit in (batch_size, self._requests_limit) if limit is not None]
         return min(limits, default=None)
 
-    def _streamed(
+    def _open_stream(
         self,
         kind: RequestKind,
         requests: Iterable[tuple[K, Request]],
@@ -230,9 +233,9 @@ class SupervisedSession(BaseInferenceSession):
             unread_bound=cap or self._info.preferred_batch_size or _UNREAD,
             run=run,
         )
-        return self._results(stream, requests)
+        return self._read(stream, requests)
 
-    def _results(
+    def _read(
         self, stream: PooledStream, requests: Iterable[tuple[K, Request]]
     ) -> Iterator[tuple[K, Any]]:
         self._scheduler.open(stream)
@@ -244,7 +247,7 @@ class SupervisedSession(BaseInferenceSession):
         finally:
             self._scheduler.release(stream)
 
-    def _feed(self, requests: Iterable[tuple[Any, Any]], stream: PooledStream) -> None:
+    def _feed(self, requests: Iterable[tuple[Hashable, Request]], stream: PooledStream) -> None:
         try:
             source = iter(requests)
             while self._scheduler.wait_for_room(stream):
@@ -254,52 +257,34 @@ class SupervisedSession(BaseInferenceSession):
                     self._scheduler.end_input(stream)
                     return
                 bare, metadata = split_metadata(request)
+                item = StreamItem(b"", stream=stream, key=key, metadata=metadata)
                 try:
-                    payload = pack_request(bare)
+                    item.payload = pack_request(bare)
                 except InvalidRequestError as error:
                     with self._scheduler.lock:
-                        stream.reject(key, RequestFailure(error, metadata or {}))
-                    continue
-                item = StreamItem(payload, stream=stream, key=key, metadata=metadata)
-                self._scheduler.place(stream, item)
+                        stream.reject(item, error)
+                else:
+                    self._scheduler.place(stream, item)
         except BaseException as error:  # noqa: BLE001 - it is raised again at the reading end
             self._scheduler.end_input(stream, error)
 
-    def _list_call(
+    def _collect(
         self, kind: RequestKind, requests: Sequence[Request], batch_size: int | None
     ) -> list[Any]:
-        cap = self._begin(batch_size)
-        pairs = [split_metadata(request) for request in requests]
-        workers = len(self._scheduler.ready_slots()) or 1
-        parts = _divide(kind, [request for request, _ in pairs], cap, workers)
-        try:
-            for part in parts:
-                self._scheduler.submit(part)
-            outputs = join_outputs(parts)
-        finally:
-            for part in parts:
-                part.is_dropped = True
-        for (_, metadata), output in zip(pairs, outputs, strict=True):
-            if metadata is not None:
-                output.metadata = metadata
-        return outputs
-
-
-def _divide(
-    kind: RequestKind, requests: Sequence[Request], cap: int | None, workers: int
-) -> Sequence[ListPart]:
-    """Divide the requests into as many adjacent parts as may be answered at once."""
-    count = max(1, min(workers, len(requests), cap or workers))
-    cuts = [part * len(requests) // count for part in range(count + 1)]
-    return [
-        make_list_part(
-            kind,
-            requests[begin:end],
-            None if cap is None else cap // count + (number < cap % count),
-            begin,
-        )
-        for number, (begin, end) in enumerate(pairwise(cuts))
-    ]
+        """Answer a list as a stream; raise what failed when all others are answered."""
+        outputs: dict[int, Output] = {}
+        errors: dict[int, EvalutionError] = {}
+        for index, answer in kind.open_stream(self, enumerate(requests), batch_size=batch_size):
+            if isinstance(answer, RequestFailure):
+                errors[index] = answer.error
+            else:
+                outputs[index] = answer
+        for _, error in sorted(errors.items()):
+            if not isinstance(error, InvalidRequestError | UnsupportedRequestError):
+                raise error
+        if errors:
+            raise_failures(errors, len(requests), are_others_answered=True)
+        return [outputs[index] for index in range(len(requests))]
 
 
 def build_supervised(
@@ -329,17 +314,11 @@ def build_supervised(
     """
     check_workers(engine, workers, devices)
     options = options or WorkerOptions()
-    packed_engine, packed_model = pack_configuration(engine), pack_configuration(model)
-    blueprint = Blueprint(
-        packed_engine,
-        packed_model,
-        main_module(packed_engine, packed_model),
-        get_beat_interval(options),
-        options.heartbeat_timeout,
-    )
+    packed = pack_configuration(engine), pack_configuration(model)
+    start = Start(*packed, main_module(*packed), options.beat, options.heartbeat_timeout)
     environments = make_environments(workers, devices)
     supervision = Supervision(
-        workers, lambda index: WorkerProcess(blueprint, environments[index]), options
+        workers, lambda index: WorkerProcess(start, environments[index]), options
     )
     supervision.start()
     description: dict[str, Any] = {"isolated": True, "replicas": workers}

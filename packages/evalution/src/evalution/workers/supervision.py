@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from evalution.workers.assignment import SlotState, WorkerSlot
-from evalution.workers.scheduler import Limits, Scheduler
+from evalution.workers.scheduler import Scheduler
 from evalution.workers.wire import Close, Message, Worker, WorkerExit
 from evalution_core import (
     EngineRuntimeError,
@@ -22,14 +22,19 @@ from evalution_core import (
 Seconds = Annotated[float | None, Field(gt=0)]
 
 
+_SLOWEST_LOOK_S = 1.0
+_FASTEST_LOOK_S = 0.02
+_LOOKS = 8
+"""Looks at a worker within the shortest of its deadlines."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """Deadlines after which a worker counts as hung or broken, and its restarts.
 
     Options:
         request_timeout: seconds a request may go without progress once the engine has it: its next
-            token where the engine streams, else its answer. A list call of n requests may take n
-            times that. None: no limit.
+            token where the engine streams, else its answer. None: no limit.
         build_timeout: seconds for loading the model. None: no limit.
         heartbeat_timeout: seconds a worker with a loaded model may be silent. It is silent while
             one native call holds Python's lock. None: no limit.
@@ -50,13 +55,12 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         validate_options(self)  # pyright: ignore[reportArgumentType] - asks for __name__ too
 
-
-_SLOWEST_LOOK_S = 1.0
-_FASTEST_LOOK_S = 0.02
-_LOOKS = 8
-"""Looks at a worker within the shortest of its deadlines."""
-_GRACE = 1.5
-"""A silent worker ends itself, with a dump; after this many times as long it is killed."""
+    @property
+    def beat(self) -> float:
+        """The seconds between heartbeats of a worker, and between two looks at it."""
+        deadlines = [self.request_timeout, self.build_timeout, self.heartbeat_timeout]
+        shortest = min((d for d in deadlines if d is not None), default=_SLOWEST_LOOK_S * _LOOKS)
+        return min(_SLOWEST_LOOK_S, max(_FASTEST_LOOK_S, shortest / _LOOKS))
 
 
 class Supervision:
@@ -74,12 +78,11 @@ class Supervision:
         make: Callable[[int], Worker],
         options: WorkerOptions,
     ):
-        limits = Limits(options.restarts, options.backoff)
         self._woken = threading.Event()
-        self.scheduler = Scheduler(workers, limits, self._woken.set)
+        self.scheduler = Scheduler(workers, options.restarts, options.backoff, self._woken.set)
         self._make = make
         self._options = options
-        self._look = _look_interval(options)
+        self._look = options.beat
         self._is_over = False
         self._close_lock = threading.Lock()
         self._is_closed = False
@@ -104,7 +107,7 @@ class Supervision:
                     raise scheduler.failure
                 scheduler.is_up = True
         except BaseException:
-            self._end_all(self._kill_all)
+            self._end_all(SlotState.KILLING)
             raise
 
     def close(self) -> None:
@@ -117,43 +120,29 @@ class Supervision:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._end_all(self._ask_all_to_close)
+            self._end_all(SlotState.READY)
             if errors := self.scheduler.close_errors:
                 raise errors[0]
 
-    def _end_all(self, end: Callable[[], None]) -> None:
+    def _end_all(self, closing: SlotState) -> None:
+        """Close the sessions of slots in this state, and kill the other workers."""
         scheduler = self.scheduler
         with scheduler.lock:
             scheduler.is_closing = True
             scheduler.shut_down(SessionClosedError("the session was closed meanwhile"))
-        end()
+            slots = [(slot.state is closing, slot.worker) for slot in scheduler.slots]
+        for is_closed, worker in slots:
+            if worker is not None:
+                worker.send(Close()) if is_closed else worker.kill("was stopped", with_stack=False)
         with scheduler.lock:
-            if not scheduler.changed.wait_for(self._all_gone, self._options.close_timeout):
-                stuck = self._living()
-            else:
-                stuck = []
+            scheduler.changed.wait_for(self._all_gone, self._options.close_timeout)
+            stuck = self._living()
         for worker in stuck:
             worker.kill("did not close in time", with_stack=False)
         with scheduler.lock:
             scheduler.changed.wait_for(self._all_gone)
         self._is_over = True
         self._woken.set()
-
-    def _ask_all_to_close(self) -> None:
-        with self.scheduler.lock:
-            ready = [s.worker for s in self.scheduler.slots if s.state is SlotState.READY]
-            others = [worker for worker in self._living() if worker not in ready]
-        for worker in ready:
-            if worker is not None:
-                worker.send(Close())
-        for worker in others:
-            worker.kill("was stopped", with_stack=False)
-
-    def _kill_all(self) -> None:
-        with self.scheduler.lock:
-            living = self._living()
-        for worker in living:
-            worker.kill("was stopped", with_stack=False)
 
     def _living(self) -> list[Worker]:
         return [slot.worker for slot in self.scheduler.slots if slot.worker is not None]
@@ -233,25 +222,17 @@ class Supervision:
         if slot.state is not SlotState.READY:
             return None
         limit = options.heartbeat_timeout
-        if limit is not None and now - slot.heard > limit * _GRACE:
-            return f"gave no sign of life for {limit * _GRACE:g} s and was killed"
+        if limit is not None and now - slot.heard > limit:
+            return (
+                f"gave no sign of life for {limit:g} s and was killed: a native call holds "
+                "Python's lock, or all its time"
+            )
         limit = options.request_timeout
         if limit is not None:
             for job in slot.in_flight.values():
-                if job.started is not None and now - job.started > limit * job.weight:
-                    return f"made no progress for {limit * job.weight:g} s and was killed"
+                if job.started is not None and now - job.started > limit:
+                    return f"made no progress for {limit:g} s and was killed"
         return None
-
-
-def _look_interval(options: WorkerOptions) -> float:
-    deadlines = [options.request_timeout, options.build_timeout, options.heartbeat_timeout]
-    shortest = min((d for d in deadlines if d is not None), default=_SLOWEST_LOOK_S * _LOOKS)
-    return min(_SLOWEST_LOOK_S, max(_FASTEST_LOOK_S, shortest / _LOOKS))
-
-
-def get_beat_interval(options: WorkerOptions) -> float:
-    """Return the seconds between the heartbeats of a worker, which carry progress too."""
-    return _look_interval(options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,16 +35,18 @@ _LENGTH = struct.Struct("!Q")
 
 
 class Start(NamedTuple):
-    """The first message: what to build, where a crash writes its stack, how to behave."""
+    """The first message to a process: its pickled engine and model, and its deadlines.
+
+    `main` is what `spawn.prepare` needs of this program's main module. `beat` is the time between
+    heartbeats in seconds, `stack_file` the path that a crash writes its stack to.
+    """
 
     engine: bytes
     model: bytes
     main: dict[str, Any]
-    stack_file: str
     beat: float
     silence: float | None
-    mark: str
-    parent: int
+    stack_file: str = ""
 
 
 class Open(NamedTuple):
@@ -110,15 +112,8 @@ class CallFailed(NamedTuple):
     error: bytes
 
 
-class Pulled(NamedTuple):
-    """The number of items that the session has taken from the stream so far."""
-
-    stream: int
-    total: int
-
-
 class Progressed(NamedTuple):
-    """Requests on which the session was seen to work."""
+    """Requests that the session has taken from their stream, or was seen to work on."""
 
     numbers: tuple[int, ...]
 
@@ -147,7 +142,6 @@ Message = (
     | BuildFailed
     | Result
     | CallFailed
-    | Pulled
     | Progressed
     | StreamEnded
     | Closed
@@ -205,9 +199,8 @@ class Outbox:
         self._carrier = carrier
         self._changed = threading.Condition()
         self._waiting: list[Message] = []
-        self._pulled: dict[int, int] = {}
         self._progressed: set[int] = set()
-        self._beats = 0
+        self._is_due = False
         self._is_writing = False
         self._is_closed = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -217,22 +210,18 @@ class Outbox:
             self._waiting.extend(messages)
             self._changed.notify_all()
 
-    def note_pulled(self, stream: int) -> None:
-        """Count another item of the stream as taken; only the latest count is sent."""
-        with self._changed:
-            self._pulled[stream] = self._pulled.get(stream, 0) + 1
-            self._waiting.append(Pulled(stream, self._pulled[stream]))
-            self._changed.notify_all()
-
-    def note_progress(self, number: int) -> None:
-        """Note progress of a request; it goes along with the next message."""
+    def note_progress(self, number: int, *, at_once: bool) -> None:
+        """Note progress of a request; unless `at_once`, it goes along with the next message."""
         with self._changed:
             self._progressed.add(number)
+            if at_once:
+                self._is_due = True
+                self._changed.notify_all()
 
     def beat(self) -> None:
         """Give a sign of life."""
         with self._changed:
-            self._beats += 1
+            self._is_due = True
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -254,25 +243,19 @@ class Outbox:
             with self._changed:
                 self._is_writing = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self._beats or self._is_closed)
+                self._changed.wait_for(lambda: self._waiting or self._is_due or self._is_closed)
                 if self._is_closed:
                     return
-                batch, self._waiting, self._beats = self._waiting, [], 0
+                batch, self._waiting, self._is_due = self._waiting, [], False
                 if self._progressed:
-                    batch.append(Progressed(tuple(self._progressed)))
+                    batch = [Progressed(tuple(self._progressed)), *batch]
                     self._progressed.clear()
                 self._is_writing = True
             try:
-                self._carrier.send(_drop_stale_counts(batch))
+                self._carrier.send(batch)
             except (OSError, ValueError):  # the reading side of this process learns why
                 self.close()
                 return
-
-
-def _drop_stale_counts(batch: Sequence[Message]) -> Sequence[Message]:
-    """Return the batch with only the last `Pulled` of each stream, before what follows it."""
-    last = {message.stream: message for message in batch if isinstance(message, Pulled)}
-    return [m for m in batch if not isinstance(m, Pulled) or last[m.stream] is m]
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +378,8 @@ def pack_error(error: BaseException, doing: str) -> bytes:
         known = EngineRuntimeError(mask_text(f"{doing}: {type(error).__name__}: {error}"))
         known.__cause__ = error
     text = f"{type(known).__name__}: {mask_text(str(known))}"
-    return pickle.dumps((_pickle_error(known), text), PROTOCOL)
+    pickled = None if _find_pickling_problem(known) else pickle.dumps(known, PROTOCOL)
+    return pickle.dumps((pickled, text), PROTOCOL)
 
 
 def unpack_error(data: bytes) -> EvalutionError:
@@ -413,9 +397,3 @@ def unpack_error(data: bytes) -> EvalutionError:
         if isinstance(error, EvalutionError):
             return error
     return EngineRuntimeError(text)
-
-
-def _pickle_error(error: EvalutionError) -> bytes | None:
-    if _find_pickling_problem(error) is None:
-        return pickle.dumps(error, PROTOCOL)
-    return None

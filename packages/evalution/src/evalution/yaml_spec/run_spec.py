@@ -23,7 +23,7 @@ from evalution.runs.preflight import EngineAndModel, parse_model
 from evalution.suites.discovery import load_suite
 from evalution.suites.suite import SuiteDeclaration
 from evalution.user_input import parse_path, path_errors
-from evalution.yaml_spec.yaml_file import EXAMPLES, as_mapping, declaration, read_yaml
+from evalution.yaml_spec.yaml_file import EXAMPLES, as_mapping, read_declaration, read_yaml
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
 from evalution_core.builtins import builtin_path
 from evalution_core.options import option_fields
@@ -172,7 +172,7 @@ def parse_engine(declared: object) -> BaseEngine:
         ConfigurationError: no engine has the name, or an option is wrong.
         EngineUnavailableError: the engine's module is there and can't be imported.
     """
-    name, options = declaration(declared, "engine")
+    name, options = read_declaration(declared, "engine")
     with note_working_folder(name):
         engine = load_engine(name, hints=INSTALL_HINTS)
     _check_place(options, engine)
@@ -186,7 +186,7 @@ def parse_engine(declared: object) -> BaseEngine:
 
 def parse_test(declared: object, base: Path | None) -> SuiteDeclaration:
     """A suite from either form of a spec; errors as `parse_engine`."""
-    name, options = declaration(declared, "test")
+    name, options = read_declaration(declared, "test")
     suite = load_suite(name)
     _check_place(options, suite)
     _check_plain(options, "test")
@@ -235,7 +235,7 @@ def _backend(document: Mapping[str, Any], folder: Path) -> ModelBackend | None:
             raise ConfigurationError(
                 f"the section {section!r} needs models that engines load; take out 'backend'"
             )
-    name, options = declaration(document["backend"], "backend")
+    name, options = read_declaration(document["backend"], "backend")
     _check_plain(options, "backend")
     return read_backend(name, options, document.get("model"), folder)
 

@@ -117,7 +117,7 @@ _KINDS: dict[type, str] = {
 }
 
 
-def declaration(declared: object, what: str) -> tuple[str, Mapping[str, Any]]:
+def read_declaration(declared: object, what: str) -> tuple[str, Mapping[str, Any]]:
     """The name and the options of the engine, test or backend that is declared in either form.
 
     Raises:

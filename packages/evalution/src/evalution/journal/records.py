@@ -1,21 +1,34 @@
-"""Keys of answers: a digest of the answerer and of every field of the request that reaches it."""
+"""Records of the journal: the keys of answers, and answers as JSON, each field exactly.
+
+A key is a digest of the answerer and of every field of the request that reaches it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any, cast
 
-from evalution_core import BaseEngine, GenerationRequest, Model, RollingLoglikelihoodRequest
+import evalution_core
+from evalution.redaction import mask_text, mask_value
+from evalution_core import (
+    BaseEngine,
+    EngineRuntimeError,
+    EvalutionError,
+    GenerationRequest,
+    LoglikelihoodRequest,
+    Model,
+    RequestFailure,
+)
 from evalution_core.engine import CONTRACT_VERSION
-from evalution_core.kinds import RequestKind
+from evalution_core.kinds import RequestKind, find_kind
 from evalution_core.options import numeric_options
 from evalution_core.redaction import SECRET_FIELD
-from evalution_core.requests import Request
+from evalution_core.requests import Output, Request
 
 
 class _OpaqueValueError(ValueError):
@@ -29,26 +42,26 @@ def request_content(request: Request) -> str | None:
     is None is left out: a field that comes later with None as its default changes no content.
     """
     kind = type(request)
-    if kind not in _FIELDS:  # a subclass may hold anything
+    if kind not in _SPELT:  # a subclass may hold anything
         return None
-    label, spellings = _FIELDS[kind]
+    label, spellings = _SPELT[kind]
     found: dict[str, Any] = {"request": label}
     try:
         for name, spelled in spellings:
             if (value := getattr(request, name)) is not None:
                 found[name] = value if spelled is None else spelled(value)
-        return _ENCODER.encode(found)
+        return _KEY_ENCODER.encode(found)
     except _OpaqueValueError:
         return None
 
 
 def is_plain(request: Request) -> bool:
     """True if a template can show nothing of the request but roles and texts."""
-    if isinstance(request, RollingLoglikelihoodRequest):
-        return True
     if isinstance(request, GenerationRequest) and request.tools is not None:
         return False
-    return all(_is_plain_message(message) for message in request.messages or ())
+    if isinstance(request, GenerationRequest | LoglikelihoodRequest):
+        return all(_is_plain_message(message) for message in request.messages or ())
+    return True
 
 
 def _is_plain_message(message: Mapping[str, Any]) -> bool:
@@ -103,7 +116,7 @@ def _foreign(value: object) -> object:
 
 
 # With ASCII alone, a character beyond 16 bits and its two surrogates would be spelled the same.
-_ENCODER = json.JSONEncoder(
+_KEY_ENCODER = json.JSONEncoder(
     ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=_foreign
 )
 
@@ -124,14 +137,11 @@ def _spellings(kind: type[Request]) -> list[tuple[str, _Spelling | None]]:
     return [(name, _SPELLINGS.get(name)) for name in names]
 
 
-_FIELDS = {kind.request: (kind.label, _spellings(kind.request)) for kind in RequestKind}
+_SPELT = {kind.request: (kind.label, _spellings(kind.request)) for kind in RequestKind}
 
 
 _KEY_VERSION = 1
 """Changes when the same answer gets another key, or a default of a request another meaning."""
-
-LATER_FIELDS = ("chat_template_kwargs",)
-"""Fields of a model that the first journals didn't know: left empty, they count for nothing."""
 
 _DIGEST_SIZE = 32
 _DECISIVE = ("dtype", "max_model_len")
@@ -170,7 +180,6 @@ def make_answer_base(
             have them: the session was given, or a server has bound them.
     """
     ignored = {"label"} if identity is None else {"label", "path"}
-    ignored |= {name for name in LATER_FIELDS if not getattr(model, name)}
     found: dict[str, Any] = {
         "contract": CONTRACT_VERSION,
         "keys": _KEY_VERSION,
@@ -254,3 +263,139 @@ def _spelled(value: object, objects: list[object]) -> object:
         return sorted(members, key=json.dumps)
     objects.append(value)
     return f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
+class UnreadableAnswerError(EvalutionError, ValueError):
+    """A recorded answer isn't one that this version of Evalution knows how to read."""
+
+
+class DamagedAnswerError(UnreadableAnswerError):
+    """A recorded answer is damaged: it isn't the JSON of any answer."""
+
+
+_FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class _OutputForm:
+    """The JSON of one kind's outputs."""
+
+    label: str
+    output: type[Output]
+    names: tuple[str, ...]
+    required: frozenset[str]
+
+
+def _make_form(kind: RequestKind) -> _OutputForm:
+    held = [f for f in fields(kind.output) if f.name != "metadata"]
+    required = [f.name for f in held if f.default is MISSING and f.default_factory is MISSING]
+    return _OutputForm(kind.label, kind.output, tuple(f.name for f in held), frozenset(required))
+
+
+_FORMS = {kind.output: _make_form(kind) for kind in RequestKind}
+
+
+def encode_answer(answer: Output | RequestFailure) -> str:
+    """Return `answer` as JSON, without `metadata` (the request has it); secrets are redacted.
+
+    Infinity and NaN are written as such. A failure keeps the name of its class among those of
+    `evalution_core`, and its message: it is not the live one, so score
+    `decode_answer(encode_answer(failure), request)` in its place.
+
+    Raises:
+        EngineRuntimeError: a field holds what JSON can't.
+    """
+    if isinstance(answer, RequestFailure):
+        return _ANSWER_ENCODER.encode({_FAILURE: _to_failure_fields(answer.error)})
+    form = _FORMS.get(type(answer))
+    if form is None:  # an engine's own subclass is recorded as what the contract knows it for
+        form = next(form for kind, form in _FORMS.items() if isinstance(answer, kind))
+    held: dict[str, Any] = {}
+    for name in form.names:
+        value = getattr(answer, name)
+        if value is not None or name in form.required:
+            held[name] = value
+    if "runtime" in held:
+        held["runtime"] = mask_value(held["runtime"])
+    try:
+        if "top_logprobs" in held:
+            held["top_logprobs"] = [list(step.items()) for step in held["top_logprobs"]]
+        return _ANSWER_ENCODER.encode({form.label: held})
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        name = form.output.__name__
+        raise EngineRuntimeError(
+            f"the engine gave a {name} that can't be recorded: {mask_text(str(error))}"
+        ) from error
+
+
+def decode_answer(text: str, request: Request) -> Output | RequestFailure:
+    """Return the answer to `request`, with the `metadata` of the request.
+
+    Raises:
+        UnreadableAnswerError: it is damaged, has a field of a newer version, or answers another
+            kind of request.
+    """
+    try:
+        ((label, held),) = json.loads(text).items()
+        if label == _FAILURE:
+            return RequestFailure(_make_error(**held), request.metadata)
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedAnswerError(f"a recorded answer can't be read: {error}") from error
+    kind = find_kind(request)
+    assert kind is not None
+    if label != kind.label:
+        raise UnreadableAnswerError(
+            f"a recorded answer is for a {label} request, not for a {kind.label} request"
+        )
+    return _make_output(_FORMS[kind.output], held, request.metadata)
+
+
+def _make_output(form: _OutputForm, held: object, metadata: dict[str, Any]) -> Output:
+    names = set(cast("dict[str, Any]", held)) if isinstance(held, dict) else set[str]()
+    kind = form.output.__name__
+    if missing := sorted(form.required - names):
+        raise UnreadableAnswerError(f"a recorded {kind} lacks {', '.join(missing)}")
+    if unknown := sorted(names.difference(form.names)):
+        raise UnreadableAnswerError(
+            f"a recorded {kind} holds {', '.join(unknown)}, which this version of "
+            "Evalution doesn't know; upgrade evalution to read it"
+        )
+    found = cast("dict[str, Any]", held)
+    if (steps := found.get("top_logprobs")) is not None:
+        try:
+            found["top_logprobs"] = [dict(step) for step in steps]
+        except (TypeError, ValueError) as error:
+            raise DamagedAnswerError(f"a recorded answer can't be read: {error}") from error
+    return form.output(**found, metadata=metadata)
+
+
+def _to_failure_fields(error: object) -> dict[str, str]:
+    if not isinstance(error, EvalutionError):
+        return {
+            "type": EngineRuntimeError.__name__,
+            "message": mask_text(f"the session gave {error!r} as a request's failure"),
+        }
+    known = (
+        kind.__name__ for kind in type(error).__mro__ if _find_core_error(kind.__name__) is kind
+    )
+    return {"type": next(known), "message": mask_text(str(error))}
+
+
+def _make_error(type: str, message: str) -> EvalutionError:
+    kind = _find_core_error(type) or EngineRuntimeError
+    return kind(message)
+
+
+def _find_core_error(name: str) -> type[EvalutionError] | None:
+    kind: object = getattr(evalution_core, name, None)
+    return kind if isinstance(kind, type) and issubclass(kind, EvalutionError) else None
+
+
+def _to_plain(value: object) -> object:
+    """Return a scalar or an array of a library as Python's."""
+    if callable(as_list := getattr(value, "tolist", None)):
+        return as_list()
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} isn't a plain value")
+
+
+_ANSWER_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_to_plain)
