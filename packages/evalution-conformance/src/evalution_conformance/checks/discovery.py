@@ -95,11 +95,11 @@ class DiscoveryChecks:
         )
         assert done.returncode == 0, f"{kind.__module__} can't be imported alone:\n{done.stderr}"
         loaded: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
-        heavy = _FRAMEWORKS | _runtimes(subject)
+        heavy = _FRAMEWORKS | _list_runtimes(subject)
         found = sorted(
             package
             for package, owners in loaded.items()
-            if package in heavy or heavy & {_canonical(owner) for owner in owners}
+            if package in heavy or heavy & {_normalize(owner) for owner in owners}
         )
         assert not found, f"importing {kind.__module__} loads {', '.join(found)}; import in build()"
 
@@ -109,7 +109,7 @@ class DiscoveryChecks:
         nearest = next(iter(_read_properties(kind)), "")
         wrong = f"{nearest}x" if nearest else "no_such_option"
         for construct in (lambda: kind(**{wrong: 1}), lambda: kind.from_options({wrong: 1})):
-            message = _refusal(construct, f"the unknown option {wrong!r}")
+            message = _read_refusal(construct, f"the unknown option {wrong!r}")
             assert repr(wrong) in message, f"the error must name the option: {message}"
             assert nearest in message, f"the error must suggest {nearest!r}: {message}"
 
@@ -122,7 +122,7 @@ class DiscoveryChecks:
                     lambda o=option, v=wrong: kind(**{o: v}),
                     lambda o=option, v=wrong: kind.from_options({o: v}),
                 ):
-                    message = _refusal(construct, f"{option}={wrong!r}")
+                    message = _read_refusal(construct, f"{option}={wrong!r}")
                     assert option in message, f"the error must name {option!r}: {message}"
 
     def test_options_survive_the_round_trip(self, subject: Subject) -> None:
@@ -240,19 +240,19 @@ def _wrong_values(schema: Mapping[str, Any]) -> list[Any]:
     return [value for kind, value in _WRONG if kind not in types]
 
 
-def _refusal(construct: Any, asked: str) -> str:
+def _read_refusal(construct: Any, asked: str) -> str:
     return str(assert_refused(construct, ConfigurationError, asked))
 
 
-def _runtimes(subject: Subject) -> set[str]:
+def _list_runtimes(subject: Subject) -> set[str]:
     """Return the distribution's requirements beyond the light packages an adapter may import."""
     required = (subject.distribution.requires or []) if subject.distribution else []
-    names = {_canonical(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) for line in required}
+    names = {_normalize(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) for line in required}
     ours = {name for name in names if name == "evalution" or name.startswith("evalution-")}
     return names - ours - _LIGHT
 
 
-def _canonical(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -262,7 +262,7 @@ _CORE = re.compile(r"^evalution[-_.]core\b\s*\(?(?P<range>[^;)]*)")
 class PackagingChecks:
     def test_the_range_of_core_is_compatible(self, subject: Subject) -> None:
         """The distribution requires evalution-core in a range, with both ends and no `==`."""
-        found = _distribution(subject)
+        found = _require_distribution(subject)
         ranges = [m["range"] for line in found.requires or [] if (m := _CORE.match(line))]
         assert ranges, f"{found.name} doesn't require evalution-core"
         for bounds in ranges:
@@ -273,13 +273,13 @@ class PackagingChecks:
 
     def test_the_package_is_typed(self, subject: Subject) -> None:
         """The package has a `py.typed`, so that type checkers read its annotations."""
-        _distribution(subject)
+        _require_distribution(subject)
         package = type(subject.engine).__module__.partition(".")[0]
         assert files(package).joinpath("py.typed").is_file(), f"{package} has no py.typed"
 
     def test_the_distribution_has_a_licence(self, subject: Subject) -> None:
         """The metadata names a licence."""
-        found = _distribution(subject)
+        found = _require_distribution(subject)
         keys = ("License-Expression", "License-File", "License")
         classifiers = found.metadata.get_all("Classifier") or []
         named = any(found.metadata.get_all(key) for key in keys)
@@ -288,7 +288,7 @@ class PackagingChecks:
         )
 
 
-def _distribution(subject: Subject) -> Distribution:
+def _require_distribution(subject: Subject) -> Distribution:
     if subject.distribution is None:
         pytest.skip(f"{type(subject.engine).__module__} comes from no installed distribution")
     return subject.distribution

@@ -23,7 +23,7 @@ from evalution_guidellm.bench.result import (
     REPORT,
     SUMMARY,
     BenchResult,
-    bench_table,
+    make_table,
     open_folder,
     read_levels,
 )
@@ -189,7 +189,7 @@ def _bench(
         _write(folder / SUMMARY, to_json(result.to_dict(), indent=2), secrets)
         _write(folder / PAGE, render_page(report), secrets)
     terminal = console()
-    terminal.print(bench_table(result, width=terminal.width))
+    terminal.print(make_table(result, width=terminal.width))
     for complaint in result.complaints:
         console(stderr=True).print(complaint, style="yellow", soft_wrap=True)
     print(f"report: {folder / PAGE}")
