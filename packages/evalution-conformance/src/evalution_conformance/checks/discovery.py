@@ -10,7 +10,6 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib.metadata import Distribution
 from importlib.resources import files
 from typing import Any, cast
@@ -58,13 +57,8 @@ owners = importlib.metadata.packages_distributions()
 loaded = {module.partition(".")[0] for module in sys.modules}
 print(json.dumps({package: owners.get(package, []) for package in loaded}))
 """
-_WRONG: tuple[tuple[str, Any], ...] = (
-    ("object", {"no": "option"}),
-    ("boolean", True),
-    ("string", "text"),
-    ("number", 0.5),
-    ("array", [{"no": "option"}]),
-)
+_VALUES: tuple[Any, ...] = ({"no": "option"}, True, "text", 0.5, [{"no": "option"}])
+"""One of each JSON type; those that an option's schema refuses are of a wrong type."""
 
 
 class DiscoveryChecks:
@@ -116,8 +110,8 @@ class DiscoveryChecks:
     def test_an_ill_typed_option_is_refused(self, subject: Subject) -> None:
         """Options are validated by name and type when the engine is constructed; strictly."""
         kind = type(subject.engine)
-        for option, schema in _read_properties(kind).items():
-            for wrong in _wrong_values(schema):
+        for option in _read_properties(kind):
+            for wrong in (value for value in _VALUES if not _admits(kind, option, value)):
                 for construct in (
                     lambda o=option, v=wrong: kind(**{o: v}),
                     lambda o=option, v=wrong: kind.from_options({o: v}),
@@ -155,13 +149,10 @@ class DiscoveryChecks:
         """A secret is absent from `repr`, `to_dict` and the schema; so are credentials in URLs."""
         url = f"https://user:{_SECRET}@host.invalid/v1"
         planted = dict.fromkeys(_list_secrets(subject), _SECRET)
-        strings = [
-            n
-            for n, s in _read_properties(type(subject.engine)).items()
-            if _list_types(s) == {"string"}
-        ]
-        for name in strings:
-            planted.setdefault(name, url)
+        kind = type(subject.engine)
+        for name in _read_properties(kind):
+            if _admits(kind, name, url) and not _admits(kind, name, _VALUES[0]):
+                planted.setdefault(name, url)
         for name, value in planted.items():
             try:
                 engine = dataclasses.replace(cast(Any, subject.engine), **{name: value})
@@ -223,21 +214,10 @@ def _list_secrets(subject: Subject) -> list[str]:
     ]
 
 
-def _list_types(schema: Mapping[str, Any]) -> set[str]:
-    """JSON types that an option admits, null left out; "any" where the schema says none."""
-    branches: list[Mapping[str, Any]] = list(schema.get("anyOf", [schema]))
-    types: set[str] = set()
-    for branch in branches:
-        values: list[Any] = branch.get("enum") or ([branch["const"]] if "const" in branch else [])
-        types |= {"enum"} if values else {branch.get("type", "any")}
-    return types - {"null"}
-
-
-def _wrong_values(schema: Mapping[str, Any]) -> list[Any]:
-    types = _list_types(schema)
-    if "any" in types:
-        return []
-    return [value for kind, value in _WRONG if kind not in types]
+def _admits(kind: type[BaseEngine], option: str, value: object) -> bool:
+    """Return True if the engine's schema admits this value of an option."""
+    validator: Any = jsonschema.Draft202012Validator({**kind.options_schema(), "required": []})
+    return validator.is_valid({option: value})
 
 
 def _read_refusal(construct: Any, asked: str) -> str:

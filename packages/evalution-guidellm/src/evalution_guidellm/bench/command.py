@@ -144,13 +144,9 @@ def bench(
         seed=seed,
     )
     if target is None and api_key_env is None:
-        if engine is None:
-            raise ConfigurationError(
-                "nothing to measure: --engine NAME and a MODEL, or --target URL of a server"
-            )
         fields = parse_model_fields("--model-field", model_field)
         subject: Subject = EngineSubject(
-            engine,
+            _require_engine(engine),
             parse_option_pairs("--option", option),
             {**fields, **({"path": model} if model else {})},
             check_first=not no_check_first,
@@ -167,6 +163,14 @@ def bench(
     except KeyboardInterrupt:
         print("interrupted; a benchmark is written at its end, so there is none", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _require_engine(name: str | None) -> str:
+    if name is None:
+        raise ConfigurationError(
+            "nothing to measure: --engine NAME and a MODEL, or --target URL of a server"
+        )
+    return name
 
 
 def _bench(
