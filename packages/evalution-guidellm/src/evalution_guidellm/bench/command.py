@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -143,21 +143,17 @@ def bench(
         data=data,
         seed=seed,
     )
-    if target is None and api_key_env is None:
-        fields = parse_model_fields("--model-field", model_field)
-        subject: Subject = EngineSubject(
-            _require_engine(engine),
-            parse_option_pairs("--option", option),
-            {**fields, **({"path": model} if model else {})},
-            check_first=not no_check_first,
-        )
-    elif target is None or engine or option or model_field or no_check_first:
+    is_engine = target is None and api_key_env is None
+    if not is_engine and (target is None or engine or option or model_field or no_check_first):
         raise ConfigurationError(
             "--target and --api-key-env are for a server; --engine, --option, --model-field and "
             "--no-check-first for an engine: give those of one"
         )
-    else:
-        subject = ServedSubject(target, model, api_key_env)
+    subject: Subject = (
+        _read_engine(engine, model, option, model_field, check_first=not no_check_first)
+        if target is None
+        else ServedSubject(target, model, api_key_env)
+    )
     try:
         _bench(subject, load, chat=chat, tokenizer=tokenizer, output=output)
     except KeyboardInterrupt:
@@ -165,12 +161,25 @@ def bench(
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _require_engine(name: str | None) -> str:
+def _read_engine(
+    name: str | None,
+    model: str | None,
+    options: Sequence[str] | None,
+    model_fields: Sequence[str] | None,
+    *,
+    check_first: bool,
+) -> EngineSubject:
     if name is None:
         raise ConfigurationError(
             "nothing to measure: --engine NAME and a MODEL, or --target URL of a server"
         )
-    return name
+    fields = parse_model_fields("--model-field", model_fields)
+    return EngineSubject(
+        name,
+        parse_option_pairs("--option", options),
+        {**fields, **({"path": model} if model else {})},
+        check_first,
+    )
 
 
 def _bench(
