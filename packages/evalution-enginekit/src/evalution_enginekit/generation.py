@@ -1,8 +1,4 @@
-"""Generation: the tokens of a runtime in, verbatim text and the contract's output out.
-
-The loop runs on the runtime thread. It admits prompts of all open streams and turns the engine's
-events into completions.
-"""
+"""Generation: the tokens of a runtime in, verbatim text and the contract's output out."""
 
 from __future__ import annotations
 
@@ -20,7 +16,13 @@ from evalution_core import (
     TextDelta,
 )
 from evalution_core.requests import FinishReason, TopLogprobs
-from evalution_enginekit.runtime_thread import IDLE, RuntimeThread, end_steps, runtime_errors
+from evalution_enginekit.runtime_thread import (
+    IDLE,
+    RuntimeThread,
+    end_steps,
+    name_lost_requests,
+    runtime_errors,
+)
 from evalution_enginekit.streams import ResultStream, StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
 
@@ -423,11 +425,8 @@ class GenerationLoop:
     def take_cancelled(self) -> list[int]:
         """Running keys that are finished or that nobody wants now; they count as let go."""
         with self._thread.lock:
-            dropped = [
-                key
-                for key, running in self._running.items()
-                if key in self._finished or not running.stream.wants(key)
-            ]
+            running = self._running.items()
+            dropped = [k for k, one in running if k in self._finished or not one.stream.wants(k)]
             for key in dropped:
                 self._release(key)
             return dropped
@@ -498,9 +497,7 @@ class GenerationLoop:
                 keys = lost.get(stream, [])
                 if not keys and (lost or not stream.admissible()):
                     continue
-                lost_error = EngineRuntimeError(f"{error} ({len(keys)} in flight)", in_flight=keys)
-                lost_error.__cause__ = error.__cause__ or error
-                stream.fail(lost_error)
+                stream.fail(name_lost_requests(error, keys))
 
     def _release(self, key: int) -> None:
         running = self._running.pop(key)
