@@ -180,7 +180,7 @@ def test_code_of_a_checkpoint_is_not_run(copied: Path) -> None:
     assert "trust_remote_code" in refusal(GPTQModel(device="cpu"), Model(path=str(copied)))
 
 
-def without(folder: Path, name: str) -> str:
+def refuse_without(folder: Path, name: str) -> str:
     """Take weights out of a checkpoint, and return the refusal."""
     file = folder / "model.safetensors"
     kept = {key: value for key, value in load_file(file).items() if not key.startswith(name)}
@@ -189,14 +189,14 @@ def without(folder: Path, name: str) -> str:
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(copied: Path) -> None:
-    assert without(copied, "lm_head.weight") == (
+    assert refuse_without(copied, "lm_head.weight") == (
         f"the checkpoint {str(copied)!r} lacks 1 weights of its model (lm_head.weight); its "
         f"answers would be those of random ones"
     )
 
 
 def test_a_checkpoint_that_lacks_quantised_weights_is_refused(copied: Path) -> None:
-    message = without(copied, "model.layers.1.mlp.up_proj")
+    message = refuse_without(copied, "model.layers.1.mlp.up_proj")
     assert "could be loaded from" in message
     assert "Missing required quantized weights" in message
     assert "model.layers.1.mlp.up_proj.qweight" in message

@@ -167,4 +167,4 @@ def test_the_schema_for_editors_takes_a_spec_with_a_backend() -> None:
         "backend": {"kind": "mock", "params": {}},
         "model": {"name": "m", "renderer_name": "x"},
     }
-    jsonschema.Draft202012Validator(schema.spec_schema().schema).validate(spec)
+    jsonschema.Draft202012Validator(schema.make_spec_schema().schema).validate(spec)

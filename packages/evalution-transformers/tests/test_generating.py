@@ -42,12 +42,12 @@ def session(
         yield built
 
 
-def ids_of(prompt: str) -> list[int]:
+def parse_ids(prompt: str) -> list[int]:
     return [int(word[1:]) for word in prompt.split()]
 
 
 def upstream(model: Any, prompt: str, length: int, **settings: Any) -> list[int]:
-    token_ids = torch.tensor([ids_of(prompt)])
+    token_ids = torch.tensor([parse_ids(prompt)])
     found = model.generate(
         input_ids=token_ids,
         attention_mask=torch.ones_like(token_ids),

@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -56,11 +55,6 @@ def load_openvino() -> OpenVINORuntime:
         EngineUnavailableError: it is missing, out of range, or broken.
     """
     return cast(OpenVINORuntime, import_runtime("openvino", OPENVINO, install=INSTALL))
-
-
-def load_opset() -> Any:
-    """Return the operations of a graph, which decorators make and leave without types."""
-    return import_module("openvino.opset13")
 
 
 def import_genai() -> GenaiRuntime:

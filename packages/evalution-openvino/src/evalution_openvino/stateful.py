@@ -10,12 +10,13 @@ import weakref
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, cast
 
 import numpy
 from numpy.typing import NDArray
 
-from evalution_openvino.runtime import load_openvino, load_opset
+from evalution_openvino.runtime import load_openvino
 from evalution_openvino.upstream import Compiled, Graph, Tensor
 
 ROWS = "logit_rows"
@@ -24,13 +25,20 @@ _BEHIND_IT = ("Result", "Convert", "Multiply", "Divide", "Tanh", "Add", "Subtrac
 """Operations that may follow the output layer, as they treat each row by itself."""
 _DEEPEST = 8
 
+Ids = NDArray[numpy.int64]
+Logits = NDArray[numpy.float32]
+_TOKENS_AXIS = 2
+"""Of a state [sequences, heads, tokens, head size]."""
+_NO_MEMORY = ("failed to allocate", "bad_alloc", "can't allocate memory")
+"""Parts of the messages of a CPU's buffers, OpenVINO's tensors and torch's."""
+
 
 def choose_rows(model: Graph) -> bool:
     """Let the model take `ROWS` and return logits [rows, 1, vocabulary], where that can be done.
 
     Returns whether it was.
     """
-    opset = load_opset()
+    opset: Any = import_module("openvino.opset13")
     layer = _find_output_layer(model)
     if layer is None:
         return False
@@ -82,17 +90,6 @@ def _is_constant(node: Any) -> bool:
     if node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
     return node.get_type_name() == "Constant"
-
-
-Ids = NDArray[numpy.int64]
-Logits = NDArray[numpy.float32]
-
-_TOKENS_AXIS = 2
-"""Of a state [sequences, heads, tokens, head size]."""
-
-
-_NO_MEMORY = ("failed to allocate", "bad_alloc", "can't allocate memory")
-"""Parts of the messages of a CPU's buffers, OpenVINO's tensors and torch's."""
 
 
 @contextmanager

@@ -15,21 +15,9 @@ from evalution_transformers.load import EvalMode, LoadedModel, read_declared_eos
 from evalution_transformers.options import ModelOptions
 from evalution_transformers.upstream import CausalModel
 
-_LOADING_OPTIONS = ("dtype", "device", "attn_implementation", "adapter")
+LOADING_OPTIONS = ("dtype", "device", "attn_implementation", "adapter")
 
 T = TypeVar("T")
-
-
-def attach_model(
-    options: ModelOptions, handles: Mapping[str, Any], template: Model | None
-) -> LoadedModel:
-    """Take the model and tokenizer of `handles`, which stay the caller's.
-
-    Raises:
-        ConfigurationError: a handle is missing or of another kind, or an option of loading is set.
-    """
-    model, tokenizer = read_handles(options, handles, _LOADING_OPTIONS)
-    return borrow_model(model, tokenizer, template)
 
 
 def read_handles(options: ModelOptions, handles: object, loading: Sequence[str]) -> tuple[Any, Any]:

@@ -67,8 +67,10 @@ class _Engine(BaseEngine):
 
         options = cast("CheckpointOptions", self)
         paged.check_manager_options(options)
-        attached = attached_model.attach_model(options, handles, model)
-        return session.make_session(options, self.capabilities, attached)
+        loading = attached_model.LOADING_OPTIONS
+        found, tokenizer = attached_model.read_handles(options, handles, loading)
+        borrowed = attached_model.borrow_model(found, tokenizer, model)
+        return session.make_session(options, self.capabilities, borrowed)
 
 
 @dataclass(slots=True)

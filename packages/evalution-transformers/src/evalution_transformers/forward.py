@@ -135,7 +135,7 @@ def score_rows(
     for chunk in forward.logits(inputs, places[0], places[1]):
         end = begin + len(chunk)
         inside = (sorted_at >= begin) & (sorted_at < end)
-        chosen, is_top = _chosen(chunk, sorted_at[inside] - begin, sorted_targets[inside])
+        chosen, is_top = _score_targets(chunk, sorted_at[inside] - begin, sorted_targets[inside])
         logprobs.append(chosen)
         greedy.append(is_top)
         begin = end
@@ -144,7 +144,7 @@ def score_rows(
     return list(zip(found, torch.cat(greedy).cpu()[back].tolist(), strict=True))
 
 
-def _chosen(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _score_targets(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return log-probability and greediness of each target; `logits` [n, vocab] has any dtype."""
     values = logits if logits.dtype == torch.float64 else logits.float()
     rows, targets = rows.to(values.device), targets.to(values.device)

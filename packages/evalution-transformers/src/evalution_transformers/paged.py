@@ -157,12 +157,12 @@ class ManagedBatching(Generation, Generic[R]):
     def _complete_others(
         self, prompts: Sequence[TokenPrompt], feed: PromptQueue
     ) -> Iterator[Events]:
-        def cancelled() -> Sequence[int]:
+        def read_cancelled() -> Sequence[int]:
             keys = feed.cancelled()
             self._cancel(keys)
             return keys
 
-        steps = self._others.complete(prompts, cancelled)
+        steps = self._others.complete(prompts, read_cancelled)
         while True:
             with self.pause():
                 events = next(steps, None)

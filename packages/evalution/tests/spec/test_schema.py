@@ -13,9 +13,13 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from evalution.suites import available_suites
-from evalution.yaml_spec.option_schema import NamedDeclaration, any_declaration, filter_definitions
+from evalution.yaml_spec.option_schema import (
+    NamedDeclaration,
+    make_declaration_schema,
+    make_filter_definitions,
+)
 from evalution.yaml_spec.run_spec import SECTIONS, load_spec
-from evalution.yaml_spec.schema import spec_schema
+from evalution.yaml_spec.schema import make_spec_schema
 from evalution_core import ConfigurationError
 from evalution_core.builtins import builtin_path
 from evalution_core.plugins import normalized
@@ -30,7 +34,7 @@ TEST: Mapping[str, Any] = {"type": "generation", "data": "rows.jsonl", "prompt":
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    found = spec_schema()
+    found = make_spec_schema()
     assert not found.complaints
     return json.loads(json.dumps(found.schema))
 
@@ -154,7 +158,7 @@ def _file(folder: Path, written: Mapping[str, Any]) -> str:
 def test_name_is_matched_as_the_runner_matches_it(name: str, spelling: str) -> None:
     assert normalized(name) == normalized(spelling)
     declared = [NamedDeclaration(name, "engine", None, {"type": "object", "properties": {}})]
-    names = {**any_declaration("engine", declared), "$defs": declared[0].definitions}
+    names = {**make_declaration_schema("engine", declared), "$defs": declared[0].definitions}
     validator = Draft202012Validator(names)
     assert validator.is_valid(spelling)
     assert not validator.is_valid(f"{spelling}x")
@@ -203,7 +207,9 @@ def test_definitions_of_two_engines_do_not_meet() -> None:
 
 
 def test_every_filter_is_known() -> None:
-    validator = Draft202012Validator({"$ref": "#/$defs/filters", "$defs": filter_definitions()})
+    validator = Draft202012Validator(
+        {"$ref": "#/$defs/filters", "$defs": make_filter_definitions()}
+    )
     for right in (
         "strip",
         ["strip"],

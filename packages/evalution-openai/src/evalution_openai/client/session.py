@@ -153,13 +153,13 @@ class OpenAISession(RequestSession):
             and request.rendered_prompt is None
         )
         if self._options.api == "chat" and not is_chat:
-            self._validator.generation(request)
+            self._validator.check_generation(request)
             raise UnsupportedRequestError(
                 "with api='chat' a request needs messages: what a chat model is given for plain "
                 "text would be a guess; apply the chat template, or set api to 'completions'"
             )
         if is_chat and not server.renders:
-            self._validator.generation(request)
+            self._validator.check_generation(request)
             if not (request.add_generation_prompt or server.dialect.returns_ids):
                 raise UnsupportedRequestError(
                     "the server renders the messages, and may ignore add_generation_prompt=False; "

@@ -221,7 +221,7 @@ class ServedModel:
     def validate(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise an `EvalutionError` for a request that the session would refuse."""
         for request in requests:
-            self.validation.generation(request)
+            self.validation.check_generation(request)
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
         """Return the outputs in the order of the requests; raises like `events`."""

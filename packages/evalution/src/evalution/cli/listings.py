@@ -21,10 +21,10 @@ from evalution.suites.suite import Suite, SuiteDeclaration
 from evalution.table import make_console
 from evalution.user_input import LARGEST
 from evalution.yaml_spec.option_schema import (
-    engine_options_schema,
-    filter_definitions,
+    make_engine_schema,
+    make_filter_definitions,
+    make_suite_schema,
     read_docstring,
-    suite_options_schema,
     summarize_docstring,
 )
 from evalution_core import load_engine
@@ -147,9 +147,9 @@ def engines(
         capabilities = sorted(engine.capabilities)
         if as_json:
             facts = {"name": engine.__name__, "capabilities": capabilities}
-            _print_json({**facts, "options_schema": engine_options_schema(engine)})
+            _print_json({**facts, "options_schema": make_engine_schema(engine)})
         else:
-            _print_options(engine, engine_options_schema(engine), f"can: {', '.join(capabilities)}")
+            _print_options(engine, make_engine_schema(engine), f"can: {', '.join(capabilities)}")
 
 
 def _list_engines(*, as_json: bool) -> None:
@@ -181,10 +181,10 @@ def suites(
             _list_suites(as_json=as_json)
             return
         kind = load_suite(name)
-        schema = suite_options_schema(kind)
+        schema = make_suite_schema(kind)
         facts = {"name": kind.__name__, **_describe_suite(kind)}
         if as_json:
-            schema["$defs"] = {**schema.get("$defs", {}), **filter_definitions()}
+            schema["$defs"] = {**schema.get("$defs", {}), **make_filter_definitions()}
             _print_json({**facts, "options_schema": schema})
         else:
             asked = facts["requests"] or "what its suites ask for"

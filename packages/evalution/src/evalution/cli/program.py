@@ -35,7 +35,7 @@ from evalution.runs.run_identity import find_free_name
 from evalution.suites.suite import AnySuite
 from evalution.table import make_console
 from evalution.yaml_spec.run_spec import load_spec
-from evalution.yaml_spec.schema import spec_schema
+from evalution.yaml_spec.schema import make_spec_schema
 from evalution_core import ConfigurationError
 
 
@@ -46,7 +46,7 @@ def schema(output: OutputFileOption = None, debug: DebugOption = False) -> None:
     completes a spec by it if the spec begins with `# yaml-language-server: $schema=FILE`.
     """
     with report_errors(debug=debug):
-        found = spec_schema()
+        found = make_spec_schema()
         for complaint in found.complaints:
             typer.echo(f"left out: {mask_text(complaint)}", err=True)
         write_text(json.dumps(found.schema, indent=2, ensure_ascii=False) + "\n", output)
