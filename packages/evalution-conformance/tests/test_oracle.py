@@ -26,7 +26,7 @@ class Oracle(Toy):
 
 
 class _RoundingSession(ToySession):
-    def scored(
+    def change_score(
         self, request: LoglikelihoodRequest, output: LoglikelihoodOutput
     ) -> LoglikelihoodOutput:
         values = [value - ROUNDING for value in output.token_logprobs or []]

@@ -215,7 +215,7 @@ def test_hanging_check_fails_and_the_next_one_runs(pytester: pytest.Pytester) ->
         from evalution_core import Model
 
         class Hangs(ToySession):
-            def asked(self, request):
+            def change_request(self, request):
                 if request.temperature:
                     threading.Event().wait()
                 return request

@@ -14,7 +14,7 @@ from evalution_guidellm.bench.subject import EngineSubject, ServedSubject
 
 
 def test_default_load_is_eight_at_once_for_a_hundred_requests() -> None:
-    spec = Load().spec()
+    spec = Load().make_spec()
     assert spec["profile"] == {"kind": "concurrent", "streams": 8}
     assert spec["constraints"] == [{"kind": "max_requests", "count": 100}]
     assert spec["data"] == [{"kind": "synthetic_text", "prompt_tokens": 256, "output_tokens": 128}]
@@ -42,13 +42,13 @@ def test_default_load_is_eight_at_once_for_a_hundred_requests() -> None:
 def test_each_profile_has_its_levels(
     load: Load, profile: dict[str, Any], levels: list[Any]
 ) -> None:
-    assert load.spec()["profile"] == profile
-    assert load.levels() == levels
+    assert load.make_spec()["profile"] == profile
+    assert load.list_levels() == levels
 
 
 def test_level_ends_by_time_or_with_a_number_of_requests() -> None:
-    assert Load(seconds=5).spec()["constraints"] == [{"kind": "max_duration", "seconds": 5}]
-    both = Load(requests=9, seconds=5).spec()["constraints"]
+    assert Load(seconds=5).make_spec()["constraints"] == [{"kind": "max_duration", "seconds": 5}]
+    both = Load(requests=9, seconds=5).make_spec()["constraints"]
     assert [each["kind"] for each in both] == ["max_requests", "max_duration"]
 
 
@@ -59,8 +59,8 @@ def test_file_replaces_synthetic_prompts(tmp_path: Path, name: str, kind: str) -
     file = tmp_path / name
     file.touch()
     load = Load(data=file)
-    assert load.spec()["data"] == [{"kind": kind, "path": str(file)}]
-    assert load.to_dict()["data"] == load.spec()["data"]
+    assert load.make_spec()["data"] == [{"kind": kind, "path": str(file)}]
+    assert load.to_dict()["data"] == load.make_spec()["data"]
 
 
 def test_row_of_a_file_is_asked_at_most_once(tmp_path: Path) -> None:
@@ -109,12 +109,12 @@ def test_list_of_rates_holds_rates(text: str) -> None:
 def test_engine_subject_becomes_a_backend() -> None:
     model = {"path": "builtin:tiny", "label": "small"}
     subject = EngineSubject("Reference", {"batch_size": 4}, model)
-    backend = subject.backend(chat=False, max_tokens=9)
+    backend = subject.make_backend(chat=False, max_tokens=9)
     assert backend["options"] == {"batch_size": 4}
     assert backend["model"] == "builtin:tiny"
     assert backend["model_options"] == {"label": "small"}
     assert backend["request_format"] == "/v1/completions"
-    assert subject.backend(chat=True, max_tokens=9)["request_format"] == "/v1/chat/completions"
+    assert subject.make_backend(chat=True, max_tokens=9)["request_format"] == "/v1/chat/completions"
     assert subject.title == "small on Reference"
     assert subject.resolve() is subject
 
@@ -137,7 +137,7 @@ def test_key_of_a_server_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
         ServedSubject("http://127.0.0.1:9", None, "NO_SUCH")
     monkeypatch.setenv("MY_KEY", "a-secret-of-the-test")
     subject = ServedSubject("http://127.0.0.1:9/v1", "tiny", "MY_KEY")
-    assert subject.backend(chat=False, max_tokens=1)["api_key"] == "a-secret-of-the-test"
+    assert subject.make_backend(chat=False, max_tokens=1)["api_key"] == "a-secret-of-the-test"
     assert "a-secret" not in f"{subject!r} {subject.to_dict()} {subject.title}"
 
 

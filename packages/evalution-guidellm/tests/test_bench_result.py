@@ -15,8 +15,8 @@ from evalution_guidellm.bench.result import (
     SUMMARY,
     BenchResult,
     Spread,
-    bench_table,
     format_number,
+    make_table,
     open_folder,
     read_levels,
 )
@@ -75,19 +75,19 @@ def test_level_is_named_by_its_load(report: Report, strategy: dict[str, Any], na
 def test_table_has_a_row_for_each_level(report: Report) -> None:
     console = Console(width=140, record=True)
     with console.capture() as captured:
-        console.print(bench_table(make_result(report(2, errored=3)), width=140))
+        console.print(make_table(make_result(report(2, errored=3)), width=140))
     text = captured.get()
     row = next(line for line in text.splitlines() if "1 at once" in line)
     assert row.split() == ["1", "at", "once", "10", "3", "5.00", "40.0", "50.0", "/", "100", "/", "100", "5.00", "/", "10.0", "/", "10.0", "100", "/", "200", "/", "200"]  # fmt: skip # noqa: E501
     with console.capture() as captured:
-        console.print(bench_table(make_result(report(streams=False)), width=140))
+        console.print(make_table(make_result(report(streams=False)), width=140))
     assert captured.get().split().count("–") == 2
 
 
 def test_narrow_terminal_shows_medians(report: Report) -> None:
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(bench_table(make_result(report(2)), width=80))
+        console.print(make_table(make_result(report(2)), width=80))
     text = captured.get()
     assert "latency ms" in text
     row = next(line for line in text.splitlines() if "1 at once" in line)

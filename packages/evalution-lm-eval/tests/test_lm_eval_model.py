@@ -43,7 +43,7 @@ def model(session: BaseInferenceSession) -> EvalutionLM:
     return EvalutionLM(session=session)
 
 
-def instances(kind: Any, *arguments: tuple[Any, ...]) -> list[Any]:
+def make_instances(kind: Any, *arguments: tuple[Any, ...]) -> list[Any]:
     return [
         Instance(kind, {}, given, number, metadata=("a_task", number, 1))
         for number, given in enumerate(arguments)
@@ -61,7 +61,7 @@ class Altered:
         return getattr(self._inner, name)
 
 
-def altered(session: Any, **attributes: Any) -> EvalutionLM:
+def make_altered_model(session: Any, **attributes: Any) -> EvalutionLM:
     found: Any = Altered(session, **attributes)
     return EvalutionLM(session=found)
 
@@ -75,8 +75,8 @@ def test_pairs_are_scored_by_the_ids_of_lm_eval(session: Any, model: EvalutionLM
         )
 
     pairs = [(PROMPT + "  ", "five"), ("", "Question"), (PROMPT, " 2 + 3")]
-    found = altered(session, loglikelihood_continuous=noting).loglikelihood(
-        instances("loglikelihood", *pairs), disable_tqdm=True
+    found = make_altered_model(session, loglikelihood_continuous=noting).loglikelihood(
+        make_instances("loglikelihood", *pairs), disable_tqdm=True
     )
     by_text = sorted(seen, key=lambda request: pairs.index((request.context, request.continuation)))
     for (context, continuation), request in zip(pairs, by_text, strict=True):
@@ -92,12 +92,12 @@ def test_pairs_are_scored_by_the_ids_of_lm_eval(session: Any, model: EvalutionLM
 def test_given_ids_are_scored_the_same(model: EvalutionLM) -> None:
     pair = (PROMPT, " 2 + 3")
     made = model._loglikelihood_tokens([(pair, *model._encode_pair(*pair))], disable_tqdm=True)
-    assert made == model.loglikelihood(instances("loglikelihood", pair), disable_tqdm=True)
+    assert made == model.loglikelihood(make_instances("loglikelihood", pair), disable_tqdm=True)
 
 
 def test_stops_and_limit_apply_to_each_completion(model: EvalutionLM) -> None:
     whole, stopped, short = model.generate_until(
-        instances(
+        make_instances(
             "generate_until",
             (PROMPT, {"until": [], "max_gen_toks": 12}),
             (PROMPT, {"until": ["=", ""], "max_gen_toks": 12}),
@@ -119,7 +119,7 @@ def test_answers_are_cached_one_by_one(session: Any, tmp_path: Path) -> None:
             assert number == 0 or cached.is_set()
             yield key, answer
 
-    model = altered(session, generate_continuous=slow)
+    model = make_altered_model(session, generate_continuous=slow)
     caching = CachingLM(model, str(tmp_path / "answers.db"))
     original = model.cache_hook.add_partial
 
@@ -128,14 +128,14 @@ def test_answers_are_cached_one_by_one(session: Any, tmp_path: Path) -> None:
         cached.set()
 
     model.cache_hook.add_partial = add_partial  # pyright: ignore[reportAttributeAccessIssue]
-    asked = instances("generate_until", *[(PROMPT, {"max_gen_toks": n}) for n in (2, 3, 4)])
+    asked = make_instances("generate_until", *[(PROMPT, {"max_gen_toks": n}) for n in (2, 3, 4)])
     first = caching.generate_until(asked)
     assert len(caching.dbdict) == 3
     model._session = None  # pyright: ignore[reportAttributeAccessIssue]
     assert caching.generate_until(asked) == first
 
 
-def failing(session: Any, call: str) -> Callable[..., Iterator[Any]]:
+def make_failing_call(session: Any, call: str) -> Callable[..., Iterator[Any]]:
     def stream(requests: Any, **options: Any) -> Iterator[Any]:
         failures: list[Any] = []
 
@@ -153,20 +153,24 @@ def failing(session: Any, call: str) -> Callable[..., Iterator[Any]]:
 
 
 def test_failed_request_is_named_by_task_and_document(session: Any) -> None:
-    model = altered(session, generate_continuous=failing(session, "generate_continuous"))
+    model = make_altered_model(
+        session, generate_continuous=make_failing_call(session, "generate_continuous")
+    )
     with pytest.raises(
         FailedRequestError,
         match=r"generate_until request 1 \(task a_task, document 1\): InvalidRequestError: poisone",
     ):
         model.generate_until(
-            instances("generate_until", (PROMPT, {}), ("b", {})), disable_tqdm=True
+            make_instances("generate_until", (PROMPT, {}), ("b", {})), disable_tqdm=True
         )
 
 
 def test_failed_request_counts_as_the_worst_answer_on_request(session: Any) -> None:
-    model = altered(session, loglikelihood_continuous=failing(session, "loglikelihood_continuous"))
+    model = make_altered_model(
+        session, loglikelihood_continuous=make_failing_call(session, "loglikelihood_continuous")
+    )
     model._on_failure = "worst"
-    asked = instances("loglikelihood", (PROMPT, " 5"), (PROMPT, " 6"), (PROMPT, " 7"))
+    asked = make_instances("loglikelihood", (PROMPT, " 5"), (PROMPT, " 6"), (PROMPT, " 7"))
     scores = model.loglikelihood(asked, disable_tqdm=True)
     assert scores[1] == (float("-inf"), False)
     assert min(scores[0][0], scores[2][0]) > float("-inf")
@@ -184,37 +188,39 @@ def test_cut_requests_are_counted_and_reported(
         model = EvalutionLM(session=session)
         sentence = "The cat sees a dog. "
         ask = getattr(model, kind)
-        ask(instances(kind, (sentence, rest)), disable_tqdm=True)
+        ask(make_instances(kind, (sentence, rest)), disable_tqdm=True)
         assert not caplog.messages
-        ask(instances(kind, (sentence, rest), (sentence * 40, rest)), disable_tqdm=True)
+        ask(make_instances(kind, (sentence, rest), (sentence * 40, rest)), disable_tqdm=True)
         (message,) = caplog.messages
         assert message.startswith(f"1 of 2 {kind} requests were longer than the model takes")
         assert re.search(r"request 1 \(task a_task, document 1\), by \d+ tokens$", message)
-        ask(instances(kind, (sentence * 40, rest)), disable_tqdm=True)
+        ask(make_instances(kind, (sentence * 40, rest)), disable_tqdm=True)
         assert model.get_model_info()["evalution"]["truncated_requests"] == 2
 
 
 def test_failed_request_is_never_cached(session: Any, tmp_path: Path) -> None:
-    model = altered(session, generate_continuous=failing(session, "generate_continuous"))
+    model = make_altered_model(
+        session, generate_continuous=make_failing_call(session, "generate_continuous")
+    )
     model._on_failure = "worst"
     caching = CachingLM(model, str(tmp_path / "answers.db"))
     with pytest.raises(FailedRequestError, match="poisoned"):
-        caching.generate_until(instances("generate_until", (PROMPT, {}), ("b", {})))
+        caching.generate_until(make_instances("generate_until", (PROMPT, {}), ("b", {})))
 
 
 def test_unanswered_request_is_named(session: Any) -> None:
-    model = altered(session, generate_continuous=lambda requests, **options: iter(()))
+    model = make_altered_model(session, generate_continuous=lambda requests, **options: iter(()))
     with pytest.raises(FailedRequestError, match=r"request 0 .*: the session left it unanswered"):
-        model.generate_until(instances("generate_until", (PROMPT, {})), disable_tqdm=True)
+        model.generate_until(make_instances("generate_until", (PROMPT, {})), disable_tqdm=True)
 
 
 def test_engine_without_is_greedy_is_refused(session: Any) -> None:
     def unsure(requests: Any, **options: Any) -> Iterator[Any]:
         return ((key, LoglikelihoodOutput(-1.0, None, 1)) for key, _ in requests)
 
-    model = altered(session, loglikelihood_continuous=unsure)
+    model = make_altered_model(session, loglikelihood_continuous=unsure)
     with pytest.raises(FailedRequestError, match="needs is_greedy of each continuation"):
-        model.loglikelihood(instances("loglikelihood", (PROMPT, " 5")), disable_tqdm=True)
+        model.loglikelihood(make_instances("loglikelihood", (PROMPT, " 5")), disable_tqdm=True)
 
 
 @pytest.mark.parametrize(
@@ -228,42 +234,44 @@ def test_engine_without_is_greedy_is_refused(session: Any) -> None:
 def test_missing_capability_is_named_with_the_task(
     session: Any, call: str, arguments: tuple[Any, ...], missing: str
 ) -> None:
-    model = altered(session, capabilities=frozenset({Capability.CHAT}))
+    model = make_altered_model(session, capabilities=frozenset({Capability.CHAT}))
     with pytest.raises(
         UnsupportedRequestError, match=f"task a_task needs {missing}; the capabilities .* chat"
     ):
-        getattr(model, call)(instances(call, arguments), disable_tqdm=True)
+        getattr(model, call)(make_instances(call, arguments), disable_tqdm=True)
 
 
 def test_unknown_generation_setting_is_refused_before_work(session: Any) -> None:
-    model = altered(session, generate_continuous=None)
-    asked = instances("generate_until", (PROMPT, {}), (PROMPT, {"top_q": 0.1}))
+    model = make_altered_model(session, generate_continuous=None)
+    asked = make_instances("generate_until", (PROMPT, {}), (PROMPT, {"top_q": 0.1}))
     with pytest.raises(ConfigurationError, match=r"'top_q' can't be asked .*did you mean 'top_p'"):
         model.generate_until(asked, disable_tqdm=True)
 
 
 def test_session_without_token_ids_is_asked_by_text(session: Any, model: EvalutionLM) -> None:
-    blind = altered(session, capabilities=session.capabilities - {Capability.TOKEN_IDS})
-    asked = instances("loglikelihood", (PROMPT, " 5"), ("", "Question"))
+    blind = make_altered_model(session, capabilities=session.capabilities - {Capability.TOKEN_IDS})
+    asked = make_instances("loglikelihood", (PROMPT, " 5"), ("", "Question"))
     assert blind.loglikelihood(asked, disable_tqdm=True) == model.loglikelihood(
         asked, disable_tqdm=True
     )
-    hidden = altered(session, tokenizer=None)
+    hidden = make_altered_model(session, tokenizer=None)
     with pytest.raises(UnsupportedRequestError, match="keeps its tokenizer to itself"):
         hidden.tok_encode("a")
 
 
 def test_engine_with_a_hidden_template_gets_the_messages(session: Any, model: EvalutionLM) -> None:
-    hidden = altered(session, tokenizer=None)
+    hidden = make_altered_model(session, tokenizer=None)
     chat = [{"role": "user", "content": "What is 2 + 3?"}]
     prompt = hidden.apply_chat_template(chat)
     assert isinstance(prompt, ChatPrompt)
     settings = {"max_gen_toks": 6}
-    ours = hidden.generate_until(instances("generate_until", (prompt, settings)), True)
+    ours = hidden.generate_until(make_instances("generate_until", (prompt, settings)), True)
     rendered = model.apply_chat_template(chat)
-    assert ours == model.generate_until(instances("generate_until", (rendered, settings)), True)
-    scored = hidden.loglikelihood(instances("loglikelihood", (prompt, "5")), True)
-    right = model.loglikelihood(instances("loglikelihood", (rendered, "5")), True)
+    assert ours == model.generate_until(
+        make_instances("generate_until", (rendered, settings)), True
+    )
+    scored = hidden.loglikelihood(make_instances("loglikelihood", (prompt, "5")), True)
+    right = model.loglikelihood(make_instances("loglikelihood", (rendered, "5")), True)
     assert scored == [(pytest.approx(right[0][0]), right[0][1])]
     with pytest.raises(UnsupportedRequestError, match="begins the answer"):
         hidden.apply_chat_template(chat, add_generation_prompt=False)

@@ -13,7 +13,7 @@ from evalution_lm_eval import LmEval
 from evalution_reference import Reference
 
 
-def declared(folder: Path, *tasks: str, **options: Any) -> LmEval:
+def declare(folder: Path, *tasks: str, **options: Any) -> LmEval:
     return LmEval(tasks=tasks, include_path=str(folder), include_defaults=False, **options)
 
 
@@ -37,7 +37,7 @@ def test_unsupported_task_is_refused_before_loading_a_model(
     task_folder: Path, task: str, kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        evalution.run(engine=Reference(), model="nowhere", tests=[declared(task_folder, task)])
+        evalution.run(engine=Reference(), model="nowhere", tests=[declare(task_folder, task)])
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_unsupported_task_is_refused_before_loading_a_model(
 def test_too_many_shots_are_refused_with_the_possible_number(
     task_folder: Path, task: str, possible: int, message: str
 ) -> None:
-    (suite,) = declared(task_folder, task, num_fewshot=possible).suites()
+    (suite,) = declare(task_folder, task, num_fewshot=possible).suites()
     assert suite.check_samples() > 0
     with pytest.raises(ConfigurationError) as refused:
-        declared(task_folder, task, num_fewshot=possible + 1).suites()
+        declare(task_folder, task, num_fewshot=possible + 1).suites()
     assert str(refused.value).startswith(
         f"lm-eval's task '{task}' is asked with num_fewshot={possible + 1} solved rows, "
         f"and {message}"
@@ -84,7 +84,7 @@ def test_task_file_is_named_by_its_content(task_folder: Path, tmp_path: Path) ->
 
 
 def test_begun_answer_in_a_chat_is_refused(task_folder: Path) -> None:
-    (suite,) = declared(task_folder, "tiny_begun", apply_chat_template=True).suites()
+    (suite,) = declare(task_folder, "tiny_begun", apply_chat_template=True).suites()
     with pytest.raises(ConfigurationError, match=r"begins the answer \(gen_prefix\)"):
         suite.check_samples()
 
@@ -101,7 +101,7 @@ def test_engine_without_scoring_is_refused_before_loading(
         evalution.run(
             engine=Writing(),
             model="builtin:tiny",
-            tests=[declared(task_folder, "tiny_sums", "tiny_choices")],
+            tests=[declare(task_folder, "tiny_sums", "tiny_choices")],
         )
 
 

@@ -34,7 +34,7 @@ def session() -> Iterator[BaseInferenceSession]:
         yield session
 
 
-def declared(folder: Path, *tasks: str, **options: Any) -> LmEval:
+def declare(folder: Path, *tasks: str, **options: Any) -> LmEval:
     return LmEval(
         tasks=tasks,
         include_path=str(folder),
@@ -44,7 +44,7 @@ def declared(folder: Path, *tasks: str, **options: Any) -> LmEval:
     )
 
 
-def scores(suite: Any, part: str = "") -> dict[str, float]:
+def read_scores(suite: Any, part: str = "") -> dict[str, float]:
     """Scores of one task or group under lm-eval's keys, NaN for a standard error that isn't."""
     found: dict[str, float] = {}
     for name, metric in suite.metrics.items():
@@ -76,7 +76,7 @@ def test_scores_and_standard_errors_equal_lm_eval(
     session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate, shots: int | None
 ) -> None:
     found = evalution.run(
-        session=session, tests=[declared(task_folder, *ALL, num_fewshot=shots, limit=9)]
+        session=session, tests=[declare(task_folder, *ALL, num_fewshot=shots, limit=9)]
     )
     model = EvalutionLM(session=session)
     right = evaluate(model, *ALL[:-1], num_fewshot=shots, limit=9)
@@ -85,9 +85,9 @@ def test_scores_and_standard_errors_equal_lm_eval(
     right["results"] |= grouped["results"]
     assert [suite.name for suite in found.suites] == list(ALL)
     for name in ALL:
-        assert scores(found[name]) == close_to(theirs(right, name)), name
+        assert read_scores(found[name]) == close_to(theirs(right, name)), name
     for task in ("tiny_choices", "tiny_others"):
-        of_task = scores(found["tiny_group"], task)
+        of_task = read_scores(found["tiny_group"], task)
         assert of_task == close_to(theirs(right, task))
     assert found.failed == 0
 
@@ -95,12 +95,12 @@ def test_scores_and_standard_errors_equal_lm_eval(
 def test_inner_group_has_scores_beside_the_outer_ones(
     session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate
 ) -> None:
-    suite = evalution.run(session=session, tests=[declared(task_folder, "tiny_outer")])
+    suite = evalution.run(session=session, tests=[declare(task_folder, "tiny_outer")])
     right = evaluate(EvalutionLM(session=session), "tiny_outer")
     found = suite["tiny_outer"]
-    assert scores(found) == close_to(theirs(right, "tiny_outer"))
+    assert read_scores(found) == close_to(theirs(right, "tiny_outer"))
     for part in ("tiny_group", "tiny_choices", "tiny_others", "tiny_last_word"):
-        assert scores(found, part) == close_to(theirs(right, part)), part
+        assert read_scores(found, part) == close_to(theirs(right, part)), part
     assert [next(iter(found.metrics)), found.metrics["acc"].n] == ["acc", 48]
     assert set(found.samples[-1].metrics) == {
         *("acc", "acc,tiny_last_word", "perplexity,tiny_last_word"),
@@ -110,7 +110,7 @@ def test_inner_group_has_scores_beside_the_outer_ones(
 def test_samples_show_prompt_and_filtered_answers(
     session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate
 ) -> None:
-    found = evalution.run(session=session, tests=[declared(task_folder, "tiny_sums")])
+    found = evalution.run(session=session, tests=[declare(task_folder, "tiny_sums")])
     right = evaluate(EvalutionLM(session=session), "tiny_sums")["samples"]["tiny_sums"]
     samples = found["tiny_sums"].samples
     for filtered in ("strict-match", "flexible"):
@@ -125,7 +125,7 @@ def test_samples_show_prompt_and_filtered_answers(
 
 
 def test_tasks_of_one_declaration_have_their_own_kind_of_request(task_folder: Path) -> None:
-    suites = declared(task_folder, "tiny_bundle", "tiny_choices", name="mine").suites()
+    suites = declare(task_folder, "tiny_bundle", "tiny_choices", name="mine").suites()
     assert [(suite.title, suite.request_kind.value) for suite in suites] == [
         ("mine tiny_sums", "generation"),
         ("mine tiny_prose", "rolling"),
@@ -149,9 +149,9 @@ def test_spec_declares_tasks_by_the_type_lm_eval(task_folder: Path, tmp_path: Pa
 def test_task_with_repeats_sends_each_request_again(
     session: BaseInferenceSession, task_folder: Path
 ) -> None:
-    found = evalution.run(session=session, tests=[declared(task_folder, "tiny_sampled")])
+    found = evalution.run(session=session, tests=[declare(task_folder, "tiny_sampled")])
     assert found["tiny_sampled"].requests == 12
-    (suite,) = declared(task_folder, "tiny_sampled").suites()
+    (suite,) = declare(task_folder, "tiny_sampled").suites()
     assert {Capability.SAMPLING, Capability.SEED} <= suite.needs
 
 
@@ -159,12 +159,12 @@ def test_chat_is_rendered_as_in_lm_eval(
     session: BaseInferenceSession, task_folder: Path, evaluate: Evaluate
 ) -> None:
     options: dict[str, Any] = {"apply_chat_template": True, "num_fewshot": 1}
-    test = declared(task_folder, "tiny_chat", system_instruction="Be brief.", **options)
+    test = declare(task_folder, "tiny_chat", system_instruction="Be brief.", **options)
     found = evalution.run(session=session, tests=[test])
     right = evaluate(
         EvalutionLM(session=session), "tiny_chat", system_instruction="Be brief.", **options
     )
-    assert scores(found["tiny_chat"]) == close_to(theirs(right, "tiny_chat"))
+    assert read_scores(found["tiny_chat"]) == close_to(theirs(right, "tiny_chat"))
     texts = {one["doc_id"]: one["resps"][0][0] for one in right["samples"]["tiny_chat"]}
     assert {s.index: s.prediction for s in found["tiny_chat"].samples} == texts
 
@@ -211,11 +211,11 @@ class Failing(BaseInferenceSession):
 def test_failed_sample_is_wrong_in_a_mean_and_left_out_of_a_perplexity(
     session: BaseInferenceSession, task_folder: Path
 ) -> None:
-    whole = evalution.run(session=session, tests=[declared(task_folder, "tiny_last_word")])
+    whole = evalution.run(session=session, tests=[declare(task_folder, "tiny_last_word")])
     lost = {sample.index for sample in whole["tiny_last_word"].samples[:3]}
     contexts = {s.prompt for s in whole["tiny_last_word"].samples if s.index in lost}
     failing = Failing(session, lambda request: request.context in contexts)
-    found = evalution.run(session=failing, tests=[declared(task_folder, "tiny_last_word")])
+    found = evalution.run(session=failing, tests=[declare(task_folder, "tiny_last_word")])
     suite = found["tiny_last_word"]
     assert (suite.failed, suite.n) == (3, 12)
     right = sum(s.metrics["acc"] for s in whole["tiny_last_word"].samples if s.index not in lost)
@@ -227,7 +227,7 @@ def test_scores_that_are_no_means_are_compared_by_row(
     session: BaseInferenceSession, task_folder: Path
 ) -> None:
     found = evalution.run(
-        session=session, tests=[declared(task_folder, "tiny_classes", "tiny_prose")]
+        session=session, tests=[declare(task_folder, "tiny_classes", "tiny_prose")]
     )
     assert {sample.metrics["mcc"] for sample in found["tiny_classes"].samples} == {0.0, 1.0}
     for sample in found["tiny_classes"].samples:
@@ -246,7 +246,7 @@ def test_scores_that_are_no_means_are_compared_by_row(
 
 def test_run_without_an_answer_has_scores(session: BaseInferenceSession, task_folder: Path) -> None:
     failing = Failing(session, lambda request: True)
-    found = evalution.run(session=failing, tests=[declared(task_folder, "tiny_group")])
+    found = evalution.run(session=failing, tests=[declare(task_folder, "tiny_group")])
     suite = found["tiny_group"]
     assert suite.failed == suite.n == 36
     assert (suite.metrics["acc"].value, suite.metrics["acc"].n) == (0.0, 36)

@@ -159,6 +159,14 @@ class Subject:
         return bos_id
 
     @property
+    def conditioning_id(self) -> int:
+        """BOS, else EOS: an empty context is conditioned on it."""
+        codec = self.codec
+        prefix = codec.bos_id if codec.bos_id is not None else codec.eos_id
+        assert prefix is not None, "the model has neither BOS nor EOS"
+        return prefix
+
+    @property
     def window(self) -> int:
         """`info.max_model_len`; skips the check if it is unknown."""
         window = self.session.info.max_model_len

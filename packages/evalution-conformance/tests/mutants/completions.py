@@ -78,7 +78,7 @@ class SortsByLength(ToySession):
 class HeatsGreedy(ToySession):
     """A temperature above 0 samples, `do_sample` or not."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, do_sample=request.do_sample or request.temperature > 0)
 
 
@@ -86,7 +86,7 @@ class HeatsGreedy(ToySession):
 class PrependsBosToIds(ToySession):
     """`input_ids` get a BOS put before them."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         if request.input_ids is None:
             return request
         return replace(request, input_ids=[*self.codec.leading_ids, *request.input_ids])
@@ -100,14 +100,16 @@ class PrependsBosToIds(ToySession):
 class DoublesBosInChat(ToySession):
     """Rendered chat gets a second BOS."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         rendered = self._rendered(request)
         if rendered is None:
             return request
         bos = list(self.codec.leading_ids)
         return replace(request, input_ids=[*bos, *bos, *self.codec.encode(rendered)])
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         rendered = self._rendered(request)
         return output if rendered is None else replace(output, prompt=rendered)
 
@@ -122,7 +124,7 @@ class DoublesBosInChat(ToySession):
 class ImprovisesATemplate(ToySession):
     """Without a chat template, messages are joined somehow."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         if request.messages is None or self.codec.chat_template is not None:
             return request
         lines = [f"{message['role']}: {message['content']}" for message in request.messages]
@@ -133,7 +135,7 @@ class ImprovisesATemplate(ToySession):
 class IgnoresTools(ToySession):
     """Tool definitions are dropped silently."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, tools=None)
 
 
@@ -141,7 +143,7 @@ class IgnoresTools(ToySession):
 class IgnoresImages(ToySession):
     """Message parts that aren't text are dropped silently."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         if request.messages is None:
             return request
         kept = [
@@ -160,7 +162,7 @@ def _text_of(content: Any) -> str:
 class IgnoresBeams(ToySession):
     """`num_beams` is ignored where there is no beam search."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, num_beams=min(request.num_beams, 1))
 
 
@@ -168,7 +170,7 @@ class IgnoresBeams(ToySession):
 class OneTokenMore(ToySession):
     """The token that fills the prompt's last position isn't counted."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         more = request.max_new_tokens + (request.max_new_tokens in range(1, 40))
         return replace(request, max_new_tokens=more)
 
@@ -177,7 +179,9 @@ class OneTokenMore(ToySession):
 class AlwaysSaysStop(ToySession):
     """`finish_reason` is "stop" whatever ended it."""
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         return replace(output, finish_reason="stop")
 
 
@@ -185,7 +189,9 @@ class AlwaysSaysStop(ToySession):
 class CountsNoCut(ToySession):
     """What is cut from a prompt isn't counted."""
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         return replace(output, truncated_tokens=0)
 
 
@@ -195,7 +201,7 @@ class CutsFromTheRight(ToySession):
 
     _cut = 0
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         room = self._window - request.max_new_tokens
         token_ids = [*self.codec.leading_ids, *self.codec.encode(request.prompt or "")]
         if request.input_ids is not None or room < 1 or len(token_ids) <= room:
@@ -205,7 +211,9 @@ class CutsFromTheRight(ToySession):
         self._cut = len(token_ids) - room
         return replace(request, input_ids=token_ids[:room])
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         return output if request.input_ids else replace(output, truncated_tokens=self._cut)
 
 
@@ -213,7 +221,7 @@ class CutsFromTheRight(ToySession):
 class ClampsTheLimit(ToySession):
     """`max_new_tokens` beyond the window is lowered silently."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, max_new_tokens=min(request.max_new_tokens, self._window - 8))
 
 
@@ -236,7 +244,7 @@ class NamesTheFirstAlone(ToySession):
 class RaisesTheLimitToOne(ToySession):
     """`max_new_tokens` below 1 is taken for 1."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, max_new_tokens=max(request.max_new_tokens, 1))
 
 
@@ -244,7 +252,9 @@ class RaisesTheLimitToOne(ToySession):
 class WritesIntoMetadata(ToySession):
     """The engine leaves its notes in the caller's metadata."""
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         return replace(output, metadata={**output.metadata, "finish": output.finish_reason})
 
 
@@ -252,7 +262,7 @@ class WritesIntoMetadata(ToySession):
 class RendersIntoTheRequest(ToySession):
     """The caller's request is filled with what was prepared from it."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         if request.input_ids is None and request.messages is None:
             request.rendered_prompt = request.prompt
         return request
@@ -277,7 +287,9 @@ class LoadsOtherWeights(ToySession):
 class ShowsEos(ToySession):
     """The EOS token is shown in the text."""
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         ended = output.finish_reason == "stop" and not request.stop
         return replace(output, text=output.text + "<eos>") if ended else output
 
@@ -286,7 +298,9 @@ class ShowsEos(ToySession):
 class CountsNoEos(ToySession):
     """`completion_tokens` leaves out the EOS token, which was generated and paid for."""
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         return replace(output, completion_tokens=len(output.token_ids or ()))
 
 
@@ -294,7 +308,7 @@ class CountsNoEos(ToySession):
 class HeedsEosAnyway(ToySession):
     """`ignore_eos` is ignored."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, ignore_eos=False)
 
 
@@ -302,7 +316,9 @@ class HeedsEosAnyway(ToySession):
 class KeepsTheStop(ToySession):
     """The text ends with the stop string."""
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         if not request.stop or output.finish_reason != "stop":
             return output
         return replace(output, text=output.text + request.stop[0])
@@ -315,14 +331,16 @@ class KeepsTheStop(ToySession):
 class _StopsAfterwards(ToySession):
     """Generates on and cuts the text when it is finished."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, stop=[])
 
     def cut(self, request: GenerationRequest, output: GenerationOutput) -> int:
         found = [at for stop in request.stop if (at := output.text.find(stop)) >= 0]
         return min(found, default=-1)
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         cut = self.cut(request, output)
         if cut < 0:
             return output
@@ -358,7 +376,9 @@ class KeepsIdsOfTheStop(_StopsAfterwards):
 class StripsText(ToySession):
     """Whitespace is stripped off the text."""
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         return replace(output, text=output.text.strip())
 
 
@@ -366,7 +386,9 @@ class StripsText(ToySession):
 class DecodesTokenByToken(ToySession):
     """Each token is decoded by itself, so characters of several tokens break."""
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         pieces = [self.codec.decode([token_id]) for token_id in output.token_ids or ()]
         return replace(output, text="".join(pieces))
 
@@ -375,7 +397,7 @@ class DecodesTokenByToken(ToySession):
 class NeverSamples(ToySession):
     """`do_sample` is ignored."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, do_sample=False)
 
 
@@ -383,7 +405,7 @@ class NeverSamples(ToySession):
 class IgnoresTopK(ToySession):
     """`top_k` is ignored."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, top_k=0)
 
 
@@ -391,7 +413,7 @@ class IgnoresTopK(ToySession):
 class IgnoresTheSeed(ToySession):
     """`seed` is ignored."""
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, seed=None)
 
 
@@ -413,7 +435,9 @@ class SeedsByPosition(ToySession):
 class LogprobsOfTheNextToken(ToySession):
     """Log-probabilities stand one token too early, and the last one is missing."""
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         return replace(output, token_logprobs=(output.token_logprobs or [])[1:])
 
 
@@ -421,7 +445,9 @@ class LogprobsOfTheNextToken(ToySession):
 class LogprobsAfterTemperature(ToySession):
     """Log-probabilities of generated tokens are those of a scaled distribution."""
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         if output.token_logprobs is None:
             return output
         return replace(output, token_logprobs=[value / 2 for value in output.token_logprobs])

@@ -179,7 +179,9 @@ class CountsInItsDescription(ToySession):
 
     _served = 0
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         self._served += 1
         return output
 
@@ -243,7 +245,7 @@ class BoundToAThread(ToySession):
 
     _owner: int | None = None
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         self._owner = self._owner or threading.get_ident()
         if threading.get_ident() != self._owner:
             raise RuntimeError("called from another thread")

@@ -31,7 +31,7 @@ def _with_values(output: LoglikelihoodOutput, values: list[float]) -> Loglikelih
 class SumsTheContextToo(ToySession):
     """`logprob` is the sum over more than the continuation."""
 
-    def scored(
+    def change_score(
         self, request: LoglikelihoodRequest, output: LoglikelihoodOutput
     ) -> LoglikelihoodOutput:
         return replace(output, logprob=output.logprob - 1.0)
@@ -52,7 +52,7 @@ class SwapsScores(ToySession):
 class FirstTokenForFree(ToySession):
     """The first token of a continuation has the log-probability 0."""
 
-    def scored(
+    def change_score(
         self, request: LoglikelihoodRequest, output: LoglikelihoodOutput
     ) -> LoglikelihoodOutput:
         return _with_values(output, [0.0, *(output.token_logprobs or [])[1:]])
@@ -62,7 +62,7 @@ class FirstTokenForFree(ToySession):
 class PrependsBosToContextIds(ToySession):
     """Context ids get a BOS put before them."""
 
-    def pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
+    def change_pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
         if request.context_input_ids is None:
             return request
         leading = self.codec.leading_ids
@@ -73,7 +73,7 @@ class PrependsBosToContextIds(ToySession):
 class AlwaysGreedy(ToySession):
     """`is_greedy` is always true."""
 
-    def scored(
+    def change_score(
         self, request: LoglikelihoodRequest, output: LoglikelihoodOutput
     ) -> LoglikelihoodOutput:
         return replace(output, is_greedy=True)
@@ -83,7 +83,7 @@ class AlwaysGreedy(ToySession):
 class NeverGreedy(ToySession):
     """`is_greedy` is always false."""
 
-    def scored(
+    def change_score(
         self, request: LoglikelihoodRequest, output: LoglikelihoodOutput
     ) -> LoglikelihoodOutput:
         return replace(output, is_greedy=False)
@@ -93,7 +93,7 @@ class NeverGreedy(ToySession):
 class JoinsMessages(ToySession):
     """Messages as context are joined instead of rendered."""
 
-    def pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
+    def change_pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
         if request.messages is None:
             return request
         context = "\n".join(str(message["content"]) for message in request.messages)
@@ -117,7 +117,7 @@ class NamesNoIndex(ToySession):
 class MarksScoredPairs(ToySession):
     """Scoring leaves its notes in the caller's metadata."""
 
-    def pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
+    def change_pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
         request.metadata["scored"] = True
         return request
 
@@ -125,7 +125,7 @@ class MarksScoredPairs(ToySession):
 class _EncodesItself(ToySession):
     """Encodes pairs by its own rule; ids that are given stay as they are."""
 
-    def pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
+    def change_pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
         given = (request.context_input_ids, request.continuation_input_ids)
         if given != (None, None) or request.messages is not None or not request.continuation:
             return request
@@ -185,7 +185,7 @@ class DoublesBosInScoring(_EncodesItself):
 class CountsNoCutInScoring(ToySession):
     """What is cut from a context isn't counted."""
 
-    def scored(
+    def change_score(
         self, request: LoglikelihoodRequest, output: LoglikelihoodOutput
     ) -> LoglikelihoodOutput:
         return replace(output, truncated_tokens=0)
@@ -229,7 +229,7 @@ def _rolled(output: RollingLoglikelihoodOutput, values: list[float]) -> RollingL
 class ScoresBos(ToySession):
     """BOS is scored with the text."""
 
-    def rolled(
+    def change_rolling_score(
         self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
     ) -> RollingLoglikelihoodOutput:
         return _rolled(output, [-5.0, *(output.token_logprobs or [])])
@@ -239,7 +239,7 @@ class ScoresBos(ToySession):
 class ForgetsTheLastWindow(ToySession):
     """The last window of a long text is forgotten."""
 
-    def rolled(
+    def change_rolling_score(
         self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
     ) -> RollingLoglikelihoodOutput:
         values = output.token_logprobs or []
@@ -251,7 +251,7 @@ class ForgetsTheLastWindow(ToySession):
 class FeedsTheWholeText(ToySession):
     """A text longer than the window is fed at once."""
 
-    def rolled(
+    def change_rolling_score(
         self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
     ) -> RollingLoglikelihoodOutput:
         token_ids = [*self.codec.leading_ids, *(output.token_ids or [])]
@@ -262,7 +262,7 @@ class FeedsTheWholeText(ToySession):
 class RollsAfterEos(ToySession):
     """The first token of a text is conditioned on EOS where there is a BOS."""
 
-    def rolled(
+    def change_rolling_score(
         self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
     ) -> RollingLoglikelihoodOutput:
         token_ids = [self.codec.eos_id or 0, *(output.token_ids or [])]
@@ -273,7 +273,7 @@ class RollsAfterEos(ToySession):
 class ScoresSpelledBos(ToySession):
     """A BOS that the text spells is scored."""
 
-    def rolled(
+    def change_rolling_score(
         self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
     ) -> RollingLoglikelihoodOutput:
         spelled = request.text.startswith("<bos>")
@@ -284,7 +284,7 @@ class ScoresSpelledBos(ToySession):
 class TakesTheFirstIdForBos(ToySession):
     """The first of given ids is taken for a BOS."""
 
-    def text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodRequest:
+    def change_text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodRequest:
         return replace(request, input_ids=request.input_ids[1:] if request.input_ids else None)
 
 
@@ -292,7 +292,7 @@ class TakesTheFirstIdForBos(ToySession):
 class ScoresEmptyTexts(ToySession):
     """An empty text is scored as a space."""
 
-    def text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodRequest:
+    def change_text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodRequest:
         return (
             request if request.input_ids is not None else replace(request, text=request.text or " ")
         )

@@ -204,9 +204,9 @@ class RunsWhenAsked(ToySession):
 class SwallowsErrorsOfTheInput(ToySession):
     """An exception of the input iterator ends the stream as if it were complete."""
 
-    def _noted(self, requests: Any, known: Any) -> Iterator[Any]:
+    def _note_requests(self, requests: Any, known: Any) -> Iterator[Any]:
         try:
-            yield from super()._noted(requests, known)
+            yield from super()._note_requests(requests, known)
         except Exception:  # noqa: BLE001 - the fault
             return
 

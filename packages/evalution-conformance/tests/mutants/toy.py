@@ -147,8 +147,8 @@ class Toy(BaseEngine):
 class ToySession(TokenSession):
     """A sound session with places to plant a fault: before a request is run, and after.
 
-    `asked`, `pair` and `text` give the request that is really run; `answered`, `scored` and
-    `rolled` the output that is given back.
+    `change_request`, `change_pair` and `change_text` give the request that is really run;
+    `change_output`, `change_score` and `change_rolling_score` the output that is given back.
     """
 
     salt = 0
@@ -196,24 +196,26 @@ class ToySession(TokenSession):
 
     # where faults go
 
-    def asked(self, request: GenerationRequest) -> GenerationRequest:
+    def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return request
 
-    def answered(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+    def change_output(
+        self, request: GenerationRequest, output: GenerationOutput
+    ) -> GenerationOutput:
         return output
 
-    def pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
+    def change_pair(self, request: LoglikelihoodRequest) -> LoglikelihoodRequest:
         return request
 
-    def scored(
+    def change_score(
         self, request: LoglikelihoodRequest, output: LoglikelihoodOutput
     ) -> LoglikelihoodOutput:
         return output
 
-    def text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodRequest:
+    def change_text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodRequest:
         return request
 
-    def rolled(
+    def change_rolling_score(
         self, request: RollingLoglikelihoodRequest, output: RollingLoglikelihoodOutput
     ) -> RollingLoglikelihoodOutput:
         return output
@@ -221,55 +223,61 @@ class ToySession(TokenSession):
     def generate(
         self, requests: Sequence[GenerationRequest], *, batch_size: int | None = None
     ) -> list[GenerationOutput]:
-        outputs = super().generate([self.asked(r) for r in requests], batch_size=batch_size)
-        return [self.answered(r, o) for r, o in zip(requests, outputs, strict=True)]
+        outputs = super().generate(
+            [self.change_request(r) for r in requests], batch_size=batch_size
+        )
+        return [self.change_output(r, o) for r, o in zip(requests, outputs, strict=True)]
 
     def generate_continuous(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, requests: Iterable[tuple[Any, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[Any, GenerationOutput | RequestFailure]]:
         known: dict[Any, GenerationRequest] = {}
-        results = super().generate_continuous(self._noted(requests, known), batch_size=batch_size)
-        return self._changed(results, known)
+        results = super().generate_continuous(
+            self._note_requests(requests, known), batch_size=batch_size
+        )
+        return self._change_outputs(results, known)
 
     def stream(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, requests: Iterable[tuple[Any, GenerationRequest]], *, batch_size: int | None = None
     ) -> Iterator[tuple[Any, Any]]:
-        return super().stream(self._noted(requests, {}), batch_size=batch_size)
+        return super().stream(self._note_requests(requests, {}), batch_size=batch_size)
 
     def loglikelihood(
         self, requests: Sequence[LoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[LoglikelihoodOutput]:
-        outputs = super().loglikelihood([self.pair(r) for r in requests], batch_size=batch_size)
-        return [self.scored(r, o) for r, o in zip(requests, outputs, strict=True)]
+        outputs = super().loglikelihood(
+            [self.change_pair(r) for r in requests], batch_size=batch_size
+        )
+        return [self.change_score(r, o) for r, o in zip(requests, outputs, strict=True)]
 
     def loglikelihood_rolling(
         self, requests: Sequence[RollingLoglikelihoodRequest], *, batch_size: int | None = None
     ) -> list[RollingLoglikelihoodOutput]:
         outputs = super().loglikelihood_rolling(
-            [self.text(r) for r in requests], batch_size=batch_size
+            [self.change_text(r) for r in requests], batch_size=batch_size
         )
-        return [self.rolled(r, o) for r, o in zip(requests, outputs, strict=True)]
+        return [self.change_rolling_score(r, o) for r, o in zip(requests, outputs, strict=True)]
 
     # The contract's own, which asks the list call: a fault in that one is in both.
     loglikelihood_rolling_continuous = (
         BaseInferenceSession.loglikelihood_rolling_continuous  # pyright: ignore[reportAssignmentType]
     )
 
-    def _noted(
+    def _note_requests(
         self, requests: Iterable[tuple[K, GenerationRequest]], known: dict[K, GenerationRequest]
     ) -> Iterator[tuple[K, GenerationRequest]]:
         for key, request in requests:
             known[key] = request
-            yield key, self.asked(request)
+            yield key, self.change_request(request)
 
-    def _changed(
+    def _change_outputs(
         self,
         results: Iterator[tuple[K, GenerationOutput | RequestFailure]],
         known: dict[K, GenerationRequest],
     ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
         for key, result in results:
             if isinstance(result, GenerationOutput):
-                yield key, self.answered(known.pop(key), result)
+                yield key, self.change_output(known.pop(key), result)
             else:
                 yield key, result
 

@@ -19,7 +19,13 @@ from evalution_core import (
     SessionClosedError,
     TextDelta,
 )
-from evalution_enginekit.runtime_thread import PATIENCE, Liveness, check_process, runtime_errors
+from evalution_enginekit.runtime_thread import (
+    PATIENCE,
+    Liveness,
+    check_process,
+    name_lost_requests,
+    runtime_errors,
+)
 from evalution_enginekit.streams import ResultStream, StreamLimits
 
 R = TypeVar("R")
@@ -269,9 +275,7 @@ class RequestLoop:
 
     def _give_up(self, stream: JobStream, error: EvalutionError) -> None:
         lost = [key for number, key in stream.running.items() if stream.wants(number)]
-        lost_error = EngineRuntimeError(f"{error} ({len(lost)} in flight)", in_flight=lost)
-        lost_error.__cause__ = error.__cause__ or error
-        stream.fail(lost_error)
+        stream.fail(name_lost_requests(error, lost))
         self.wake()
 
     def _finish_call(self, number: int) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +32,14 @@ def runtime_errors(doing: str) -> Generator[None]:
         raise EngineRuntimeError(
             f"{doing} failed: {type(error).__name__}: {redact_text(str(error))}"
         ) from error
+
+
+def name_lost_requests(error: EvalutionError, lost: Sequence[Hashable]) -> EngineRuntimeError:
+    """Return the error of a runtime with the keys of the requests that it cost."""
+    kind = type(error) if isinstance(error, EngineRuntimeError) else EngineRuntimeError
+    lost_error = kind(f"{error} ({len(lost)} in flight)", in_flight=lost)
+    lost_error.__cause__ = error.__cause__ or error
+    return lost_error
 
 
 def end_steps(steps: Iterator[object] | None, doing: str) -> None:

@@ -26,6 +26,7 @@ from evalution_enginekit.runtime_thread import (
     Liveness,
     RuntimeThread,
     end_steps,
+    name_lost_requests,
     runtime_errors,
 )
 from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
@@ -197,12 +198,12 @@ class ScoringLoop:
     def _fail_alone(self, chunk: _Chunk, error: EvalutionError) -> None:
         self._chunks.popleft()
         ((number, key, job),) = chunk.rest
-        chunk.stream.deliver(number, RequestFailure(_add_ids(error, [key]), job.metadata))
+        chunk.stream.deliver(number, RequestFailure(name_lost_requests(error, [key]), job.metadata))
         chunk.stream.release(number)
 
     def _give_up(self, chunk: _Chunk, error: EvalutionError) -> None:
         self._chunks.popleft()
-        chunk.stream.fail(_add_ids(error, list(chunk.stream.running.values())))
+        chunk.stream.fail(name_lost_requests(error, list(chunk.stream.running.values())))
         for number, _, _ in chunk.rest:
             chunk.stream.release(number)
         self._liveness.reset()
@@ -219,13 +220,6 @@ class ScoringLoop:
             for chunk in ended:
                 for number, _, _ in chunk.rest:
                     chunk.stream.release(number)
-
-
-def _add_ids(error: EvalutionError, lost: Sequence[Hashable]) -> EngineRuntimeError:
-    kind = WrongScoresError if isinstance(error, WrongScoresError) else EngineRuntimeError
-    lost_error = kind(f"{error} ({len(lost)} in flight)", in_flight=lost)
-    lost_error.__cause__ = error.__cause__ or error
-    return lost_error
 
 
 def _conclude(job: ScoringJob, score: TokenScore | EvalutionError) -> Any:

@@ -116,9 +116,9 @@ class EvalutionBackend(Backend):
                     if answer.take(event, time.time()):
                         yield None, request_info
         except asyncio.CancelledError:
-            yield answer.response(), request_info
+            yield answer.make_response(), request_info
             raise
-        yield answer.response(), request_info
+        yield answer.make_response(), request_info
 
     def _get_front(self) -> AsyncSession:
         if self._front is None:
@@ -200,7 +200,7 @@ class Answer:
         timings.token_iterations += 1
         return is_first
 
-    def response(self) -> GenerationResponse:
+    def make_response(self) -> GenerationResponse:
         """Return the answer so far: of a cancelled request, its text and tokens until then."""
         output = self._output
         text = output.text if output else "".join(self._pieces)

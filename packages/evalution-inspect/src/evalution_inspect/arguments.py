@@ -53,7 +53,7 @@ def parse_arguments(
         UnknownEngineError: no engine of that name is installed; says what to install.
     """
     left = dict(given)
-    kind = load_engine(_engine_name(left.pop("engine", None)), hints=INSTALL_HINTS)
+    kind = load_engine(_check_engine_name(left.pop("engine", None)), hints=INSTALL_HINTS)
     rendered = left.pop("use_chat_template", True)
     if not isinstance(rendered, bool):
         raise ConfigurationError(f"-M use_chat_template must be true or false, got {rendered!r}")
@@ -63,13 +63,13 @@ def parse_arguments(
             f"-M tool_format must be one of {', '.join(_FORMATS)}, got {tool_format!r}"
         )
     described = {field: left.pop(field) for field in _MODEL_FIELDS if field in left}
-    options = _options(kind, left, base_url, api_key)
+    options = _read_options(kind, left, base_url, api_key)
     engine = kind.from_options(options)
     model = Model(path=name or engine.default_model(), **described)
     return Arguments(engine, model, rendered, tool_format)
 
 
-def _engine_name(given: object) -> str:
+def _check_engine_name(given: object) -> str:
     if isinstance(given, str) and given:
         return given
     listed = ", ".join(entry.name for entry in available()) or "none"
@@ -77,7 +77,7 @@ def _engine_name(given: object) -> str:
     raise ConfigurationError(f"{asked}; say which, as -M engine=NAME (installed: {listed})")
 
 
-def _options(
+def _read_options(
     kind: type[BaseEngine], left: dict[str, Any], base_url: str | None, api_key: str | None
 ) -> dict[str, Any]:
     spelled = left.pop("options", {})

@@ -56,7 +56,7 @@ _ROLES: dict[str, type[ChatMessage]] = {
 }
 
 
-def eval_sample(sample: SampleResult, model: str) -> EvalSample:
+def make_sample(sample: SampleResult, model: str) -> EvalSample:
     """Return the sample with its row as id.
 
     A score stands under the name of its metric. What was extracted, such as the log-probability of
@@ -66,7 +66,7 @@ def eval_sample(sample: SampleResult, model: str) -> EvalSample:
     asked = _read_input(sample)
     messages: list[ChatMessage] = []
     messages += [ChatMessageUser(content=asked)] if isinstance(asked, str) else asked
-    usage = _usage(sample.tokens)
+    usage = _count_usage(sample.tokens)
     output = ModelOutput(model=model, usage=usage, error=sample.error)
     if sample.prediction is not None:
         answer = ChatMessageAssistant(content=sample.prediction, model=model, source="generate")
@@ -81,7 +81,7 @@ def eval_sample(sample: SampleResult, model: str) -> EvalSample:
         target=sample.target or "",
         messages=messages,
         output=output,
-        scores=_scores(sample),
+        scores=_make_scores(sample),
         metadata={"extracted": dict(sample.extracted), "tokens": dict(sample.tokens)},
         model_usage={model: usage} if usage else {},
         error=make_error(sample.error) if sample.error else None,
@@ -93,7 +93,7 @@ def make_error(message: str) -> EvalError:
     return EvalError(message=message, traceback=message, traceback_ansi=message)
 
 
-def total_usage(samples: Sequence[EvalSample], model: str) -> dict[str, ModelUsage]:
+def sum_usage(samples: Sequence[EvalSample], model: str) -> dict[str, ModelUsage]:
     """Tokens of all samples; empty where the engine counted none."""
     counted = [sample.model_usage[model] for sample in samples if model in sample.model_usage]
     return {model: sum(counted, ModelUsage())} if counted else {}
@@ -103,10 +103,10 @@ def _read_input(sample: SampleResult) -> str | list[ChatMessage]:
     prompt = sample.prompt
     if prompt is None or isinstance(prompt, str):
         return prompt or sample.target or ""
-    return [_message(message) for message in prompt]
+    return [_convert_message(message) for message in prompt]
 
 
-def _message(message: Mapping[str, Any]) -> ChatMessage:
+def _convert_message(message: Mapping[str, Any]) -> ChatMessage:
     kind = _ROLES.get(str(message.get("role")), ChatMessageUser)
     content: Any = message.get("content")
     if isinstance(content, list):
@@ -115,7 +115,7 @@ def _message(message: Mapping[str, Any]) -> ChatMessage:
     return kind(content=content or "")
 
 
-def _scores(sample: SampleResult) -> dict[str, Score]:
+def _make_scores(sample: SampleResult) -> dict[str, Score]:
     extracted = {name: e for name, e in sample.extracted.items() if isinstance(e, str)}
     return {
         name: Score(value=value, answer=extracted.get(name, sample.prediction))
@@ -123,7 +123,7 @@ def _scores(sample: SampleResult) -> dict[str, Score]:
     }
 
 
-def _usage(tokens: Mapping[str, int]) -> ModelUsage | None:
+def _count_usage(tokens: Mapping[str, int]) -> ModelUsage | None:
     """Return the prompt with its scored continuations, and the answer; None if nothing counted."""
     if not tokens:
         return None
@@ -131,14 +131,14 @@ def _usage(tokens: Mapping[str, int]) -> ModelUsage | None:
     return ModelUsage(input_tokens=fed, output_tokens=generated, total_tokens=fed + generated)
 
 
-def suite_log(run: RunResult, suite: SuiteResult) -> EvalLog:
+def make_suite_log(run: RunResult, suite: SuiteResult) -> EvalLog:
     """Make the log of a finished suite: its scores, with standard errors, and its samples.
 
     Raises:
         ConfigurationError: the run's samples can't be read.
     """
-    model = model_name(run)
-    samples = [eval_sample(sample, model) for sample in suite.stored_samples]
+    model = format_model_name(run)
+    samples = [make_sample(sample, model) for sample in suite.stored_samples]
     metadata = {
         "provenance": suite.provenance,
         "first_failure": suite.first_failure,
@@ -148,39 +148,39 @@ def suite_log(run: RunResult, suite: SuiteResult) -> EvalLog:
     }
     return EvalLog(
         status="success",
-        eval=_spec(run, suite.name, suite.type, suite.options, samples, metadata),
-        plan=_plan(suite.options),
+        eval=_make_spec(run, suite.name, suite.type, suite.options, samples, metadata),
+        plan=_make_plan(suite.options),
         results=EvalResults(
             total_samples=suite.n,
             completed_samples=suite.n - suite.failed,
-            scores=[_score(name, metric, suite.n) for name, metric in suite.metrics.items()],
+            scores=[_make_score(name, metric, suite.n) for name, metric in suite.metrics.items()],
         ),
-        stats=_stats(run, samples),
+        stats=_make_stats(run, samples),
         samples=samples,
     )
 
 
-def unfinished_log(run: RunResult, name: str) -> EvalLog:
+def make_unfinished_log(run: RunResult, name: str) -> EvalLog:
     """Make the log of the suite in which a run ended, with its answers so far and the error."""
     error = run.error or {}
     file = run.folder / SAMPLES if run.folder else None
     found = SamplesReader(file).of(name) if file and file.is_file() else ()
-    samples = [eval_sample(sample, model_name(run)) for sample in found]
+    samples = [make_sample(sample, format_model_name(run)) for sample in found]
     return EvalLog(
         status="cancelled" if run.status == "interrupted" else "error",
-        eval=_spec(run, name, "", {}, samples, {}),
-        stats=_stats(run, samples),
+        eval=_make_spec(run, name, "", {}, samples, {}),
+        stats=_make_stats(run, samples),
         error=make_error(f"{error.get('type')}: {error.get('message')}"),
         samples=samples,
     )
 
 
-def model_name(run: RunResult) -> str:
+def format_model_name(run: RunResult) -> str:
     """As the provider `evalution` would be asked for it."""
     return f"evalution/{run.model.get('path') or run.model.get('label') or 'model'}"
 
 
-def _spec(
+def _make_spec(
     run: RunResult,
     name: str,
     kind: str,
@@ -192,9 +192,9 @@ def _spec(
     data = options.get("data")
     shuffled = None if "order" not in options else options["order"] != "native"
     return EvalSpec(
-        run_id=_digest(identity),
-        eval_id=_digest([*identity, name, "eval"]),
-        task_id=_digest([*identity, name]),
+        run_id=_hash(identity),
+        eval_id=_hash([*identity, name, "eval"]),
+        task_id=_hash([*identity, name]),
         created=run.started,
         task=name,
         task_attribs={"type": kind} if kind else {},
@@ -206,12 +206,12 @@ def _spec(
             sample_ids=[int(sample.id) for sample in samples],
             shuffled=shuffled,
         ),
-        model=model_name(run),
+        model=format_model_name(run),
         model_args={"engine": run.engine.get("name"), "options": run.engine.get("options") or {}},
-        model_generate_config=_generate_config(options),
+        model_generate_config=_make_generate_config(options),
         config=EvalConfig(limit=run.limit),
         packages={key: value for key, value in run.versions.items() if isinstance(value, str)},
-        metadata=_plain(
+        metadata=_to_plain(
             {
                 "model": run.model,
                 "engine": run.engine,
@@ -223,7 +223,7 @@ def _spec(
     )
 
 
-def _generate_config(options: Mapping[str, Any]) -> GenerateConfig:
+def _make_generate_config(options: Mapping[str, Any]) -> GenerateConfig:
     """Return the suite's generation settings, which are greedy; empty for one that scored."""
     if "max_new_tokens" not in options:
         return GenerateConfig()
@@ -234,12 +234,12 @@ def _generate_config(options: Mapping[str, Any]) -> GenerateConfig:
     )
 
 
-def _plan(options: Mapping[str, Any]) -> EvalPlan:
+def _make_plan(options: Mapping[str, Any]) -> EvalPlan:
     solver = "generate" if "max_new_tokens" in options else "loglikelihood"
-    return EvalPlan(steps=[EvalPlanStep(solver=solver)], config=_generate_config(options))
+    return EvalPlan(steps=[EvalPlanStep(solver=solver)], config=_make_generate_config(options))
 
 
-def _score(name: str, metric: MetricResult, samples: int) -> EvalScore:
+def _make_score(name: str, metric: MetricResult, samples: int) -> EvalScore:
     """A metric as a scorer's result; a value that can't be had is left out."""
     values = {name: metric.value, "stderr": metric.stderr}
     return EvalScore(
@@ -256,19 +256,19 @@ def _score(name: str, metric: MetricResult, samples: int) -> EvalScore:
     )
 
 
-def _stats(run: RunResult, samples: list[EvalSample]) -> EvalStats:
+def _make_stats(run: RunResult, samples: list[EvalSample]) -> EvalStats:
     return EvalStats(
         started_at=run.started,
         completed_at=run.finished or "",
-        model_usage=total_usage(samples, model_name(run)),
+        model_usage=sum_usage(samples, format_model_name(run)),
     )
 
 
-def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+def _to_plain(value: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(to_json(dict(value)))
 
 
-def _digest(parts: list[Any]) -> str:
+def _hash(parts: list[Any]) -> str:
     """The same for the same run, so that a log that is written again replaces itself."""
     return hashlib.sha256(to_json(parts).encode()).hexdigest()[:_ID_LENGTH]
 
@@ -312,7 +312,9 @@ def _find_ended_suite(run: RunResult) -> list[str]:
 
 def _write(run: RunResult, name: str, folder: Path) -> Path:
     finished = {suite.name: suite for suite in run.suites}
-    log = suite_log(run, finished[name]) if name in finished else unfinished_log(run, name)
+    log = (
+        make_suite_log(run, finished[name]) if name in finished else make_unfinished_log(run, name)
+    )
     created = log.eval.created.replace(":", "-")
     task = re.sub(r"[^\w.-]|_", "-", name)
     path = folder / f"{created}_{task}_{log.eval.task_id}.eval"

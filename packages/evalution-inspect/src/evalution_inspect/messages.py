@@ -34,7 +34,7 @@ def make_messages(messages: Sequence[ChatMessage]) -> list[Message]:
     Raises:
         UnsupportedRequestError: a message holds something else than text.
     """
-    return [_message(message) for message in messages]
+    return [_convert_message(message) for message in messages]
 
 
 def make_plain_prompt(messages: Sequence[ChatMessage]) -> dict[str, Any]:
@@ -57,17 +57,17 @@ def make_plain_prompt(messages: Sequence[ChatMessage]) -> dict[str, Any]:
         if not isinstance(token_ids, list):
             raise InvalidRequestError(f"{_PROMPT_IDS} must be a list of ints, got {token_ids!r}")
         return {"input_ids": cast("list[Any]", token_ids)}
-    return {"prompt": _text(message)}
+    return {"prompt": _read_text(message)}
 
 
-def _message(message: ChatMessage) -> Message:
-    found: dict[str, Any] = {"role": message.role, "content": _text(message)}
+def _convert_message(message: ChatMessage) -> Message:
+    found: dict[str, Any] = {"role": message.role, "content": _read_text(message)}
     if isinstance(message, ChatMessageTool):
         if message.error is not None:
             found["content"] = f"Error: {message.error.message}"
         found |= {"tool_call_id": message.tool_call_id, "name": message.function}
     if isinstance(message, ChatMessageAssistant):
-        if reasoning := _reasoning(message):
+        if reasoning := _read_reasoning(message):
             found["reasoning_content"] = reasoning
         if message.tool_calls:
             found["tool_calls"] = [
@@ -81,7 +81,7 @@ def _message(message: ChatMessage) -> Message:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _text(message: ChatMessage) -> str:
+def _read_text(message: ChatMessage) -> str:
     if isinstance(message.content, str):
         return message.content
     for part in message.content:
@@ -93,7 +93,7 @@ def _text(message: ChatMessage) -> str:
     return message.text
 
 
-def _reasoning(message: ChatMessageAssistant) -> str | None:
+def _read_reasoning(message: ChatMessageAssistant) -> str | None:
     if isinstance(message.content, str):
         return None
     parts = [part for part in message.content if isinstance(part, ContentReasoning)]
@@ -181,19 +181,19 @@ def _parse_call(content: str) -> ToolCall:
     try:
         found: Any = json.loads(content)
     except ValueError as error:
-        return _unreadable(content, str(error))
+        return _make_unreadable_call(content, str(error))
     if not isinstance(found, dict):
-        return _unreadable(content, "it is no JSON object")
+        return _make_unreadable_call(content, "it is no JSON object")
     entries = cast("dict[str, Any]", found)
     name: Any = entries.get("name")
     arguments: Any = entries.get("arguments", entries.get("parameters", {}))
     if not isinstance(name, str) or not name:
-        return _unreadable(content, "it has no name")
+        return _make_unreadable_call(content, "it has no name")
     if not isinstance(arguments, dict):
-        return _unreadable(content, "its arguments are no JSON object")
+        return _make_unreadable_call(content, "its arguments are no JSON object")
     return ToolCall(f"{name}_{uuid4().hex[:12]}", name, cast("dict[str, Any]", arguments))
 
 
-def _unreadable(content: str, why: str) -> ToolCall:
+def _make_unreadable_call(content: str, why: str) -> ToolCall:
     error = f"The tool call can't be read, {why}: {content.strip()}"
     return ToolCall(f"{_UNNAMED}_{uuid4().hex[:12]}", _UNNAMED, {}, parse_error=error)

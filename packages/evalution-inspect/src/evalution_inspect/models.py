@@ -80,7 +80,7 @@ class LoadedModel:
             return None
         return encode_with_leading(self.tokenizer, text)
 
-    def spelling(self, token_id: int) -> str:
+    def spell(self, token_id: int) -> str:
         """The text of one token, special ones included; `token_id:N` without a tokenizer."""
         if self.tokenizer is None:
             return f"token_id:{token_id}"

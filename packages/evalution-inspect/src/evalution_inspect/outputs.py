@@ -63,7 +63,7 @@ class OutputWriter:
         self._name = name
         self._is_chat = is_chat
 
-    def output(
+    def make_output(
         self,
         asked: PromptRequests,
         outputs: Sequence[GenerationOutput],
@@ -73,21 +73,21 @@ class OutputWriter:
         prompt_logprobs = None
         if prompt_values and asked.token_ids is not None:
             pairs = zip(asked.token_ids[1:], prompt_values, strict=True)
-            prompt_logprobs = Logprobs(content=[self._logprob(i, value) for i, value in pairs])
+            prompt_logprobs = Logprobs(content=[self._make_logprob(i, value) for i, value in pairs])
         return ModelOutput(
             model=self._name,
-            choices=[self._choice(asked, output, prompt_logprobs) for output in outputs],
-            usage=_usage(outputs),
-            metadata=_facts(outputs),
+            choices=[self._make_choice(asked, output, prompt_logprobs) for output in outputs],
+            usage=_count_usage(outputs),
+            metadata=_read_facts(outputs),
         )
 
-    def too_long(self, reason: str) -> ModelOutput:
+    def make_too_long(self, reason: str) -> ModelOutput:
         """The answer to a prompt that the model's context doesn't hold, as agents expect it."""
         return ModelOutput.from_content(
             self._name, reason, stop_reason="model_length", error=reason
         )
 
-    def _choice(
+    def _make_choice(
         self, asked: PromptRequests, output: GenerationOutput, prompt_logprobs: Logprobs | None
     ) -> ChatCompletionChoice:
         reasoning, text = None, output.text
@@ -104,38 +104,40 @@ class OutputWriter:
             message=ChatMessageAssistant(
                 content=content, tool_calls=calls or None, model=self._name, source="generate"
             ),
-            stop_reason="tool_calls" if calls else _stop_reason(asked, output),
-            logprobs=self._logprobs(output),
+            stop_reason="tool_calls" if calls else _find_stop_reason(asked, output),
+            logprobs=self._make_logprobs(output),
             prompt_logprobs=prompt_logprobs,
         )
 
-    def _logprobs(self, output: GenerationOutput) -> Logprobs | None:
+    def _make_logprobs(self, output: GenerationOutput) -> Logprobs | None:
         if output.token_ids is None or output.token_logprobs is None:
             return None
         listed = output.top_logprobs or [None] * len(output.token_ids)
         tokens = zip(output.token_ids, output.token_logprobs, listed, strict=True)
-        return Logprobs(content=[self._logprob(*token) for token in tokens])
+        return Logprobs(content=[self._make_logprob(*token) for token in tokens])
 
-    def _logprob(self, token_id: int, value: float, top: dict[int, float] | None = None) -> Logprob:
+    def _make_logprob(
+        self, token_id: int, value: float, top: dict[int, float] | None = None
+    ) -> Logprob:
         listed = None
         if top:
             ordered = sorted(top.items(), key=lambda pair: -pair[1])
-            listed = [TopLogprob(**self._spelled(i), logprob=logprob) for i, logprob in ordered]
-        return Logprob(**self._spelled(token_id), logprob=value, top_logprobs=listed)
+            listed = [TopLogprob(**self._spell(i), logprob=logprob) for i, logprob in ordered]
+        return Logprob(**self._spell(token_id), logprob=value, top_logprobs=listed)
 
-    def _spelled(self, token_id: int) -> dict[str, Any]:
-        text = self._loaded.spelling(token_id)
+    def _spell(self, token_id: int) -> dict[str, Any]:
+        text = self._loaded.spell(token_id)
         known = self._loaded.tokenizer is not None and _PART_OF_A_CHARACTER not in text
         return {"token": text, "bytes": list(text.encode()) if known else None}
 
 
-def _stop_reason(asked: PromptRequests, output: GenerationOutput) -> StopReason:
+def _find_stop_reason(asked: PromptRequests, output: GenerationOutput) -> StopReason:
     if output.finish_reason == "length":
         return "model_length" if asked.fills_context else "max_tokens"
     return "stop" if output.finish_reason == "stop" else "unknown"
 
 
-def _usage(outputs: Sequence[GenerationOutput]) -> ModelUsage | None:
+def _count_usage(outputs: Sequence[GenerationOutput]) -> ModelUsage | None:
     """The prompt counted once; None where the engine doesn't count."""
     prompt = outputs[0].prompt_tokens
     completions = [output.completion_tokens for output in outputs]
@@ -145,7 +147,7 @@ def _usage(outputs: Sequence[GenerationOutput]) -> ModelUsage | None:
     return ModelUsage(input_tokens=prompt, output_tokens=generated, total_tokens=prompt + generated)
 
 
-def _facts(outputs: Sequence[GenerationOutput]) -> dict[str, Any] | None:
+def _read_facts(outputs: Sequence[GenerationOutput]) -> dict[str, Any] | None:
     """Return facts about the first output that Inspect has no field for."""
     found: dict[str, Any] = dict(outputs[0].runtime or {})
     found.pop("reasoning", None)

@@ -107,14 +107,14 @@ class EvalutionAPI(ModelAPI):
         self._warn_of_few_connections(config)
         try:
             asked = await asyncio.to_thread(self._requests.write, input, tools, tool_choice, config)
-            answers, scores = await self._answers(asked, config)
+            answers, scores = await self._collect_answers(asked, config)
         except ContextLengthError as error:
-            return self._outputs.too_long(str(error))
+            return self._outputs.make_too_long(str(error))
         call = ModelCall.create(
             {"requests": [_show(request) for request in asked.requests]},
             {"outputs": [_show(answer) for answer in answers]},
         )
-        return self._outputs.output(asked, answers, scores), call
+        return self._outputs.make_output(asked, answers, scores), call
 
     async def tokenize(self, text: str) -> list[int]:
         """Return ids of the text alone; raises `NotImplementedError` if the engine has none."""
@@ -145,7 +145,7 @@ class EvalutionAPI(ModelAPI):
         """Free the session unless another model uses it; idempotent."""
         self._release()
 
-    async def _answers(
+    async def _collect_answers(
         self, asked: PromptRequests, config: GenerateConfig
     ) -> tuple[list[GenerationOutput], list[float] | None]:
         """Return an output for each request, and the prompt's values if they are asked for.

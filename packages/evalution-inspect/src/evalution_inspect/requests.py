@@ -175,11 +175,11 @@ class RequestWriter:
         """
         choices = map_config(config)
         form = self._check_tools(tools, tool_choice, config)
-        fields = self._prompt(messages, tools)
+        fields = self._make_prompt(messages, tools)
         token_ids = self.loaded.prompt_ids(fields)
         if config.prompt_logprobs:
             self._check_prompt_scores(token_ids)
-        limit, fills_context = self._limit(token_ids, config.max_tokens)
+        limit, fills_context = self._find_limit(token_ids, config.max_tokens)
         fields |= {"max_new_tokens": limit}
         if Capability.TRUNCATION in self.loaded.capabilities:
             # An agent is to see that its conversation is too long; a cut would hide it.
@@ -187,13 +187,15 @@ class RequestWriter:
         requests = [GenerationRequest(**fields, **choice) for choice in choices]
         return PromptRequests(requests, token_ids, fills_context, form)
 
-    def _prompt(self, messages: Sequence[ChatMessage], tools: Sequence[ToolInfo]) -> dict[str, Any]:
+    def _make_prompt(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolInfo]
+    ) -> dict[str, Any]:
         if not self.use_chat_template:
             return make_plain_prompt(messages)
         fields: dict[str, Any] = {"messages": make_messages(messages)}
         return fields | {"tools": describe_tools(tools)} if tools else fields
 
-    def _limit(self, token_ids: list[int] | None, asked: int | None) -> tuple[int, bool]:
+    def _find_limit(self, token_ids: list[int] | None, asked: int | None) -> tuple[int, bool]:
         """Return the token limit, and True if the model's context is the limit."""
         wanted = _MAX_TOKENS if asked is None else asked
         held = self.loaded.max_model_len

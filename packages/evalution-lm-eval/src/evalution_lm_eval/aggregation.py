@@ -168,7 +168,7 @@ class TaskAccumulator:
         shown: dict[str, float] = {}
         for key, value in score.values.items():
             if (alone := score_alone(loaded, key[0], value)) is not None:
-                shown |= dict.fromkeys(self._names(loaded, key), alone)
+                shown |= dict.fromkeys(self._list_names(loaded, key), alone)
                 if is_mean(loaded, key[0]):
                     self._main = self._main or next(iter(shown))
         self._values[index] = score.values
@@ -179,7 +179,7 @@ class TaskAccumulator:
         self, index: int, measures: Mapping[str, Measure] | None = None
     ) -> Mapping[str, float]:
         loaded = self._find_task(index)
-        shown = {name: 0.0 for key in list_zeroed(loaded) for name in self._names(loaded, key)}
+        shown = {name: 0.0 for key in list_zeroed(loaded) for name in self._list_names(loaded, key)}
         self._values[index] = None
         self._note(index, shown)
         return shown
@@ -209,26 +209,26 @@ class TaskAccumulator:
                 found[self._name_in(group, key)] = result
         for task in scores.values():
             for key, result in task.results.items():
-                found[self._names(task.loaded, key)[-1]] = result
+                found[self._list_names(task.loaded, key)[-1]] = result
         return found
 
-    def _names(self, loaded: LoadedTask, key: ItemKey) -> list[str]:
+    def _list_names(self, loaded: LoadedTask, key: ItemKey) -> list[str]:
         """A metric's names in results: of the groups that sum it up, and of the task itself."""
         found = [
             self._name_in(group, key)
             for group in self._groups[loaded.name]
             if key[0] in {one.metric for one in group.aggregate_metric_list or ()}
         ]
-        return [*found, _name(key, loaded.name if self._tasks.groups else "")]
+        return [*found, _join_name(key, loaded.name if self._tasks.groups else "")]
 
     def _name_in(self, group: Group, key: ItemKey) -> str:
-        return _name(key, "" if group is self._tasks.groups[0] else group.name)
+        return _join_name(key, "" if group is self._tasks.groups[0] else group.name)
 
     def _find_task(self, index: int) -> LoadedTask:
         return self._tasks.tasks[bisect_right(self._begins, index) - 1]
 
 
-def _name(key: ItemKey, part: str) -> str:
+def _join_name(key: ItemKey, part: str) -> str:
     """`acc`, `acc,mmlu_stem`, `exact_match,strict-match`: lm-eval's, without its filter `none`."""
     metric, filtered = key
     return ",".join([metric, *[filtered] * (filtered != _NO_FILTER), *[part] * bool(part)])

@@ -51,7 +51,7 @@ def read_arguments(given: Mapping[str, Any], device: str | None = None) -> Model
         EngineUnavailableError: the engine's package can't be imported.
     """
     rest = dict(given)
-    kind = _engine_class(rest.pop("engine", None))
+    kind = _load_engine_class(rest.pop("engine", None))
     options = {option.name for option in option_fields(kind)}
     _check_names(kind, rest, options)
     settings = {name: rest.pop(name) for name in list(rest) if name in options}
@@ -63,10 +63,10 @@ def read_arguments(given: Mapping[str, Any], device: str | None = None) -> Model
         settings["device"] = device
     own = {name: rest.pop(name) for name in _OWN if name in rest}
     _check_own(own)
-    return ModelArguments(kind.from_options(settings), _model(rest), **own)
+    return ModelArguments(kind.from_options(settings), _make_model(rest), **own)
 
 
-def _engine_class(name: object) -> type[BaseEngine]:
+def _load_engine_class(name: object) -> type[BaseEngine]:
     if not isinstance(name, str):
         raise ConfigurationError(
             "model_args name no engine; for instance "
@@ -86,7 +86,7 @@ def _check_names(kind: type[BaseEngine], given: Mapping[str, Any], options: set[
             )
 
 
-def _model(given: Mapping[str, Any]) -> Model:
+def _make_model(given: Mapping[str, Any]) -> Model:
     named = [name for name in _PATHS if given.get(name) is not None]
     if len(named) > 1:
         raise ConfigurationError(

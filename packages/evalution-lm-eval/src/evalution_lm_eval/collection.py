@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from tqdm import tqdm
 
-from evalution_core import EvalutionError, GenerationOutput, LoglikelihoodOutput, RequestFailure
+from evalution_core import EvalutionError, RequestFailure, RollingLoglikelihoodOutput
 from evalution_lm_eval.upstream import CacheHook, Instance
 
 _log = logging.getLogger(__name__)
@@ -21,37 +22,31 @@ class FailedRequestError(EvalutionError, RuntimeError):
     """A request of lm-eval has no answer; the message names its task and document."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Collection:
-    """The requests of one of lm-eval's calls.
+    """The requests of one of lm-eval's calls, and the session's call that answers them.
 
-    `arguments` are what lm-eval caches an answer by. `failed` counts the requests that counted as
-    the worst answer, `truncated` those whose prompt or context was cut to fit the model.
+    `arguments` are what lm-eval caches an answer by. `counts` is the model's: `failed` requests
+    counted as the worst answer, and `truncated` ones had a prompt or context that was cut to fit.
     """
 
     kind: str
+    call: Callable[..., Iterator[tuple[Any, Any]]]
     arguments: Sequence[tuple[Any, ...]]
     instances: Sequence[Instance]
     cache: CacheHook
     on_failure: OnFailure
     batch_size: int | None
     show_progress: bool
-    failed: int = 0
-    truncated: int = 0
-    _first_truncated: str = ""
+    counts: Counter[str]
 
     def collect(
-        self,
-        call: Callable[..., Iterator[tuple[int, Any]]],
-        requests: Iterable[Any],
-        convert: Callable[[Any], V],
-        worst: V | None = None,
+        self, requests: Iterable[Any], convert: Callable[[Any], V], worst: V | None = None
     ) -> list[V]:
         """Return the values, each added to lm-eval's cache as it comes; cuts are one warning.
 
         Args:
-            call: a continuous call of the session.
-            requests: what it answers.
+            requests: as the session takes them.
             convert: makes a value of an output.
             worst: the value of a failed request, if it may count as one.
 
@@ -60,15 +55,18 @@ class Collection:
                 worst answer; one that may isn't cached, so with a cache it may not.
         """
         found: dict[int, V] = {}
+        cuts: dict[int, int] = {}
         title = f"Running {self.kind} requests"
         with tqdm(total=len(self.arguments), desc=title, disable=not self.show_progress) as bar:
-            for number, answer in call(enumerate(requests), batch_size=self.batch_size):
+            for number, answer in self.call(enumerate(requests), batch_size=self.batch_size):
                 if isinstance(answer, RequestFailure):
                     found[number] = self._replace_failed(worst, number, answer.error)
                 else:
                     found[number] = self._convert(convert, number, answer)
+                    if not isinstance(answer, RollingLoglikelihoodOutput):
+                        cuts[number] = answer.truncated_tokens or 0
                 bar.update()
-        self._warn_of_truncation()
+        self._report_truncation({number: cut for number, cut in cuts.items() if cut})
         for number in range(len(self.arguments)):
             if number not in found:
                 raise FailedRequestError(f"{self._name(number)}: the session left it unanswered")
@@ -79,26 +77,21 @@ class Collection:
             value = convert(answer)
         except EvalutionError as error:
             raise FailedRequestError(f"{self._name(number)}: {error}") from error
-        self._count_truncated(number, answer)
         self.cache.add_partial(self.kind, self.arguments[number], value)
         return value
 
-    def _count_truncated(self, number: int, answer: Any) -> None:
-        if isinstance(answer, GenerationOutput | LoglikelihoodOutput) and answer.truncated_tokens:
-            self._first_truncated = self._first_truncated or (
-                f"{self._name(number)}, by {answer.truncated_tokens} tokens"
-            )
-            self.truncated += 1
-
-    def _warn_of_truncation(self) -> None:
-        if self.truncated:
+    def _report_truncation(self, cuts: Mapping[int, int]) -> None:
+        self.counts["truncated"] += len(cuts)
+        if cuts:
+            first, tokens = next(iter(cuts.items()))
             _log.warning(
                 "%d of %d %s requests were longer than the model takes and were cut from the left; "
-                "the first that was answered: %s",
-                self.truncated,
+                "the first that was answered: %s, by %d tokens",
+                len(cuts),
                 len(self.arguments),
                 self.kind,
-                self._first_truncated,
+                self._name(first),
+                tokens,
             )
 
     def _replace_failed(self, worst: V | None, number: int, error: EvalutionError) -> V:
@@ -106,13 +99,12 @@ class Collection:
         if self.on_failure == "raise" or worst is None or self.cache.dbdict is not None:
             raise FailedRequestError(failure) from error
         _log.warning("%s; it counts as the worst answer", failure)
-        self.failed += 1
+        self.counts["failed"] += 1
         return worst
 
     def _name(self, number: int) -> str:
+        named = f"{self.kind} request {number}"
         if not self.instances:
-            return f"{self.kind} request {number}"
+            return named
         instance = self.instances[number]
-        return (
-            f"{self.kind} request {number} (task {instance.task_name}, document {instance.doc_id})"
-        )
+        return f"{named} (task {instance.task_name}, document {instance.doc_id})"

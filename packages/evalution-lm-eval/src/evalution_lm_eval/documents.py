@@ -44,7 +44,9 @@ class Document(Sample):
         left = iter(answers)
         needs_greedy = self._needs_greedy
         for instance in self.instances:
-            responses = [_response(next(left), needs_greedy) for _ in range(instance.repeats or 1)]
+            responses = [
+                _convert_response(next(left), needs_greedy) for _ in range(instance.repeats or 1)
+            ]
             instance.resps = responses
             instance.filtered_resps = {}
         filters = self.loaded.task._filters  # pyright: ignore[reportPrivateUsage]
@@ -106,7 +108,7 @@ class Documents:
         task = loaded.task
         settings = read_settings(loaded) if task.OUTPUT_TYPE == "generate_until" else {}
         task.set_fewshot_seed(seed=self._options.fewshot_seed)
-        for doc_id, doc in task.doc_iterator(limit=self._limit(loaded)):
+        for doc_id, doc in task.doc_iterator(limit=self._find_limit(loaded)):
             instances = self._make_instances(loaded, doc_id, doc)
             requests = [
                 request
@@ -114,10 +116,10 @@ class Documents:
                 for request in [self._make_request(loaded, instance, settings)]
                 * (instance.repeats or 1)
             ]
-            prompt, target = _prompt(instances[0]), _target(loaded, doc, instances)
+            prompt, target = _read_prompt(instances[0]), _read_target(loaded, doc, instances)
             yield Document(offset + doc_id, prompt, target, requests, loaded, doc, instances)
 
-    def _limit(self, loaded: LoadedTask) -> int | None:
+    def _find_limit(self, loaded: LoadedTask) -> int | None:
         limit = self._options.limit
         if limit is None:
             return None
@@ -126,7 +128,7 @@ class Documents:
     def _make_instances(self, loaded: LoadedTask, doc_id: int, doc: Any) -> list[Instance]:
         """As `Task.build_all_requests` (0.4.13) makes them, one document at a time."""
         task, options = loaded.task, self._options
-        template = _conversation if options.apply_chat_template else None
+        template = _make_chat_prompt if options.apply_chat_template else None
         context = task.fewshot_context(
             doc,
             num_fewshot=task.get_config("num_fewshot") or 0,
@@ -165,7 +167,9 @@ class Documents:
                 return make_scoring_request(*instance.args)
 
 
-def _conversation(messages: Sequence[Message], add_generation_prompt: bool = True) -> ChatPrompt:
+def _make_chat_prompt(
+    messages: Sequence[Message], add_generation_prompt: bool = True
+) -> ChatPrompt:
     """In place of a chat template: the session has one once the model is loaded."""
     if not add_generation_prompt:
         raise ConfigurationError(
@@ -175,21 +179,21 @@ def _conversation(messages: Sequence[Message], add_generation_prompt: bool = Tru
     return ChatPrompt(messages)
 
 
-def _prompt(instance: Instance) -> str | Sequence[Message]:
+def _read_prompt(instance: Instance) -> str | Sequence[Message]:
     if instance.request_type == "loglikelihood_rolling":
         return ""
     context: Any = instance.args[0]
     return context.messages if isinstance(context, ChatPrompt) else context
 
 
-def _target(loaded: LoadedTask, doc: Any, instances: Sequence[Instance]) -> str:
+def _read_target(loaded: LoadedTask, doc: Any, instances: Sequence[Instance]) -> str:
     target = loaded.task.doc_to_target(doc)
     if isinstance(target, int) and len(instances) > target >= 0 and len(instances) > 1:
         return instances[target].args[1].strip()
     return str(target)
 
 
-def _response(answer: Output, needs_greedy: bool) -> Any:
+def _convert_response(answer: Output, needs_greedy: bool) -> Any:
     """Return an answer as lm-eval's models give it."""
     match answer:
         case GenerationOutput():

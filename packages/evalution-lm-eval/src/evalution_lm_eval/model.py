@@ -9,8 +9,9 @@ import hashlib
 import json
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingTypeStubs]
 
@@ -21,7 +22,6 @@ from evalution_core import (
     Capability,
     ConfigurationError,
     EngineRuntimeError,
-    GenerationOutput,
     InvalidRequestError,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
@@ -49,7 +49,6 @@ from evalution_lm_eval.requests import (
 )
 from evalution_lm_eval.upstream import Instance
 
-V = TypeVar("V")
 _WORST = (float("-inf"), False)
 
 
@@ -89,8 +88,7 @@ class EvalutionLM(TemplateLM):
         self._max_gen_toks = DEFAULT_MAX_GEN_TOKS
         self._on_failure: OnFailure = "raise"
         self._is_checked = False
-        self._failed = 0
-        self._truncated = 0
+        self._counts: Counter[str] = Counter()
         self._engine: BaseEngine | None = None
         self._name = "session"
         if session is not None and arguments:
@@ -123,7 +121,8 @@ class EvalutionLM(TemplateLM):
         self._prepare(Capability.LOGLIKELIHOOD, requests)
         contexts = ContextEncoder(self._tokens) if self._takes_ids else None
         pairs = (self._make_pair(contexts, *request.args) for request in requests)
-        return self._score(requests, [request.args for request in requests], pairs, disable_tqdm)
+        collection = self._open("loglikelihood", requests, disable_tqdm)
+        return collection.collect(pairs, _read_score, _WORST)
 
     def _loglikelihood_tokens(
         self,
@@ -133,7 +132,9 @@ class EvalutionLM(TemplateLM):
     ) -> list[tuple[float, bool]]:
         self._prepare(Capability.LOGLIKELIHOOD, [])
         pairs = (_make_pair_of_ids(*request) for request in requests)
-        return self._score([], [texts for texts, _, _ in requests], pairs, disable_tqdm)
+        texts = [texts for texts, _, _ in requests]
+        collection = self._open("loglikelihood", [], disable_tqdm, texts)
+        return collection.collect(pairs, _read_score, _WORST)
 
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -146,9 +147,8 @@ class EvalutionLM(TemplateLM):
         """
         self._prepare(Capability.ROLLING, requests)
         collection = self._open("loglikelihood_rolling", requests, disable_tqdm)
-        call = self._session.loglikelihood_rolling_continuous
         texts = (RollingLoglikelihoodRequest(*request.args) for request in requests)
-        return self._collect(collection, call, texts, lambda output: output.logprob)
+        return collection.collect(texts, lambda output: output.logprob)
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Completions, each with its own stops, limit and sampling; without the stop.
@@ -164,8 +164,7 @@ class EvalutionLM(TemplateLM):
             for context, given in (request.args for request in requests)
         ]
         collection = self._open("generate_until", requests, disable_tqdm)
-        call = self._session.generate_continuous
-        return self._collect(collection, call, completions, _read_text, "")
+        return collection.collect(completions, lambda output: output.text, "")
 
     # what it says of itself
 
@@ -187,8 +186,8 @@ class EvalutionLM(TemplateLM):
                 "engine": named,
                 "identity": self._session.identity(),
                 "execution": self._session.describe_execution(),
-                "failed_requests": self._failed,
-                "truncated_requests": self._truncated,
+                "failed_requests": self._counts["failed"],
+                "truncated_requests": self._counts["truncated"],
             }
         }
 
@@ -275,39 +274,22 @@ class EvalutionLM(TemplateLM):
         disable_tqdm: bool,
         arguments: Sequence[tuple[Any, ...]] | None = None,
     ) -> Collection:
+        calls: Mapping[str, Callable[..., Iterator[tuple[Any, Any]]]] = {
+            "loglikelihood": self._session.loglikelihood_continuous,
+            "loglikelihood_rolling": self._session.loglikelihood_rolling_continuous,
+            "generate_until": self._session.generate_continuous,
+        }
         return Collection(
             kind,
+            calls[kind],
             [request.args for request in requests] if arguments is None else arguments,
             requests,
             self.cache_hook,
             self._on_failure,
             self._cap,
-            show_progress=not disable_tqdm,
+            not disable_tqdm,
+            self._counts,
         )
-
-    def _collect(
-        self,
-        collection: Collection,
-        call: Callable[..., Iterator[tuple[int, Any]]],
-        requests: Iterable[Any],
-        convert: Callable[[Any], V],
-        worst: V | None = None,
-    ) -> list[V]:
-        found = collection.collect(call, requests, convert, worst)
-        self._failed += collection.failed
-        self._truncated += collection.truncated
-        return found
-
-    def _score(
-        self,
-        instances: Sequence[Instance],
-        texts: Sequence[tuple[Any, ...]],
-        pairs: Iterable[LoglikelihoodRequest],
-        disable_tqdm: bool,
-    ) -> list[tuple[float, bool]]:
-        collection = self._open("loglikelihood", instances, disable_tqdm, texts)
-        call = self._session.loglikelihood_continuous
-        return self._collect(collection, call, pairs, _read_score, _WORST)
 
     def _make_pair(
         self, contexts: ContextEncoder | None, context: str, continuation: str
@@ -385,7 +367,3 @@ def _read_score(output: LoglikelihoodOutput) -> tuple[float, bool]:
             "which the engine doesn't report"
         )
     return output.logprob, output.is_greedy
-
-
-def _read_text(output: GenerationOutput) -> str:
-    return output.text

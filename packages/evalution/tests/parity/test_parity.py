@@ -10,7 +10,7 @@ from rich.console import Console
 import evalution
 import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution.parity import ParityResult, Tolerance, check_parity
-from evalution.parity.table import parity_table
+from evalution.parity.table import make_parity_table
 from evalution.runs.preflight import EngineAndModel
 from evalution_core import (
     BaseInferenceSession,
@@ -110,7 +110,7 @@ def test_narrow_terminal_still_tells_which_suite_it_is(
 ) -> None:
     terminal = Console(width=width)
     with terminal.capture() as capture:
-        terminal.print(parity_table(result, width=width))
+        terminal.print(make_parity_table(result, width=width))
     shown = capture.get()
     assert "…" not in shown
     for text in ("sums", "choices", "prose", "max |Δ|", "flips", "texts", "0/8"):

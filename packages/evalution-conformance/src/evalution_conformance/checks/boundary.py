@@ -17,7 +17,6 @@ from evalution_core import (
     LoglikelihoodRequest,
     TextCodec,
 )
-from evalution_core.encoding import conditioning_id
 
 
 @needs(Capability.LOGLIKELIHOOD)
@@ -27,7 +26,7 @@ class BoundaryChecks:
         """An empty context is conditioned on BOS, else EOS."""
         text = SENTENCE.split()[0]
         (empty,) = subject.score(LoglikelihoodRequest("", text))
-        expected = subject.score_ids([conditioning_id(subject.codec)], subject.codec.encode(text))
+        expected = subject.score_ids([subject.conditioning_id], subject.codec.encode(text))
         assert_same_score(subject, empty, expected, "an empty context and BOS as context")
 
     def test_trailing_whitespace_belongs_to_the_continuation(self, subject: Subject) -> None:

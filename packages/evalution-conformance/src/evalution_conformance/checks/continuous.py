@@ -74,7 +74,7 @@ class ContinuousChecks:
         taken: list[int] = []
         too_far = threading.Event()
 
-        def endless() -> Iterator[tuple[int, GenerationRequest]]:
+        def yield_endlessly() -> Iterator[tuple[int, GenerationRequest]]:
             for number in range(_ENDLESS):
                 taken.append(number)
                 if number > _MOST_READ_AHEAD + 1:
@@ -82,7 +82,7 @@ class ContinuousChecks:
                     return
                 yield number, subject.request(PROMPTS[0], max_new_tokens=1)
 
-        with open_stream(subject, endless()) as stream:
+        with open_stream(subject, yield_endlessly()) as stream:
             read_one(stream)
             assert not too_far.wait(_SETTLE_S), (
                 f"after one result, more than {_MOST_READ_AHEAD} requests of an endless input "
@@ -112,7 +112,7 @@ class ContinuousChecks:
         short = subject.request(PROMPTS[1], max_new_tokens=1)
         is_taken, is_cancelled = threading.Event(), threading.Event()
 
-        def numbered() -> Iterator[tuple[int, GenerationRequest]]:
+        def yield_requests() -> Iterator[tuple[int, GenerationRequest]]:
             yield 0, short
             yield 1, long
             is_taken.set()
@@ -120,7 +120,7 @@ class ContinuousChecks:
                 is_cancelled.wait(subject.call_timeout)
             yield 2, short
 
-        with open_stream(subject, numbered()) as stream:
+        with open_stream(subject, yield_requests()) as stream:
             first, result = next(stream)
             require_output(result)
             assert is_taken.wait(subject.call_timeout), "the second request was never taken"
@@ -142,7 +142,7 @@ class ContinuousChecks:
         cancel: list[Callable[[Hashable], None]] = []
         is_open = threading.Event()
 
-        def numbered() -> Iterator[tuple[int, GenerationRequest]]:
+        def yield_requests() -> Iterator[tuple[int, GenerationRequest]]:
             yield 0, short
             if is_open.wait(subject.call_timeout):
                 cancel[0](1)
@@ -150,7 +150,7 @@ class ContinuousChecks:
             yield 1, short
             yield 2, short
 
-        with open_stream(subject, numbered()) as stream:
+        with open_stream(subject, yield_requests()) as stream:
             cancel.append(stream.cancel)
             is_open.set()
             first, result = next(stream)
@@ -178,13 +178,13 @@ class ContinuousChecks:
         """It keeps running while the caller is busy: the input is consumed on another thread."""
         third = threading.Event()
 
-        def numbered() -> Iterator[tuple[int, GenerationRequest]]:
+        def yield_requests() -> Iterator[tuple[int, GenerationRequest]]:
             for number in range(4 * CAP):
                 if number == CAP:
                     third.set()
                 yield number, subject.request(PROMPTS[0], max_new_tokens=2)
 
-        with open_stream(subject, numbered()) as stream:
+        with open_stream(subject, yield_requests()) as stream:
             read_one(stream)
             assert third.wait(subject.call_timeout), (
                 "with one result read and a slot free, the next request isn't taken until the "
@@ -196,12 +196,12 @@ class ContinuousChecks:
         request = subject.request(PROMPTS[0])
         before = subject.complete(request)
 
-        def broken() -> Iterator[tuple[int, GenerationRequest]]:
+        def yield_and_fail() -> Iterator[tuple[int, GenerationRequest]]:
             yield 0, request
             raise _InputError("planted")
 
         assert_refused(
-            lambda: list(subject.session.generate_continuous(broken())),
+            lambda: list(subject.session.generate_continuous(yield_and_fail())),
             _InputError,
             "an exception of the input",
         )
@@ -228,13 +228,13 @@ class ContinuousChecks:
             pytest.skip("fixed batches (without continuous_batching) need no waiting producer")
         answered = threading.Event()
 
-        def waiting() -> Iterator[tuple[int, GenerationRequest]]:
+        def yield_and_wait() -> Iterator[tuple[int, GenerationRequest]]:
             yield 0, subject.request(PROMPTS[0])
             if answered.wait(subject.call_timeout):
                 yield 1, subject.request(PROMPTS[1])
 
         keys: list[int] = []
-        with open_stream(subject, waiting()) as stream:
+        with open_stream(subject, yield_and_wait()) as stream:
             for key, _ in stream:
                 keys.append(key)
                 answered.set()

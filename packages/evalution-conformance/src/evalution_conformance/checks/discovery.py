@@ -10,7 +10,6 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib.metadata import Distribution
 from importlib.resources import files
 from typing import Any, cast
@@ -58,13 +57,8 @@ owners = importlib.metadata.packages_distributions()
 loaded = {module.partition(".")[0] for module in sys.modules}
 print(json.dumps({package: owners.get(package, []) for package in loaded}))
 """
-_WRONG: tuple[tuple[str, Any], ...] = (
-    ("object", {"no": "option"}),
-    ("boolean", True),
-    ("string", "text"),
-    ("number", 0.5),
-    ("array", [{"no": "option"}]),
-)
+_VALUES: tuple[Any, ...] = ({"no": "option"}, True, "text", 0.5, [{"no": "option"}])
+"""One of each JSON type; those that an option's schema refuses are of a wrong type."""
 
 
 class DiscoveryChecks:
@@ -95,11 +89,11 @@ class DiscoveryChecks:
         )
         assert done.returncode == 0, f"{kind.__module__} can't be imported alone:\n{done.stderr}"
         loaded: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
-        heavy = _FRAMEWORKS | _runtimes(subject)
+        heavy = _FRAMEWORKS | _list_runtimes(subject)
         found = sorted(
             package
             for package, owners in loaded.items()
-            if package in heavy or heavy & {_canonical(owner) for owner in owners}
+            if package in heavy or heavy & {_normalize(owner) for owner in owners}
         )
         assert not found, f"importing {kind.__module__} loads {', '.join(found)}; import in build()"
 
@@ -109,20 +103,20 @@ class DiscoveryChecks:
         nearest = next(iter(_read_properties(kind)), "")
         wrong = f"{nearest}x" if nearest else "no_such_option"
         for construct in (lambda: kind(**{wrong: 1}), lambda: kind.from_options({wrong: 1})):
-            message = _refusal(construct, f"the unknown option {wrong!r}")
+            message = _read_refusal(construct, f"the unknown option {wrong!r}")
             assert repr(wrong) in message, f"the error must name the option: {message}"
             assert nearest in message, f"the error must suggest {nearest!r}: {message}"
 
     def test_an_ill_typed_option_is_refused(self, subject: Subject) -> None:
         """Options are validated by name and type when the engine is constructed; strictly."""
         kind = type(subject.engine)
-        for option, schema in _read_properties(kind).items():
-            for wrong in _wrong_values(schema):
+        for option in _read_properties(kind):
+            for wrong in (value for value in _VALUES if not _admits(kind, option, value)):
                 for construct in (
                     lambda o=option, v=wrong: kind(**{o: v}),
                     lambda o=option, v=wrong: kind.from_options({o: v}),
                 ):
-                    message = _refusal(construct, f"{option}={wrong!r}")
+                    message = _read_refusal(construct, f"{option}={wrong!r}")
                     assert option in message, f"the error must name {option!r}: {message}"
 
     def test_options_survive_the_round_trip(self, subject: Subject) -> None:
@@ -155,13 +149,10 @@ class DiscoveryChecks:
         """A secret is absent from `repr`, `to_dict` and the schema; so are credentials in URLs."""
         url = f"https://user:{_SECRET}@host.invalid/v1"
         planted = dict.fromkeys(_list_secrets(subject), _SECRET)
-        strings = [
-            n
-            for n, s in _read_properties(type(subject.engine)).items()
-            if _list_types(s) == {"string"}
-        ]
-        for name in strings:
-            planted.setdefault(name, url)
+        kind = type(subject.engine)
+        for name in _read_properties(kind):
+            if _admits(kind, name, url) and not _admits(kind, name, _VALUES[0]):
+                planted.setdefault(name, url)
         for name, value in planted.items():
             try:
                 engine = dataclasses.replace(cast(Any, subject.engine), **{name: value})
@@ -223,36 +214,25 @@ def _list_secrets(subject: Subject) -> list[str]:
     ]
 
 
-def _list_types(schema: Mapping[str, Any]) -> set[str]:
-    """JSON types that an option admits, null left out; "any" where the schema says none."""
-    branches: list[Mapping[str, Any]] = list(schema.get("anyOf", [schema]))
-    types: set[str] = set()
-    for branch in branches:
-        values: list[Any] = branch.get("enum") or ([branch["const"]] if "const" in branch else [])
-        types |= {"enum"} if values else {branch.get("type", "any")}
-    return types - {"null"}
+def _admits(kind: type[BaseEngine], option: str, value: object) -> bool:
+    """Return True if the engine's schema admits this value of an option."""
+    validator: Any = jsonschema.Draft202012Validator({**kind.options_schema(), "required": []})
+    return validator.is_valid({option: value})
 
 
-def _wrong_values(schema: Mapping[str, Any]) -> list[Any]:
-    types = _list_types(schema)
-    if "any" in types:
-        return []
-    return [value for kind, value in _WRONG if kind not in types]
-
-
-def _refusal(construct: Any, asked: str) -> str:
+def _read_refusal(construct: Any, asked: str) -> str:
     return str(assert_refused(construct, ConfigurationError, asked))
 
 
-def _runtimes(subject: Subject) -> set[str]:
+def _list_runtimes(subject: Subject) -> set[str]:
     """Return the distribution's requirements beyond the light packages an adapter may import."""
     required = (subject.distribution.requires or []) if subject.distribution else []
-    names = {_canonical(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) for line in required}
+    names = {_normalize(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) for line in required}
     ours = {name for name in names if name == "evalution" or name.startswith("evalution-")}
     return names - ours - _LIGHT
 
 
-def _canonical(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -262,7 +242,7 @@ _CORE = re.compile(r"^evalution[-_.]core\b\s*\(?(?P<range>[^;)]*)")
 class PackagingChecks:
     def test_the_range_of_core_is_compatible(self, subject: Subject) -> None:
         """The distribution requires evalution-core in a range, with both ends and no `==`."""
-        found = _distribution(subject)
+        found = _require_distribution(subject)
         ranges = [m["range"] for line in found.requires or [] if (m := _CORE.match(line))]
         assert ranges, f"{found.name} doesn't require evalution-core"
         for bounds in ranges:
@@ -273,13 +253,13 @@ class PackagingChecks:
 
     def test_the_package_is_typed(self, subject: Subject) -> None:
         """The package has a `py.typed`, so that type checkers read its annotations."""
-        _distribution(subject)
+        _require_distribution(subject)
         package = type(subject.engine).__module__.partition(".")[0]
         assert files(package).joinpath("py.typed").is_file(), f"{package} has no py.typed"
 
     def test_the_distribution_has_a_licence(self, subject: Subject) -> None:
         """The metadata names a licence."""
-        found = _distribution(subject)
+        found = _require_distribution(subject)
         keys = ("License-Expression", "License-File", "License")
         classifiers = found.metadata.get_all("Classifier") or []
         named = any(found.metadata.get_all(key) for key in keys)
@@ -288,7 +268,7 @@ class PackagingChecks:
         )
 
 
-def _distribution(subject: Subject) -> Distribution:
+def _require_distribution(subject: Subject) -> Distribution:
     if subject.distribution is None:
         pytest.skip(f"{type(subject.engine).__module__} comes from no installed distribution")
     return subject.distribution

@@ -19,7 +19,7 @@ from evalution_core import (
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
 )
-from evalution_core.encoding import conditioning_id, rolling_windows
+from evalution_core.encoding import rolling_windows
 
 
 @needs(Capability.ROLLING)
@@ -50,7 +50,7 @@ class RollingChecks:
     @needs(Capability.LOGLIKELIHOOD, Capability.TOKEN_IDS)
     def test_windows_sum_to_the_text(self, subject: Subject) -> None:
         """Longer texts are scored in windows of at most `max_model_len` tokens fed."""
-        prefix = conditioning_id(subject.codec)
+        prefix = subject.conditioning_id
         text = _long_text(subject)
         expected: list[float] = []
         for window in rolling_windows(subject.codec.encode(text), prefix, subject.window):

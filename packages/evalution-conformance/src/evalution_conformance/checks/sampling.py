@@ -62,11 +62,11 @@ class SamplingChecks:
     def test_a_seed_fixes_the_sample(self, subject: Subject) -> None:
         """The same seed gives the same sample, whatever else is in the batch."""
 
-        def seeded(seed: int) -> GenerationRequest:
+        def make_seeded(seed: int) -> GenerationRequest:
             return subject.request(PROMPTS[1], do_sample=True, temperature=_HOT, seed=seed)
 
-        alone = [subject.complete(seeded(seed)).text for seed in range(_TRIES)]
-        batch = [seeded(seed) for seed in reversed(range(_TRIES))]
+        alone = [subject.complete(make_seeded(seed)).text for seed in range(_TRIES)]
+        batch = [make_seeded(seed) for seed in reversed(range(_TRIES))]
         batch.insert(1, subject.request(PROMPTS[0]))
         together = [output.text for output in subject.generate(*batch)]
         del together[1]

@@ -34,7 +34,7 @@ _POSITIVE = 1e-6
 class ScoringChecks:
     def test_sums_and_counts_are_consistent(self, subject: Subject) -> None:
         """`logprob` is the sum of `token_logprobs`, finite and not above 0; so is the count."""
-        for output in subject.score(*_requests()):
+        for output in subject.score(*_make_requests()):
             assert math.isfinite(output.logprob), f"logprob is {output.logprob}"
             assert output.logprob <= _POSITIVE * output.token_count, "logprob is above 0"
             assert output.token_count >= 1, f"token_count is {output.token_count}"
@@ -51,7 +51,7 @@ class ScoringChecks:
     def test_a_batch_scores_as_its_pairs_alone(self, subject: Subject) -> None:
         """Scores come in request order, and don't depend on batch neighbours."""
         assert subject.score() == [], "an empty list must give an empty list"
-        requests = [*_requests(), *reversed(_requests())]
+        requests = [*_make_requests(), *reversed(_make_requests())]
         outputs = subject.score(*requests)
         assert len(outputs) == len(requests), f"{len(requests)} pairs, {len(outputs)} scores"
         capped = subject.session.loglikelihood(requests, batch_size=2)
@@ -92,7 +92,7 @@ class ScoringChecks:
     @needs(Capability.GENERATE, Capability.TOKEN_IDS)
     def test_generated_tokens_are_greedy(self, subject: Subject) -> None:
         """`is_greedy` is true of what greedy generation gave."""
-        prompt_ids, token_ids = _generated(subject)
+        prompt_ids, token_ids = _generate(subject)
         output = subject.score_ids(prompt_ids, token_ids)
         if output.is_greedy is None:
             pytest.skip("the engine doesn't know is_greedy")
@@ -101,7 +101,7 @@ class ScoringChecks:
     @needs(Capability.GENERATE, Capability.TOKEN_IDS)
     def test_a_changed_token_is_not_greedy(self, subject: Subject) -> None:
         """`is_greedy` is false if a token has a larger logit at any position."""
-        prompt_ids, token_ids = _generated(subject)
+        prompt_ids, token_ids = _generate(subject)
         if subject.score_ids(prompt_ids, token_ids).is_greedy is None:
             pytest.skip("the engine doesn't know is_greedy")
         for at in (0, len(token_ids) - 1):
@@ -155,7 +155,7 @@ class ScoringChecks:
 
     def test_a_stream_scores_as_the_list_does(self, subject: Subject) -> None:
         """`loglikelihood_continuous` gives each key once, with the scores of `loglikelihood`."""
-        requests = dict(enumerate(_requests()))
+        requests = dict(enumerate(_make_requests()))
         found = collect_outputs(
             subject.session.loglikelihood_continuous(requests.items(), batch_size=2)
         )
@@ -203,11 +203,11 @@ class ScoringChecks:
                     _assert_equals_reference(subject, case, output)
 
 
-def _requests() -> list[LoglikelihoodRequest]:
+def _make_requests() -> list[LoglikelihoodRequest]:
     return [LoglikelihoodRequest(*pair) for pair in PAIRS]
 
 
-def _generated(subject: Subject) -> tuple[list[int], list[int]]:
+def _generate(subject: Subject) -> tuple[list[int], list[int]]:
     for prompt in PROMPTS:
         token_ids = require_token_ids(subject.complete(subject.request(prompt)))
         if len(token_ids) > 1:

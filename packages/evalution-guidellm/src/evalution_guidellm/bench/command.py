@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -23,7 +23,7 @@ from evalution_guidellm.bench.result import (
     REPORT,
     SUMMARY,
     BenchResult,
-    bench_table,
+    make_table,
     open_folder,
     read_levels,
 )
@@ -143,30 +143,43 @@ def bench(
         data=data,
         seed=seed,
     )
-    if target is None and api_key_env is None:
-        if engine is None:
-            raise ConfigurationError(
-                "nothing to measure: --engine NAME and a MODEL, or --target URL of a server"
-            )
-        fields = parse_model_fields("--model-field", model_field)
-        subject: Subject = EngineSubject(
-            engine,
-            parse_option_pairs("--option", option),
-            {**fields, **({"path": model} if model else {})},
-            check_first=not no_check_first,
-        )
-    elif target is None or engine or option or model_field or no_check_first:
+    is_engine = target is None and api_key_env is None
+    if not is_engine and (target is None or engine or option or model_field or no_check_first):
         raise ConfigurationError(
             "--target and --api-key-env are for a server; --engine, --option, --model-field and "
             "--no-check-first for an engine: give those of one"
         )
-    else:
-        subject = ServedSubject(target, model, api_key_env)
+    subject: Subject = (
+        _read_engine(engine, model, option, model_field, check_first=not no_check_first)
+        if target is None
+        else ServedSubject(target, model, api_key_env)
+    )
     try:
         _bench(subject, load, chat=chat, tokenizer=tokenizer, output=output)
     except KeyboardInterrupt:
         print("interrupted; a benchmark is written at its end, so there is none", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _read_engine(
+    name: str | None,
+    model: str | None,
+    options: Sequence[str] | None,
+    model_fields: Sequence[str] | None,
+    *,
+    check_first: bool,
+) -> EngineSubject:
+    if name is None:
+        raise ConfigurationError(
+            "nothing to measure: --engine NAME and a MODEL, or --target URL of a server"
+        )
+    fields = parse_model_fields("--model-field", model_fields)
+    return EngineSubject(
+        name,
+        parse_option_pairs("--option", options),
+        {**fields, **({"path": model} if model else {})},
+        check_first,
+    )
 
 
 def _bench(
@@ -189,7 +202,7 @@ def _bench(
         _write(folder / SUMMARY, to_json(result.to_dict(), indent=2), secrets)
         _write(folder / PAGE, render_page(report), secrets)
     terminal = make_console()
-    terminal.print(bench_table(result, width=terminal.width))
+    terminal.print(make_table(result, width=terminal.width))
     for complaint in result.complaints:
         make_console(stderr=True).print(complaint, style="yellow", soft_wrap=True)
     print(f"report: {folder / PAGE}")

@@ -33,16 +33,16 @@ def run_guidellm(
         EvalutionError: the model can't be had, or can't do what is asked.
         EngineRuntimeError: a worker process ended.
     """
-    name = tokenizer or subject.tokenizer()
+    name = tokenizer or subject.find_tokenizer()
     if load.data is None:
         _check_tokenizer(name)
     spec: dict[str, Any] = {
-        "backend": subject.backend(chat=chat, max_tokens=load.output_tokens),
+        "backend": subject.make_backend(chat=chat, max_tokens=load.output_tokens),
         "tokenizer": {"kind": "huggingface_auto", "model": name},
         "outputs": list[Any](),
-        **load.spec(),
+        **load.make_spec(),
     }
-    return _run({"spec": spec, "benchmarks": load.levels()}, progress=progress)
+    return _run({"spec": spec, "benchmarks": load.list_levels()}, progress=progress)
 
 
 def _run(scenario: Mapping[str, Any], *, progress: bool) -> GenerativeBenchmarksReport:

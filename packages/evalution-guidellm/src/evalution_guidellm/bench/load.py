@@ -132,16 +132,16 @@ class Load:
         # GuideLLM 0.8.1 waits endlessly where the rows end before the requests that it is to make.
         return replace(self, requests=min(self.requests or rows, rows))
 
-    def spec(self) -> dict[str, Any]:
+    def make_spec(self) -> dict[str, Any]:
         """Return GuideLLM's `profile`, `constraints`, `data` and `seed`, of the first level."""
         return {
-            "profile": self._profile(),
-            "constraints": self._constraints(),
-            "data": [self._data()],
+            "profile": self._make_profile(),
+            "constraints": self._list_constraints(),
+            "data": [self._make_data()],
             "seed": {"kind": "static", "value": self.seed},
         }
 
-    def levels(self) -> list[dict[str, Any] | None]:
+    def list_levels(self) -> list[dict[str, Any] | None]:
         """Return the parts of GuideLLM's specification that change from level to level."""
         match self.profile:
             case Profile.CONCURRENT:
@@ -153,13 +153,13 @@ class Load:
 
     def to_dict(self) -> Mapping[str, Any]:
         """Return the load in GuideLLM's terms, with its levels, for results."""
-        return {**self.spec(), "levels": self.levels()}
+        return {**self.make_spec(), "levels": self.list_levels()}
 
     @property
     def _streams(self) -> Sequence[int]:
         return self.concurrency or (_CONCURRENCY,)
 
-    def _profile(self) -> dict[str, Any]:
+    def _make_profile(self) -> dict[str, Any]:
         match self.profile:
             case Profile.SYNCHRONOUS:
                 return {"kind": "synchronous"}
@@ -171,13 +171,13 @@ class Load:
             case Profile.RATE:
                 return {"kind": "constant", "rate": self.rate[0]}
 
-    def _constraints(self) -> list[dict[str, Any]]:
+    def _list_constraints(self) -> list[dict[str, Any]]:
         requests = self.requests or (None if self.seconds else _REQUESTS)
         count = [{"kind": "max_requests", "count": requests}] if requests else []
         duration = [{"kind": "max_duration", "seconds": self.seconds}] if self.seconds else []
         return [*count, *duration]
 
-    def _data(self) -> dict[str, Any]:
+    def _make_data(self) -> dict[str, Any]:
         if self.data is not None:
             return {"kind": f"{find_loader(self.data)}_file", "path": str(self.data)}
         return {

@@ -183,7 +183,7 @@ _NARROW_WIDTH = 110
 """Columns of a terminal below which only the median is shown."""
 
 
-def bench_table(result: BenchResult, *, width: int) -> Table:
+def make_table(result: BenchResult, *, width: int) -> Table:
     """Return a row for each level: throughput, then percentiles of times.
 
     TTFT is the time to the first token, ITL the time from token to token.

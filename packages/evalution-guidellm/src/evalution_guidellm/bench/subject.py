@@ -62,7 +62,7 @@ class EngineSubject:
             raise ConfigurationError(f"engine {self.engine} needs a MODEL; builtin:tiny, say")
         return replace(self, model={**self.model, "path": path})
 
-    def backend(self, *, chat: bool, max_tokens: int) -> dict[str, Any]:
+    def make_backend(self, *, chat: bool, max_tokens: int) -> dict[str, Any]:
         """Return GuideLLM's `backend`."""
         others = {name: value for name, value in self.model.items() if name != "path"}
         return {
@@ -76,7 +76,7 @@ class EngineSubject:
             "check_first": self.check_first,
         }
 
-    def tokenizer(self) -> str | None:
+    def find_tokenizer(self) -> str | None:
         """Return the name of the model's tokenizer; None if there is none."""
         return locate_tokenizer(Model(**self.model))
 
@@ -141,7 +141,7 @@ class ServedSubject:
             )
         return self
 
-    def backend(self, *, chat: bool, max_tokens: int) -> dict[str, Any]:
+    def make_backend(self, *, chat: bool, max_tokens: int) -> dict[str, Any]:
         """Return GuideLLM's `backend`."""
         return {
             "kind": "openai_http",
@@ -156,7 +156,7 @@ class ServedSubject:
             "follow_redirects": False,
         }
 
-    def tokenizer(self) -> str | None:
+    def find_tokenizer(self) -> str | None:
         """Return the model's name, by which the Hub may have its tokenizer."""
         return self.model
 

@@ -94,7 +94,7 @@ def run(
             _run_all(handle, loaded)
         finally:
             if handle.has_begun:
-                _show(handle.result, _again(handle.result, spec, limit, cache))
+                _show(handle.result, _format_resume_command(handle.result, spec, limit, cache))
         if handle.result.failed:
             raise typer.Exit(EXIT_WITH_FAILURES)
 
@@ -135,7 +135,9 @@ def _run_all(handle: Run, spec: Spec) -> None:
         raise failure from error
 
 
-def _again(result: RunResult, spec: str, limit: int | None, cache: str | None) -> str:
+def _format_resume_command(
+    result: RunResult, spec: str, limit: int | None, cache: str | None
+) -> str:
     """The command by which a run goes on."""
     words = ["evalution", "run", spec, "--output", str(result.folder)]
     if limit is not None:

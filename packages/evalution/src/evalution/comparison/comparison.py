@@ -279,7 +279,7 @@ def compare_samples(left: RunSamples, right: RunSamples) -> Comparison:
         left.run,
         right.run,
         [*find_leaf_differences(_list_conditions(left.run), _list_conditions(right.run))],
-        [_suite(name, (left, right)) for name in here if name in there],
+        [_compare_suite(name, (left, right)) for name in here if name in there],
         [name for name in here if name not in there],
         [name for name in there if name not in here],
     )
@@ -308,7 +308,7 @@ def find_flipped_rows(comparisons: Iterable[Comparison]) -> dict[str, set[int]]:
 _Sides = tuple[RunSamples, RunSamples]
 
 
-def _suite(name: str, sides: _Sides) -> SuiteComparison:
+def _compare_suite(name: str, sides: _Sides) -> SuiteComparison:
     left, right = (side.run[name] for side in sides)
     options = find_option_differences(left.options, right.options)
     columns = sides[0].columns(left), sides[1].columns(right)

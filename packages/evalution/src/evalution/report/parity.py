@@ -44,7 +44,7 @@ def make_parity_view(result: ParityResult, position: int) -> ParityView:
         for token in suite.worst_tokens
     ]
     worst.sort(key=lambda token: math.inf if token.size is None else token.size, reverse=True)
-    left, right = _name_sides(result)
+    left, right = _name_engines(result)
     return ParityView(
         result=result,
         left=left,
@@ -56,13 +56,13 @@ def make_parity_view(result: ParityResult, position: int) -> ParityView:
     )
 
 
-def _name_sides(result: ParityResult) -> tuple[str, str]:
+def _name_engines(result: ParityResult) -> tuple[str, str]:
     """The two engines, with their models where the engines have one name."""
-    left, right = _name_side(result.left), _name_side(result.right)
+    left, right = _name_engine(result.left), _name_engine(result.right)
     return left, right if left != right else f"{right} (checked)"
 
 
-def _name_side(record: Mapping[str, Any]) -> str:
+def _name_engine(record: Mapping[str, Any]) -> str:
     engine: Mapping[str, Any] = record.get("engine") or {}
     model: Mapping[str, Any] = record.get("model") or {}
     options: Mapping[str, Any] = engine.get("options") or {}

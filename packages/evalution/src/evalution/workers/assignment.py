@@ -222,7 +222,7 @@ class Assignment:
         while stream.backlog and (slot := self._find_slot(stream)) is not None:
             worker_stream = slot.current.get(stream)
             if worker_stream is None:
-                share = None if stream.batch_size is None else self._share(stream, slot)
+                share = None if stream.batch_size is None else self._compute_share(stream, slot)
                 worker_stream = slot.current[stream] = slot.open_stream(stream, share)
             slot.place(worker_stream, stream.backlog.popleft())
             stream.placed_on(slot)
@@ -247,7 +247,7 @@ class Assignment:
         job = self.poison.next()
         slot.is_probing = job is not None
         if isinstance(job, StreamItem) and job.stream.batch_size is not None:
-            slot.probe(job, max(1, self._share(job.stream, slot)))
+            slot.probe(job, max(1, self._compute_share(job.stream, slot)))
         elif job is not None:
             slot.probe(job, None)
 
@@ -261,7 +261,7 @@ class Assignment:
             worker_stream = slot.current.get(stream)
             if not slot.takes_work or (worker_stream is not None and not worker_stream.has_room):
                 continue
-            if stream.batch_size is not None and not self._share(stream, slot):
+            if stream.batch_size is not None and not self._compute_share(stream, slot):
                 continue
             if stream.stays_on(slot):
                 return slot
@@ -270,7 +270,7 @@ class Assignment:
                 best, fewest = slot, load
         return best
 
-    def _share(self, stream: PooledStream, slot: WorkerSlot) -> int:
+    def _compute_share(self, stream: PooledStream, slot: WorkerSlot) -> int:
         """Return how many of a capped stream's requests may run on this worker."""
         assert stream.batch_size is not None
         alive = [other for other in self.slots if other.state is not SlotState.RETIRED]

@@ -150,10 +150,10 @@ class NamedDeclaration:
         )
         inner: dict[str, Any] = moved.pop("$defs", {})
         options = f"{self.key}.options"
-        found = {self.key: self._forms(moved, options), options: moved}
+        found = {self.key: self._make_forms(moved, options), options: moved}
         return found | {f"{self.key}.{name}": shape for name, shape in inner.items()}
 
-    def _forms(self, options: Mapping[str, Any], reference: str) -> dict[str, Any]:
+    def _make_forms(self, options: Mapping[str, Any], reference: str) -> dict[str, Any]:
         names = {"type": True, "kind": True}
         params: dict[str, Any] = {"$ref": f"{_LOCAL}{reference}"}
         if not self.needs_options:

@@ -132,13 +132,13 @@ def read_declaration(declared: object, what: str) -> tuple[str, Mapping[str, Any
         name = fields.pop(key)
         if not isinstance(name, str):
             raise ConfigurationError(f"the {what}'s {key} must be a name, got {name!r}")
-        return name, _options(fields, key, what)
+        return name, _read_options(fields, key, what)
     raise ConfigurationError(
         f"the {what} names no type (it has: {', '.join(fields) or 'nothing'}){EXAMPLES[what]}"
     )
 
 
-def _options(fields: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any]:
+def _read_options(fields: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any]:
     if "params" not in fields:
         if key == "kind" and fields:
             raise ConfigurationError(
