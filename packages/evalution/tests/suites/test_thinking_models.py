@@ -172,18 +172,6 @@ def test_what_ends_a_thought_is_a_text(value: Any, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_a_row_that_was_taken_back_has_no_thought_to_tell_of(thinker: Any) -> None:
-    def doubled(events: Any) -> Iterator[Any]:
-        for key, answer in events:
-            yield key, answer
-            if key == (1, 0):
-                yield key, answer
-
-    found = run(thinker(doubled), think_end_token=END)
-    assert found["sums"].failed == 1
-    assert found.notices == [ABSENT]
-
-
 def test_a_run_goes_on_with_the_same_token_alone(
     scripted: Any, thinker: Any, tmp_path: Path
 ) -> None:
