@@ -150,7 +150,7 @@ def check(
     return run
 
 
-def test_what_is_true_passes(check: Check) -> None:
+def test_true_declaration_passes(check: Check) -> None:
     status, printed = check()
     assert printed == "evalution-acme: 6 claims held against recorded\nno difference\n"
     assert status == 0
@@ -275,7 +275,7 @@ def test_planted_drift_is_found_with_both_places(
     assert " recorded" in found
 
 
-def test_a_missing_option_is_told_where_it_is_named(packages: Path, check: Check) -> None:
+def test_missing_option_is_reported_with_its_place(packages: Path, check: Check) -> None:
     replace(
         packages / "evalution-acme" / "recorded" / "acme/options.py", "    width", "    breadth"
     )
@@ -285,7 +285,7 @@ def test_a_missing_option_is_told_where_it_is_named(packages: Path, check: Check
     assert f"evalution-acme/src/evalution_acme/upstream.py:{line}: recorded" in printed
 
 
-def test_what_can_only_be_named_is_not_counted_on_by_place(packages: Path, check: Check) -> None:
+def test_keyword_only_parameter_is_not_passed_by_position(packages: Path, check: Check) -> None:
     said = packages / "evalution-acme/src/evalution_acme/upstream.py"
     replace(said, "self, *, depth: int = 2", "self, depth: int = 2")
     status, printed = check()
@@ -293,7 +293,7 @@ def test_what_can_only_be_named_is_not_counted_on_by_place(packages: Path, check
     assert "parameter depth is keyword-only and stands elsewhere" in printed
 
 
-def test_a_fake_is_held_too(packages: Path, check: Check) -> None:
+def test_fake_is_compared_with_the_source(packages: Path, check: Check) -> None:
     fake = "class Engine:\n    def add(self, request, prompt): ...\n\n\n"
     fake += 'UPSTREAM = {"Engine": "acme.Engine"}\n'
     write(packages / "evalution-acme" / "tests" / "fake_acme.py", fake)
@@ -303,7 +303,7 @@ def test_a_fake_is_held_too(packages: Path, check: Check) -> None:
     assert "Engine.add: no parameter request" in printed
 
 
-def test_the_fields_of_a_fake_are_held_with_their_defaults(packages: Path, check: Check) -> None:
+def test_fields_of_a_fake_are_compared_with_their_defaults(packages: Path, check: Check) -> None:
     fake = "from dataclasses import dataclass\n\n\n@dataclass\nclass Options:\n"
     fake += "    limit: int = 17\n    more: int = 0\n\n\n"
     fake += 'UPSTREAM = {"Options": "acme.options.Options"}\n'
@@ -314,14 +314,14 @@ def test_the_fields_of_a_fake_are_held_with_their_defaults(packages: Path, check
     assert "acme.options.Options: no parameter more" in printed
 
 
-def test_sources_without_a_claim_are_no_pass(packages: Path, check: Check) -> None:
+def test_source_without_a_declaration_fails(packages: Path, check: Check) -> None:
     (packages / "evalution-acme" / "src" / "evalution_acme" / "upstream.py").unlink()
     status, printed = check()
     assert status == 1
     assert "sources listed: 1, modules that name one: 0" in printed
 
 
-def test_an_unknown_package_is_said(check: Check) -> None:
+def test_unknown_package_is_reported(check: Check) -> None:
     status, printed = check("evalution-zeta")
     assert status == 2
     assert "no package named evalution-zeta" in printed

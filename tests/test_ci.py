@@ -15,12 +15,12 @@ import ci  # noqa: E402
 import members  # noqa: E402
 
 
-def test_every_requirement_file_is_an_environment_that_a_member_declares() -> None:
+def test_every_requirement_file_is_declared_by_a_member() -> None:
     files = {path.stem for path in (ROOT / "tools" / "envs").glob("*.txt")}
     assert files == set(members.read_environments())
 
 
-def test_what_is_tested_in_an_environment_exists() -> None:
+def test_tests_of_an_environment_exist() -> None:
     for environment in members.read_environments().values():
         assert environment.tests
         for path in environment.tests:
@@ -34,7 +34,7 @@ def test_every_member_outside_the_light_environment_is_tested_in_another() -> No
     assert everywhere - light <= tested
 
 
-def test_a_new_engine_gets_a_stage_and_an_environment_from_its_own_folder(
+def test_new_engine_gets_an_environment_from_its_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = tmp_path / "packages"
@@ -52,7 +52,7 @@ def test_a_new_engine_gets_a_stage_and_an_environment_from_its_own_folder(
     assert "--package=evalution-zeta" in sync
 
 
-def test_a_stage_that_fails_lets_the_others_run(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_stage_lets_the_others_run(capfd: pytest.CaptureFixture[str]) -> None:
     stages = ci.Stages()
     line = "print('=== 3 passed, 1 failed, 2 skipped in 1.0s ===')"
     assert not stages.run("broken", [sys.executable, "-c", f"{line}; raise SystemExit(1)"])

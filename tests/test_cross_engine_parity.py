@@ -45,7 +45,7 @@ ENGINES = sorted(INSTALLED - set(NOT_COMPARABLE))
 # Runtimes call what libraries beneath them deprecate.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", ENGINES)
-def test_the_numbers_are_those_of_the_reference_engine(name: str) -> None:
+def test_scores_equal_those_of_the_reference_engine(name: str) -> None:
     assert name in EXACT, f"say here how {name} is asked for float32"
     spec = load_spec(QUICKSTART)
     model = Model(path="builtin:tiny")

@@ -151,7 +151,7 @@ def test_page_does_what_it_says(page: Path, tmp_path: Path, run_python: Programs
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+def test_links_of_a_page_resolve(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     for match in LINK.finditer(text):
         target, _, anchor = match["target"].partition("#")
@@ -164,7 +164,7 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
             assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
 
 
-def test_the_readme_and_the_pipeline_run_the_same_commands() -> None:
+def test_readme_and_pipeline_run_the_same_commands() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     pipeline = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "\npip install uv\n" in pipeline
@@ -179,7 +179,7 @@ def test_the_readme_and_the_pipeline_run_the_same_commands() -> None:
         assert command == "pip install uv" or f"[{words}]" in stages
 
 
-def test_the_readme_tells_what_every_package_was_tested_on() -> None:
+def test_readme_lists_every_package_with_its_tested_versions() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(evalution[a-z-]*)` \|.*\| ([^|]+) \|$", readme, re.MULTILINE)
     assert {name for name, _ in rows} == {file.name for file in (ROOT / "packages").iterdir()}
@@ -189,7 +189,7 @@ def test_the_readme_tells_what_every_package_was_tested_on() -> None:
             assert re.search(rf"=={re.escape(version)}\b", pinned), f"{name}: {version}"
 
 
-def test_the_guide_to_engines_shows_the_examples_as_they_are() -> None:
+def test_engine_guide_shows_the_examples_unchanged() -> None:
     guide = (ROOT / "docs" / "engine-authors.md").read_text(encoding="utf-8")
     shown = [block.body for block in blocks_of(guide)]
     examples = sorted((ROOT / "docs" / "examples").glob("*_engine.py"))
@@ -209,11 +209,11 @@ def test_the_guide_to_engines_shows_the_examples_as_they_are() -> None:
         ("a\n", "a\nb\n", False),
     ],
 )
-def test_an_output_is_compared_with_what_is_shown(shown: str, printed: str, fits: bool) -> None:
+def test_output_is_compared_with_its_block(shown: str, printed: str, fits: bool) -> None:
     assert bool(re.fullmatch(pattern_of(shown), squeezed(printed), re.DOTALL)) is fits
 
 
-def test_a_block_is_read_with_its_options_and_its_reason() -> None:
+def test_block_is_read_with_its_options_and_its_reason() -> None:
     text = (
         "# Page\n\n<!-- not run: why -->\n```yaml title=a.yaml exit=2\nb: 1\n```\n\n```\nc\n```\n"
     )

@@ -26,7 +26,7 @@ def requirement_lines(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("source", INPUTS, ids=lambda path: path.stem)
-def test_a_requirement_file_pins_and_hashes_everything(source: Path) -> None:
+def test_requirement_file_pins_and_hashes_everything(source: Path) -> None:
     pinned: dict[str, str] = {}
     for line in requirement_lines(source.with_suffix(".txt")):
         assert re.fullmatch(r"[a-z0-9.-]+==\S+( ; .*?)?( +--hash=sha256:[0-9a-f]{64})+", line), line
@@ -40,7 +40,7 @@ def test_a_requirement_file_pins_and_hashes_everything(source: Path) -> None:
 
 
 @pytest.mark.parametrize("source", INPUTS, ids=lambda path: path.stem)
-def test_a_requirement_file_has_what_the_light_members_need(source: Path) -> None:
+def test_requirement_file_has_what_the_light_members_need(source: Path) -> None:
     lines = requirement_lines(source.with_suffix(".txt"))
     pinned = {Requirement(line.partition(" ")[0]).name for line in lines}
     needed = {
@@ -53,7 +53,7 @@ def test_a_requirement_file_has_what_the_light_members_need(source: Path) -> Non
 
 
 @pytest.mark.parametrize("source", INPUTS, ids=lambda path: path.stem)
-def test_an_environment_is_described(source: Path) -> None:
+def test_environment_is_described_in_the_readme(source: Path) -> None:
     table = (source.parent / "README.md").read_text(encoding="utf-8")
     assert f"| `{source.stem}` |" in table
 

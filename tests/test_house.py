@@ -39,7 +39,7 @@ def test_circles_count_imports_for_types_and_in_functions(tree: Path) -> None:
     assert house.find_circles(imports, known) == [["acme.ground", "acme.roof"]]
 
 
-def test_a_small_module_with_one_importer_needs_a_reason(tree: Path) -> None:
+def test_small_module_with_one_importer_needs_a_reason(tree: Path) -> None:
     known = house.read_modules(tree)
     imports = {name: house.find_imports(module, known) for name, module in known.items()}
     found = list(house.find_small(known.values(), imports))
@@ -55,7 +55,7 @@ def test_long_functions_are_listed(tree: Path) -> None:
     assert list(house.find_long_functions(known.values())) == ["acme.long.long: 61 lines"]
 
 
-def test_code_lines_leave_out_what_is_not_code() -> None:
+def test_comments_and_docstrings_are_no_code_lines() -> None:
     source = '"""Module."""\n\nimport os\n\n__all__ = [\n    "a",\n]\n\n\ndef a() -> str:\n'
     source += '    """Return it."""\n    # why\n    return """two\nlines"""\n'
     assert house.count_code_lines(source) == 3

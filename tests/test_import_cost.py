@@ -28,12 +28,12 @@ def loaded_by(module: str) -> list[str]:
 
 
 @pytest.mark.parametrize("module", sorted(CEILINGS))
-def test_an_import_loads_no_runtime(module: str) -> None:
+def test_import_loads_no_runtime(module: str) -> None:
     loaded = {name.partition(".")[0] for name in loaded_by(module)}
     assert not loaded & RUNTIMES
 
 
 @pytest.mark.parametrize("module", sorted(CEILINGS))
-def test_an_import_loads_few_modules(module: str) -> None:
+def test_import_loads_few_modules(module: str) -> None:
     loaded = loaded_by(module)
     assert len(loaded) <= CEILINGS[module], loaded

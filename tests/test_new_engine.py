@@ -29,7 +29,7 @@ def zeta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packages / "evalution-zeta-two"
 
 
-def test_the_engine_is_one_folder_of_nine_files(zeta: Path) -> None:
+def test_new_engine_is_one_folder_of_nine_files(zeta: Path) -> None:
     files = sorted(path.relative_to(zeta).as_posix() for path in zeta.rglob("*") if path.is_file())
     assert files == [
         "CHANGELOG.md",
@@ -45,14 +45,14 @@ def test_the_engine_is_one_folder_of_nine_files(zeta: Path) -> None:
     assert [path.name for path in zeta.parent.iterdir()] == ["evalution-zeta-two"]
 
 
-def test_nothing_of_the_template_is_left(zeta: Path) -> None:
+def test_no_name_of_the_template_is_left(zeta: Path) -> None:
     for path in zeta.rglob("*"):
         assert "acme" not in path.name.lower()
         if path.is_file():
             assert "acme" not in path.read_text(encoding="utf-8").lower(), path
 
 
-def test_the_packaging_fits_the_members_here(zeta: Path) -> None:
+def test_version_ranges_admit_the_members_here(zeta: Path) -> None:
     table = tomllib.loads((zeta / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert table["entry-points"]["evalution.engines"] == {
         "ZetaTwo": "evalution_zeta_two.engine:ZetaTwo"
@@ -63,7 +63,7 @@ def test_the_packaging_fits_the_members_here(zeta: Path) -> None:
         assert requirement.specifier.contains(version), str(requirement)
 
 
-def test_the_engine_passes_its_own_tests_at_once(zeta: Path) -> None:
+def test_new_engine_passes_its_own_tests(zeta: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", str(zeta)]
     report = zeta.parents[1] / "report.json"
     done = subprocess.run(
@@ -81,7 +81,7 @@ def test_the_engine_passes_its_own_tests_at_once(zeta: Path) -> None:
 
 
 @pytest.mark.parametrize("tool", ["check", "format"])
-def test_the_engine_is_linted(zeta: Path, tool: str) -> None:
+def test_new_engine_passes_the_linter(zeta: Path, tool: str) -> None:
     arguments = {"check": ["check"], "format": ["format", "--check"]}[tool]
     configuration = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
     command = [sys.executable, "-m", "ruff", *arguments, *configuration, str(zeta)]

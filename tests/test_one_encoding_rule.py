@@ -36,7 +36,7 @@ def drift(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return plant
 
 
-def test_the_kit_follows_the_rule(session: BaseInferenceSession, drift: Callable[[], None]) -> None:
+def test_kit_encodes_by_the_rule(session: BaseInferenceSession, drift: Callable[[], None]) -> None:
     request = LoglikelihoodRequest(CONTEXT, CONTINUATION)
     (before,) = session.loglikelihood([request])
     drift()
@@ -45,7 +45,7 @@ def test_the_kit_follows_the_rule(session: BaseInferenceSession, drift: Callable
     assert after.token_ids == [ord("n"), *IDS]
 
 
-def test_the_parity_check_follows_the_rule(
+def test_parity_check_encodes_by_the_rule(
     session: BaseInferenceSession, drift: Callable[[], None]
 ) -> None:
     assert session.tokenizer is not None
@@ -61,7 +61,7 @@ def test_the_parity_check_follows_the_rule(
     assert encode() == [ord("n"), *IDS]
 
 
-def test_the_lm_eval_bridge_follows_the_rule(
+def test_lm_eval_bridge_encodes_by_the_rule(
     session: BaseInferenceSession, drift: Callable[[], None]
 ) -> None:
     pytest.importorskip("lm_eval", reason="lm-eval is not installed")

@@ -53,7 +53,7 @@ def source(member: str) -> Path:
 
 
 @each_member
-def test_a_member_has_what_an_index_and_a_type_checker_ask_for(member: str) -> None:
+def test_member_has_metadata_for_an_index_and_a_type_marker(member: str) -> None:
     table = project(member)
     assert table["name"] == member
     assert table["license"] == "Apache-2.0"
@@ -93,7 +93,7 @@ def test_members_are_taken_from_the_workspace(member: str) -> None:
 
 
 @each_member
-def test_a_member_registers_itself_or_says_that_it_is_not_there_yet(member: str) -> None:
+def test_member_registers_itself_or_says_that_it_is_not_usable(member: str) -> None:
     registered = entry_points(member)
     if UNPUBLISHABLE in project(member).get("classifiers", []):
         assert not registered
@@ -105,7 +105,7 @@ def test_a_member_registers_itself_or_says_that_it_is_not_there_yet(member: str)
 
 
 @each_member
-def test_entry_points_lead_to_something(member: str) -> None:
+def test_entry_points_resolve(member: str) -> None:
     for name, target in entry_points(member).items():
         module, _, attribute = target.partition(":")
         path = PACKAGES / member / "src" / Path(*module.split("."))
@@ -135,7 +135,7 @@ def names(module: ast.Module) -> set[str]:
     return found
 
 
-def test_nothing_depends_on_a_member_that_conflicts() -> None:
+def test_no_member_depends_on_a_conflicting_one() -> None:
     # uv drops such a member without a word when it comes through an extra, a group or a member.
     root = read(ROOT / "pyproject.toml")
     groups = [{entry["package"] for entry in group} for group in root["tool"]["uv"]["conflicts"]]
@@ -148,14 +148,14 @@ def test_nothing_depends_on_a_member_that_conflicts() -> None:
     assert not wanted & conflicting
 
 
-def test_the_light_environment_holds_no_runtime() -> None:
+def test_light_environment_holds_no_runtime() -> None:
     light = locked()
     assert {"numpy", "pydantic", "tokenizers"} <= light
     assert not light & {"torch", "transformers", "vllm", "openvino", "llama-cpp-python"}
 
 
 @pytest.mark.parametrize("runtime", ["llama-cpp-python", "tinygrad", "httpx"])
-def test_a_light_engine_brings_its_own_runtime_alone(runtime: str) -> None:
+def test_light_engine_brings_only_its_own_runtime(runtime: str) -> None:
     engines = [
         name
         for name in MEMBERS

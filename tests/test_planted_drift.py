@@ -140,7 +140,7 @@ def planted(copied: Copy, drift: Drift) -> Generator[None]:
     [(member, drift) for (member, _), drift in PLANTED.items()],
     ids=map(" ".join, PLANTED),
 )
-def test_planted_drift_is_told_with_file_and_line(
+def test_planted_drift_is_reported_with_file_and_line(
     copies: Callable[[str], Copy],
     member: str,
     drift: Drift,

@@ -83,12 +83,12 @@ def told(paths: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
 
 
 @pytest.mark.parametrize("page", SHOWN)
-def test_a_spec_that_is_shown_is_valid(page: str, told: dict[str, str]) -> None:
+def test_shown_spec_is_valid(page: str, told: dict[str, str]) -> None:
     engine = yaml.safe_load(SHOWN[page])["engine"]
     assert told[page] == (engine if isinstance(engine, str) else engine["type"])
 
 
-def test_every_package_of_an_engine_shows_one() -> None:
+def test_every_engine_package_shows_a_spec() -> None:
     for file in (ROOT / "packages").glob("*/pyproject.toml"):
         points = tomllib.loads(file.read_text(encoding="utf-8"))["project"].get("entry-points", {})
         if "evalution.engines" in points and file.parent.name not in RUN_BY_DOCS:

@@ -38,7 +38,7 @@ def run(python: Path, code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_core_brings_pydantic_and_nothing_of_weight(
+def test_core_brings_only_pydantic(
     empty_environment: Callable[..., Path], member_wheels: Path
 ) -> None:
     python = empty_environment("evalution-core", find_links=member_wheels)
@@ -55,17 +55,18 @@ def test_core_brings_pydantic_and_nothing_of_weight(
 
 
 @pytest.mark.parametrize("member", [name for name in LIGHT if name != "evalution-core"])
-def test_a_light_member_installs_alone_and_imports(
+def test_light_member_installs_alone_and_imports(
     member: str, empty_environment: Callable[..., Path], member_wheels: Path
 ) -> None:
     python = empty_environment(member, find_links=member_wheels)
     module = member.replace("-", "_")
-    where = run(python, f"import {module}; print({module}.__file__)")
-    assert Path(where.strip()).is_relative_to(python.parents[1])
-    assert not {"torch", "transformers"} & set(json.loads(run(python, INSTALLED)))
+    shown = run(python, f"import {module}; print({module}.__file__){INSTALLED}")
+    where, _, installed = shown.partition("\n")
+    assert Path(where).is_relative_to(python.parents[1])
+    assert not {"torch", "transformers"} & set(json.loads(installed))
 
 
-def test_the_quickstart_runs_outside_any_clone(
+def test_quickstart_runs_outside_a_clone(
     empty_environment: Callable[..., Path], member_wheels: Path, tmp_path: Path
 ) -> None:
     python = empty_environment("evalution", "evalution-reference", find_links=member_wheels)

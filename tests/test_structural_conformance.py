@@ -27,7 +27,7 @@ skeleton = imported("structural_skeleton", TESTS_OF_CORE / "data" / "guide_skele
 my_engine = imported("structural_my_engine", ROOT / "docs" / "examples" / "my_engine.py")
 
 
-def test_the_skeleton_runs_with_the_guides_own_imports_too(tmp_path: Path) -> None:
+def test_skeleton_runs_with_the_imports_of_the_guide(tmp_path: Path) -> None:
     text = (TESTS_OF_CORE / "data" / "guide_skeleton.py").read_text(encoding="utf-8")
     guides = "from evalution.config import Model\nfrom evalution.engines.base import (\n"
     text = text.replace("    Model,\n", "").replace("from evalution_core import (\n", guides)

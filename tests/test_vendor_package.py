@@ -133,7 +133,7 @@ def evaluate(python: Path, folder: Path, spec: str) -> subprocess.CompletedProce
     return evalution(python, "run", "spec.yaml", "--output", "out", cwd=folder)
 
 
-def test_the_guides_skeleton_is_discovered_pickles_and_describes_itself(
+def test_skeleton_of_the_guide_is_discovered_and_pickled(
     vendor_python: Path, tmp_path: Path
 ) -> None:
     done = run(vendor_python, "-c", DESCRIBE, cwd=tmp_path)
@@ -151,7 +151,7 @@ def test_the_guides_skeleton_is_discovered_pickles_and_describes_itself(
     }
 
 
-def test_the_command_line_lists_the_vendors_engines(vendor_python: Path, tmp_path: Path) -> None:
+def test_command_line_lists_the_vendors_engines(vendor_python: Path, tmp_path: Path) -> None:
     done = evalution(vendor_python, "engines", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "AcmePairs" in done.stdout
@@ -179,7 +179,7 @@ def test_suites_run_on_the_vendors_engine_by_name_from_yaml(
     assert len(lines) == 2 * len(ROWS) + 1
 
 
-def test_a_misspelt_option_of_the_vendors_engine_is_told_without_a_traceback(
+def test_misspelt_option_of_the_vendors_engine_is_refused_without_a_traceback(
     vendor_python: Path, tmp_path: Path
 ) -> None:
     spec = SPEC.format(corpus="corpus.txt").replace("smoothing", "smothing")

@@ -42,7 +42,7 @@ PROGRAMS = {
 }
 """System packages that an environment may ask for, and the programs that stand for each."""
 OTHER_PYTHONS = {
-    "3.12": ["packages/evalution-core", "packages/evalution-enginekit"],
+    "3.12": ["packages/evalution", "packages/evalution-core", "packages/evalution-enginekit"],
     "3.13": [],
 }
 """Further versions of Python, and the tests that run on each; none named: all light ones."""

@@ -21,7 +21,7 @@ import torch
 
 import evalution
 from evalution.report import write_report
-from evalution_training import PeriodicEvaluation, prepared
+from evalution_training import PeriodicEvaluation, prepare_model
 from evalution_transformers import Transformers
 
 PROMPT = "Write {number} backwards:"
@@ -39,7 +39,7 @@ def main(folder: Path, *, steps: int = 300, every: int = 50) -> list[float]:
     suites = tests_of(numbers[:HELD_OUT], folder)
     params = {"dtype": "float32", "device": "cpu"}
     losses: list[float] = []
-    with prepared("local", model="builtin:tiny", run_dir=folder, params=params) as handles:
+    with prepare_model("local", model="builtin:tiny", run_dir=folder, params=params) as handles:
         evaluation = PeriodicEvaluation(
             Transformers(),
             handles,

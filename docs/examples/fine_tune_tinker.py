@@ -22,7 +22,7 @@ from evalution.report import write_report
 from evalution_core.builtins import builtin_path
 from evalution_enginekit import TokenizerFile
 from evalution_tinker import Tinker
-from evalution_training import PeriodicEvaluation, prepared
+from evalution_training import PeriodicEvaluation, prepare_model
 
 PROMPT = "Write {number} backwards:"
 HELD_OUT = 12
@@ -37,7 +37,7 @@ def main(
     random.Random(0).shuffle(numbers)
     suites = [_suite(numbers[:HELD_OUT], folder)]
     engine = Tinker(tokenizer_path=tokenizer, max_model_len=256, batch_size=1)
-    with prepared("tinker", model=model, run_dir=folder, params={"base_url": url}) as handles:
+    with prepare_model("tinker", model=model, run_dir=folder, params={"base_url": url}) as handles:
         made = handles["service_client"].create_lora_training_client(
             base_model=model, rank=8, seed=1
         )

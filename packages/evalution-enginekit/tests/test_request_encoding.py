@@ -58,7 +58,7 @@ def ask(prompt: str | None = None, **options: Any) -> GenerationRequest:
 def test_the_first_form_given_is_encoded_with_one_bos(
     request_: GenerationRequest, adds_bos: bool, token_ids: list[int], text: str
 ) -> None:
-    job = prepared(adds_bos=adds_bos).generation(request_)
+    job = prepared(adds_bos=adds_bos).encode_generation(request_)
     assert list(job.prompt.token_ids) == token_ids
     assert job.prompt_text == text
 
@@ -68,7 +68,7 @@ def test_an_empty_prompt_without_bos_and_eos_is_refused() -> None:
     tokenizer.bos_id = tokenizer.eos_id = None
     preparation = RequestEncoder(RequestValidator("Toy", frozenset(Capability)), tokenizer, 32)
     with pytest.raises(InvalidRequestError, match="an empty context needs a BOS or EOS token"):
-        preparation.generation(ask(""))
+        preparation.encode_generation(ask(""))
 
 
 @settings(deadline=None, max_examples=100)
@@ -79,9 +79,9 @@ def test_a_prompt_is_cut_to_leave_room(length: int, max_new_tokens: int) -> None
     room = 32 - max_new_tokens
     if room < 1:
         with pytest.raises(ContextLengthError, match="leaves no room for a prompt"):
-            prepared().generation(request)
+            prepared().encode_generation(request)
         return
-    job = prepared().generation(request)
+    job = prepared().encode_generation(request)
     assert list(job.prompt.token_ids) == token_ids[-room:]
     assert job.truncated_tokens == length - len(job.prompt.token_ids)
     assert len(job.prompt.token_ids) + max_new_tokens <= 32
@@ -92,36 +92,38 @@ def test_a_prompt_that_must_not_be_cut_is_refused() -> None:
     with pytest.raises(
         ContextLengthError, match=r"the prompt has 41 tokens; .* room for 28, and truncation='erro"
     ):
-        prepared().generation(request)
-    assert prepared(64).generation(request).truncated_tokens == 0
+        prepared().encode_generation(request)
+    assert prepared(64).encode_generation(request).truncated_tokens == 0
 
 
 def test_temperature_is_ignored_without_sampling() -> None:
-    prompt = prepared().generation(ask("a", temperature=0.7, top_p=0.5)).prompt
+    prompt = prepared().encode_generation(ask("a", temperature=0.7, top_p=0.5)).prompt
     assert (prompt.do_sample, prompt.temperature) == (False, 0.0)
-    sampled = prepared().generation(ask("a", do_sample=True, temperature=0.7, seed=3)).prompt
+    sampled = prepared().encode_generation(ask("a", do_sample=True, temperature=0.7, seed=3)).prompt
     assert (sampled.do_sample, sampled.temperature, sampled.seed) == (True, 0.7, 3)
 
 
 def test_end_tokens_end_a_completion_unless_ignored() -> None:
-    assert prepared().generation(ask("a")).prompt.stop_ids == {EOS}
-    assert prepared().generation(ask("a", ignore_eos=True)).prompt.stop_ids == frozenset()
+    assert prepared().encode_generation(ask("a")).prompt.stop_ids == {EOS}
+    assert prepared().encode_generation(ask("a", ignore_eos=True)).prompt.stop_ids == frozenset()
 
 
 def test_messages_without_a_template_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match=r"this model has none; give rendered_prompt, or"):
-        prepared(has_template=False).generation(ask(messages=CHAT))
+        prepared(has_template=False).encode_generation(ask(messages=CHAT))
     with pytest.raises(InvalidRequestError, match="messages need a chat template"):
-        prepared(has_template=False).loglikelihood(LoglikelihoodRequest("", "b", messages=CHAT))
+        prepared(has_template=False).encode_loglikelihood(
+            LoglikelihoodRequest("", "b", messages=CHAT)
+        )
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda p: p.generation(ask(input_ids=[260])),
-        lambda p: p.loglikelihood(LoglikelihoodRequest("a", continuation_input_ids=[260])),
-        lambda p: p.loglikelihood(LoglikelihoodRequest("", "a", context_input_ids=[260])),
-        lambda p: p.rolling(RollingLoglikelihoodRequest(input_ids=[1, 260])),
+        lambda p: p.encode_generation(ask(input_ids=[260])),
+        lambda p: p.encode_loglikelihood(LoglikelihoodRequest("a", continuation_input_ids=[260])),
+        lambda p: p.encode_loglikelihood(LoglikelihoodRequest("", "a", context_input_ids=[260])),
+        lambda p: p.encode_rolling(RollingLoglikelihoodRequest(input_ids=[1, 260])),
     ],
 )
 def test_ids_outside_the_vocabulary_are_refused(call: Any) -> None:
@@ -134,12 +136,12 @@ def test_ids_outside_the_vocabulary_are_refused(call: Any) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda p: p.generation(ask("a<user>")),
-        lambda p: p.generation(ask(rendered_prompt="<user>")),
-        lambda p: p.generation(ask(input_ids=[USER])),
-        lambda p: p.loglikelihood(LoglikelihoodRequest("<user>", "a")),
-        lambda p: p.loglikelihood(LoglikelihoodRequest("a", "<user>")),
-        lambda p: p.rolling(RollingLoglikelihoodRequest("a<user>")),
+        lambda p: p.encode_generation(ask("a<user>")),
+        lambda p: p.encode_generation(ask(rendered_prompt="<user>")),
+        lambda p: p.encode_generation(ask(input_ids=[USER])),
+        lambda p: p.encode_loglikelihood(LoglikelihoodRequest("<user>", "a")),
+        lambda p: p.encode_loglikelihood(LoglikelihoodRequest("a", "<user>")),
+        lambda p: p.encode_rolling(RollingLoglikelihoodRequest("a<user>")),
     ],
 )
 def test_ids_that_the_model_has_no_embedding_for_are_refused(call: Any) -> None:
@@ -152,9 +154,9 @@ def test_ids_that_the_model_has_no_embedding_for_are_refused(call: Any) -> None:
 
 def test_the_id_that_stands_for_nothing_needs_an_embedding_too() -> None:
     for call in (
-        lambda p: p.generation(ask("")),
-        lambda p: p.loglikelihood(LoglikelihoodRequest("", "a")),
-        lambda p: p.rolling(RollingLoglikelihoodRequest("a")),
+        lambda p: p.encode_generation(ask("")),
+        lambda p: p.encode_loglikelihood(LoglikelihoodRequest("", "a")),
+        lambda p: p.encode_rolling(RollingLoglikelihoodRequest("a")),
     ):
         with pytest.raises(InvalidRequestError, match="token id 256 is one of the tokenizer's"):
             call(prepared(model_vocabulary=256, adds_bos=False))
@@ -164,12 +166,12 @@ def test_a_beam_search_with_log_probabilities_is_refused() -> None:
     with pytest.raises(
         UnsupportedRequestError, match=r"num_beams=2 with logprobs=0: .* ask for one of the two"
     ):
-        prepared().generation(ask("a", num_beams=2, logprobs=0))
-    assert prepared().generation(ask("a", num_beams=2)).prompt.num_beams == 2
+        prepared().encode_generation(ask("a", num_beams=2, logprobs=0))
+    assert prepared().encode_generation(ask("a", num_beams=2)).prompt.num_beams == 2
 
 
 def test_messages_replace_the_context_and_whitespace_moves() -> None:
-    job = prepared().loglikelihood(LoglikelihoodRequest("", " yes", messages=CHAT))
+    job = prepared().encode_loglikelihood(LoglikelihoodRequest("", " yes", messages=CHAT))
     assert job.span == TokenSpan([BOS, USER, 104, 105, ASSISTANT, *b" yes"], 5)
 
 
@@ -181,30 +183,32 @@ def test_an_answer_behind_an_open_thought_is_refused() -> None:
 
     preparation = RequestEncoder(RequestValidator("Toy", frozenset(Capability)), Thinking(), 64)
     with pytest.raises(InvalidRequestError, match=r"ends the prompt with <think>, so an answer"):
-        preparation.loglikelihood(LoglikelihoodRequest("", "B", messages=CHAT))
+        preparation.encode_loglikelihood(LoglikelihoodRequest("", "B", messages=CHAT))
     whole = LoglikelihoodRequest("", "so</think>B", messages=CHAT)
-    assert len(preparation.loglikelihood(whole).span.token_ids) > len("hiso</think>B")
-    assert preparation.generation(ask(messages=CHAT)).prompt_text == "hi<think> "
+    assert len(preparation.encode_loglikelihood(whole).span.token_ids) > len("hiso</think>B")
+    assert preparation.encode_generation(ask(messages=CHAT)).prompt_text == "hi<think> "
 
 
 def test_given_context_ids_win_over_messages() -> None:
     request = LoglikelihoodRequest("", "y", context_input_ids=[7], messages=CHAT)
-    assert prepared(has_template=False).loglikelihood(request).span == TokenSpan([7, 121], 1)
+    assert prepared(has_template=False).encode_loglikelihood(request).span == TokenSpan([7, 121], 1)
 
 
 def test_a_failure_keeps_the_requests_metadata() -> None:
     failures = [
-        catch_failure(prepared().generation)(GenerationRequest(metadata={"row": 1})),
-        catch_failure(prepared().loglikelihood)(LoglikelihoodRequest("a", "", metadata={"row": 1})),
+        catch_failure(prepared().encode_generation)(GenerationRequest(metadata={"row": 1})),
+        catch_failure(prepared().encode_loglikelihood)(
+            LoglikelihoodRequest("a", "", metadata={"row": 1})
+        ),
     ]
     for failure in failures:
         assert isinstance(failure, RequestFailure)
         assert failure.metadata == {"row": 1}
-    odd = catch_failure(prepared().generation)("not a request")
+    odd = catch_failure(prepared().encode_generation)("not a request")
     assert isinstance(odd, RequestFailure)
     assert odd.metadata == {}
 
 
 def test_a_rolling_text_is_conditioned_on_its_bos() -> None:
-    windows = prepared(2).rolling(RollingLoglikelihoodRequest("<bos>abc"))
+    windows = prepared(2).encode_rolling(RollingLoglikelihoodRequest("<bos>abc"))
     assert windows == [TokenSpan([BOS, 97, 98], 1), TokenSpan([97, 98, 99], 2)]

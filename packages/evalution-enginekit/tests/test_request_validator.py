@@ -25,7 +25,7 @@ USER = {"role": "user", "content": "hi"}
 
 def refused(request: GenerationRequest, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        ALL.generation(request)
+        ALL.check_generation(request)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_a_wrong_generation_request_is_refused(change: dict[str, Any], message: 
 def test_a_request_of_another_kind_is_refused() -> None:
     refused("hello", "expected a GenerationRequest, got 'hello'")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidRequestError, match="expected a LoglikelihoodRequest, got None"):
-        ALL.loglikelihood(None)  # pyright: ignore[reportArgumentType]
+        ALL.check_loglikelihood(None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidRequestError, match="expected a RollingLoglikelihoodRequest"):
-        ALL.rolling(LoglikelihoodRequest())  # pyright: ignore[reportArgumentType]
+        ALL.check_rolling(LoglikelihoodRequest())  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_wrong_loglikelihood_request_is_refused(
     request_: LoglikelihoodRequest, message: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        ALL.loglikelihood(request_)
+        ALL.check_loglikelihood(request_)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_wrong_rolling_request_is_refused(
     request_: RollingLoglikelihoodRequest, message: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        ALL.rolling(request_)
+        ALL.check_rolling(request_)
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ def test_a_wrong_rolling_request_is_refused(
 def test_what_is_not_declared_is_unsupported(capability: Capability, request_: Any) -> None:
     def check(admission: RequestValidator) -> None:
         if isinstance(request_, GenerationRequest):
-            admission.generation(request_)
+            admission.check_generation(request_)
         elif isinstance(request_, LoglikelihoodRequest):
-            admission.loglikelihood(request_)
+            admission.check_loglikelihood(request_)
         else:
-            admission.rolling(request_)
+            admission.check_rolling(request_)
 
     check(ALL)
     with pytest.raises(
@@ -165,7 +165,9 @@ def test_what_is_not_declared_is_unsupported(capability: Capability, request_: A
 
 def test_a_seed_that_greedy_decoding_ignores_needs_no_capability() -> None:
     greedy_only = frozenset({Capability.GENERATE})
-    RequestValidator("Toy", greedy_only).generation(GenerationRequest("p", seed=1, temperature=0.7))
+    RequestValidator("Toy", greedy_only).check_generation(
+        GenerationRequest("p", seed=1, temperature=0.7)
+    )
 
 
 TEXTS = st.text(max_size=5)
@@ -207,7 +209,7 @@ VALID = st.builds(
 @settings(deadline=None, max_examples=100)
 @given(VALID)
 def test_every_well_formed_generation_request_is_admitted(request_: GenerationRequest) -> None:
-    ALL.generation(request_)
+    ALL.check_generation(request_)
 
 
 @settings(deadline=None, max_examples=50)
@@ -215,21 +217,23 @@ def test_every_well_formed_generation_request_is_admitted(request_: GenerationRe
 def test_every_well_formed_loglikelihood_request_is_admitted(
     context: str, continuation: str, left: Any, right: Any, messages: Any
 ) -> None:
-    ALL.loglikelihood(LoglikelihoodRequest(context, continuation, left, right, messages=messages))
+    ALL.check_loglikelihood(
+        LoglikelihoodRequest(context, continuation, left, right, messages=messages)
+    )
 
 
 def test_list_calls_name_every_bad_request() -> None:
     requests = [GenerationRequest("a"), *[GenerationRequest() for _ in range(5)]]
     with pytest.raises(InvalidRequestError, match=r"^5 of 6 requests refused.* and 2 more$") as e:
-        ALL.check_all(ALL.generation, requests)
+        ALL.check_all(ALL.check_generation, requests)
     assert list(e.value.failures) == [1, 2, 3, 4, 5]
     few = RequestValidator("Toy", frozenset({Capability.GENERATE}))
     with pytest.raises(UnsupportedRequestError) as unsupported:
-        few.check_all(few.generation, [GenerationRequest("p", num_beams=2)])
+        few.check_all(few.check_generation, [GenerationRequest("p", num_beams=2)])
     assert list(unsupported.value.failures) == [0]
     mixed = [GenerationRequest(), GenerationRequest("p", num_beams=2)]
     with pytest.raises(InvalidRequestError, match=r"^2 of 2 requests refused"):
-        few.check_all(few.generation, mixed)
+        few.check_all(few.check_generation, mixed)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, True, 1.0, "8"])

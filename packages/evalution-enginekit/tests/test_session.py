@@ -33,7 +33,7 @@ def test_session_has_info_tokenizer_and_a_count_of_its_requests(echo: Echoes) ->
     assert session.identity() is None
 
 
-def test_session_describes_itself_with_the_engine_s_facts(echo: Echoes) -> None:
+def test_description_has_facts_of_the_kit_and_of_the_engine(echo: Echoes) -> None:
     session = echo(without=[Capability.CONTINUOUS_BATCHING])
     session._describe = lambda: {"device": "cpu", "kernel": "toy"}
     assert session.describe_execution() == {

@@ -98,28 +98,17 @@ def test_an_unknown_backend_is_refused_with_all_there_are(quantized: Path) -> No
     assert "gptq_torch" in message
 
 
-@pytest.mark.parametrize(
-    ("backend", "hint"),
-    [
-        ("vllm", "use the engine VLLM"),
-        ("SGLANG", "use the engine SGLang"),
-        ("mlx", "leave it at auto"),
-    ],
-)
-def test_a_backend_with_a_runtime_of_its_own_is_refused(
-    quantized: Path, backend: str, hint: str
-) -> None:
-    assert refusal(GPTQModel(backend=backend), Model(path=str(quantized))) == (
-        f"backend={backend!r} is a runtime of its own; {hint}"
-    )
+@pytest.mark.parametrize("backend", ["vllm", "SGLANG", "mlx"])
+def test_a_backend_with_a_runtime_of_its_own_is_refused(quantized: Path, backend: str) -> None:
+    message = refusal(GPTQModel(backend=backend), Model(path=str(quantized)))
+    assert message.startswith(f"backend={backend!r} is no backend of GPTQModel ")
 
 
 def test_a_backend_that_does_not_suit_is_refused_in_upstreams_words(quantized: Path) -> None:
     engine = GPTQModel(backend="gptq_torch", dtype="float32", device="cpu")
     message = refusal(engine, Model(path=str(quantized)))
-    assert (
-        f"could not load {str(quantized)!r} with backend=gptq_torch, device=cpu, dtype=" in message
-    )
+    assert "no quantised model with backend=gptq_torch, device=cpu, dtype=" in message
+    assert f"could be loaded from {str(quantized)!r}" in message
     assert "only supports `[torch.float16, torch.bfloat16]`" in message
 
 
@@ -191,7 +180,7 @@ def test_code_of_a_checkpoint_is_not_run(copied: Path) -> None:
     assert "trust_remote_code" in refusal(GPTQModel(device="cpu"), Model(path=str(copied)))
 
 
-def without(folder: Path, name: str) -> str:
+def refuse_without(folder: Path, name: str) -> str:
     """Take weights out of a checkpoint, and return the refusal."""
     file = folder / "model.safetensors"
     kept = {key: value for key, value in load_file(file).items() if not key.startswith(name)}
@@ -200,15 +189,15 @@ def without(folder: Path, name: str) -> str:
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(copied: Path) -> None:
-    assert without(copied, "lm_head.weight") == (
+    assert refuse_without(copied, "lm_head.weight") == (
         f"the checkpoint {str(copied)!r} lacks 1 weights of its model (lm_head.weight); its "
         f"answers would be those of random ones"
     )
 
 
 def test_a_checkpoint_that_lacks_quantised_weights_is_refused(copied: Path) -> None:
-    message = without(copied, "model.layers.1.mlp.up_proj")
-    assert "could not load" in message
+    message = refuse_without(copied, "model.layers.1.mlp.up_proj")
+    assert "could be loaded from" in message
     assert "Missing required quantized weights" in message
     assert "model.layers.1.mlp.up_proj.qweight" in message
 

@@ -49,10 +49,10 @@ def session(quantized: Path) -> Iterator[BaseInferenceSession]:
 def right(dequantized: Path, texts: list[str]) -> list[float]:
     """The float64 log-probability of each token."""
     with Reference(dtype="float64").build(Model(path=str(dequantized))) as built:
-        return rolled(built, texts)
+        return score_rolling(built, texts)
 
 
-def rolled(session: Any, texts: list[str]) -> list[float]:
+def score_rolling(session: Any, texts: list[str]) -> list[float]:
     outputs = session.loglikelihood_rolling([RollingLoglikelihoodRequest(text) for text in texts])
     return [value for output in outputs for value in output.token_logprobs]
 
@@ -82,7 +82,7 @@ def test_each_kernel_gives_the_scores_of_its_own_weights(
 ) -> None:
     engine = GPTQModel(backend=backend, dtype=dtype, device="cpu")
     with engine.build(Model(path=str(quantized))) as built:
-        assert mean_difference(rolled(built, texts), right) < bound
+        assert mean_difference(score_rolling(built, texts), right) < bound
         assert built.describe_execution()["quantized_backend"] == kernel
         assert built.check().outcome == "passed"
 
@@ -93,7 +93,7 @@ def test_dequantized_weights_give_their_exact_scores(
 ) -> None:
     engine = GPTQModel(dtype=dtype, device="cpu", dequantize=True)
     with engine.build(Model(path=str(quantized))) as built:
-        found = rolled(built, texts)
+        found = score_rolling(built, texts)
         execution = built.describe_execution()
     assert max(abs(a - b) for a, b in zip(found, right, strict=True)) < 1e-4
     assert execution["quantized_backend"] == "dequantized"
@@ -109,7 +109,7 @@ def test_dequantized_weights_take_another_dtype(
 ) -> None:
     engine = GPTQModel(dtype="bfloat16", device="cpu", dequantize=True)
     with engine.build(Model(path=str(quantized))) as built:
-        assert mean_difference(rolled(built, texts), right) < 1.02e-2
+        assert mean_difference(score_rolling(built, texts), right) < 1.02e-2
         assert built.describe_execution()["dtype"] == "bfloat16"
 
 
@@ -118,7 +118,7 @@ def test_weights_that_were_not_quantised_are_kept_apart(
 ) -> None:
     with Reference(dtype="float64").build(Model(path="builtin:tiny")) as built:
         # 1.8e-2 was measured, of which no kernel makes a third.
-        assert mean_difference(rolled(built, texts), right) > 1.2e-2
+        assert mean_difference(score_rolling(built, texts), right) > 1.2e-2
 
 
 def test_scores_do_not_depend_on_the_batch(session: Any, pairs: list[tuple[str, str]]) -> None:
@@ -209,7 +209,7 @@ def test_an_accelerator_gives_the_scores_of_the_same_weights(
     quantized: Path, texts: list[str], right: list[float]
 ) -> None:
     with GPTQModel(device="cuda").build(Model(path=str(quantized))) as built:
-        assert mean_difference(rolled(built, texts), right) < 1.02e-2
+        assert mean_difference(score_rolling(built, texts), right) < 1.02e-2
         assert built.check().outcome == "passed"
 
 

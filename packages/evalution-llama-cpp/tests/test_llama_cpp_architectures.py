@@ -30,7 +30,7 @@ pytest.importorskip("tinygrad", reason="tinygrad is not installed")
         ("olmoe", {}),
     ],
 )
-def test_scores_agree_with_transformers_for_each_architecture(
+def test_scores_agree_with_tinygrad_for_each_architecture(
     random_gguf: Callable[..., Path], architecture: str, settings: dict[str, float]
 ) -> None:
     model = Model(str(random_gguf(architecture, settings=settings)))

@@ -21,7 +21,7 @@ pytest.importorskip("optimum.intel", reason="optimum-intel is not installed")
 TINY = Model(path="builtin:tiny")
 
 
-def _built(engine: OpenVINO) -> Any:
+def _build(engine: OpenVINO) -> Any:
     return engine.build(TINY)
 
 
@@ -31,7 +31,7 @@ def test_without_genai_it_generates_in_fixed_batches(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("evalution_openvino.runtime.GENAI", ">=9999")
     with pytest.raises(EngineUnavailableError, match=r'pip install "evalution-openvino\[genai\]"'):
         OpenVINO(genai=True).build(TINY)
-    with _built(OpenVINO(dtype="float32")) as session:
+    with _build(OpenVINO(dtype="float32")) as session:
         execution = session.describe_execution()
         assert Capability.CONTINUOUS_BATCHING not in session.capabilities
     assert (execution["batching"], execution["generation"]) == ("fixed batches", "generate")
@@ -44,7 +44,7 @@ def test_genai_and_fixed_batches_complete_prompts_alike(tiny: Any) -> None:
         for at in range(12)
     ]
     expected = [output.text for output in tiny.generate(requests)]
-    with _built(OpenVINO(dtype="float32", genai=True, batch_size=3)) as session:
+    with _build(OpenVINO(dtype="float32", genai=True, batch_size=3)) as session:
         found = session.generate(requests)
         sampled = GenerationRequest("1 + 2 =", max_new_tokens=8, do_sample=True, seed=3)
         sampled.temperature = 1.5
@@ -60,12 +60,12 @@ def test_genai_and_fixed_batches_complete_prompts_alike(tiny: Any) -> None:
 
 def test_a_model_that_genai_cannot_take_is_a_recorded_fallback(tmp_path: Path) -> None:
     request = GenerationRequest("1 + 2 =", max_new_tokens=4)
-    with _built(OpenVINO(dtype="float32", genai=True)) as session:
+    with _build(OpenVINO(dtype="float32", genai=True)) as session:
         session._generation_path._folder = tmp_path
         for _ in range(2):
             with pytest.raises(EngineRuntimeError, match="genai=True: openvino-genai can't take"):
                 session.generate([request])
-    with _built(OpenVINO(dtype="float32")) as session:
+    with _build(OpenVINO(dtype="float32")) as session:
         session._generation_path._folder = tmp_path
         assert session.generate([request])[0].text
         execution = session.describe_execution()
@@ -75,7 +75,7 @@ def test_a_model_that_genai_cannot_take_is_a_recorded_fallback(tmp_path: Path) -
 
 def test_a_prompt_that_the_cache_cannot_hold_fails_alone() -> None:
     engine = OpenVINO(dtype="float32", genai=True, batch_size=2, enable_prefix_caching=False)
-    with _built(engine) as session:
+    with _build(engine) as session:
         session._generation_path._settings = {
             **session._generation_path._settings,
             "num_kv_blocks": 4,

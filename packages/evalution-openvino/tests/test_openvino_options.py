@@ -29,7 +29,7 @@ TINY = Model(path="builtin:tiny")
 PAIR = LoglikelihoodRequest("The cat", " sleeps.")
 
 
-def _built(engine: OpenVINO, model: Model = TINY) -> Any:
+def _build(engine: OpenVINO, model: Model = TINY) -> Any:
     return engine.build(model)
 
 
@@ -44,8 +44,6 @@ def _refusal(engine: OpenVINO, model: Model = TINY) -> str:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"compile": False}, "compile=False: a session tries on the compiled model"),
-        ({"dynamic_shapes": False}, "dynamic_shapes=False: Optimum Intel gives causal models"),
         (
             {"genai": False, "cache_size": 1, "enable_prefix_caching": True},
             "cache_size, enable_prefix_caching: for openvino-genai alone, and genai=False",
@@ -63,7 +61,13 @@ def test_options_that_cannot_be_met_are_refused(options: dict[str, Any], said: s
 
 
 @pytest.mark.parametrize(
-    "option", [{"batch_size": 0}, {"pass_tokens": -1}, {"cache_size": 0}, {"max_model_len": 1}]
+    "option",
+    [
+        {"batch_size": 0},
+        {"pass_tokens": -1},
+        {"cache_size": 0},
+        {"max_model_len": 1},
+    ],
 )
 def test_an_option_outside_its_bounds_is_refused_at_construction(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"option '{next(iter(option))}' of engine Open"):
@@ -90,8 +94,8 @@ def test_a_suite_runs_with_any_batch_size(tiny: Any, batch_size: Any) -> None:
         (Model(), "engine OpenVINO needs model.path"),
         (Model(path="./no/such"), "model folder './no/such' does not exist; give a folder with"),
         (
-            Model(path="builtin:tiny", model_kwargs={"export": True, "device": "GPU"}),
-            "model.model_kwargs may not hold device (set the engine's device), export (set nothing",
+            Model(path="builtin:tiny", model_kwargs={"device": "GPU"}),
+            "model.model_kwargs may not hold device: it is an option of the engine",
         ),
         (
             Model(path="builtin:tiny", model_kwargs={"dtype": "bfloat16"}),
@@ -129,7 +133,7 @@ def test_the_runtime_is_described_without_a_model() -> None:
 
 @pytest.mark.parametrize("device", ["CPU", "AUTO", "AUTO:CPU"])
 def test_float32_is_the_precision_in_use(device: str) -> None:
-    with _built(OpenVINO(dtype="float32", device=device, genai=False)) as session:
+    with _build(OpenVINO(dtype="float32", device=device, genai=False)) as session:
         execution = session.describe_execution()
         assert (execution["device"], execution["dtype"]) == ("CPU", "float32")
         assert execution["kv_cache_dtype"] == "float32"
@@ -137,7 +141,7 @@ def test_float32_is_the_precision_in_use(device: str) -> None:
 
 def test_the_default_precision_is_recorded_and_holds_its_tolerance(tiny: Any) -> None:
     (exact,) = tiny.loglikelihood([PAIR])
-    with _built(OpenVINO(genai=False)) as session:
+    with _build(OpenVINO(genai=False)) as session:
         execution = session.describe_execution()
         (found,) = session.loglikelihood([PAIR])
     assert execution["dtype"] in ("bfloat16", "float16", "float32")
@@ -155,7 +159,7 @@ def test_exported_files_answer_like_the_checkpoint(
     for file in (*made.glob("openvino_model.*"), *source.glob("*.json")):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     monkeypatch.setattr(OVModelForCausalLM, "_export", None)
-    with _built(OpenVINO(dtype="float32", genai=False), Model(path=str(tmp_path))) as session:
+    with _build(OpenVINO(dtype="float32", genai=False), Model(path=str(tmp_path))) as session:
         assert session.loglikelihood([PAIR]) == tiny.loglikelihood([PAIR])
         assert session.describe_execution()["exported"] == "before"
         assert {"openvino_model.bin", "openvino_model.xml"} <= set(session.identity())
@@ -214,7 +218,7 @@ def test_an_export_is_removed_with_its_last_model(write_checkpoint: Callable[...
 
     engine = OpenVINO(dtype="float32", genai=False)
     model = Model(path=str(write_checkpoint("gpt2")))
-    first, second = _built(engine, model), _built(engine, model)
+    first, second = _build(engine, model), _build(engine, model)
     folder = Path(first._model.model_save_dir)
     assert second._model.model_save_dir == first._model.model_save_dir
     first.close()
@@ -228,7 +232,7 @@ def test_an_export_is_removed_with_its_last_model(write_checkpoint: Callable[...
 @pytest.mark.usefixtures("tiny")
 def test_weights_are_compressed_only_on_request() -> None:
     model = Model(path="builtin:tiny", model_kwargs={"load_in_8bit": True})
-    with _built(OpenVINO(dtype="float32"), model) as session:
+    with _build(OpenVINO(dtype="float32"), model) as session:
         execution = session.describe_execution()
         (score,) = session.loglikelihood([PAIR])
         assert session.identity()["model_kwargs"] == {"load_in_8bit": True}

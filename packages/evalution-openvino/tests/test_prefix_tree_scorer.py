@@ -15,7 +15,7 @@ from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
 pytest.importorskip("optimum.intel", reason="optimum-intel is not installed")
 
 from evalution_openvino.score import PrefixTreeScorer, make_tree
-from evalution_openvino.stateful import OutOfMemoryError, RunForms, StatefulRequest
+from evalution_openvino.stateful import RunForms, StatefulRequest
 
 VOCAB = 97
 FLOAT32 = 1e-4
@@ -42,7 +42,7 @@ def _scores(scorer: PrefixTreeScorer, spans: Sequence[TokenSpan]) -> list[TokenS
     return [score for step in scorer.score(spans) for score in step]
 
 
-def _worst(left: Sequence[TokenScore], right: Sequence[TokenScore]) -> float:
+def _largest_difference(left: Sequence[TokenScore], right: Sequence[TokenScore]) -> float:
     pairs = [(a.logprobs, b.logprobs) for a, b in zip(left, right, strict=True)]
     return max(abs(x - y) for a, b in pairs for x, y in zip(a, b, strict=True))
 
@@ -103,9 +103,9 @@ def test_limits_change_no_value(
     plain = _make_scorer(session, forms=RunForms(shares=False, cuts=False, pads=False))
     limited = _make_scorer(session, pass_tokens=pass_tokens, state_tokens=state_tokens)
     expected = _scores(plain, spans)
-    assert _worst(_scores(limited, spans), expected) < FLOAT32
+    assert _largest_difference(_scores(limited, spans), expected) < FLOAT32
     # Behind the saved head of the call before.
-    assert _worst(_scores(limited, spans[::-1]), expected[::-1]) < FLOAT32
+    assert _largest_difference(_scores(limited, spans[::-1]), expected[::-1]) < FLOAT32
 
 
 def test_a_shared_prefix_is_run_once(random_session: Callable[..., Any]) -> None:
@@ -137,8 +137,8 @@ def test_sequences_of_one_run_do_not_affect_each_other(random_session: Callable[
     for size in (3, 8):
         parts = [spans[begin : begin + size] for begin in range(0, len(spans), size)]
         apart = [score for part in parts for score in _scores(session._scorer, part)]
-        assert _worst(apart, alone) < FLOAT32
-    assert _worst(together, alone) < FLOAT32
+        assert _largest_difference(apart, alone) < FLOAT32
+    assert _largest_difference(together, alone) < FLOAT32
 
 
 def test_out_of_memory_halves_the_pass(
@@ -153,11 +153,11 @@ def test_out_of_memory_halves_the_pass(
 
     def scarce(self: StatefulRequest, given: Any) -> Any:
         if given.token_ids.size > largest:
-            raise OutOfMemoryError("Failed to allocate 8 bytes")
+            raise MemoryError("Failed to allocate 8 bytes")
         return run(self, given)
 
     monkeypatch.setattr(StatefulRequest, "run", scarce)
-    assert _worst(_scores(scorer, spans), expected) < FLOAT32
+    assert _largest_difference(_scores(scorer, spans), expected) < FLOAT32
     assert scorer._pass_tokens <= largest
 
 

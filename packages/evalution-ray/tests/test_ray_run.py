@@ -26,4 +26,3 @@ def test_engine_runs_suites_with_any_batch_size(batch_size: Any) -> None:
         run.run(prose).run(sums)
     assert [suite.failed for suite in run.result.suites] == [0, 0]
     assert [suite.n for suite in run.result.suites] == [2, 3]
-    assert run.result.suites[0].execution["replicas"] == 2

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
@@ -85,7 +84,7 @@ def test_killed_scheduler_is_an_error_that_names_requests_in_flight(
         long = GenerationRequest("a", max_new_tokens=500, ignore_eos=True)
         stream = session.stream([(key, long) for key in ("x", "y")])
         next(stream)
-        threading.Thread(target=scheduler.kill).start()
+        scheduler.kill()
         with pytest.raises(EngineRuntimeError, match="ended by itself, exit code -9") as dead:
             list(stream)
         assert dead.value.in_flight

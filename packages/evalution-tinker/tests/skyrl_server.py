@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PROJECT = """
@@ -35,12 +35,38 @@ OLDER_PYTHON = """
 import typing, typing_extensions
 typing.TypedDict = typing_extensions.TypedDict
 """
-STARTED_WITHIN_S = 180
+STARTED_WITHIN_S = 240
+STARTS = 2
+"""A port may be taken meanwhile, and a busy machine may be too slow once."""
 
 
 @contextmanager
 def skyrl(folder: Path, base_model: Path) -> Generator[str]:
     """The URL of a server of `base_model`, stopped when the context ends; `folder` is its own."""
+    process, url = _start(folder, base_model)
+    try:
+        yield url
+    finally:
+        _stop(process)
+
+
+def _start(folder: Path, base_model: Path) -> tuple[subprocess.Popen[bytes], str]:
+    for left in reversed(range(STARTS)):
+        own = folder / f"{left}"
+        own.mkdir()
+        process, url = _spawn(own, base_model)
+        try:
+            _wait(url, process, own / "server.log")
+        except RuntimeError:
+            _stop(process)
+            if not left:
+                raise
+        else:
+            return process, url
+    raise AssertionError
+
+
+def _spawn(folder: Path, base_model: Path) -> tuple[subprocess.Popen[bytes], str]:
     (folder / "pyproject.toml").write_text(PROJECT, encoding="utf-8")
     (folder / "sitecustomize.py").write_text(OLDER_PYTHON, encoding="utf-8")
     with socket.socket() as free:
@@ -55,7 +81,6 @@ def skyrl(folder: Path, base_model: Path) -> Generator[str]:
     environment.pop("VIRTUAL_ENV", None)
     if sys.version_info < (3, 12):
         environment["PYTHONPATH"] = str(folder)
-    log = folder / "server.log"
     command = ["uv", "run", "--offline", "--no-sync", "--frozen", "--extra", "tinker"]
     command += ["--extra", "jax", "-m", "skyrl.tinker.api"]
     command += ["--base-model", str(base_model), "--backend", "jax"]
@@ -63,7 +88,7 @@ def skyrl(folder: Path, base_model: Path) -> Generator[str]:
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--database-url", f"sqlite:///{folder / 'server.db'}"]
     command += ["--checkpoints-base", str(folder / "checkpoints")]
-    with log.open("wb") as output:
+    with (folder / "server.log").open("wb") as output:
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -72,17 +97,17 @@ def skyrl(folder: Path, base_model: Path) -> Generator[str]:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a group of its own: API and engine end together
         )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait(url, process, log)
-        yield url
-    finally:
+    return process, f"http://127.0.0.1:{port}"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):  # it has ended by itself
         os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -31,6 +31,7 @@ tinker: Any = pytest.importorskip("tinker", reason="tinker is not installed")
 pytestmark = [
     pytest.mark.wide,
     pytest.mark.slow,
+    pytest.mark.timeout(900),  # the first one starts the server
     pytest.mark.filterwarnings(
         r"ignore:Exception ignored in. <(function _SelectorTransport|socket\.socket)"
         ":pytest.PytestUnraisableExceptionWarning"

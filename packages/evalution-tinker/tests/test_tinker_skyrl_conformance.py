@@ -21,6 +21,7 @@ pytest.importorskip("skyrl", reason="skyrl is not installed")
 pytestmark = [
     pytest.mark.wide,
     pytest.mark.slow,
+    pytest.mark.timeout(900),  # the first one starts the server
     pytest.mark.filterwarnings(
         r"ignore:Exception ignored in. <(function _SelectorTransport|socket\.socket)"
         ":pytest.PytestUnraisableExceptionWarning"

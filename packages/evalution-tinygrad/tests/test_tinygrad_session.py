@@ -164,7 +164,7 @@ def test_a_closed_session_holds_no_weights() -> None:
 
 
 def test_session_describes_its_execution() -> None:
-    with Tinygrad(device="cpu:x86", max_context=64, batch_size="auto").build(TINY) as session:
+    with Tinygrad(device="cpu:x86", max_model_len=64, batch_size="auto").build(TINY) as session:
         described = session.describe_execution() or {}
         assert session.info.max_model_len == 64
         assert session.preferred_batch_size == 16

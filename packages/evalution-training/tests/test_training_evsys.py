@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evalution_core import ConfigurationError, EngineRuntimeError
-from evalution_training import available_backends, load_backend, make_backend, prepared
+from evalution_training import available_backends, load_backend, make_backend, prepare_model
 from evalution_training.registry import EVSYS_GROUP
 
 Install = Callable[..., Path]
@@ -98,7 +98,7 @@ def test_a_packaged_backend_prepares_handles(
     monkeypatch.setenv("MY_KEY", "k")
     model = {"name": "org/model", "renderer_name": "chatml"}
     params = {"api_key_env": "MY_KEY"}
-    with prepared(name, model=model, run_dir=tmp_path, params=params) as handles:
+    with prepare_model(name, model=model, run_dir=tmp_path, params=params) as handles:
         client: Any = handles.pop("service_client")
         assert client.base_url == "https://fireworks.invalid/tinker"
         assert handles == {
@@ -111,9 +111,9 @@ def test_a_packaged_backend_prepares_handles(
 
 def test_the_group_of_evsys_is_read_on_request_alone(evsys_package: None) -> None:
     assert "fireworks" not in {entry.name for entry in available_backends()}
-    assert [entry.name for entry in available_backends(EVSYS_GROUP)] == ["fireworks"]
-    with pytest.raises(ConfigurationError, match=f"EvSys has one: name it {EVSYS_GROUP}/fireworks"):
+    with pytest.raises(ConfigurationError, match="no backend 'fireworks' is installed"):
         load_backend("fireworks")
+    assert load_backend(f"{EVSYS_GROUP}/fireworks").name == "fireworks"
 
 
 def test_a_typo_fails_before_anything_is_constructed(evsys_package: None) -> None:
@@ -125,14 +125,14 @@ def test_a_typo_fails_before_anything_is_constructed(evsys_package: None) -> Non
     assert not made
 
 
-def test_a_key_that_is_missing_is_told_with_its_name(
+def test_missing_key_is_named(
     our_package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FIREWORKS_API_KEY", raising=False)
     expected = "backend 'fireworks' could not prepare m: KeyError: 'FIREWORKS_API_KEY'"
     with (
         pytest.raises(EngineRuntimeError, match=expected),
-        prepared("fireworks", model="m", run_dir=tmp_path),
+        prepare_model("fireworks", model="m", run_dir=tmp_path),
     ):
         raise AssertionError("there are no handles")
 

@@ -26,17 +26,17 @@ from evalution_core import (  # noqa: E402
     LoglikelihoodRequest,
     Model,
 )
-from evalution_training import PeriodicEvaluation, TrainingModel, prepared  # noqa: E402
+from evalution_training import PeriodicEvaluation, TrainingModel, prepare_model  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "fine_tune.py"
 PAIR = LoglikelihoodRequest("Question: What is 8 - 5?\nAnswer:", " 8 - 5 = 3")
 CPU = {"device": "cpu", "dtype": "float32"}
 
 
-def test_what_it_prepares_is_trained_and_evaluated(tmp_path: Path) -> None:
+def test_prepared_model_is_trained_and_evaluated(tmp_path: Path) -> None:
     with attaching.Transformers(device="cpu").build(Model("builtin:tiny")) as session:
         (expected,) = session.loglikelihood([PAIR])
-    with prepared("local", model="builtin:tiny", run_dir=tmp_path, params=CPU) as handles:
+    with prepare_model("local", model="builtin:tiny", run_dir=tmp_path, params=CPU) as handles:
         assert handles["model"].training
         assert (handles["device"], handles["model_name"]) == ("cpu", "builtin:tiny")
         with attaching.Transformers().attach(handles) as session:
@@ -46,7 +46,7 @@ def test_what_it_prepares_is_trained_and_evaluated(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_loaded_in_place_of_the_model(tmp_path: Path) -> None:
-    with prepared("local", model="builtin:tiny", run_dir=tmp_path, params=CPU) as handles:
+    with prepare_model("local", model="builtin:tiny", run_dir=tmp_path, params=CPU) as handles:
         with torch.no_grad():
             handles["model"].lm_head.weight.mul_(0.5)
         with attaching.Transformers().attach(handles) as session:
@@ -54,7 +54,7 @@ def test_a_checkpoint_is_loaded_in_place_of_the_model(tmp_path: Path) -> None:
         handles["model"].save_pretrained(tmp_path / "saved")
     model = {"name": "builtin:tiny", "load_checkpoint_path": str(tmp_path / "saved")}
     with (
-        prepared("local", model=model, run_dir=tmp_path, params=CPU) as handles,
+        prepare_model("local", model=model, run_dir=tmp_path, params=CPU) as handles,
         attaching.Transformers().attach(handles) as session,
     ):
         (found,) = session.loglikelihood([PAIR])
@@ -63,23 +63,23 @@ def test_a_checkpoint_is_loaded_in_place_of_the_model(tmp_path: Path) -> None:
 
 def test_a_dtype_is_that_of_the_weights(tmp_path: Path) -> None:
     params = {"device": "cpu", "dtype": "bfloat16"}
-    with prepared("local", model="builtin:tiny", run_dir=tmp_path, params=params) as handles:
+    with prepare_model("local", model="builtin:tiny", run_dir=tmp_path, params=params) as handles:
         assert handles["model"].dtype == torch.bfloat16
 
 
-def test_what_can_not_be_loaded_is_told(tmp_path: Path) -> None:
+def test_unloadable_model_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigurationError, match=r"backend 'local' can't load .*empty"),
-        prepared("local", model=str(tmp_path / "empty"), run_dir=tmp_path, params=CPU),
+        prepare_model("local", model=str(tmp_path / "empty"), run_dir=tmp_path, params=CPU),
     ):
         raise AssertionError("there are no handles")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_a_device_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_device_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(EngineUnavailableError, match=r"asked for device 'cuda', .*there is: cpu"),
-        prepared("local", model="builtin:tiny", run_dir=tmp_path, params={"device": "cuda"}),
+        prepare_model("local", model="builtin:tiny", run_dir=tmp_path, params={"device": "cuda"}),
     ):
         raise AssertionError("there are no handles")
 
@@ -109,8 +109,8 @@ def test_a_spec_with_the_backend_scores_as_one_without(tmp_path: Path) -> None:
     assert values[0] == pytest.approx(values[1], rel=1e-6)
 
 
-def test_evaluation_is_due_every_so_many_steps(tmp_path: Path) -> None:
-    with prepared("local", model="builtin:tiny", run_dir=tmp_path, params=CPU) as handles:
+def test_evaluation_runs_at_multiples_of_every(tmp_path: Path) -> None:
+    with prepare_model("local", model="builtin:tiny", run_dir=tmp_path, params=CPU) as handles:
         evaluation = PeriodicEvaluation(
             attaching.Transformers(),
             handles,
@@ -126,13 +126,13 @@ def test_evaluation_is_due_every_so_many_steps(tmp_path: Path) -> None:
     assert evaluation.results[0] != evaluation.results[10]
 
 
-def test_steps_between_evaluations_are_counted() -> None:
+def test_every_must_be_a_positive_int() -> None:
     with pytest.raises(ConfigurationError, match="every must be an int of at least 1, got 0"):
         PeriodicEvaluation(attaching.Transformers(), {}, every=0, evaluate=lambda s, n: None)
 
 
 @pytest.mark.slow
-def test_the_example_learns_and_evaluation_leaves_no_trace_in_training(tmp_path: Path) -> None:
+def test_example_learns_and_evaluation_does_not_affect_training(tmp_path: Path) -> None:
     pytest.importorskip("plotly", reason="evalution[report] is not installed")
     found = importlib.util.spec_from_file_location("fine_tune", EXAMPLE)
     assert found is not None

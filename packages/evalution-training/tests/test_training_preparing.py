@@ -14,7 +14,7 @@ from evalution_core import (
     EngineUnavailableError,
     Model,
 )
-from evalution_training import make_backend, prepared
+from evalution_training import make_backend, prepare_model
 from evalution_training.models import evaluated_model, training_model
 
 
@@ -51,47 +51,50 @@ class Noting:
 NOTING = f"{__name__}:Noting"
 
 
-def test_teardown_gets_the_very_handles_once(tmp_path: Path) -> None:
+def test_teardown_gets_the_same_handles_once(tmp_path: Path) -> None:
     backend = Noting()
-    with prepared(backend, model="m", run_dir=tmp_path) as handles:
+    with prepare_model(backend, model="m", run_dir=tmp_path) as handles:
         assert handles is backend.handles
     assert [entry[0] for entry in backend.log] == ["prepare", "teardown"]
     assert backend.log[1][1] is backend.handles
 
 
-def test_a_failing_body_is_torn_down_after(tmp_path: Path) -> None:
+def test_failing_body_is_torn_down(tmp_path: Path) -> None:
     backend = Noting(fails="teardown")
-    with pytest.raises(ZeroDivisionError) as told, prepared(backend, model="m", run_dir=tmp_path):
+    with (
+        pytest.raises(ZeroDivisionError) as caught,
+        prepare_model(backend, model="m", run_dir=tmp_path),
+    ):
         raise ZeroDivisionError
     assert [entry[0] for entry in backend.log] == ["prepare", "teardown"]
-    (note,) = told.value.__notes__
+    (note,) = caught.value.__notes__
     assert "RuntimeError: it broke" in note
 
 
 def test_a_failing_prepare_is_not_torn_down(tmp_path: Path) -> None:
     backend = Noting(fails="prepare")
     with (
-        pytest.raises(EngineRuntimeError, match="could not prepare m: RuntimeError") as told,
-        prepared(backend, model="m", run_dir=tmp_path),
+        pytest.raises(EngineRuntimeError, match="could not prepare m: RuntimeError") as caught,
+        prepare_model(backend, model="m", run_dir=tmp_path),
     ):
         raise AssertionError("there are no handles")
     assert [entry[0] for entry in backend.log] == ["prepare"]
-    assert isinstance(told.value.__cause__, RuntimeError)
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_a_library_that_is_missing_is_no_failure_of_the_runtime(tmp_path: Path) -> None:
+def test_missing_library_is_unavailable(tmp_path: Path) -> None:
     backend = Noting(fails="prepare", error=ModuleNotFoundError("No module named 'trl'"))
     with (
         pytest.raises(EngineUnavailableError, match="No module named 'trl'"),
-        prepared(backend, model="m", run_dir=tmp_path),
+        prepare_model(backend, model="m", run_dir=tmp_path),
     ):
         raise AssertionError("there are no handles")
 
 
-def test_a_failing_teardown_is_told(tmp_path: Path) -> None:
+def test_failing_teardown_raises(tmp_path: Path) -> None:
     with (
         pytest.raises(EngineRuntimeError, match="'noting': teardown: RuntimeError: it broke"),
-        prepared(Noting(fails="teardown"), model="m", run_dir=tmp_path),
+        prepare_model(Noting(fails="teardown"), model="m", run_dir=tmp_path),
     ):
         pass
 
@@ -101,23 +104,23 @@ def test_handles_must_be_a_dict(tmp_path: Path) -> None:
     backend.handles = ["model"]
     with (
         pytest.raises(EngineRuntimeError, match=r"must return a dict of handles, got \['model'\]"),
-        prepared(backend, model="m", run_dir=tmp_path),
+        prepare_model(backend, model="m", run_dir=tmp_path),
     ):
         raise AssertionError("there are no handles")
 
 
-def test_the_folder_is_made_or_the_error_names_it(tmp_path: Path) -> None:
-    with prepared("mock", model="m", run_dir=tmp_path / "runs" / "one"):
+def test_run_dir_is_created_or_named_in_the_error(tmp_path: Path) -> None:
+    with prepare_model("mock", model="m", run_dir=tmp_path / "runs" / "one"):
         assert (tmp_path / "runs" / "one").is_dir()
     (tmp_path / "file").write_text("x")
     with (
         pytest.raises(ConfigurationError, match=r"run_dir .*file.* can't be made: .*name another"),
-        prepared("mock", model="m", run_dir=tmp_path / "file"),
+        prepare_model("mock", model="m", run_dir=tmp_path / "file"),
     ):
         raise AssertionError("there are no handles")
 
 
-def test_params_come_validated_with_their_defaults() -> None:
+def test_params_are_validated_and_filled_with_defaults() -> None:
     backend: Any = make_backend(NOTING, {"width": "7"})
     assert backend.params == {"width": 7, "api_key": None}
 
@@ -130,28 +133,28 @@ def test_params_come_validated_with_their_defaults() -> None:
         ({"api_key": 12345678901}, "param 'api_key' of backend .*valid string$"),
     ],
 )
-def test_a_wrong_param_is_told(params: dict[str, Any], message: str) -> None:
+def test_wrong_param_is_refused(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_backend(NOTING, params)
 
 
-def test_mock_fails_when_it_is_asked_to(tmp_path: Path) -> None:
+def test_mock_fails_on_request(tmp_path: Path) -> None:
     with (
         pytest.raises(EngineRuntimeError, match=r"was asked to fail \(fail_on_prepare\)"),
-        prepared("mock", model="m", run_dir=tmp_path, params={"fail_on_prepare": True}),
+        prepare_model("mock", model="m", run_dir=tmp_path, params={"fail_on_prepare": True}),
     ):
         raise AssertionError("there are no handles")
-    with prepared("mock", model="m", run_dir=tmp_path) as handles:
+    with prepare_model("mock", model="m", run_dir=tmp_path) as handles:
         assert handles == {"backend": "mock", "model": {"name": "m"}, "run_dir": str(tmp_path)}
 
 
-def test_a_model_is_told_to_backends_in_their_words() -> None:
+def test_backend_gets_the_declared_model() -> None:
     assert training_model("org/m") == {"name": "org/m"}
     assert training_model(Model("org/m", revision="abc")) == {"name": "org/m", "revision": "abc"}
     assert training_model({"path": "org/m", "renderer_name": None}) == {"name": "org/m"}
 
 
-def test_a_checkpoint_is_what_is_evaluated() -> None:
+def test_checkpoint_is_evaluated_under_the_models_name() -> None:
     declared = training_model({"name": "org/m", "load_checkpoint_path": "out/last"})
     assert evaluated_model(declared) == Model("out/last", label="org/m", tokenizer_path="org/m")
     declared = training_model({"name": "org/m", "init_from_checkpoint": "a", "label": "mine"})
@@ -179,34 +182,16 @@ def test_files_beside_a_spec_are_found(tmp_path: Path) -> None:
         (3, "model must be a Model, a mapping or a name, got 3"),
     ],
 )
-def test_a_wrong_model_is_told(declared: Any, message: str) -> None:
+def test_wrong_model_is_refused(declared: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         training_model(declared)
 
 
-@pytest.mark.parametrize(
-    ("backend", "message"),
-    [
-        (None, "must be a name, or a backend with prepare and teardown that is made already, got"),
-        (Noting, "is made already, got <class"),
-        (object(), "is made already, got <object"),
-    ],
-)
-def test_what_is_no_backend_is_told_before_it_is_asked(
-    backend: Any, message: str, tmp_path: Path
-) -> None:
-    with (
-        pytest.raises(ConfigurationError, match=message),
-        prepared(backend, model="m", run_dir=tmp_path),
-    ):
-        pass
-
-
-def test_params_beside_a_backend_that_is_made_are_refused(tmp_path: Path) -> None:
+def test_params_for_a_constructed_backend_are_refused(tmp_path: Path) -> None:
     backend = Noting()
     with (
         pytest.raises(ConfigurationError, match="Noting is made already"),
-        prepared(backend, model="m", run_dir=tmp_path, params={"width": 2}),
+        prepare_model(backend, model="m", run_dir=tmp_path, params={"width": 2}),
     ):
         pass
     assert backend.log == []
@@ -220,20 +205,12 @@ def test_params_beside_a_backend_that_is_made_are_refused(tmp_path: Path) -> Non
         ({3: 1}, "backend 'mock' has no param 3"),
     ],
 )
-def test_params_are_names_with_values(params: Any, message: str) -> None:
+def test_params_must_be_a_mapping_of_names(params: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_backend("mock", params)
 
 
-def test_a_folder_is_a_path() -> None:
-    with (
-        pytest.raises(ConfigurationError, match="run_dir must be a folder's path, got None"),
-        prepared("mock", model="m", run_dir=None),  # pyright: ignore[reportArgumentType]
-    ):
-        pass
-
-
 @pytest.mark.parametrize("key", ["load_checkpoint_path", "init_from_checkpoint", "renderer_name"])
-def test_what_the_model_holds_is_text(key: str) -> None:
+def test_model_fields_must_be_text(key: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"model\.{key} must be a non-empty text, got 3"):
         training_model({"name": "m", key: 3})

@@ -105,7 +105,7 @@ def test_mock_backend_runs_with_the_mock_engine(run: Callable[..., Any], tmp_pat
     assert found["model"]["backend"]["kind"] == "mock"
 
 
-def test_a_model_by_its_name_alone_will_do(run: Callable[..., Any]) -> None:
+def test_model_may_be_a_name(run: Callable[..., Any]) -> None:
     done = run(model="org/m")
     assert "attached to org/m for org/m" in done.stdout, done.output
 
@@ -140,7 +140,7 @@ def test_handles_of_another_kind_are_torn_down_after(run: Callable[..., Any]) ->
     ],
 )
 @pytest.mark.parametrize("command", ["validate", "run"])
-def test_what_is_wrong_is_told_before_anything_is_prepared(
+def test_wrong_spec_is_refused_before_preparation(
     run: Callable[..., Any], command: str, sections: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     done = run(command, **sections)
@@ -149,9 +149,7 @@ def test_what_is_wrong_is_told_before_anything_is_prepared(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_failing_prepare_ends_the_run_before_it_begins(
-    run: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_failing_prepare_ends_the_run(run: Callable[..., Any], tmp_path: Path) -> None:
     done = run(backend="{kind: mock, params: {fail_on_prepare: true}}")
     assert done.exit_code == 1
     assert "backend 'mock' was asked to fail (fail_on_prepare)" in done.stderr
@@ -169,4 +167,4 @@ def test_the_schema_for_editors_takes_a_spec_with_a_backend() -> None:
         "backend": {"kind": "mock", "params": {}},
         "model": {"name": "m", "renderer_name": "x"},
     }
-    jsonschema.Draft202012Validator(schema.spec_schema().schema).validate(spec)
+    jsonschema.Draft202012Validator(schema.make_spec_schema().schema).validate(spec)

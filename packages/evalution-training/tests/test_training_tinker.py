@@ -12,7 +12,7 @@ import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError
 from evalution_training import backends as libraries
-from evalution_training import make_backend, prepared
+from evalution_training import make_backend, prepare_model
 
 Install = Callable[..., Path]
 STUB = """
@@ -59,23 +59,23 @@ def stub(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)
 
 
-def url_of(server: Server) -> str:
+def make_url(server: Server) -> str:
     return f"http://127.0.0.1:{server.server_port}"
 
 
-def handles_of(tmp_path: Path, **params: Any) -> dict[str, Any]:
+def prepare_handles(tmp_path: Path, **params: Any) -> dict[str, Any]:
     model = {"name": "org/m", "load_checkpoint_path": "tinker://x", "renderer_name": "qwen3"}
-    with prepared("tinker", model=model, run_dir=tmp_path, params=params) as handles:
+    with prepare_model("tinker", model=model, run_dir=tmp_path, params=params) as handles:
         return dict(handles)
 
 
 @pytest.mark.parametrize("status", [200, 404, 500])
-def test_any_answer_is_a_sign_of_life(server: Server, status: int, tmp_path: Path) -> None:
+def test_any_answer_counts_as_alive(server: Server, status: int, tmp_path: Path) -> None:
     server.status = status
-    handles = handles_of(tmp_path, base_url=url_of(server) + "/")
+    handles = prepare_handles(tmp_path, base_url=make_url(server) + "/")
     assert server.asked == [("/api/v1/get_server_capabilities", KEY)]
     client = handles.pop("service_client")
-    assert (client.base_url, client.api_key) == (url_of(server), KEY)
+    assert (client.base_url, client.api_key) == (make_url(server), KEY)
     assert handles == {
         "backend": "tinker",
         "model_name": "org/m",
@@ -86,37 +86,37 @@ def test_any_answer_is_a_sign_of_life(server: Server, status: int, tmp_path: Pat
     }
 
 
-def test_the_key_is_read_when_the_model_is_prepared_and_shown_nowhere(
+def test_key_is_read_at_preparation_and_never_shown(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TINKER_BASE_URL", url_of(server))
+    monkeypatch.setenv("TINKER_BASE_URL", make_url(server))
     monkeypatch.setenv("OTHER_KEY", "another-secret-key")
-    assert handles_of(tmp_path, api_key_env="OTHER_KEY")["service_client"].base_url
+    assert prepare_handles(tmp_path, api_key_env="OTHER_KEY")["service_client"].base_url
     assert server.asked[0][1] == "another-secret-key"
 
 
-def test_a_key_that_is_not_set_is_told(tmp_path: Path) -> None:
+def test_unset_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="environment variable NO_SUCH_KEY, which isn't"):
-        handles_of(tmp_path, api_key_env="NO_SUCH_KEY", base_url="http://127.0.0.1:9")
+        prepare_handles(tmp_path, api_key_env="NO_SUCH_KEY", base_url="http://127.0.0.1:9")
 
 
-def test_a_key_that_is_refused_is_told(server: Server, tmp_path: Path) -> None:
+def test_rejected_key_is_reported(server: Server, tmp_path: Path) -> None:
     server.status = 401
     with pytest.raises(ConfigurationError, match=r"refuses the key in TINKER_API_KEY \(HTTP 401\)"):
-        handles_of(tmp_path, base_url=url_of(server))
+        prepare_handles(tmp_path, base_url=make_url(server))
 
 
-def test_a_server_that_is_away_is_told_at_once(server: Server, tmp_path: Path) -> None:
+def test_unreachable_server_is_reported_at_once(server: Server, tmp_path: Path) -> None:
     import socket
 
     with socket.socket() as taken:  # bound and not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(EngineUnavailableError, match=f"answers at {url} within 90 s"):
-            handles_of(tmp_path, base_url=url)
+            prepare_handles(tmp_path, base_url=url)
 
 
-def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+def test_silent_server_times_out(tmp_path: Path) -> None:
     import socket
 
     with socket.socket() as silent:
@@ -124,39 +124,41 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(EngineUnavailableError, match=r"within 0\.2 s .*timed out"):
-            handles_of(tmp_path, base_url=url, timeout=0.2)
+            prepare_handles(tmp_path, base_url=url, timeout=0.2)
 
 
-def test_what_is_no_url_is_refused(tmp_path: Path) -> None:
+def test_url_without_http_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=r"must begin with http:// or https://, got 'file:"
     ):
-        handles_of(tmp_path, base_url="file:///etc/passwd")
+        prepare_handles(tmp_path, base_url="file:///etc/passwd")
 
 
-def test_a_wrong_port_is_refused(tmp_path: Path) -> None:
+def test_wrong_port_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(
             ConfigurationError, match=r"is not a URL: 'http://host:port' \(nonnumeric port"
         ),
-        prepared("tinker", model="m", run_dir=tmp_path, params={"base_url": "http://host:port"}),
+        prepare_model(
+            "tinker", model="m", run_dir=tmp_path, params={"base_url": "http://host:port"}
+        ),
     ):
         pass
 
 
 @pytest.mark.parametrize("timeout", [0, float("nan"), float("inf")])
-def test_a_timeout_is_a_time(timeout: float) -> None:
+def test_timeout_must_be_positive_and_finite(timeout: float) -> None:
     with pytest.raises(ConfigurationError, match="param 'timeout' of backend 'tinker'"):
         make_backend("tinker", {"timeout": timeout})
 
 
-def test_a_key_in_place_of_its_variable_is_not_repeated() -> None:
-    with pytest.raises(ConfigurationError, match="name of an environment variable") as told:
+def test_key_in_place_of_its_variable_is_not_repeated() -> None:
+    with pytest.raises(ConfigurationError, match="name of an environment variable") as caught:
         make_backend("tinker", {"api_key_env": "tml-the-key-itself"})
-    assert "tml-the-key-itself" not in str(told.value)
+    assert "tml-the-key-itself" not in str(caught.value)
 
 
-def test_without_tinker_it_says_what_to_install(
+def test_missing_tinker_names_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(name: str) -> Any:
@@ -165,4 +167,4 @@ def test_without_tinker_it_says_what_to_install(
     monkeypatch.setattr(libraries, "import_module", missing)
     expected = r'needs tinker, which isn.t installed; pip install "evalution-training\[tinker\]"'
     with pytest.raises(EngineUnavailableError, match=expected):
-        handles_of(tmp_path)
+        prepare_handles(tmp_path)

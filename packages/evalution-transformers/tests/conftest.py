@@ -38,7 +38,7 @@ _ENCODER: dict[str, Any] = {
 
 
 @cache
-def _built(kind: str, attention: str) -> Any:
+def _make_model(kind: str, attention: str) -> Any:
     torch.manual_seed(7)
     wide = {"initializer_range": _WIDE_INIT, "attn_implementation": attention}
     made: dict[str, Callable[[], Any]] = {
@@ -109,7 +109,7 @@ def random_model() -> Callable[..., Any]:
     """A function that gives a random model of a kind, in a dtype; the same one each time."""
 
     def give(kind: str, dtype: torch.dtype = torch.float32, attention: str = "sdpa") -> Any:
-        return _built(kind, attention).to(dtype)
+        return _make_model(kind, attention).to(dtype)
 
     return give
 

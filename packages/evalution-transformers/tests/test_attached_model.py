@@ -105,13 +105,13 @@ def test_model_is_in_its_callers_state_between_steps(handles: dict[str, Any], be
         seen: list[bool] = []
         run = loop._generate
 
-        def watched(feed: Any) -> Any:
+        def watch(feed: Any) -> Any:
             for events in run(feed):
                 same = torch.equal(torch.get_rng_state(), state)
                 seen.append(model.training and model.generation_config is own and same)
                 yield events
 
-        loop._generate = watched
+        loop._generate = watch
         session.generate([GenerationRequest("w5", max_new_tokens=6, ignore_eos=True, **hot)])
     assert len(seen) > 3
     assert all(seen)

@@ -47,7 +47,9 @@ PROMPTS = [
 ]
 
 
-def ordered(ask: Any, requests: Sequence[Any], seed: int | None, size: int | None) -> list[Any]:
+def ask_in_order(
+    ask: Any, requests: Sequence[Any], seed: int | None, size: int | None
+) -> list[Any]:
     """The outputs in the order of `requests`, asked for in another one."""
     order = list(range(len(requests)))
     if seed is not None:
@@ -60,14 +62,14 @@ def answers(
     session: BaseInferenceSession, seed: int | None = None, size: int | None = None
 ) -> tuple[list[list[float]], list[GenerationOutput]]:
     """Log-probabilities of what was scored, and completions."""
-    scored = ordered(session.loglikelihood, PAIRS, seed, size)
-    scored += ordered(session.loglikelihood_rolling, DOCUMENTS, seed, size)
-    return [output.token_logprobs for output in scored], ordered(
+    scored = ask_in_order(session.loglikelihood, PAIRS, seed, size)
+    scored += ask_in_order(session.loglikelihood_rolling, DOCUMENTS, seed, size)
+    return [output.token_logprobs for output in scored], ask_in_order(
         session.generate, PROMPTS, seed, size
     )
 
 
-def decided(output: GenerationOutput) -> int:
+def count_decided_steps(output: GenerationOutput) -> int:
     """Steps before the first at which rounding may choose the token."""
     gaps = [max(top.values()) - min(top.values()) for top in output.top_logprobs or []]
     return next((at for at, gap in enumerate(gaps) if gap < UNDECIDED), len(gaps))
@@ -79,7 +81,7 @@ def test_batch_size_and_order_change_no_answer(kind: type[TransformersCompat], d
     tolerance = TOLERANCES[dtype]
     with kind(dtype=dtype, device="cpu", batch_size=1).build(TINY) as session:
         right_scores, right_texts = answers(session)
-    steps = [decided(output) for output in right_texts]
+    steps = [count_decided_steps(output) for output in right_texts]
     assert sum(steps) > 0.9 * sum(len(output.token_ids or ()) for output in right_texts)
     for size in SIZES:
         with kind(dtype=dtype, device="cpu", batch_size=size).build(TINY) as session:

@@ -42,12 +42,12 @@ def session(
         yield built
 
 
-def ids_of(prompt: str) -> list[int]:
+def parse_ids(prompt: str) -> list[int]:
     return [int(word[1:]) for word in prompt.split()]
 
 
 def upstream(model: Any, prompt: str, length: int, **settings: Any) -> list[int]:
-    token_ids = torch.tensor([ids_of(prompt)])
+    token_ids = torch.tensor([parse_ids(prompt)])
     found = model.generate(
         input_ids=token_ids,
         attention_mask=torch.ones_like(token_ids),
@@ -162,10 +162,6 @@ def test_a_checkpoints_own_generation_settings_change_nothing(
         assert output.token_ids == plain
 
 
-class OutOfMemory(RuntimeError):
-    """Stands for the device's own."""
-
-
 @pytest.mark.parametrize("path", ["fixed batches", "forward passes"])
 @pytest.mark.parametrize("rows", [0, 1])
 def test_out_of_memory_runs_smaller_batches_or_fails_one_prompt(
@@ -177,10 +173,6 @@ def test_out_of_memory_runs_smaller_batches_or_fails_one_prompt(
     model = random_model("llama")
     right = [upstream(model, prompt, 12) for prompt in PROMPTS[:3]]
     with ENGINES[path].build(Model(str(write_checkpoint()))) as built:
-        generation: Any = built._generation_path
-        generation._out_of_memory = OutOfMemory
-        if path == "forward passes":
-            generation._beams._out_of_memory = OutOfMemory
         steps = 0
 
         def check(_: Any, args: Any, inputs: dict[str, Any], __: Any) -> None:
@@ -188,7 +180,7 @@ def test_out_of_memory_runs_smaller_batches_or_fails_one_prompt(
             states = inputs["hidden_states"] if "hidden_states" in inputs else args[0]
             steps += 1
             if states.shape[0] > rows and steps > 3:
-                raise OutOfMemory("no room")
+                raise torch.OutOfMemoryError("no room")
 
         loaded: Any = built._model
         loaded.model.layers[0].register_forward_hook(check, with_kwargs=True)

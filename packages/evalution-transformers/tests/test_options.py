@@ -41,7 +41,7 @@ TINY = Model("builtin:tiny")
         (
             Transformers(manual_eviction=True),
             TINY,
-            f"transformers {transformers.__version__} has no manual_eviction for continuous",
+            f"{transformers.__version__} has no setting of continuous batching 'manual_eviction'",
         ),
         (
             Transformers(max_cached_graphs=4),
@@ -150,7 +150,7 @@ def test_a_transformers_without_the_manager_is_a_recorded_fallback(
         assert execution["generation"] == "forward passes"
         session.generate([GenerationRequest("a", max_new_tokens=2)])
     assert sum("falls back" in record.message for record in caplog.records) == 1
-    with pytest.raises(ConfigurationError, match="has no use_cuda_graph"):
+    with pytest.raises(ConfigurationError, match="setting of continuous batching 'use_cuda_graph'"):
         Transformers(use_cuda_graph=(True, False)).build(TINY)
 
 

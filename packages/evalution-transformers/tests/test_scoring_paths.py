@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from evalution_enginekit import TokenScore, TokenSpan, plan_scoring
-from evalution_transformers.forward import _chosen
+from evalution_transformers.forward import _score_targets
 from evalution_transformers.generate import rank_logprobs
 from evalution_transformers.probe import probe_architecture
-from evalution_transformers.session import Scorer, make_scorer
+from evalution_transformers.score import Scorer
+from evalution_transformers.session import make_scorer
 
 VOCAB, WINDOW = 97, 128
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -36,7 +37,7 @@ def questions(rows: int, head: int, seed: int = 0) -> list[TokenSpan]:
     return sorted(spans, key=lambda span: list(span.token_ids))
 
 
-def expected(model: Any, span: TokenSpan) -> TokenScore:
+def score_plainly(model: Any, span: TokenSpan) -> TokenScore:
     with torch.no_grad():
         logits = model(torch.tensor([list(span.fed)])).logits[0, span.start - 1 :]
     logprobs = logits.log_softmax(-1)
@@ -45,7 +46,7 @@ def expected(model: Any, span: TokenSpan) -> TokenScore:
     return TokenScore(chosen.tolist(), bool((chosen >= logprobs.amax(-1)).all()))
 
 
-def scored(scorer: Scorer, spans: Sequence[TokenSpan]) -> list[TokenScore]:
+def collect_scores(scorer: Scorer, spans: Sequence[TokenSpan]) -> list[TokenScore]:
     return [score for step in scorer.score(spans) for score in step]
 
 
@@ -78,13 +79,13 @@ def test_any_size_of_pass_scores_as_the_plain_forward(
 ) -> None:
     model = random_model(kind, dtype, "eager" if kind == "gemma2" else "sdpa")
     spans = questions(rows=5, head=20)
-    right = [expected(model, span) for span in spans]
+    right = [score_plainly(model, span) for span in spans]
     # Some of upstream's own arithmetic is in float32 whatever the dtype.
     tolerance = 1e-4 if kind in ("mamba", "bloom", "gemma2") else TOLERANCES[dtype]
     for tokens in (1, 9, 64, 4096):
         scorer = make_scorer(model, probe_architecture(model, WINDOW), pass_tokens=tokens)
-        assert_close(scored(scorer, spans), right, tolerance)
-        assert_close(scored(scorer, spans), right, tolerance)
+        assert_close(collect_scores(scorer, spans), right, tolerance)
+        assert_close(collect_scores(scorer, spans), right, tolerance)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_shared_prefixes_are_forwarded_once(random_model: Callable[..., Any], to
     model = random_model("llama")
     spans = [span for span in questions(rows=40, head=90) if span.start > 1]
     scorer = make_scorer(model, probe_architecture(model, WINDOW), pass_tokens=tokens)
-    forwarded = count_tokens(model, lambda: scored(scorer, spans))
+    forwarded = count_tokens(model, lambda: collect_scores(scorer, spans))
     assert forwarded <= 1.05 * plan_scoring(spans).unique_tokens
 
 
@@ -127,12 +128,14 @@ def test_the_next_call_reuses_the_cached_prefix(random_model: Callable[..., Any]
     model = random_model("llama")
     spans = [span for span in questions(rows=12, head=90) if span.start > 1]
     scorer = make_scorer(model, probe_architecture(model, WINDOW), pass_tokens=96)
-    first = count_tokens(model, lambda: scored(scorer, spans[:24]))
-    second = count_tokens(model, lambda: scored(scorer, spans[24:]))
+    first = count_tokens(model, lambda: collect_scores(scorer, spans[:24]))
+    second = count_tokens(model, lambda: collect_scores(scorer, spans[24:]))
     assert second <= plan_scoring(spans[24:]).unique_tokens - 85
     scorer.forget()
-    assert count_tokens(model, lambda: scored(scorer, spans[:24])) == first
-    assert_close(scored(scorer, spans), [expected(model, span) for span in spans], 1e-4)
+    assert count_tokens(model, lambda: collect_scores(scorer, spans[:24])) == first
+    assert_close(
+        collect_scores(scorer, spans), [score_plainly(model, span) for span in spans], 1e-4
+    )
 
 
 def test_weights_that_change_between_calls_are_used(random_model: Callable[..., Any]) -> None:
@@ -141,30 +144,26 @@ def test_weights_that_change_between_calls_are_used(random_model: Callable[..., 
     scorer = make_scorer(
         model, probe_architecture(model, WINDOW), pass_tokens=96, keeps_prefix=False
     )
-    scored(scorer, spans)
+    collect_scores(scorer, spans)
     weight = model.model.layers[0].self_attn.k_proj.weight
     kept = weight.detach().clone()
     try:
         with torch.no_grad():
             weight.mul_(1.5)
-        right = [expected(model, span) for span in spans]
-        assert_close(scored(scorer, spans), right, 1e-4)
+        right = [score_plainly(model, span) for span in spans]
+        assert_close(collect_scores(scorer, spans), right, 1e-4)
     finally:
         with torch.no_grad():
             weight.copy_(kept)
 
 
-class OutOfMemory(RuntimeError):
-    """Stands for the device's own."""
-
-
-def limited(model: Any, most: int) -> Any:
+def limit_tokens(model: Any, most: int) -> Any:
     """Makes a pass over more than `most` tokens fail, after its first layer has run."""
 
     def check(_: Any, args: Any, inputs: dict[str, Any], __: Any) -> None:
         states = inputs["hidden_states"] if "hidden_states" in inputs else args[0]
         if states.shape[0] * states.shape[1] > most:
-            raise OutOfMemory
+            raise torch.OutOfMemoryError
 
     return model.model.layers[0].register_forward_hook(check, with_kwargs=True)
 
@@ -178,15 +177,13 @@ def test_out_of_memory_halves_this_and_later_passes(
 
     model = random_model(kind)
     spans = questions(rows=8, head=40)
-    right = [expected(model, span) for span in spans]
+    right = [score_plainly(model, span) for span in spans]
     forward = Forward(model)
     scorer: Scorer
     if kind == "llama":
-        scorer = PrefixScorer(
-            forward, additive_mask=False, pass_tokens=1024, out_of_memory=OutOfMemory
-        )
+        scorer = PrefixScorer(forward, pass_tokens=1024)
     else:
-        scorer = PaddedScorer(forward, pass_tokens=1024, out_of_memory=OutOfMemory)
+        scorer = PaddedScorer(forward, pass_tokens=1024)
     failures = 0
 
     def count(_: Any, args: Any, inputs: dict[str, Any]) -> None:
@@ -194,14 +191,14 @@ def test_out_of_memory_halves_this_and_later_passes(
         failures += inputs["input_ids"].numel() > 140
 
     hooks = [
-        limited(model, 140),
+        limit_tokens(model, 140),
         model.base_model.register_forward_pre_hook(count, with_kwargs=True),
     ]
     try:
-        assert_close(scored(scorer, spans), right, 1e-4)
+        assert_close(collect_scores(scorer, spans), right, 1e-4)
         assert failures
         seen, failures = failures, 0
-        assert_close(scored(scorer, spans), right, 1e-4)
+        assert_close(collect_scores(scorer, spans), right, 1e-4)
         assert failures < seen
     finally:
         for hook in hooks:
@@ -215,13 +212,11 @@ def test_out_of_memory_for_one_token_raises_the_runtimes_error(
     from evalution_transformers.score import PrefixScorer
 
     model = random_model("llama")
-    scorer = PrefixScorer(
-        Forward(model), additive_mask=False, pass_tokens=64, out_of_memory=OutOfMemory
-    )
-    hook = limited(model, 0)
+    scorer = PrefixScorer(Forward(model), pass_tokens=64)
+    hook = limit_tokens(model, 0)
     try:
-        with pytest.raises(OutOfMemory):
-            scored(scorer, questions(rows=1, head=2))
+        with pytest.raises(torch.OutOfMemoryError):
+            collect_scores(scorer, questions(rows=1, head=2))
     finally:
         hook.remove()
 
@@ -229,7 +224,7 @@ def test_out_of_memory_for_one_token_raises_the_runtimes_error(
 def test_a_failed_pass_does_not_change_later_scores(random_model: Callable[..., Any]) -> None:
     model = random_model("llama")
     spans = [span for span in questions(rows=6, head=60) if span.start > 1]
-    right = [expected(model, span) for span in spans]
+    right = [score_plainly(model, span) for span in spans]
     for fails_at in (1, 2, 3):
         scorer = make_scorer(model, probe_architecture(model, WINDOW), pass_tokens=48)
         passes = 0
@@ -243,8 +238,8 @@ def test_a_failed_pass_does_not_change_later_scores(random_model: Callable[..., 
         hook = model.model.layers[1].register_forward_pre_hook(fail)
         try:
             with pytest.raises(RuntimeError, match="planted"):
-                scored(scorer, spans)
-            assert_close(scored(scorer, spans), right, 1e-4)
+                collect_scores(scorer, spans)
+            assert_close(collect_scores(scorer, spans), right, 1e-4)
         finally:
             hook.remove()
 
@@ -253,7 +248,7 @@ def test_narrow_logits_are_scored_in_float32() -> None:
     logits = (torch.randn(64, 4096, generator=torch.Generator().manual_seed(5)) * 6).bfloat16()
     right = logits.double().log_softmax(dim=-1)
     rows, targets = torch.arange(64), torch.arange(64) * 60
-    chosen, _ = _chosen(logits, rows, targets)
+    chosen, _ = _score_targets(logits, rows, targets)
     assert (chosen.double() - right[rows, targets]).abs().max() < 1e-4
     value, top = rank_logprobs(logits[0], 7, 3)
     assert abs(value - right[0, 7]) < 1e-4

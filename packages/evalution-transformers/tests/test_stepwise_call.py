@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from evalution_transformers.generate import StepwiseCall
+from evalution_transformers.generate import run_stepwise
 
 
 def counting(upto: int, seen: list[int]) -> Callable[[Callable[[int], None]], None]:
@@ -24,7 +24,7 @@ def counting(upto: int, seen: list[int]) -> Callable[[Callable[[int], None]], No
 
 def test_call_runs_only_while_its_iterator_is_advanced() -> None:
     seen: list[int] = []
-    steps = StepwiseCall(counting(3, seen), "test").steps()
+    steps = run_stepwise(counting(3, seen), "test")
     assert not seen
     assert next(steps) == 0
     assert seen == [0]
@@ -36,7 +36,7 @@ def test_exception_of_the_call_is_raised_by_the_iterator() -> None:
         report(1)
         raise ValueError("planted")
 
-    steps = StepwiseCall(broken, "test").steps()
+    steps = run_stepwise(broken, "test")
     assert next(steps) == 1
     with pytest.raises(ValueError, match="planted"):
         next(steps)
@@ -55,7 +55,7 @@ def test_closing_the_iterator_ends_the_call_and_its_thread() -> None:
             ended.append("unwound")
 
     before = threading.active_count()
-    steps = StepwiseCall(call, "test").steps()
+    steps = run_stepwise(call, "test")
     next(steps)
     assert isinstance(steps, Generator)
     steps.close()
@@ -78,7 +78,7 @@ def test_raised_exception_keeps_no_frames_alive() -> None:
     gc.disable()
     try:
         with contextlib.suppress(MemoryError):
-            list(StepwiseCall(broken, "test").steps())
+            list(run_stepwise(broken, "test"))
         assert held[0]() is None
     finally:
         gc.enable()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,11 +37,11 @@ def test_killed_core_is_an_error_that_names_requests_in_flight(session: Any) -> 
     (score,) = session.loglikelihood([LoglikelihoodRequest("1+1=", "2")])
     assert score.logprob < 0
     assert session.describe_execution()["multiprocessing"] is True
-    killer = threading.Timer(0.0, lambda: [core.kill() for core in cores()])
     long = GenerationRequest("a", max_new_tokens=500, ignore_eos=True)
     stream = session.stream([(key, long) for key in ("x", "y")])
     next(stream)
-    killer.start()
+    for core in cores():
+        core.kill()
     with pytest.raises(EngineRuntimeError, match=r"engine core ended|EngineDead") as dead:
         list(stream)
     assert set(dead.value.in_flight) <= {"x", "y"}

@@ -95,8 +95,8 @@ def test_top_logprobs_are_right_while_other_requests_list_tokens(session: Servin
     scorer = threading.Thread(
         target=lambda: scored.extend(session.loglikelihood(pairs() * 8, batch_size=2))
     )
-    beside: list[Any] = []
     scorer.start()
+    beside = session.generate(prompts)
     while scorer.is_alive():
         beside = session.generate(prompts)
     scorer.join()

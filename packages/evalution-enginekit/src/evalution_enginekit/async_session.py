@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Iterable,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from evalution_core import (
     BaseInferenceSession,
@@ -23,8 +18,6 @@ from evalution_core import (
     LoglikelihoodRequest,
     RequestFailure,
     RequestStream,
-    RollingLoglikelihoodOutput,
-    RollingLoglikelihoodRequest,
     SessionClosedError,
     TextDelta,
 )
@@ -101,12 +94,6 @@ class AsyncSession:
         """Return the score of one continuation; raises as `generate`."""
         return _check_output((await self.answer([request]))[0])
 
-    async def score_rolling(
-        self, request: RollingLoglikelihoodRequest
-    ) -> RollingLoglikelihoodOutput:
-        """Return the score of one text; raises as `generate`."""
-        return _check_output((await self.answer([request]))[0])
-
     async def stream(
         self, request: GenerationRequest
     ) -> AsyncGenerator[TextDelta | GenerationOutput]:
@@ -125,20 +112,8 @@ class AsyncSession:
                     yield TextDelta(output.text, tuple(output.token_ids or ()))
                 yield output
 
-    @overload
-    async def answer(
-        self, requests: Sequence[GenerationRequest]
-    ) -> list[GenerationOutput | RequestFailure]: ...
-    @overload
-    async def answer(
-        self, requests: Sequence[LoglikelihoodRequest]
-    ) -> list[LoglikelihoodOutput | RequestFailure]: ...
-    @overload
-    async def answer(
-        self, requests: Sequence[RollingLoglikelihoodRequest]
-    ) -> list[RollingLoglikelihoodOutput | RequestFailure]: ...
     async def answer(self, requests: Sequence[Any]) -> list[Any]:
-        """Return the results of one caller's requests, all of one kind, in their order.
+        """Return one caller's outputs and failures, of requests of one kind, in their order.
 
         Raises:
             EvalutionError: the session failed, or was closed meanwhile.

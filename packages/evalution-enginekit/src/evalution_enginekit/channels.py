@@ -261,7 +261,7 @@ class _Reader:
         return elsewhere
 
     def _read_stream(self) -> None:
-        stream = self._stream = self._channel.open_stream(self._requests(self._round))
+        stream = self._stream = self._channel.open_stream(self._yield_requests(self._round))
         with stream:
             for number, event in stream:
                 if self._channel.is_closed:
@@ -278,7 +278,7 @@ class _Reader:
                 # Not under the lock: the caller's thread would wake and wait for it.
                 call.send((index, event))
 
-    def _requests(self, round_number: int) -> Iterator[tuple[int, Request]]:
+    def _yield_requests(self, round_number: int) -> Iterator[tuple[int, Request]]:
         """Yield what waits, for as long as the stream of this round is the one that is read."""
         self._was_asked = True
         channel = self._channel

@@ -63,7 +63,7 @@ class ChatTemplate:
 
     @cached_property
     def _template(self) -> Template:
-        return _environment().from_string(self.source)
+        return _make_environment().from_string(self.source)
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
         """This template, rendered with `variables` too; of two with one name, the new one counts.
@@ -85,11 +85,11 @@ class ChatTemplate:
 
     def _read_variables(self) -> set[str]:
         """The names of the variables that the template reads and nobody sets."""
-        jinja2 = _jinja()
+        jinja2 = _import_jinja()
         from jinja2.meta import find_undeclared_variables  # noqa: PLC0415
 
         try:
-            read = find_undeclared_variables(_environment().parse(self.source))
+            read = find_undeclared_variables(_make_environment().parse(self.source))
         except jinja2.TemplateError as error:
             raise ConfigurationError(f"the model's chat template is broken: {error}") from error
         return read - _SET - self.special_tokens.keys()
@@ -107,10 +107,10 @@ class ChatTemplate:
             InvalidRequestError: the template refuses the messages, with its own reason.
             EngineUnavailableError: Jinja is not installed.
         """
-        jinja2 = _jinja()
+        jinja2 = _import_jinja()
         try:
             return self._template.render(
-                messages=[_with_plain_content(message) for message in messages],
+                messages=[_join_text_parts(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
                 tools=list(tools) if tools else None,
                 documents=None,
@@ -183,7 +183,7 @@ def _is_plain(value: object) -> bool:
             return False
 
 
-def _with_plain_content(message: Message) -> dict[str, Any]:
+def _join_text_parts(message: Message) -> dict[str, Any]:
     """The message with text parts joined; a None is left out, or a template would print it."""
     kept = {name: value for name, value in message.items() if value is not None}
     if isinstance(kept.get("content"), list):
@@ -193,7 +193,7 @@ def _with_plain_content(message: Message) -> dict[str, Any]:
     return kept
 
 
-def _jinja() -> Any:
+def _import_jinja() -> Any:
     try:
         import jinja2  # noqa: PLC0415 - extra [tokenizers] or [hf]
     except ImportError as error:
@@ -203,20 +203,20 @@ def _jinja() -> Any:
     return jinja2
 
 
-def _environment() -> Any:
+def _make_environment() -> Any:
     from jinja2.ext import loopcontrols  # noqa: PLC0415
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
 
     environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_tag()]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _make_generation_tag()]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _now
+    environment.globals["strftime_now"] = _format_now
     return environment
 
 
-def _generation_tag() -> Any:
+def _make_generation_tag() -> Any:
     from jinja2.ext import Extension  # noqa: PLC0415
 
     class GenerationTag(Extension):
@@ -241,5 +241,5 @@ def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _now(spelling: str) -> str:
+def _format_now(spelling: str) -> str:
     return datetime.now().astimezone().strftime(spelling)

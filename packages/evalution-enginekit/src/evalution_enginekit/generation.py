@@ -1,8 +1,4 @@
-"""Generation: the tokens of a runtime in, verbatim text and the contract's output out.
-
-The loop runs on the runtime thread. It admits prompts of all open streams and turns the engine's
-events into completions.
-"""
+"""Generation: the tokens of a runtime in, verbatim text and the contract's output out."""
 
 from __future__ import annotations
 
@@ -20,7 +16,13 @@ from evalution_core import (
     TextDelta,
 )
 from evalution_core.requests import FinishReason, TopLogprobs
-from evalution_enginekit.runtime_thread import IDLE, RuntimeThread, end_steps, runtime_errors
+from evalution_enginekit.runtime_thread import (
+    IDLE,
+    RuntimeThread,
+    end_steps,
+    name_lost_requests,
+    runtime_errors,
+)
 from evalution_enginekit.streams import ResultStream, StreamLimits
 from evalution_enginekit.tokenizer import Tokenizer
 
@@ -123,18 +125,18 @@ class Completion:
     def delta(self) -> TextDelta | None:
         """Text and ids that became final since the last call; None if there are none."""
         certain = self._matcher.certain if self.finish is None else self._cut
-        text = self._visible(self._sent_text, certain)
-        ids = self._certain_ids(certain)
+        text = self._join_visible(self._sent_text, certain)
+        ids = self._find_certain_ids(certain)
         self._sent_text, self._sent_ids = certain, self._sent_ids + len(ids)
         return TextDelta(text, tuple(ids)) if text or ids else None
 
     def output(self, prompt: str, metadata: dict[str, Any], truncated: int) -> GenerationOutput:
-        kept = self._kept_ids()
+        kept = self._find_kept_ids()
         known = self._prompt.logprobs is not None and len(self._logprobs) >= len(kept)
         listed = known and len(self._top) >= len(kept)
         return GenerationOutput(
             prompt,
-            self._visible(0, self._cut),
+            self._join_visible(0, self._cut),
             metadata,
             token_ids=kept,
             token_logprobs=self._logprobs[: len(kept)] if known else None,
@@ -171,22 +173,22 @@ class Completion:
         self._has_ended = True
         self.finish = "stop" if self._matcher.cut is not None else reason
 
-    def _kept_ids(self) -> list[int]:
+    def _find_kept_ids(self) -> list[int]:
         if self._matcher.cut is None:
             return list(self._ids)
         cut = self._matcher.cut
         return [i for i, start in zip(self._ids, self._starts, strict=True) if start < cut]
 
-    def _certain_ids(self, certain: int) -> list[int]:
+    def _find_certain_ids(self, certain: int) -> list[int]:
         if self.finish is not None:
-            return self._kept_ids()[self._sent_ids :]
+            return self._find_kept_ids()[self._sent_ids :]
         settled = self._length
         if settled > certain:
             settled = self._starts[bisect_right(self._starts, certain) - 1]
         # Tokens that begin there are held back: a character or a stop string may be incomplete.
         return self._ids[self._sent_ids : bisect_left(self._starts, settled)]
 
-    def _visible(self, begin: int, end: int) -> str:
+    def _join_visible(self, begin: int, end: int) -> str:
         shown: list[str] = []
         for index in range(max(0, bisect_right(self._offsets, begin) - 1), len(self._pieces)):
             piece, special = self._pieces[index]
@@ -216,7 +218,7 @@ class StopMatcher:
     @property
     def certain(self) -> int:
         """Number of characters that are final: none of it can be the beginning of a stop string."""
-        return self._length - self._held() if self.cut is None else self.cut
+        return self._length - self._count_held() if self.cut is None else self.cut
 
     def push(self, piece: str) -> bool:
         """Take the next piece; whether a stop string is complete now."""
@@ -233,7 +235,7 @@ class StopMatcher:
         self._tail = text[-self._reach :] if self._reach else ""
         return False
 
-    def _held(self) -> int:
+    def _count_held(self) -> int:
         for size in range(len(self._tail), 0, -1):
             end = self._tail[-size:]
             if any(len(stop) > size and stop.startswith(end) for stop in self._stops):
@@ -261,12 +263,12 @@ class Detokenizer:
         self._ids = list(prompt_ids[-_CONTEXT:])
         self._context = 0
         self._read = len(self._ids)
-        self._context_text = self._text(0, self._read)
+        self._context_text = self._decode_part(0, self._read)
 
     def push(self, token_id: int) -> str:
         """Text that is complete with this token; empty while a character is incomplete."""
         self._ids.append(token_id)
-        text = self._text(self._context, len(self._ids))
+        text = self._decode_part(self._context, len(self._ids))
         held = len(self._ids) - self._read
         if text.endswith("\ufffd") and held <= _LONGEST_HOLD:
             return ""
@@ -276,15 +278,15 @@ class Detokenizer:
         """Return the rest when no more tokens come; an incomplete character reads U+FFFD."""
         if self._read == len(self._ids):
             return ""
-        return self._advance(self._text(self._context, len(self._ids)))
+        return self._advance(self._decode_part(self._context, len(self._ids)))
 
     def _advance(self, text: str) -> str:
         piece = text[len(self._context_text) :]
         self._context, self._read = self._read, len(self._ids)
-        self._context_text = self._text(self._context, self._read)
+        self._context_text = self._decode_part(self._context, self._read)
         return piece
 
-    def _text(self, begin: int, end: int) -> str:
+    def _decode_part(self, begin: int, end: int) -> str:
         return self._decode(self._ids[begin:end], skip_special_tokens=False)
 
 
@@ -423,11 +425,8 @@ class GenerationLoop:
     def take_cancelled(self) -> list[int]:
         """Running keys that are finished or that nobody wants now; they count as let go."""
         with self._thread.lock:
-            dropped = [
-                key
-                for key, running in self._running.items()
-                if key in self._finished or not running.stream.wants(key)
-            ]
+            running = self._running.items()
+            dropped = [k for k, one in running if k in self._finished or not one.stream.wants(k)]
             for key in dropped:
                 self._release(key)
             return dropped
@@ -498,9 +497,7 @@ class GenerationLoop:
                 keys = lost.get(stream, [])
                 if not keys and (lost or not stream.admissible()):
                     continue
-                lost_error = EngineRuntimeError(f"{error} ({len(keys)} in flight)", in_flight=keys)
-                lost_error.__cause__ = error.__cause__ or error
-                stream.fail(lost_error)
+                stream.fail(name_lost_requests(error, keys))
 
     def _release(self, key: int) -> None:
         running = self._running.pop(key)

@@ -75,7 +75,7 @@ class RequestValidator:
             raise_failures(failures, len(requests))
         return results
 
-    def generation(self, request: GenerationRequest) -> None:
+    def check_generation(self, request: GenerationRequest) -> None:
         _check_type(request, GenerationRequest)
         self._need(Capability.GENERATE, "generate", asked=True)
         if request.input_ids is not None:
@@ -110,7 +110,7 @@ class RequestValidator:
         self._check_truncation(request.truncation)
         self._check_sampling(request)
 
-    def loglikelihood(self, request: LoglikelihoodRequest) -> None:
+    def check_loglikelihood(self, request: LoglikelihoodRequest) -> None:
         _check_type(request, LoglikelihoodRequest)
         self._need(Capability.LOGLIKELIHOOD, "loglikelihood", asked=True)
         _check_text("context", request.context)
@@ -126,7 +126,7 @@ class RequestValidator:
             raise InvalidRequestError("the continuation is empty: there is nothing to score")
         self._check_truncation(request.truncation)
 
-    def rolling(self, request: RollingLoglikelihoodRequest) -> None:
+    def check_rolling(self, request: RollingLoglikelihoodRequest) -> None:
         _check_type(request, RollingLoglikelihoodRequest)
         self._need(Capability.ROLLING, "loglikelihood_rolling", asked=True)
         _check_text("text", request.text)
@@ -287,8 +287,8 @@ class RequestEncoder:
         self._model_vocabulary = model_vocabulary
         self._contexts = ContextEncoder(tokenizer)
 
-    def generation(self, request: GenerationRequest) -> GenerationJob:
-        self._validator.generation(request)
+    def encode_generation(self, request: GenerationRequest) -> GenerationJob:
+        self._validator.check_generation(request)
         _check_beams(request)
         text, token_ids = self._prompt(request)
         kept, truncated = self._leave_room(token_ids, request)
@@ -308,8 +308,8 @@ class RequestEncoder:
         )
         return GenerationJob(prompt, text, request.metadata, truncated)
 
-    def loglikelihood(self, request: LoglikelihoodRequest) -> ScoringJob:
-        self._validator.loglikelihood(request)
+    def encode_loglikelihood(self, request: LoglikelihoodRequest) -> ScoringJob:
+        self._validator.check_loglikelihood(request)
         context = request.context
         if request.messages is not None and request.context_input_ids is None:
             context = self._render(request.messages, add_generation_prompt=True)
@@ -329,8 +329,8 @@ class RequestEncoder:
             pair.span, partial(_make_output, pair, request.metadata), request.metadata
         )
 
-    def rolling(self, request: RollingLoglikelihoodRequest) -> list[TokenSpan]:
-        self._validator.rolling(request)
+    def encode_rolling(self, request: RollingLoglikelihoodRequest) -> list[TokenSpan]:
+        self._validator.check_rolling(request)
         if request.input_ids is not None:
             token_ids = strip_leading(self._tokenizer, list(request.input_ids))
         else:
@@ -339,7 +339,7 @@ class RequestEncoder:
         self._check_vocabulary([leading, *token_ids])
         return rolling_windows(token_ids, leading, self._max_model_len)
 
-    def probe(self, token_ids: Sequence[int], length: int) -> GenerationJob:
+    def make_probe(self, token_ids: Sequence[int], length: int) -> GenerationJob:
         """A greedy request on ids, for the self check."""
         prompt = TokenPrompt(_UNKEYED, list(token_ids), length, logprobs=2)
         return GenerationJob(prompt, "", {})

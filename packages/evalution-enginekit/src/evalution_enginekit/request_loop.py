@@ -19,7 +19,13 @@ from evalution_core import (
     SessionClosedError,
     TextDelta,
 )
-from evalution_enginekit.runtime_thread import PATIENCE, Liveness, check_process, runtime_errors
+from evalution_enginekit.runtime_thread import (
+    PATIENCE,
+    Liveness,
+    check_process,
+    name_lost_requests,
+    runtime_errors,
+)
 from evalution_enginekit.streams import ResultStream, StreamLimits
 
 R = TypeVar("R")
@@ -129,7 +135,7 @@ class RequestLoop:
             if self._closing or self._woken:
                 return
             self._woken = True
-            self._started().call_soon_threadsafe(self._turn)
+            self._ensure_loop().call_soon_threadsafe(self._turn)
 
     def call(self, function: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Await `function()` on the loop, from any other thread.
@@ -143,7 +149,7 @@ class RequestLoop:
         self.ensure_open()
         with self.lock:
             self.ensure_open()
-            result = asyncio.run_coroutine_threadsafe(function(), self._started())
+            result = asyncio.run_coroutine_threadsafe(function(), self._ensure_loop())
         try:
             return result.result()
         except CancelledError:
@@ -159,7 +165,7 @@ class RequestLoop:
             return
         with self.lock:
             first = not self._closing
-            loop = self._started() if first else None
+            loop = self._ensure_loop() if first else None
             self._closing = True
             if loop is not None:
                 for stream in self._streams:
@@ -175,7 +181,7 @@ class RequestLoop:
         if thread is not None:
             thread.join()
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _ensure_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
@@ -247,31 +253,29 @@ class RequestLoop:
                 self._release(number)
         else:
             with self.lock:
-                self._liveness.worked(job)
+                self._liveness.record_success(job)
                 stream.deliver(number, result)
                 self._release(number)
 
     async def _is_dead(self, stream: JobStream, number: int) -> bool:
         """Note a failure; report whether the canary fails too, if it comes to that."""
         patience = max(PATIENCE, self._depth + 1)
-        if not self._liveness.failed(patience=patience):
+        if not self._liveness.record_failure(patience=patience):
             return False
         async with self._trial:
             if self._liveness.failures < patience:  # another request's trial has settled it
                 return False
-            if (canary := self._liveness.canary) is not None and await _works(canary):
-                self._liveness.worked(None)
+            if (canary := self._liveness.canary) is not None and await _is_answered(canary):
+                self._liveness.record_success(None)
             # A success meanwhile is as good; a trial that was cancelled proves nothing.
             if self._liveness.failures < patience or not stream.wants(number):
                 return False
-            self._liveness.ended()
+            self._liveness.reset()
             return True
 
     def _give_up(self, stream: JobStream, error: EvalutionError) -> None:
         lost = [key for number, key in stream.running.items() if stream.wants(number)]
-        lost_error = EngineRuntimeError(f"{error} ({len(lost)} in flight)", in_flight=lost)
-        lost_error.__cause__ = error.__cause__ or error
-        stream.fail(lost_error)
+        stream.fail(name_lost_requests(error, lost))
         self.wake()
 
     def _finish_call(self, number: int) -> None:
@@ -285,7 +289,7 @@ class RequestLoop:
             running.stream.release(number)
 
 
-async def _works(job: RequestJob) -> bool:
+async def _is_answered(job: RequestJob) -> bool:
     try:
         with runtime_errors("the canary"):
             await job.serve(lambda _: None)

@@ -10,6 +10,7 @@ from collections.abc import (
     Callable,
     Hashable,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
@@ -25,7 +26,6 @@ from evalution_core import (
     LoglikelihoodOutput,
     LoglikelihoodRequest,
     RequestFailure,
-    RequestStream,
     RollingLoglikelihoodOutput,
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
@@ -142,7 +142,7 @@ class RequestSession(KitSession[RequestJob, RequestJob]):
         requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
         *,
         batch_size: int | None = None,
-    ) -> RequestStream[K, RollingLoglikelihoodOutput | RequestFailure]:
+    ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
         """Scores in completion order; `batch_size` counts windows of texts."""
         if self._encoder is not None:
             return super().loglikelihood_rolling_continuous(requests, batch_size=batch_size)
@@ -162,13 +162,13 @@ class RequestSession(KitSession[RequestJob, RequestJob]):
 
     def _prompt(self, request: GenerationRequest) -> RequestPrompt:
         if self._encoder is None:
-            self._validator.generation(request)
+            self._validator.check_generation(request)
             text = request.rendered_prompt
             if text is None and request.messages is None:
                 text = request.prompt
             ids = request.input_ids
             return RequestPrompt(request, None if ids is not None else text, ids)
-        job = self._encoder.generation(request)
+        job = self._encoder.encode_generation(request)
         ids, stop_ids = job.prompt.token_ids, job.prompt.stop_ids
         return RequestPrompt(request, job.prompt_text, ids, job.truncated_tokens, stop_ids)
 
@@ -200,9 +200,9 @@ class RequestSession(KitSession[RequestJob, RequestJob]):
 
     def _make_score_job(self, request: LoglikelihoodRequest) -> RequestJob:
         if self._encoder is None:
-            self._validator.loglikelihood(request)
+            self._validator.check_loglikelihood(request)
             return _make_answer_job(request, self._score_pair)
-        job = self._encoder.loglikelihood(request)
+        job = self._encoder.encode_loglikelihood(request)
 
         async def serve(_: Emit) -> Any:
             return job.conclude(await self._score(job.span))
@@ -213,7 +213,7 @@ class RequestSession(KitSession[RequestJob, RequestJob]):
         return RequestJob(lambda _: self._score(span), {})
 
     def _make_text_job(self, request: RollingLoglikelihoodRequest) -> RequestJob:
-        self._validator.rolling(request)
+        self._validator.check_rolling(request)
         return _make_answer_job(request, self._score_text)
 
     def _open_generation(self, batch_size: int | None) -> JobStream:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +32,14 @@ def runtime_errors(doing: str) -> Generator[None]:
         raise EngineRuntimeError(
             f"{doing} failed: {type(error).__name__}: {redact_text(str(error))}"
         ) from error
+
+
+def name_lost_requests(error: EvalutionError, lost: Sequence[Hashable]) -> EngineRuntimeError:
+    """Return the error of a runtime with the keys of the requests that it cost."""
+    kind = type(error) if isinstance(error, EngineRuntimeError) else EngineRuntimeError
+    lost_error = kind(f"{error} ({len(lost)} in flight)", in_flight=lost)
+    lost_error.__cause__ = error.__cause__ or error
+    return lost_error
 
 
 def end_steps(steps: Iterator[object] | None, doing: str) -> None:
@@ -67,18 +75,18 @@ class Liveness(Generic[C]):
     """The request that worked last; before that, one that a live runtime is sure to serve."""
     failures: int = 0
 
-    def worked(self, done: C | None) -> None:
+    def record_success(self, done: C | None) -> None:
         """The runtime answered: `done` is what it did right, if it did."""
         self.failures = 0
         if done is not None:
             self.canary = done
 
-    def failed(self, *, patience: int = PATIENCE) -> bool:
+    def record_failure(self, *, patience: int = PATIENCE) -> bool:
         """Count a request that failed by itself; return whether the runtime is in doubt."""
         self.failures += 1
         return self.failures >= patience
 
-    def ended(self) -> None:
+    def reset(self) -> None:
         """Forget the failures of a runtime that was taken for dead: it may be tried again."""
         self.failures = 0
 
@@ -193,7 +201,7 @@ class RuntimeThread:
                 self.on_wake()
         if thread is None and first:
             self._shut_down(SessionClosedError(f"{self._name} was closed meanwhile"))
-            _settle(last, self._released)
+            _resolve(last, self._released)
         if self.is_current:
             return
         if first:
@@ -215,7 +223,7 @@ class RuntimeThread:
             self._work.wait_for(lambda: self._last is not None)
             last = self._last
         assert last is not None
-        _settle(last, self._released)
+        _resolve(last, self._released)
 
     def _shut_down(self, ended: EvalutionError) -> None:
         with self.lock:
@@ -235,7 +243,7 @@ class RuntimeThread:
                 calls = list(self._calls)
                 self._calls.clear()
             for function, result in calls:
-                _settle(function, result)
+                _resolve(function, result)
             rests = [task.step() for task in self._tasks]
             with self.lock:
                 rest = min(rests, default=IDLE)
@@ -243,7 +251,7 @@ class RuntimeThread:
                     self._work.wait(None if rest == IDLE else rest)
 
 
-def _settle(function: Callable[[], R], result: Future[R]) -> None:
+def _resolve(function: Callable[[], R], result: Future[R]) -> None:
     try:
         result.set_result(function())
     except BaseException as error:  # noqa: BLE001 - `call` raises it where it was asked for

@@ -28,6 +28,9 @@ class TokenChoice:
     def __init__(self, prompt: TokenPrompt):
         self._prompt = prompt
         self._generator = np.random.default_rng(prompt.seed) if prompt.do_sample else None
+        self._left = prompt.max_new_tokens
+        self.is_done = False
+        """True once a token was a stop id or the last one allowed."""
 
     def take(self, logits: NDArray[np.floating[Any]]) -> TokenEvent:
         """The next token from its logits [vocabulary], as `next_token` chooses it.
@@ -35,6 +38,7 @@ class TokenChoice:
         With the log-probabilities that the prompt asks for, computed in float64.
         """
         prompt = self._prompt
+        self._left -= 1
         token_id = next_token(
             logits,
             do_sample=prompt.do_sample,
@@ -43,6 +47,7 @@ class TokenChoice:
             top_k=prompt.top_k,
             generator=self._generator,
         )
+        self.is_done = token_id in prompt.stop_ids or self._left <= 0
         if prompt.logprobs is None:
             return TokenEvent(prompt.key, [token_id])
         shifted = (logits - logits.max()).astype(np.float64)

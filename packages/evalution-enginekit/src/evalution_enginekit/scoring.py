@@ -26,6 +26,7 @@ from evalution_enginekit.runtime_thread import (
     Liveness,
     RuntimeThread,
     end_steps,
+    name_lost_requests,
     runtime_errors,
 )
 from evalution_enginekit.streams import PulledStream, ResultStream, StreamLimits
@@ -117,7 +118,7 @@ class ScoringLoop:
                 if chunk.fault is None:
                     self._deliver(chunk, scores)
                 else:
-                    self._clear(chunk, chunk.fault, scores)
+                    self._acquit(chunk, chunk.fault, scores)
         except EvalutionError as error:
             chunk.end()
             self._retry(chunk, error)
@@ -159,7 +160,7 @@ class ScoringLoop:
             chunk.end()
         with self._thread.lock:
             for number, span, result in results:
-                self._liveness.worked(None if isinstance(result, RequestFailure) else span)
+                self._liveness.record_success(None if isinstance(result, RequestFailure) else span)
                 chunk.stream.deliver(number, result)
                 chunk.stream.release(number)
             chunk.done += len(results)
@@ -176,14 +177,14 @@ class ScoringLoop:
                 self._chunks.extendleft(
                     [_Chunk(chunk.stream, rest[half:]), _Chunk(chunk.stream, rest[:half])]
                 )
-            elif not self._liveness.failed():
+            elif not self._liveness.record_failure():
                 self._fail_alone(chunk, error)
             elif self._liveness.canary is None:
                 self._give_up(chunk, error)
             else:
                 chunk.fault = error
 
-    def _clear(self, chunk: _Chunk, fault: EvalutionError, scores: SpanScores | None) -> None:
+    def _acquit(self, chunk: _Chunk, fault: EvalutionError, scores: SpanScores | None) -> None:
         """The canary has scored: it is the chunk's span that is bad, and not the runtime."""
         if scores is None or any(isinstance(score, EvalutionError) for score in scores):
             raise EngineRuntimeError("the canary has no score")
@@ -191,21 +192,21 @@ class ScoringLoop:
             return
         chunk.end()
         with self._thread.lock:
-            self._liveness.worked(None)
+            self._liveness.record_success(None)
             self._fail_alone(chunk, fault)
 
     def _fail_alone(self, chunk: _Chunk, error: EvalutionError) -> None:
         self._chunks.popleft()
         ((number, key, job),) = chunk.rest
-        chunk.stream.deliver(number, RequestFailure(_add_ids(error, [key]), job.metadata))
+        chunk.stream.deliver(number, RequestFailure(name_lost_requests(error, [key]), job.metadata))
         chunk.stream.release(number)
 
     def _give_up(self, chunk: _Chunk, error: EvalutionError) -> None:
         self._chunks.popleft()
-        chunk.stream.fail(_add_ids(error, list(chunk.stream.running.values())))
+        chunk.stream.fail(name_lost_requests(error, list(chunk.stream.running.values())))
         for number, _, _ in chunk.rest:
             chunk.stream.release(number)
-        self._liveness.ended()
+        self._liveness.reset()
 
     def _drop_ended_chunks(self) -> None:
         with self._thread.lock:
@@ -219,13 +220,6 @@ class ScoringLoop:
             for chunk in ended:
                 for number, _, _ in chunk.rest:
                     chunk.stream.release(number)
-
-
-def _add_ids(error: EvalutionError, lost: Sequence[Hashable]) -> EngineRuntimeError:
-    kind = WrongScoresError if isinstance(error, WrongScoresError) else EngineRuntimeError
-    lost_error = kind(f"{error} ({len(lost)} in flight)", in_flight=lost)
-    lost_error.__cause__ = error.__cause__ or error
-    return lost_error
 
 
 def _conclude(job: ScoringJob, score: TokenScore | EvalutionError) -> Any:
@@ -319,7 +313,7 @@ class RollingStream(RequestStream[K, RollingLoglikelihoodOutput | RequestFailure
             try:
                 (number, index), score = next(self._windows)
             except EngineRuntimeError as error:
-                renamed = self._with_keys(error)
+                renamed = self._rename_keys(error)
                 raise renamed from renamed.__cause__
             text = self._texts.get(number)
             if text is None:
@@ -327,7 +321,7 @@ class RollingStream(RequestStream[K, RollingLoglikelihoodOutput | RequestFailure
             if isinstance(score, RequestFailure):
                 error = score.error
                 if isinstance(error, EngineRuntimeError):
-                    error = self._with_keys(error)
+                    error = self._rename_keys(error)
                 self._drop(number)
                 return text.key, RequestFailure(error, _metadata(text.request, score))
             text.scores[index] = score
@@ -354,7 +348,7 @@ class RollingStream(RequestStream[K, RollingLoglikelihoodOutput | RequestFailure
             for index in range(len(text.windows)):
                 self._windows.cancel((number, index))
 
-    def _with_keys(self, error: EngineRuntimeError) -> EngineRuntimeError:
+    def _rename_keys(self, error: EngineRuntimeError) -> EngineRuntimeError:
         """Return the error with the keys of texts in place of those of their windows."""
         numbers = dict.fromkeys(cast("tuple[int, int]", part)[0] for part in error.in_flight)
         keys = [self._texts[number].key for number in numbers if number in self._texts]

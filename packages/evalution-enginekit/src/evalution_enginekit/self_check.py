@@ -101,7 +101,7 @@ def _compare(
     if problem is not None:
         return CheckResult("failed", problem)
     parts = [*head.logprobs, *tail.logprobs]
-    split = _largest_difference(whole.logprobs, parts)
+    split = _find_largest_difference(whole.logprobs, parts)
     if split > tolerance:
         return CheckResult(
             "failed",
@@ -125,18 +125,19 @@ def _compare_next_tokens(
         return CheckResult("not checkable", "the next-token path gave no log-probabilities")
     token_ids = [*known, *generated]
     (scored,) = score([TokenSpan(token_ids, len(known))])
-    difference = _largest_difference(scored.logprobs, logprobs)
+    difference = _find_largest_difference(scored.logprobs, logprobs)
     if difference > tolerance:
         (whole,) = score([TokenSpan(token_ids, 1)])
+        shift = _describe_shift(list(whole.logprobs), logprobs, len(known) - 1, tolerance)
         return CheckResult(
             "failed",
             f"scoring differs from the next-token path by {difference:.3g} nats (tolerance "
-            f"{tolerance:g}){_shift(list(whole.logprobs), logprobs, len(known) - 1, tolerance)}",
+            f"{tolerance:g}){shift}",
             difference,
         )
     detail = f"{len(generated)} tokens scored as generated"
     if scored.is_greedy is False:
-        if _smallest_gap(completion) > 2 * tolerance:
+        if _find_smallest_gap(completion) > 2 * tolerance:
             return CheckResult(
                 "failed", "greedily generated tokens are reported as not greedy when scored"
             )
@@ -144,7 +145,7 @@ def _compare_next_tokens(
     return CheckResult("passed", detail, difference)
 
 
-def _smallest_gap(completion: GenerationOutput) -> float:
+def _find_smallest_gap(completion: GenerationOutput) -> float:
     """Distance of the chosen token from the next one, at the closest step."""
     ranked = [sorted(step.values()) for step in completion.top_logprobs or []]
     return min((step[-1] - step[-2] for step in ranked if len(step) > 1), default=math.inf)
@@ -160,16 +161,21 @@ def _find_implausible(logprobs: Sequence[float], expected: int) -> str | None:
     return None
 
 
-def _largest_difference(left: Sequence[float], right: Sequence[float]) -> float:
+def _find_largest_difference(left: Sequence[float], right: Sequence[float]) -> float:
     if len(left) != len(right):
         return math.inf
     return max(abs(a - b) for a, b in zip(left, right, strict=True))
 
 
-def _shift(whole: list[float], expected: Sequence[float], at: int, tolerance: float) -> str:
+def _describe_shift(
+    whole: list[float], expected: Sequence[float], at: int, tolerance: float
+) -> str:
     for shift in (-2, -1, 1, 2):
         found = whole[at + shift : at + shift + len(expected)]
         overlap = min(len(found), len(expected))
-        if overlap > 1 and _largest_difference(found[:overlap], expected[:overlap]) <= tolerance:
+        if (
+            overlap > 1
+            and _find_largest_difference(found[:overlap], expected[:overlap]) <= tolerance
+        ):
             return f"; the values are shifted by {shift:+d}"
     return ""

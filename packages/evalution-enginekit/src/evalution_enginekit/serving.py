@@ -52,17 +52,19 @@ class RequestUpdate:
     error: EvalutionError | None = None
 
     @classmethod
-    def failed(cls, request_id: str, error: EvalutionError) -> RequestUpdate:
+    def from_error(cls, request_id: str, error: EvalutionError) -> RequestUpdate:
         """Return the last update of a request that `error` has ended."""
         return cls(request_id, is_finished=True, error=error)
 
     @classmethod
-    def scored(cls, request_id: str, read: Callable[[], Sequence[TokenScore]]) -> RequestUpdate:
+    def from_scores(
+        cls, request_id: str, read: Callable[[], Sequence[TokenScore]]
+    ) -> RequestUpdate:
         """Return the last update of a group: the scores that `read` returns, or its error."""
         try:
             return cls(request_id, is_finished=True, scores=read())
         except EngineRuntimeError as error:
-            return cls.failed(request_id, error)
+            return cls.from_error(request_id, error)
 
 
 class ServingRuntime(Protocol):
@@ -174,7 +176,7 @@ class ServingLoop:
                 for update in pending.take():
                     if update.is_finished or update.error is not None:
                         at, group = self._leave(pending, update)
-                        scored[at] = _scores(group, update)
+                        scored[at] = _read_scores(group, update)
                 ready: list[TokenScore | EvalutionError] = []
                 while yielded in scored:
                     ready += scored.pop(yielded)
@@ -266,7 +268,7 @@ class ServingLoop:
         self._runtime.abort([name for name in names if name not in finished])
 
 
-def _scores(group: SpanGroup, update: RequestUpdate) -> Sequence[TokenScore | EvalutionError]:
+def _read_scores(group: SpanGroup, update: RequestUpdate) -> Sequence[TokenScore | EvalutionError]:
     if update.error is not None:
         return [update.error] * len(group.spans)
     if update.scores is None or len(update.scores) != len(group.spans):
@@ -353,7 +355,7 @@ class EventLoopRequests:
             if not finished:
                 raise EngineRuntimeError("the runtime ended a request without finishing it")
         except EvalutionError as error:
-            self._add(RequestUpdate.failed(request_id, error))
+            self._add(RequestUpdate.from_error(request_id, error))
         except Exception as error:  # noqa: BLE001 - raised again where the session maps it
             self._broken = error
             self._changed.set()

@@ -195,13 +195,13 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
 
     def generate_continuous(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
-    ) -> RequestStream[K, GenerationOutput | RequestFailure]:
+    ) -> Iterator[tuple[K, GenerationOutput | RequestFailure]]:
         opening = partial(self._open_generation, self._begin(batch_size))
         return self._pull(requests, self._make_completion_job, opening)
 
     def stream(
         self, requests: Iterable[tuple[K, GenerationRequest]], *, batch_size: int | None = None
-    ) -> RequestStream[K, StreamEvent]:
+    ) -> Iterator[tuple[K, StreamEvent]]:
         batch_size = self._begin(batch_size)
         if Capability.STREAM not in self._capabilities:
             raise UnsupportedRequestError(f"engine {self._engine} can't stream")
@@ -218,7 +218,7 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
 
     def loglikelihood_continuous(
         self, requests: Iterable[tuple[K, LoglikelihoodRequest]], *, batch_size: int | None = None
-    ) -> RequestStream[K, LoglikelihoodOutput | RequestFailure]:
+    ) -> Iterator[tuple[K, LoglikelihoodOutput | RequestFailure]]:
         """Scores in completion order; the input is consumed on another thread."""
         opening = partial(self._open_checked, self._begin(batch_size))
         return self._pull(requests, self._make_score_job, opening)
@@ -242,7 +242,7 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
         requests: Iterable[tuple[K, RollingLoglikelihoodRequest]],
         *,
         batch_size: int | None = None,
-    ) -> RequestStream[K, RollingLoglikelihoodOutput | RequestFailure]:
+    ) -> Iterator[tuple[K, RollingLoglikelihoodOutput | RequestFailure]]:
         """Scores in completion order; `batch_size` counts windows of texts."""
         opening = partial(self._open_checked, self._begin(batch_size))
         prepare = catch_failure(self._encode_windows)
@@ -293,7 +293,7 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
 
     def _encode_windows(self, request: RollingLoglikelihoodRequest) -> list[TokenSpan]:
         assert self._encoder is not None
-        return self._encoder.rolling(request)
+        return self._encoder.encode_rolling(request)
 
     def _complete_ids(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
         job = self._make_probe_job(token_ids, length)
@@ -331,6 +331,7 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
     """
 
     _encoder: RequestEncoder
+    _tokenizer: Tokenizer
 
     def __init__(
         self,
@@ -392,6 +393,15 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
     # the contract
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """The tokens that the model can be fed, as in `info`."""
+        return self._window
+
+    @property
     def requests_in_flight(self) -> int:
         return self._generation.running
 
@@ -410,13 +420,13 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
     def _make_completion_job(
         self, request: GenerationRequest, *, deltas: bool = False
     ) -> GenerationJob:
-        return replace(self._encoder.generation(request), is_live=deltas)
+        return replace(self._encoder.encode_generation(request), is_live=deltas)
 
     def _make_probe_job(self, token_ids: Sequence[int], length: int) -> GenerationJob:
-        return self._encoder.probe(token_ids, length)
+        return self._encoder.make_probe(token_ids, length)
 
     def _make_score_job(self, request: LoglikelihoodRequest) -> ScoringJob:
-        return self._encoder.loglikelihood(request)
+        return self._encoder.encode_loglikelihood(request)
 
     def _make_span_job(self, span: TokenSpan) -> ScoringJob:
         return ScoringJob(span, _return_score, {})

@@ -103,7 +103,7 @@ class ResultStream(Generic[K, J, T]):
     def submit(self, key: K, job: J) -> None:
         """Add a job, without limit; `wait_for_room` says when the limits would have it."""
         with self._changed:
-            if self._enters():
+            if self._is_entering():
                 self.waiting.append((key, job))
             self._last_submit = time.monotonic()
         self._owner.wake()
@@ -111,7 +111,7 @@ class ResultStream(Generic[K, J, T]):
     def reject(self, key: K, failure: RequestFailure) -> None:
         """Answer a request that can't be run; it takes no slot."""
         with self._changed:
-            if self._enters():
+            if self._is_entering():
                 self._add_result(key, failure)
 
     def finish_input(self, error: BaseException | None = None) -> None:
@@ -219,7 +219,7 @@ class ResultStream(Generic[K, J, T]):
             self.waiting = waiting
             self._results = deque(result for result in self._results if result.key != key)
             for result in unread:
-                self._taken(result)
+                self._remove_unread(result)
             self._changed.notify_all()
         self._owner.wake()
 
@@ -254,7 +254,7 @@ class ResultStream(Generic[K, J, T]):
                 lambda: self._results or self.ended or not (self._has_jobs() or self._input_open)
             )
             if self._results:
-                found = self._taken(self._results.popleft())
+                found = self._remove_unread(self._results.popleft())
                 self._changed.notify_all()
             elif error := self._error or self._input_error:
                 raise error
@@ -264,14 +264,14 @@ class ResultStream(Generic[K, J, T]):
             self._owner.wake()
         return found
 
-    def _taken(self, result: _Result[K]) -> tuple[K, T | RequestFailure]:
+    def _remove_unread(self, result: _Result[K]) -> tuple[K, T | RequestFailure]:
         if result.part_of is None:
             self._unread -= 1
         else:
             del self._parts[result.part_of]
         return result.key, result.value
 
-    def _enters(self) -> bool:
+    def _is_entering(self) -> bool:
         """Report whether the request that comes is still wanted."""
         is_wanted = not (self.ended or self._is_turned_away)
         self._on_its_way, self._is_turned_away = (), False

@@ -230,17 +230,17 @@ class TokenizerFile:
 
     def __init__(self, file: Path, declared_eos: Iterable[int] | None = None):
         self._file = file
-        self._tokenizer = tokenizer = _load(file)
+        self._tokenizer = tokenizer = _load_file(file)
         config = _read_json(file.with_name("tokenizer_config.json"))
         specials = {
-            name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name)))
+            name: text for name in SPECIAL_TOKENS if (text := _read_token_text(config.get(name)))
         }
         self.leading_ids = find_leading_ids(
             tokenizer.encode("a", add_special_tokens=True).ids,
             tokenizer.encode("a", add_special_tokens=False).ids,
         )
-        self.bos_id = self._id_of(specials.get("bos_token"))
-        self.eos_id = self._id_of(specials.get("eos_token"))
+        self.bos_id = self._find_id(specials.get("bos_token"))
+        self.eos_id = self._find_id(specials.get("eos_token"))
         own = () if self.eos_id is None else (self.eos_id,)
         declared = read_declared_eos(file.parent) if declared_eos is None else declared_eos
         self.eos_ids = frozenset((*own, *declared))
@@ -250,7 +250,7 @@ class TokenizerFile:
             if token.special
         )
         self.vocabulary_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        self.chat_template = _chat_template(file, config, specials)
+        self.chat_template = _read_chat_template(file, config, specials)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._file, self.eos_ids), {"chat_template": self.chat_template}
@@ -261,7 +261,7 @@ class TokenizerFile:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def _id_of(self, token: str | None) -> int | None:
+    def _find_id(self, token: str | None) -> int | None:
         return None if token is None else self._tokenizer.token_to_id(token)
 
 
@@ -279,7 +279,7 @@ def import_tokenizers(source: str) -> Any:
     return import_module("tokenizers")
 
 
-def _load(file: Path) -> tokenizers.Tokenizer:
+def _load_file(file: Path) -> tokenizers.Tokenizer:
     tokenizers = import_tokenizers("tokenizer.json")
 
     if not file.is_file():
@@ -293,7 +293,7 @@ def _load(file: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _chat_template(
+def _read_chat_template(
     file: Path, config: Mapping[str, Any], specials: Mapping[str, str]
 ) -> ChatTemplate | None:
     beside = file.with_name("chat_template.jinja")
@@ -304,7 +304,7 @@ def _chat_template(
     return ChatTemplate(source, specials) if isinstance(source, str) else None
 
 
-def _token_text(value: Any) -> str | None:
+def _read_token_text(value: Any) -> str | None:
     """A special token's text, which configurations store bare or as `{"content": …}`."""
     if isinstance(value, Mapping):
         return str(cast("Mapping[str, Any]", value)["content"])
@@ -418,7 +418,7 @@ class HFTokenizer:
         self.special_ids = frozenset((*tokenizer.all_special_ids, *unnamed))
         # Ids may have gaps, so the number of tokens is no bound of them.
         self.vocabulary_size = max(tokenizer.get_vocab().values()) + 1
-        self.chat_template = _transformers_chat_template(tokenizer)
+        self.chat_template = _convert_chat_template(tokenizer)
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -431,7 +431,7 @@ class HFTokenizer:
         )
 
 
-def _transformers_chat_template(tokenizer: TransformersTokenizer) -> ChatTemplate | None:
+def _convert_chat_template(tokenizer: TransformersTokenizer) -> ChatTemplate | None:
     source = tokenizer.chat_template
     if isinstance(source, Mapping):
         source = source.get("default")

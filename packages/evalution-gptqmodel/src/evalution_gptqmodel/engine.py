@@ -52,8 +52,7 @@ class GPTQModel(GPTQModelOptions, BaseEngine):
         from evalution_transformers import paged, session  # noqa: PLC0415 - they import torch
 
         paged.check_manager_options(self)
-        loaded = load.load_as_floats(self, model) if self.dequantize else load.load(self, model)
-        return session.make_session(self, self.capabilities, loaded)
+        return session.make_session(self, self.capabilities, load.load_model(self, model))
 
     def attach(self, handles: Mapping[str, Any], model: Model | None = None) -> TransformersSession:
         """Return a session on `handles["model"]` and `handles["tokenizer"]`, the caller's own.

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from evalution_core import ConfigurationError, EngineUnavailableError, Model
+from evalution_core import ConfigurationError, Model
 from evalution_core.plugins import did_you_mean
 from evalution_core.redaction import redact_text
-from evalution_enginekit import Tokenizer, load_tokenizer
+from evalution_enginekit import load_tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder
-from evalution_enginekit.runtime import find_changed_options, shorten_error
+from evalution_enginekit.runtime import merge_arguments, shorten_error
 from evalution_gptqmodel.layers import (
     are_kernels_ready,
     count_kernels,
@@ -32,11 +32,10 @@ from evalution_gptqmodel.layers import (
 from evalution_gptqmodel.options import GPTQModelOptions
 from evalution_gptqmodel.runtime import divert_output, find_packable_layer, import_gptqmodel
 from evalution_gptqmodel.upstream import Runtime, Wrapper
-from evalution_transformers.attached_model import read_handles, refuse_loading_options
-from evalution_transformers.load import refuse_missing, refuse_two_places
+from evalution_transformers.attached_model import borrow_model, read_handles
+from evalution_transformers.load import LoadedModel, refuse_missing, refuse_two_places
 from evalution_transformers.options import read_attention
-from evalution_transformers.runtime import resolve_device
-from evalution_transformers.session import LoadedModel, examine_handles, examine_model
+from evalution_transformers.runtime import loading_errors, resolve_device
 from evalution_transformers.upstream import CausalModel
 
 _WANTED = "the folder of a quantised checkpoint, or a Hub id as in owner/name"
@@ -63,8 +62,8 @@ _OURS = {
 """Arguments of the loader that `model_kwargs` may not hold, and the remedy."""
 _TAKEN = ("device_map", "format")
 """Arguments that matter for a quantised checkpoint in a folder; all others the loader drops."""
-_OTHER_RUNTIMES = {"vllm": "VLLM", "sglang": "SGLang", "mlx": None}
-"""Backends that hand the checkpoint to a runtime of its own, and the engine for that runtime."""
+_OTHER_RUNTIMES = ("vllm", "sglang", "mlx")
+"""Backends that hand the checkpoint to a runtime of its own; two have an engine of their own."""
 _LOADING_OPTIONS = ("backend", "dtype", "device", "attn_implementation", "dequantize")
 _UNREADY = (
     "this model was quantised in this process, and GPTQModel readies its kernels when it loads a "
@@ -72,67 +71,35 @@ _UNREADY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """The folder of a checkpoint; `revision` is the Hub's commit, None for a folder of the user's.
-
-    `quantization` is what its files declare (`quant_method`, `bits`, `group_size`, …).
-    """
-
-    path: Path
-    quantization: Mapping[str, Any]
-    revision: str | None = None
-
-    def identity(self, model: Model) -> dict[str, Any] | None:
-        """Return the Hub's revision, or the SHA-256 of each file by name."""
-        folder = self.path if self.revision is None else None
-        return checkpoint_identity(model, folder, _WEIGHTS, self.revision)
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedCheckpoint:
-    """A quantised model with its tokenizer; `settings` is GPTQModel's configuration of it."""
-
-    model: torch.nn.Module
-    tokenizer: Tokenizer
-    folder: Folder
-    settings: Any
-
-
-def load(options: GPTQModelOptions, model: Model) -> LoadedModel:
-    """Load a quantised checkpoint and try which forms of forward pass it allows."""
-    found = _load_checkpoint(options, model)
-    identity = found.folder.identity(model)
-    loaded = examine_model(options, cast("CausalModel", found.model), found.tokenizer, identity)
-    return _describe(loaded, found.settings)
-
-
-def load_as_floats(options: GPTQModelOptions, model: Model) -> LoadedModel:
-    """Load a quantised checkpoint and turn its layers into ordinary ones.
+def load_model(options: GPTQModelOptions, model: Model) -> LoadedModel:
+    """Load a quantised checkpoint; with `dequantize` its layers are turned into ordinary ones.
 
     Raises:
-        ConfigurationError: a layer can't be turned, or kernels or several devices are asked for.
+        ConfigurationError: no quantised checkpoint is there, options or `model_kwargs` contradict
+            it or each other, it lacks weights, or a layer can't be turned.
+        EngineUnavailableError: the device, GPTQModel, or a library of the backend isn't there.
     """
+    if not options.dequantize:
+        return _describe(*_load_checkpoint(options, model))
     if options.backend != "auto" or "device_map" in model.model_kwargs:
         raise ConfigurationError(
             "dequantize=True leaves no quantised layer for backend or model_kwargs device_map to "
             "place; leave both out"
         )
     # In float32 on the CPU weights come out of every kernel as they are stored.
-    found = _load_checkpoint(replace(options, device="cpu", dtype="float32"), model)
-    execution = describe_quantization(found.model, found.settings)
-    dequantize(found.model, find_packable_layer())
+    found, settings = _load_checkpoint(replace(options, device="cpu", dtype="float32"), model)
+    execution = {**describe_quantization(found.model, settings), "quantized_backend": "dequantized"}
+    modules = cast("torch.nn.Module", found.model)
+    dequantize(modules, find_packable_layer())
     dtype = "float32" if options.dtype == "auto" else options.dtype
-    found.model.to(device=resolve_device(options.device), dtype=getattr(torch, dtype))
-    identity = found.folder.identity(model)
-    loaded = examine_model(options, cast("CausalModel", found.model), found.tokenizer, identity)
-    return replace(loaded, execution={**execution, "quantized_backend": "dequantized"})
+    modules.to(device=resolve_device(options.device), dtype=getattr(torch, dtype))
+    return replace(found, execution=execution)
 
 
 def attach_model(
-    options: GPTQModelOptions, handles: Mapping[str, Any], named: Model | None
+    options: GPTQModelOptions, handles: Mapping[str, Any], template: Model | None
 ) -> LoadedModel:
-    """Take the caller's model and tokenizer, and try which forms of forward pass it allows.
+    """Take the caller's model and tokenizer.
 
     `handles["model"]` is what GPTQModel's loader returned, or the model of Transformers in it.
 
@@ -140,14 +107,13 @@ def attach_model(
         ConfigurationError: a handle is missing or of another kind, nothing of the model is
             quantised, its kernels aren't ready, or an option of loading is set.
     """
-    refuse_loading_options(find_changed_options(options, _LOADING_OPTIONS))
-    handle, tokenizer = read_handles(handles)
+    handle, tokenizer = read_handles(options, handles, _LOADING_OPTIONS)
     settings: Any = getattr(handle, "quantize_config", None)
     if settings is not None:
         if not cast("Wrapper", handle).load_quantized_model:
             raise ConfigurationError(_UNREADY)
         handle = cast("Wrapper", handle).model
-    loaded = examine_handles(options, handle, tokenizer, named or Model())
+    loaded = borrow_model(handle, tokenizer, template)
     if not count_kernels(loaded.model):
         raise ConfigurationError(
             f"no layer of this {type(loaded.model).__name__} is one of GPTQModel's quantised "
@@ -198,21 +164,16 @@ def _describe(loaded: LoadedModel, settings: Any) -> LoadedModel:
     return replace(loaded, execution={**execution, "dtype": "float32"}, dtype="bfloat16")
 
 
-def _load_checkpoint(options: GPTQModelOptions, model: Model) -> QuantizedCheckpoint:
-    """Load weights and tokenizer.
-
-    Raises:
-        ConfigurationError: no quantised checkpoint is there, options or `model_kwargs` contradict
-            it or each other, or it lacks weights.
-        EngineUnavailableError: the device, GPTQModel, or a library of the backend isn't there.
-    """
+def _load_checkpoint(options: GPTQModelOptions, model: Model) -> tuple[LoadedModel, Any]:
+    """Load weights and tokenizer; return GPTQModel's configuration of the model beside them."""
     _check_arguments(options, model)
-    folder = _quantized_folder(model, type(options).__name__)
+    folder, revision = _find_folder(model, type(options).__name__)
+    quantization = _read_quantization(model, folder)
     device = resolve_device(options.device)
     # The tokenizer first: if it is missing, nothing large is read in vain.
-    tokenizer = load_tokenizer(model, folder.path)
+    tokenizer = load_tokenizer(model, folder)
     runtime = import_gptqmodel()
-    _check_method(runtime, folder, model)
+    _check_method(runtime, quantization, model)
     arguments: dict[str, Any] = {**model.model_kwargs, "backend": _find_backend(runtime, options)}
     if "device_map" not in arguments:
         arguments["device"] = str(device)
@@ -223,41 +184,27 @@ def _load_checkpoint(options: GPTQModelOptions, model: Model) -> QuantizedCheckp
         arguments["attn_implementation"] = attention
     wrapper = _load(runtime, folder, model, arguments)
     loaded = cast("torch.nn.Module", wrapper.model)
-    check_complete(loaded, folder.path)
+    check_complete(loaded, folder)
     _set_attention(loaded, attention)
     loaded.requires_grad_(requires_grad=False).eval()
-    return QuantizedCheckpoint(loaded, tokenizer, folder, wrapper.quantize_config)
+    own = folder if revision is None else None
+    identity = checkpoint_identity(model, own, _WEIGHTS, revision)
+    found = LoadedModel(cast("CausalModel", loaded), tokenizer, identity)
+    return found, wrapper.quantize_config
 
 
-def _quantized_folder(model: Model, engine: str) -> Folder:
-    """Return the folder of `model.path`: a local one, or a repository of the Hub in its cache.
+def _find_folder(model: Model, engine: str) -> tuple[Path, str | None]:
+    """Return the folder of `model.path`, and the commit of a repository in the Hub's cache.
 
     Raises:
-        ConfigurationError: there is none, or the checkpoint there isn't quantised.
+        ConfigurationError: there is none.
     """
-    if model.path is None:
+    path = model.path
+    if path is None:
         raise ConfigurationError(
             f"engine {engine} needs model.path: the folder or the Hub id of a quantised checkpoint"
         )
-    path, revision = _find_folder(model, model.path)
-    quantization = _read_quantization(path)
-    if quantization is None:
-        raise ConfigurationError(
-            f"{model.path!r} isn't quantised: no quantization_config in its config.json and no "
-            f"quantize_config.json beside it; run it with the engine Transformers, or quantise it "
-            f"with GPTQModel first"
-        )
-    if not any(path.glob("*.safetensors")):
-        raise ConfigurationError(
-            f"no weights in {model.path!r}: engine {engine} reads *.safetensors alone; save the "
-            f"checkpoint in that format"
-        )
-    return Folder(path, quantization, revision)
-
-
-def _find_folder(model: Model, path: str) -> tuple[Path, str | None]:
-    folder = model_folder(path, _WANTED)
-    if folder is not None:
+    if (folder := model_folder(path, _WANTED)) is not None:
         return folder, None
     fetched = [*_FETCHED, *(["*.py"] if model.trust_remote_code else [])]
     try:
@@ -270,7 +217,17 @@ def _find_folder(model: Model, path: str) -> tuple[Path, str | None]:
     return Path(found), Path(found).name
 
 
-def _read_quantization(folder: Path) -> dict[str, Any] | None:
+def _read_quantization(model: Model, folder: Path) -> dict[str, Any]:
+    """Return what the files of a checkpoint declare: `quant_method`, `bits` and the like.
+
+    Raises:
+        ConfigurationError: they declare nothing, or hold no weights that can be read.
+    """
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigurationError(
+            f"no weights in {model.path!r}: engine GPTQModel reads *.safetensors alone; save the "
+            f"checkpoint in that format"
+        )
     for name in _DECLARATIONS:
         file = folder / name
         if not file.is_file():
@@ -283,13 +240,15 @@ def _read_quantization(folder: Path) -> dict[str, Any] | None:
             content = content.get("quantization_config") if isinstance(content, dict) else None
         if isinstance(content, dict) and content:
             return cast("dict[str, Any]", content)
-    return None
+    raise ConfigurationError(
+        f"{model.path!r} isn't quantised: no quantization_config in its config.json and no "
+        f"quantize_config.json beside it; run it with the engine Transformers, or quantise it "
+        f"with GPTQModel first"
+    )
 
 
 def _check_arguments(options: GPTQModelOptions, model: Model) -> None:
-    for name, remedy in _OURS.items():
-        if name in model.model_kwargs:
-            raise ConfigurationError(f"model.model_kwargs may not hold {name}: {remedy}")
+    merge_arguments({"model.model_kwargs": model.model_kwargs}, refused=_OURS, taken=())
     unknown = sorted(set(model.model_kwargs) - set(_TAKEN))
     if unknown:
         raise ConfigurationError(
@@ -299,8 +258,7 @@ def _check_arguments(options: GPTQModelOptions, model: Model) -> None:
     refuse_two_places(options, model)
 
 
-def _check_method(runtime: Runtime, folder: Folder, model: Model) -> None:
-    quantization = folder.quantization
+def _check_method(runtime: Runtime, quantization: Mapping[str, Any], model: Model) -> None:
     method = str(quantization.get("quant_method", quantization.get("method", "gptq"))).lower()
     known = sorted(str(member.value) for member in runtime.quantization.METHOD)
     if method not in known:
@@ -313,51 +271,23 @@ def _check_method(runtime: Runtime, folder: Folder, model: Model) -> None:
 def _find_backend(runtime: Runtime, options: GPTQModelOptions) -> Any:
     """Return the member of GPTQModel's enumeration."""
     known = {str(member.value): member for member in runtime.BACKEND}
-    asked = options.backend.strip().lower()
-    if asked in _OTHER_RUNTIMES:
-        other = _OTHER_RUNTIMES[asked]
-        hint = "leave it at auto" if other is None else f"use the engine {other}"
-        raise ConfigurationError(f"backend={options.backend!r} is a runtime of its own; {hint}")
-    if asked in known:
-        return known[asked]
     possible = sorted(set(known) - set(_OTHER_RUNTIMES))
+    asked = options.backend.strip().lower()
+    if asked in possible:
+        return known[asked]
     raise ConfigurationError(
-        f"backend={options.backend!r} is no backend of GPTQModel {runtime.__version__}, which has "
-        f"{', '.join(possible)}{did_you_mean(asked, possible)}"
+        f"backend={options.backend!r} is no backend of GPTQModel {runtime.__version__} for "
+        f"this engine, which has {', '.join(possible)}{did_you_mean(asked, possible)}"
     )
 
 
-def _load(runtime: Runtime, folder: Folder, model: Model, arguments: Mapping[str, Any]) -> Wrapper:
+def _load(runtime: Runtime, folder: Path, model: Model, arguments: Mapping[str, Any]) -> Wrapper:
     values = {name: getattr(value, "value", value) for name, value in sorted(arguments.items())}
     asked = ", ".join(f"{name}={value}" for name, value in values.items())
-    try:
-        with divert_output():
-            return runtime.GPTQModel.load(
-                str(folder.path), trust_remote_code=model.trust_remote_code, **arguments
-            )
-    except ImportError as error:
-        raise EngineUnavailableError(
-            f"loading {model.path!r} needs more: {shorten_error(error)}"
-        ) from error
-    except torch.OutOfMemoryError as error:
-        raise EngineUnavailableError(
-            f"{model.path!r} doesn't fit there ({asked}); set model_kwargs device_map: "
-            f"{shorten_error(error)}"
-        ) from error
-    except (
-        AssertionError,
-        AttributeError,
-        KeyError,
-        OSError,
-        RuntimeError,
-        SafetensorError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise ConfigurationError(
-            f"GPTQModel {runtime.__version__} could not load {model.path!r} with {asked}: "
-            f"{shorten_error(error)}"
-        ) from error
+    with loading_errors(f"quantised model with {asked}", str(model.path)), divert_output():
+        return runtime.GPTQModel.load(
+            str(folder), trust_remote_code=model.trust_remote_code, **arguments
+        )
 
 
 def _set_attention(loaded: Any, asked: str | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 import warnings
@@ -14,6 +13,7 @@ from io import StringIO
 from typing import Any, TextIO, cast
 
 from evalution_enginekit import import_runtime
+from evalution_enginekit.runtime import process_environment
 from evalution_gptqmodel.upstream import Runtime
 
 TORCH = ">=2.8"
@@ -23,17 +23,6 @@ INSTALL = "pip install evalution-gptqmodel"
 
 _log = logging.getLogger(__name__)
 
-_SET_BY_IMPORT = (
-    # tokenicer 0.0.14 moves the Hub's cache to /tmp for everything that asks for it later.
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HF_MODULES_CACHE",
-    "TRANSFORMERS_CACHE",
-    # gptqmodel 7.6 and 7.7: the numbers of the devices, and how torch allocates on them.
-    "CUDA_DEVICE_ORDER",
-    "PYTORCH_ALLOC_CONF",
-    "ROCR_VISIBLE_DEVICES",
-)
 _LOUD = (
     # GPTQModel's own, which prints, and from a thread of its own.
     "logbar",
@@ -65,7 +54,14 @@ def import_gptqmodel() -> Runtime:
     import_companions()
     if "gptqmodel" in sys.modules:
         return _import()
-    with _keep_environment(), _keep_root_logging(), warnings.catch_warnings(), divert_output():
+    # The import sets variables for the whole process: tokenicer 0.0.14 moves the Hub's cache to
+    # /tmp, gptqmodel 7.6 and 7.7 renumber devices and change how torch allocates on them.
+    with (
+        process_environment({}),
+        _keep_root_logging(),
+        warnings.catch_warnings(),
+        divert_output(),
+    ):
         # About the source of torchao 0.18, where it isn't compiled yet.
         warnings.simplefilter("ignore")
         # Made by the import, its logger would begin at INFO, and with a line on standard output.
@@ -122,19 +118,6 @@ class _Diverted:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-@contextmanager
-def _keep_environment() -> Generator[None]:
-    before = {name: os.environ.get(name) for name in _SET_BY_IMPORT}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

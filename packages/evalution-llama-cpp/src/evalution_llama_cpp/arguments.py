@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from evalution_core import ConfigurationError
@@ -32,26 +32,15 @@ _BLOCK = 32
 """Values that a quantised type stores together, each of those above."""
 _UNQUANTISED = ("f32", "f16", "bf16")
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
-_LOAD_NONE, _LOAD_MMAP, _LOAD_MLOCK, _LOAD_BOTH = 0, 1, 2, 3
+_LOAD_MMAP, _LOAD_MLOCK = 1, 2
 _FLASH = {None: -1, False: 0, True: 1}
 _ALL_LAYERS = -1
 
+_PYTHON_TYPES: dict[Any, type] = {ctypes.c_bool: bool, ctypes.c_float: float}
 _SCALARS = (ctypes.c_int32, ctypes.c_uint32, ctypes.c_float, ctypes.c_bool)
-_OWN_OPTIONS = {
-    "n_ctx": "n_ctx",
-    "n_batch": "n_batch",
-    "n_ubatch": "n_ubatch",
-    "n_threads": "n_threads",
-    "n_threads_batch": "n_threads_batch",
-    "n_gpu_layers": "n_gpu_layers",
-    "main_gpu": "main_gpu",
-    "split_mode": "split_mode",
-    "load_mode": "use_mmap and use_mlock",
-    "flash_attn_type": "flash_attn",
-    "offload_kqv": "offload_kqv",
-    "type_k": "type_k",
-    "type_v": "type_v",
-}
+_OPTION_NAMES = {"load_mode": "use_mmap and use_mlock", "flash_attn_type": "flash_attn"}
+_OWN_OPTIONS = {option.name: option.name for option in fields(LlamaCppOptions)} | _OPTION_NAMES
+"""The engine's options by llama.cpp's names of them."""
 _DECIDED = (
     "n_seq_max",
     "n_rs_seq",
@@ -105,7 +94,7 @@ def check_llama_kwargs(library: Library, given: Mapping[str, Any]) -> None:
 
     They are the numbers and booleans of `llama_model_params` and `llama_context_params`.
     """
-    fields = _list_settable_fields(library)
+    settable = _list_settable_fields(library)
     for name, value in given.items():
         if name in _OWN_OPTIONS:
             raise ConfigurationError(
@@ -115,12 +104,12 @@ def check_llama_kwargs(library: Library, given: Mapping[str, Any]) -> None:
             raise ConfigurationError(
                 f"llama_kwargs may not hold {name!r}: the engine decides it itself"
             )
-        if name not in fields:
+        if name not in settable:
             raise ConfigurationError(
-                f"llama.cpp has no parameter {name!r}{did_you_mean(name, fields)} "
-                f"(llama_kwargs may hold: {', '.join(sorted(fields))})"
+                f"llama.cpp has no parameter {name!r}{did_you_mean(name, settable)} "
+                f"(llama_kwargs may hold: {', '.join(sorted(settable))})"
             )
-        wanted = _python_type(fields[name])
+        wanted = _PYTHON_TYPES.get(settable[name], int)
         fits = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
         if not fits and not (wanted is float and type(value) is int):
             raise ConfigurationError(
@@ -155,11 +144,7 @@ def make_model_params(library: Library, options: LlamaCppOptions, gpus: Sequence
     params.devices = ctypes.addressof(params.listed)
     params.main_gpu = options.main_gpu
     params.split_mode = _SPLIT_MODES[options.split_mode]
-    params.load_mode = (
-        (_LOAD_BOTH if options.use_mlock else _LOAD_MMAP)
-        if options.use_mmap
-        else (_LOAD_MLOCK if options.use_mlock else _LOAD_NONE)
-    )
+    params.load_mode = _LOAD_MMAP * options.use_mmap + _LOAD_MLOCK * options.use_mlock
     if options.tensor_split is not None:
         # The library reads as many as it has room for devices; the rest has to be there, and zero.
         room = library.llama_max_devices()
@@ -223,10 +208,6 @@ def _list_settable_fields(library: Library) -> dict[str, Any]:
         for name, kind in every
         if kind in _SCALARS and name not in _OWN_OPTIONS and name not in _DECIDED
     }
-
-
-def _python_type(kind: Any) -> type:
-    return {ctypes.c_bool: bool, ctypes.c_float: float}.get(kind, int)
 
 
 def _set_fields(params: Structure, kind: Any, given: Mapping[str, Any]) -> None:

@@ -58,11 +58,15 @@ class LlamaCpp(LlamaCppOptions, BaseEngine):
             self, model, "parameters of llama.cpp go into the engine's llama_kwargs"
         )
         library = load_library()
-        from evalution_llama_cpp.session import open_session  # noqa: PLC0415 - it imports numpy
+        from evalution_llama_cpp.load import load_model  # noqa: PLC0415 - it imports numpy
+        from evalution_llama_cpp.session import LlamaCppSession  # noqa: PLC0415
 
-        capabilities = (
-            CAPABILITIES
-            if self.continuous_batching
-            else CAPABILITIES - {Capability.CONTINUOUS_BATCHING}
-        )
-        return open_session(self, capabilities, model, library)
+        excluded = set[Capability]()
+        if not self.continuous_batching:
+            excluded.add(Capability.CONTINUOUS_BATCHING)
+        loaded = load_model(self, model, library)
+        try:
+            return LlamaCppSession(self, CAPABILITIES - excluded, loaded)
+        except BaseException:
+            loaded.weights.free()
+            raise

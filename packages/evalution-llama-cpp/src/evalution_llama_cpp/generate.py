@@ -152,18 +152,18 @@ class _Sequence:
         self.reservation = Reservation(len(prompt.token_ids) + prompt.max_new_tokens - 1)
         self.number = -1
         self.cached = 0
-        self.is_done = False
         self._choice = TokenChoice(prompt)
 
     @property
     def pending(self) -> int:
         return len(self.token_ids) - self.cached
 
+    @property
+    def is_done(self) -> bool:
+        return self._choice.is_done
+
     def take(self, logits: Logits) -> TokenEvent:
         """Choose the next token from its logits [vocabulary]."""
         event = self._choice.take(logits)
         self.token_ids += event.token_ids
-        generated = len(self.token_ids) - len(self.prompt.token_ids)
-        is_full = generated >= self.prompt.max_new_tokens
-        self.is_done = self.token_ids[-1] in self.prompt.stop_ids or is_full
         return event

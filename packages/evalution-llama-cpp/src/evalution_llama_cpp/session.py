@@ -5,42 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from evalution_core import Capability, Model
+from evalution_core import Capability
 from evalution_enginekit import PromptQueue, TokenEvent, TokenScore, TokenSession, TokenSpan
 from evalution_enginekit.model_source import choose_window
 from evalution_llama_cpp.arguments import choose_cache_types, find_dtype, make_context_params
-from evalution_llama_cpp.context import Context, KVCacheBudget, Reservation
+from evalution_llama_cpp.context import Context, KVCacheBudget
 from evalution_llama_cpp.generate import Generator
-from evalution_llama_cpp.load import LoadedModel, load_model
+from evalution_llama_cpp.load import LoadedModel
 from evalution_llama_cpp.options import LlamaCppOptions
 from evalution_llama_cpp.score import PrefixScorer
-from evalution_llama_cpp.upstream import Library
 
 _SCORING_SEQUENCES = 48
 """Sequences for scoring, in addition to those that generate."""
 _SCORING_WINDOW = 256
 """Spans planned together; a prefix that two windows share may be decoded twice."""
-
-
-def open_session(
-    options: LlamaCppOptions,
-    capabilities: frozenset[Capability],
-    model: Model,
-    library: Library,
-) -> LlamaCppSession:
-    """Load the model and make its context; an attempt that fails frees what it took.
-
-    Raises:
-        ConfigurationError: as `load_model`; or `max_model_len` doesn't fit the cache, or llama.cpp
-            can't make the context.
-        EngineUnavailableError: as `load_model`.
-    """
-    loaded = load_model(options, model, library)
-    try:
-        return LlamaCppSession(options, capabilities, loaded)
-    except BaseException:
-        loaded.weights.free()
-        raise
 
 
 class LlamaCppSession(TokenSession):
@@ -89,7 +67,9 @@ class LlamaCppSession(TokenSession):
             "n_batch": self._context.batch.capacity,
         }
         self._budget = KVCacheBudget(self._context, cells)
-        self._scorer = PrefixScorer(self._context, self._budget, self._make_room)
+        self._scorer = PrefixScorer(
+            self._context, self._budget, lambda wanted: self._generator.make_room(wanted)
+        )
         self._generator = Generator(
             self._context,
             self._budget,
@@ -122,9 +102,6 @@ class LlamaCppSession(TokenSession):
 
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         return self._scorer.score(spans)
-
-    def _make_room(self, wanted: Reservation) -> None:
-        self._generator.make_room(wanted)
 
     def _describe(self) -> dict[str, Any]:
         return self._description

@@ -57,7 +57,7 @@ def map_generation_settings(
         "max_new_tokens": limits[0] if limits else default_limit,
     }
     try:
-        _ANY_ENGINE.generation(GenerationRequest("", **fields))
+        _ANY_ENGINE.check_generation(GenerationRequest("", **fields))
     except InvalidRequestError as error:
         raise ConfigurationError(f"generation settings {dict(gen_kwargs)}: {error}") from error
     return fields

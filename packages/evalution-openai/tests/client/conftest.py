@@ -16,6 +16,7 @@ import pytest
 from evalution_core import Model
 from evalution_enginekit import ByteTokenizer
 from evalution_enginekit.mock import table
+from evalution_openai.client.retry import Clock
 from evalution_openai.client.session import OpenAISession, build_session
 from evalution_openai.engine import OpenAICompatible
 
@@ -25,7 +26,7 @@ Lie = Callable[[dict[str, Any]], None]
 TODAY = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class VirtualClock:
+class VirtualClock(Clock):
     """Sleeping moves it on at once; `slept` is each wait that was asked for."""
 
     def __init__(self) -> None:

@@ -79,7 +79,7 @@ def test_retry_after_is_obeyed(
     assert slept == pytest.approx(seconds) if seconds else 0.25 <= slept <= 0.5
 
 
-def test_a_wait_beyond_the_deadline_is_not_begun(
+def test_wait_beyond_the_deadline_is_not_started(
     connect: Callable[..., Any], server: Any, clock: Any, faulty: Any
 ) -> None:
     session = connect(scoring="none", deadline_s=60.0)
@@ -89,7 +89,7 @@ def test_a_wait_beyond_the_deadline_is_not_begun(
     assert clock.slept == []
 
 
-def test_tries_are_counted(connect: Callable[..., Any], server: Any, faulty: Any) -> None:
+def test_retries_are_limited(connect: Callable[..., Any], server: Any, faulty: Any) -> None:
     session = connect(scoring="none", max_retries=2)
     server.requests.clear()
     server.fails(PATH, *[faulty(503, "no capacity")] * 9)
@@ -308,7 +308,7 @@ def test_another_models_window_is_not_taken(connect: Callable[..., Any], server:
     assert connect(Model("two"), scoring="none", api="chat").info.max_model_len == 128
 
 
-def test_evalutions_server_is_asked_for_its_own_model_alone(
+def test_unknown_model_of_evalutions_server_is_refused(
     connect: Callable[..., Any], server: Any
 ) -> None:
     server.owner = "evalution"

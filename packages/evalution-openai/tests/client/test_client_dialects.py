@@ -116,7 +116,7 @@ def test_extra_fields_go_before_the_neutral_ones(connect: Callable[..., Any], se
     assert asked(session, server) == [expected] * 2
 
 
-def test_the_probe_asks_as_requests_do(connect: Callable[..., Any], server: Any) -> None:
+def test_probe_sends_the_same_fields_as_requests(connect: Callable[..., Any], server: Any) -> None:
     server.owner = "vllm"
     assert Capability.LOGLIKELIHOOD in connect().capabilities
     bodies = server.bodies("v1/completions")
@@ -124,7 +124,7 @@ def test_the_probe_asks_as_requests_do(connect: Callable[..., Any], server: Any)
     assert all(OF_VLLM.items() <= body.items() for body in bodies)
 
 
-def test_a_neutral_field_that_a_server_refuses_can_be_left_out(
+def test_refused_neutral_field_is_named_with_a_remedy(
     connect: Callable[..., Any], server: Any, faulty: Callable[..., Any]
 ) -> None:
     server.routes -= {"/tokenize"}
@@ -142,7 +142,7 @@ def test_a_neutral_field_that_a_server_refuses_can_be_left_out(
         connect().generate([sampled])
 
 
-def test_llama_cpp_pythons_server_has_no_way_to_ignore_the_end(
+def test_llama_cpp_pythons_server_lacks_ignore_eos(
     connect: Callable[..., Any], server: Any
 ) -> None:
     server.owner = "me"
@@ -227,7 +227,7 @@ def test_a_server_that_may_ignore_the_variables_is_refused(
 
 
 @pytest.mark.parametrize("options", [{"dialect": "vllm"}, {"api": "completions"}])
-def test_variables_that_only_some_chats_would_have_are_refused(
+def test_variables_in_extra_body_are_refused(
     connect: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     extra = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -272,9 +272,7 @@ def test_a_local_template_is_rendered_with_the_variables(
     assert server.bodies("v1/completions")[-1]["prompt"] == [256, *expected.encode()]
 
 
-def test_variables_that_nobody_could_render_are_refused(
-    connect: Callable[..., Any], server: Any
-) -> None:
+def test_variables_without_a_renderer_are_refused(connect: Callable[..., Any], server: Any) -> None:
     server.routes -= {"/tokenize"}
     with pytest.raises(ConfigurationError, match="sets enable_thinking, and this model has no ch"):
         connect(THINKING_OFF, api="completions")

@@ -60,7 +60,7 @@ def test_text_and_messages_go_as_they_are(textual: Any, server: Any) -> None:
     assert (text.prompt_tokens, text.completion_tokens, text.finish_reason) == (5, 3, "length")
 
 
-def test_what_a_server_would_ignore_is_refused(textual: Any, connect: Any, server: Any) -> None:
+def test_fields_that_a_server_ignores_are_refused(textual: Any, connect: Any, server: Any) -> None:
     for request, named in (
         (GenerationRequest(messages=CHAT, add_generation_prompt=False), "add_generation_prompt"),
         (GenerationRequest("a", num_beams=2), "num_beams=2"),
@@ -89,7 +89,7 @@ def test_sampling_is_asked_for_by_name(textual: Any, server: Any) -> None:
         textual.generate([GenerationRequest("a", do_sample=True, temperature=1.0, seed=1)])
 
 
-def test_more_stops_than_a_server_takes_are_cut_here(textual: Any, server: Any) -> None:
+def test_extra_stop_strings_are_matched_by_the_client(textual: Any, server: Any) -> None:
     (whole,) = textual.generate([GenerationRequest("a", max_new_tokens=12)])
     stops = ["\x00", "\x01", "\x02", "\x03", whole.text[6:8]]
     (cut,) = textual.generate([GenerationRequest("a", max_new_tokens=12, stop=stops)])
@@ -115,7 +115,7 @@ def test_aborted_completion_is_a_failure(textual: Any, server: Any) -> None:
         textual.generate([GenerationRequest("a")])
 
 
-def test_null_content_is_no_text_and_reasoning_is_kept_apart(textual: Any, server: Any) -> None:
+def test_null_content_is_empty_text_and_reasoning_is_separate(textual: Any, server: Any) -> None:
     call = [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]
     message = {"content": None, "reasoning_content": "hm", "tool_calls": call}
     server.fails("/chat/completions", answering(message=message, finish_reason="tool_calls"))
@@ -172,7 +172,7 @@ def test_stream_that_breaks_off_after_text_is_a_failure(
     assert "before [DONE]; the stream broke off" in str(failure.error)
 
 
-def test_an_error_within_a_stream_is_the_requests(textual: Any, server: Any) -> None:
+def test_error_event_fails_the_request(textual: Any, server: Any) -> None:
     text = 'data: {"error": {"message": "too long", "type": "invalid_request_error"}}\n\n'
     server.fails("/completions", lambda _: httpx.Response(200, text=text))
     ((_, failure),) = textual.stream([(0, GenerationRequest("a"))])
@@ -180,14 +180,14 @@ def test_an_error_within_a_stream_is_the_requests(textual: Any, server: Any) -> 
     assert "too long" in str(failure.error)
 
 
-def test_a_stream_that_fails_at_once_is_tried_again(textual: Any, server: Any) -> None:
+def test_stream_that_fails_before_text_is_retried(textual: Any, server: Any) -> None:
     text = 'data: {"error": {"message": "busy", "code": 503}}\n\n'
     server.fails("/completions", lambda _: httpx.Response(200, text=text))
     events = list(textual.stream([(0, GenerationRequest("a", max_new_tokens=4))]))
     assert events[-1][1].finish_reason == "length"
 
 
-def test_a_null_error_is_none(textual: Any, server: Any) -> None:
+def test_null_error_in_an_event_is_ignored(textual: Any, server: Any) -> None:
     event = {"error": None, "choices": [{"text": "hi", "finish_reason": "stop"}]}
     text = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
     server.fails("/completions", lambda _: httpx.Response(200, text=text))
@@ -213,7 +213,7 @@ def test_extra_body_takes_precedence_and_null_removes(
     assert "temperature" not in sent
 
 
-def test_a_chat_endpoint_is_given_messages_alone(connect: Callable[..., Any]) -> None:
+def test_chat_api_accepts_messages_only(connect: Callable[..., Any]) -> None:
     session = connect(api="chat")
     assert Capability.LOGLIKELIHOOD not in session.capabilities
     with pytest.raises(UnsupportedRequestError, match="api='chat' a request needs messages"):
@@ -233,7 +233,7 @@ def test_completions_render_chat_here_or_not_at_all(
         connect(api="completions").generate([GenerationRequest(messages=CHAT)])
 
 
-def test_openai_is_asked_in_its_own_words(connect: Callable[..., Any], server: Any) -> None:
+def test_openai_dialect_uses_its_own_field_names(connect: Callable[..., Any], server: Any) -> None:
     session = connect(dialect="openai", scoring="none")
     session.generate([GenerationRequest(messages=CHAT, max_new_tokens=2)])
     sent = last_body(server, "/chat/completions")
@@ -260,9 +260,7 @@ def test_a_local_tokenizer_renders_encodes_and_cuts(
         bare.generate([messages])
 
 
-def test_a_template_that_only_the_server_has_is_rendered_there_and_goes_as_ids(
-    connect: Callable[..., Any], server: Any
-) -> None:
+def test_server_side_template_is_rendered_to_ids(connect: Callable[..., Any], server: Any) -> None:
     server.has_template = True
     session = connect()
     closed = GenerationRequest(messages=CHAT, max_new_tokens=2, add_generation_prompt=False)
@@ -309,7 +307,7 @@ def test_ids_from_vllm_are_decoded_by_the_local_tokenizer(
     assert (output.text, output.token_ids) == ("hi!", None)
 
 
-def test_the_model_is_the_one_that_is_named_or_listed(
+def test_model_name_is_the_given_or_the_first_listed_one(
     connect: Callable[..., Any], server: Any
 ) -> None:
     for session, name in (

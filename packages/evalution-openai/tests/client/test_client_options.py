@@ -9,11 +9,11 @@ from evalution_openai.client.connection import Address
 from evalution_openai.engine import OpenAICompatible
 
 
-def test_the_engine_is_found_by_the_guides_name() -> None:
+def test_engine_is_found_by_its_name() -> None:
     assert load_engine("openai_compatible") is OpenAICompatible
 
 
-def test_the_guides_defaults_hold() -> None:
+def test_options_have_the_documented_defaults() -> None:
     engine = OpenAICompatible()
     assert engine.base_url == "http://127.0.0.1:8000"
     assert (engine.timeout_s, engine.batch_size) == (300.0, 4)
@@ -79,7 +79,7 @@ def test_routes_are_found_with_and_without_v1(url: str, api: str, root: str) -> 
         "https://h/v1/chat/completions",
     ],
 )
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_invalid_base_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="base_url must be an http or https URL"):
         Address.parse(url)
 

@@ -172,7 +172,7 @@ def test_prompt_logprobs_come_after_echo(connect: Callable[..., Any], server: An
     assert_scores(session)
 
 
-def test_sglang_is_asked_from_the_token_before(connect: Callable[..., Any], server: Any) -> None:
+def test_sglang_logprobs_start_one_token_earlier(connect: Callable[..., Any], server: Any) -> None:
     honest = server.routed
     server.routes |= {"/generate"}
 
@@ -197,7 +197,7 @@ def test_sglang_is_asked_from_the_token_before(connect: Callable[..., Any], serv
     assert_scores(session)
 
 
-def test_stepwise_is_taken_only_where_it_is_allowed(
+def test_stepwise_scoring_is_used_only_with_stepwise_top(
     connect: Callable[..., Any], server: Any
 ) -> None:
     server.lie = nothing
@@ -210,9 +210,7 @@ def test_stepwise_is_taken_only_where_it_is_allowed(
         assert found.is_greedy == expected.is_greedy
 
 
-def test_a_token_that_is_not_listed_is_an_error_and_no_guess(
-    connect: Callable[..., Any], server: Any
-) -> None:
+def test_unlisted_token_is_an_error(connect: Callable[..., Any], server: Any) -> None:
     server.lie = nothing
     session = connect(stepwise_top=300)
     honest = server.routed
@@ -238,18 +236,14 @@ def test_without_a_tokenizer_there_are_no_ids_to_score(
     assert_scores(local)
 
 
-def test_a_null_that_comes_later_is_that_requests_failure(
-    connect: Callable[..., Any], server: Any
-) -> None:
+def test_null_logprob_fails_its_own_request(connect: Callable[..., Any], server: Any) -> None:
     session = connect()
     server.lie = each(None)
     with pytest.raises(EngineRuntimeError, match="value 0 of 1 is None"):
         session.loglikelihood([LoglikelihoodRequest("a", "b")])
 
 
-def test_scoring_is_not_looked_for_where_it_is_not_wanted(
-    connect: Callable[..., Any], server: Any
-) -> None:
+def test_scoring_none_sends_no_probe(connect: Callable[..., Any], server: Any) -> None:
     session = connect(scoring="none")
     assert not any("echo" in body for body in server.bodies("/completions"))
     with pytest.raises(UnsupportedRequestError, match="scoring='none'"):

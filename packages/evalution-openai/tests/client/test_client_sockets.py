@@ -170,7 +170,7 @@ class Waiting(Clock):
         await asyncio.sleep(0.7)
 
 
-def test_a_try_does_not_wait_for_the_rate_within_its_time() -> None:
+def test_rate_limit_wait_does_not_count_against_the_timeout() -> None:
     with running(iter(["500", "ok"])) as (_, url):
         limits: dict[str, Any] = {"requests_per_minute": 1, "timeout_s": 0.5, "max_retries": 1}
         engine = OpenAICompatible(url, scoring="none", dialect="openai", **limits)
@@ -212,7 +212,7 @@ def test_closing_a_stream_closes_its_connection(
             assert server.dropped.acquire(timeout=WAIT_S), "the server sees the client go"
 
 
-def test_a_server_that_dies_ends_the_run_with_what_was_in_flight(
+def test_dead_server_ends_the_run_and_names_requests_in_flight(
     connected: Callable[..., OpenAISession],
 ) -> None:
     script = iter(["ok", "ok"] + ["shut"] * 99)

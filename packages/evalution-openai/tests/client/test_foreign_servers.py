@@ -94,7 +94,7 @@ def llama_cpp() -> Iterator[str]:
         yield url
 
 
-def test_guidellms_mock_is_asked_in_every_way() -> None:
+def test_guidellms_mock_answers_completions_chat_and_streams() -> None:
     with listening(guidellm()) as url, OpenAICompatible(url).build(Model()) as session:
         requests = {n: GenerationRequest("word " * (n + 1), max_new_tokens=6) for n in range(20)}
         requests |= {
@@ -113,7 +113,7 @@ def test_guidellms_mock_is_asked_in_every_way() -> None:
             session.loglikelihood([LoglikelihoodRequest("a", "b")])
 
 
-def test_guidellms_mock_that_begins_to_fail_loses_nothing_that_was_done() -> None:
+def test_answers_before_a_server_failure_are_kept() -> None:
     command = guidellm("--fail-after-requests", "12", "--max-concurrent-requests", "2")
     with (
         listening(command) as url,
@@ -153,7 +153,7 @@ def test_llama_cpp_pythons_server_completes_as_the_reference(llama_cpp: str) -> 
         assert answer.text == "6 + 3 = 9"
 
 
-def test_llama_cpp_pythons_server_penalises_nothing(llama_cpp: str) -> None:
+def test_llama_cpp_pythons_server_applies_no_repetition_penalty(llama_cpp: str) -> None:
     in_process = pytest.importorskip("evalution_llama_cpp")
     sentence = "The cat sees a dog. "
     request = GenerationRequest(f"{sentence * 3}The cat sees", max_new_tokens=24)
@@ -169,7 +169,7 @@ def test_llama_cpp_pythons_server_penalises_nothing(llama_cpp: str) -> None:
     assert penalised.text != local.text, "the prompt shows what a penalty does"
 
 
-def test_llama_cpp_pythons_server_takes_no_ids_and_so_is_not_scored_on(llama_cpp: str) -> None:
+def test_llama_cpp_pythons_server_is_refused_for_scoring(llama_cpp: str) -> None:
     tokenizer = str(builtin_path("builtin:tiny", "safetensors"))
     model = Model(tokenizer_path=tokenizer)
     with OpenAICompatible(llama_cpp, max_retries=0).build(model) as session:

@@ -22,7 +22,7 @@ def sdk(url: str) -> Any:
         yield client
 
 
-def test_it_lists_the_model(sdk: Any) -> None:
+def test_model_is_listed(sdk: Any) -> None:
     assert [model.id for model in sdk.models.list()] == ["tiny"]
 
 
@@ -84,7 +84,7 @@ def test_scores_by_echo(sdk: Any, tiny: BaseInferenceSession) -> None:
     assert sum(lists.token_logprobs[2:5]) == pytest.approx(expected.logprob, abs=1e-4)
 
 
-def test_errors_are_its_own_classes(sdk: Any) -> None:
+def test_errors_map_to_the_sdks_classes(sdk: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="not served here"):
         sdk.completions.create(model="gpt-4", prompt="a")
     with pytest.raises(openai.BadRequestError, match="max_model_len") as caught:

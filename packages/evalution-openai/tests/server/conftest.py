@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -32,12 +33,20 @@ def mock() -> Iterator[BaseInferenceSession]:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[BaseInferenceSession]:
+def full_speed() -> threading.Event:
+    """Once it is set, the session `slow` no longer waits at each step."""
+    return threading.Event()
+
+
+@pytest.fixture
+def slow(
+    monkeypatch: pytest.MonkeyPatch, full_speed: threading.Event
+) -> Iterator[BaseInferenceSession]:
     """A mock session of which each step takes a moment."""
     stepping = MockSession._step  # pyright: ignore[reportPrivateUsage]
 
     def step(self: Any, sequences: Any) -> Any:
-        time.sleep(0.003)
+        full_speed.wait(0.003)
         return stepping(self, sequences)
 
     monkeypatch.setattr(MockSession, "_step", step)

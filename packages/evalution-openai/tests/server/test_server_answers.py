@@ -52,7 +52,9 @@ def test_models_route_lists_window_and_capabilities(client: httpx.Client, tiny: 
     assert "loglikelihood" in model["capabilities"]
 
 
-def test_a_completion_is_the_sessions(client: httpx.Client, tiny: BaseInferenceSession) -> None:
+def test_completion_equals_the_sessions_output(
+    client: httpx.Client, tiny: BaseInferenceSession
+) -> None:
     (expected,) = tiny.generate([GenerationRequest(TEXT, max_new_tokens=8)])
     answer = posted(client, "/v1/completions", prompt=TEXT, max_tokens=8)
     (choice,) = answer["choices"]
@@ -112,7 +114,7 @@ def test_null_is_absent(client: httpx.Client) -> None:
     assert posted(client, "/v1/completions", prompt=TEXT, **nulls)["choices"] == plain["choices"]
 
 
-def test_a_stream_is_the_answer_in_pieces(client: httpx.Client) -> None:
+def test_stream_joins_to_the_whole_answer(client: httpx.Client) -> None:
     whole = posted(client, "/v1/completions", prompt=TEXT, max_tokens=9)
     found = chunks(
         client, "/v1/completions", prompt=TEXT, max_tokens=9, stream_options={"include_usage": True}
@@ -147,7 +149,7 @@ def test_stream_has_token_ids_with_the_text(
     assert streamed[-1]["prompt_token_ids"] == choice["prompt_token_ids"]
 
 
-def test_a_prompt_is_cut_only_where_the_client_says_so(client: httpx.Client, tiny: Any) -> None:
+def test_long_prompt_is_cut_only_with_truncation_left(client: httpx.Client, tiny: Any) -> None:
     token_ids = [40] * tiny.info.max_model_len
     asked = {"prompt": token_ids, "max_tokens": 4, "return_token_ids": True}
     refused = client.post("/v1/completions", json=asked)
@@ -221,7 +223,7 @@ def test_tokens_can_be_spelled_as_ids(client: httpx.Client) -> None:
     assert all(token in top and len(top) >= 2 for token, top in tops)
 
 
-def test_a_score_is_the_sessions(client: httpx.Client, tiny: BaseInferenceSession) -> None:
+def test_score_equals_the_sessions(client: httpx.Client, tiny: BaseInferenceSession) -> None:
     (expected,) = tiny.loglikelihood([LoglikelihoodRequest(TEXT, " more.")])
     answer = posted(client, "/v1/eval/loglikelihood", context=TEXT, continuation=" more.")
     assert answer["logprob"] == pytest.approx(expected.logprob, abs=1e-9)

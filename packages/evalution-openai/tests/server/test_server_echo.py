@@ -25,7 +25,7 @@ def ids_of(client: httpx.Client, text: str) -> list[int]:
     return client.post("/tokenize", json={"prompt": text}).json()["tokens"]
 
 
-def test_every_list_has_an_entry_for_each_token_and_one_for_the_next(client: httpx.Client) -> None:
+def test_echo_lists_every_prompt_token_and_one_generated(client: httpx.Client) -> None:
     token_ids = ids_of(client, TEXT)
     lists = echoed(client, token_ids)["logprobs"]
     assert {len(entries) for entries in lists.values()} == {len(token_ids) + 1}
@@ -70,7 +70,7 @@ def test_the_listed_tokens_are_the_likeliest_and_the_own_one(
         assert lists["top_logprobs"][at] == pytest.approx(expected, abs=1e-9)
 
 
-def test_an_end_of_text_is_the_generated_entry_all_the_same(client: httpx.Client) -> None:
+def test_echo_lists_a_generated_end_of_text(client: httpx.Client) -> None:
     asked = {"max_tokens": 60, "return_token_ids": True}
     for question in ("What is 3 + 4?", "What is 2 + 2?", "What is 1 + 5?"):
         chat = [{"role": "user", "content": question}]
@@ -85,7 +85,7 @@ def test_an_end_of_text_is_the_generated_entry_all_the_same(client: httpx.Client
         assert lists["token_logprobs"][-1] is not None
 
 
-def test_without_a_new_token_only_the_prompt_is_there(client: httpx.Client) -> None:
+def test_echo_without_new_tokens_returns_the_prompt(client: httpx.Client) -> None:
     choice = echoed(client, TEXT, max_tokens=0)
     assert choice["text"] == TEXT
     assert len(choice["logprobs"]["tokens"]) == len(ids_of(client, TEXT))
@@ -94,7 +94,7 @@ def test_without_a_new_token_only_the_prompt_is_there(client: httpx.Client) -> N
     assert bare.json()["choices"][0]["logprobs"] is None
 
 
-def test_text_and_ids_give_the_same(client: httpx.Client) -> None:
+def test_text_and_ids_give_the_same_answer(client: httpx.Client) -> None:
     by_text, by_ids = echoed(client, TEXT), echoed(client, ids_of(client, TEXT))
     assert by_text["logprobs"] == by_ids["logprobs"]
     assert by_text["text"].startswith(TEXT)

@@ -53,7 +53,7 @@ def complete(server: Any) -> int:
     return httpx.post(f"{server.base_url}/v1/completions", json=body).status_code
 
 
-def test_server_starts_listens_and_closes_as_the_guide_says(mock: BaseInferenceSession) -> None:
+def test_server_starts_listens_and_closes(mock: BaseInferenceSession) -> None:
     from evalution_openai.server import build_openai_compatible_server
 
     server = build_openai_compatible_server(session=mock, host="localhost", port=0)
@@ -105,7 +105,7 @@ def test_a_server_needs_a_session_or_an_engine(mock: BaseInferenceSession) -> No
         build_openai_compatible_server(session=mock, api_key="short")
 
 
-def test_without_its_lifespan_it_has_no_model_yet() -> None:
+def test_server_without_lifespan_answers_503() -> None:
     from evalution_openai.server import build_openai_compatible_server
 
     app = build_openai_compatible_server(engine=Mock(), model="some")

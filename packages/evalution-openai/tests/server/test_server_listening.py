@@ -119,14 +119,15 @@ def test_data_that_is_not_http_is_refused(client: httpx.Client, request_bytes: b
 
 @pytest.fixture
 def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`serve` with the tiny model, and its base URL."""
-    command = [sys.executable, "-c", SERVE, "builtin:tiny", "--engine", "Reference", "--port", "0"]
+    """`serve` with a mock model, and its base URL."""
+    engine = ["--engine", "evalution_enginekit.mock:Mock", "-o", "max_model_len=8192"]
+    command = [sys.executable, "-c", SERVE, "mock", *engine, "--port", "0"]
     running = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=os.getcwd()
     )
     assert running.stdout is not None
     line = running.stdout.readline()
-    assert line.startswith("serving builtin:tiny on http://127.0.0.1:"), running.communicate()
+    assert line.startswith("serving mock on http://127.0.0.1:"), running.communicate()
     yield running, line.split(" on ")[1].split("/v1")[0]
     running.kill()
     running.communicate()
@@ -137,7 +138,7 @@ def test_shutdown_finishes_running_requests(
     process: tuple[subprocess.Popen[str], str], number: signal.Signals
 ) -> None:
     running, url = process
-    body = {"prompt": "Tom", "max_tokens": 500, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Tom", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     text: list[str] = []
     begun = threading.Event()
 
@@ -186,22 +187,21 @@ def test_prompts_are_logged_only_with_log_prompts(
         (["--engine", "Reference", "-m", "tokeniser_path=a"], "did you mean 'tokenizer_path'"),
         (["--engine", "Reference", "--host", "0.0.0.0"], "--public-without-key"),
         (["--engine", "Reference", "--api-key-env", "NOT_SET"], "variable is not set"),
-        (
-            ["--engine", "Reference", "--api-key-env", "A", "--api-key", "a-long-key"],
-            "name two keys",
-        ),
-        (["--engine", "Reference", "--api-key", "short"], "at least 8 characters"),
+        (["--engine", "Reference", "--api-key-env", "SHORT_KEY"], "at least 8 characters"),
         (
             ["--engine", "Reference", "--max-held-mib", "15"],
             "--max-held-mib 15 leaves no room for one body of --max-body-mib 16; raise it, or",
         ),
     ],
 )
-def test_bad_command_line_fails_before_the_model_is_loaded(arguments: list[str], told: str) -> None:
+def test_bad_command_line_fails_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
+) -> None:
     import typer
 
     from evalution_openai.server.command import serve
 
+    monkeypatch.setenv("SHORT_KEY", "short")
     app = typer.Typer()
     app.command()(serve)
     with pytest.raises(ConfigurationError, match=told):

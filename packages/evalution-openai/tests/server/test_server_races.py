@@ -98,7 +98,7 @@ def on_a_wire(session: Any, work: Callable[[Wire, Any], Coroutine[Any, Any, None
         async with asyncio.timeout(WAIT_S):
             await work(wire, app)
             await wire.end()
-        app.served().close()
+        app.served().calls.close()
         return app.metrics.render().decode()
 
     return asyncio.run(within())

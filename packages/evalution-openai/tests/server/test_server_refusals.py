@@ -40,7 +40,7 @@ def refused(answer: httpx.Response) -> dict[str, Any]:
     ],
     ids=range(14),
 )  # fmt: skip
-def test_a_body_that_is_no_request(client: httpx.Client, path: str, body: bytes) -> None:
+def test_invalid_body_is_refused(client: httpx.Client, path: str, body: bytes) -> None:
     refused(client.post(path, content=body))
 
 
@@ -112,11 +112,11 @@ def test_a_wrong_conversation_names_its_field(
     assert field in refused(client.post("/v1/chat/completions", json=body))["message"]
 
 
-def test_a_stream_that_can_not_begin_is_refused_as_any_other(client: httpx.Client) -> None:
+def test_stream_with_an_invalid_prompt_gets_400(client: httpx.Client) -> None:
     refused(client.post("/v1/completions", json={"prompt": "a" * 5000, "stream": True}))
 
 
-def test_a_conversation_that_can_not_begin_is_no_stream(client: httpx.Client) -> None:
+def test_chat_stream_with_an_invalid_prompt_gets_400(client: httpx.Client) -> None:
     messages = [{"role": "user", "content": "a" * 5000}]
     error = refused(
         client.post("/v1/chat/completions", json={"messages": messages, "stream": True})
@@ -126,7 +126,7 @@ def test_a_conversation_that_can_not_begin_is_no_stream(client: httpx.Client) ->
     assert refused(client.post("/v1/completions", json=echo))["code"] == error["code"]
 
 
-def test_nothing_is_scored_for_null(client: httpx.Client) -> None:
+def test_null_continuation_is_refused(client: httpx.Client) -> None:
     body = {"context": "a", "continuation": None}
     assert "nothing to score" in refused(client.post(POSTS[2], json=body))["message"]
     strings = {"context_input_ids": "12", "continuation_input_ids": [3]}

@@ -50,7 +50,7 @@ class Plain(BaseInferenceSession):
         self.closed = True
 
 
-def test_a_session_of_the_guide_is_served(serving: Any) -> None:
+def test_minimal_session_is_served(serving: Any) -> None:
     client = serving(session=Plain())
     answer = client.post("/v1/completions", json={"prompt": ["a", "b"]}).json()
     assert [choice["text"] for choice in answer["choices"]] == ["<a>", "<b>"]
@@ -76,7 +76,7 @@ def test_a_session_of_the_guide_is_served(serving: Any) -> None:
         ("/detokenize", {"tokens": [1]}, "tokenizer"),
     ],
 )
-def test_what_a_session_lacks_is_refused_by_name(
+def test_missing_capability_is_refused_by_name(
     serving: Any, path: str, body: dict[str, Any], needs: str
 ) -> None:
     answer = serving(session=Plain()).post(path, json=body)
@@ -127,7 +127,7 @@ class HalfWay(Plain):
         raise EngineRuntimeError("fell over")
 
 
-def test_a_stream_that_fails_half_way_says_so_and_has_no_end(serving: Any) -> None:
+def test_failed_stream_ends_with_an_error_event(serving: Any) -> None:
     body = {"prompt": "a", "stream": True}
     answer = serving(session=HalfWay()).post("/v1/completions", json=body)
     assert answer.status_code == 200
@@ -192,7 +192,9 @@ def test_disconnect_frees_the_slot_in_the_session(
     assert "evalution_requests_inside 0.0" in client.get("/metrics").text
 
 
-def test_abort_does_not_affect_other_requests(serving: Any, slow: Any, until: Any) -> None:
+def test_abort_does_not_affect_other_requests(
+    serving: Any, slow: Any, until: Any, full_speed: threading.Event
+) -> None:
     client = serving(session=slow)
     asked = {"prompt": "xyz", "max_tokens": 150, "ignore_eos": True}
     with ThreadPoolExecutor(3) as threads:
@@ -200,11 +202,14 @@ def test_abort_does_not_affect_other_requests(serving: Any, slow: Any, until: An
         until(lambda: slow.requests_in_flight == 2)
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json=LONG, timeout=0.1)
+        full_speed.set()
         answers = [one.result() for one in staying]
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [150, 150]
 
 
-def test_a_request_joins_while_others_run(serving: Any, slow: Any, until: Any) -> None:
+def test_a_request_joins_while_others_run(
+    serving: Any, slow: Any, until: Any, full_speed: threading.Event
+) -> None:
     client = serving(session=slow)
     with ThreadPoolExecutor(1) as threads:
         long = threads.submit(
@@ -218,10 +223,11 @@ def test_a_request_joins_while_others_run(serving: Any, slow: Any, until: Any) -
         score = client.post("/v1/eval/loglikelihood", json={"context": "a", "continuation": "b"})
         assert score.status_code == 200
         assert not long.done()
+        full_speed.set()
         assert long.result().json()["usage"]["completion_tokens"] == 1500
 
 
-def test_a_waiting_request_whose_client_is_gone_never_runs(serving: Any, until: Any) -> None:
+def test_waiting_request_of_a_disconnected_client_never_runs(serving: Any, until: Any) -> None:
     session = Gated()
     client = serving(session=session, max_concurrent=1)
     with ThreadPoolExecutor(1) as threads:

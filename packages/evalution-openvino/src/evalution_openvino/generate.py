@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,15 @@ import numpy
 
 from evalution_core import ConfigurationError, EngineRuntimeError, EngineUnavailableError, Model
 from evalution_core.redaction import redact_text
-from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
+from evalution_enginekit import TokenEvent, TokenPrompt
 from evalution_openvino.options import OpenVINOOptions
 from evalution_openvino.runtime import import_genai, load_openvino
 from evalution_openvino.upstream import GenaiRuntime, Handle, Pipeline
-from evalution_transformers.generate import FixedBatches, is_plain_greedy
-from evalution_transformers.paged import cache_size
+from evalution_transformers.generate import Events, FixedBatches
+from evalution_transformers.paged import ManagedBatching, cache_size
 from evalution_transformers.upstream import CausalModel
 
 _log = logging.getLogger(__name__)
-
-Events = Sequence[TokenEvent]
 
 PASS_TOKENS = 512
 _BLOCK = 32
@@ -33,8 +30,10 @@ _COMPRESSING = ("load_in_8bit", "quantization_config")
 
 @dataclass(slots=True)
 class _Running:
+    """A prompt and its tokens; `handle` is None while it waits to be run alone."""
+
     prompt: TokenPrompt
-    handle: Handle
+    handle: Handle | None
     generated: list[int]
 
 
@@ -78,8 +77,8 @@ def make_scheduler_settings(
     return {**settings, "num_kv_blocks": -(-held // _BLOCK) + rows}
 
 
-class GenaiBatching:
-    """Completes greedy prompts by openvino-genai, and in fixed batches those it does otherwise.
+class GenaiBatching(ManagedBatching[_Running]):
+    """Completes prompts by openvino-genai.
 
     The pipeline has a compiled model of its own, which is made for the first prompt and kept until
     `forget`. A model that it can't take is run in fixed batches, and `describe` says why; with
@@ -92,7 +91,7 @@ class GenaiBatching:
         properties: the properties to compile the model with.
         rows: prompts that run at once.
         settings: of the pipeline's scheduler, by its own names.
-        others: completes prompts that sample, search with beams, or ask for log-probabilities.
+        others: as in `ManagedBatching`.
         required: whether the pipeline was asked for by `genai=True`.
     """
 
@@ -108,57 +107,17 @@ class GenaiBatching:
         others: FixedBatches,
         required: bool,
     ):
+        super().__init__(rows, others)
         self._genai = genai
         self._folder = folder
         self._device = device
         self._properties = properties
-        self._rows = rows
         self._settings = settings
-        self._others = others
         self._required = required
         self._pipeline: Pipeline | None = None
         self._problem: str | None = None
-        self._running: dict[int, _Running] = {}
-        self._dropped: list[tuple[TokenPrompt, list[int]]] = []
-        self._forgets = False
-
-    def run(self, feed: PromptQueue) -> Iterator[Events]:
-        """Yield the events of each step, until nothing runs and `feed` has nothing."""
-        try:
-            while True:
-                self._cancel(feed.cancelled())
-                prompts = feed.take(self._rows - len(self._running) - len(self._dropped))
-                plain = [prompt for prompt in prompts if is_plain_greedy(prompt)]
-                if plain and self._start() is None:
-                    plain = []
-                others = [prompt for prompt in prompts if prompt not in plain]
-                for prompt in plain:
-                    self._submit(prompt)
-                if others:
-                    yield from self._complete_others(others, feed)
-                if self._dropped and not self._running:
-                    self._submit(*self._dropped.pop(0))
-                if self._running:
-                    yield self._step()
-                elif not prompts:
-                    return
-        finally:
-            self._cancel([*self._running, *(prompt.key for prompt, _ in self._dropped)])
-            if self._forgets:
-                self.forget()
-
-    def forget(self) -> None:
-        """Free the pipeline with its model and cache, once nothing runs."""
-        self._forgets = bool(self._running or self._dropped)
-        if not self._forgets:
-            self._pipeline = None
-
-    def pause(self) -> AbstractContextManager[None]:
-        """Return an empty context: between two steps nothing touches the model."""
-        return nullcontext()
 
     def describe(self) -> dict[str, Any]:
-        """Return its part of `describe_execution`."""
         if self._problem is not None:
             return {**self._others.describe(), "fallback": f"openvino-genai: {self._problem}"}
         return {
@@ -167,8 +126,7 @@ class GenaiBatching:
             "scheduler": dict(self._settings),
         }
 
-    def _start(self) -> Pipeline | None:
-        """Return the pipeline; None where it can't take the model."""
+    def _start(self) -> bool:
         if self._pipeline is None and self._problem is None:
             config = self._genai.SchedulerConfig()
             for name, value in self._settings.items():
@@ -186,9 +144,15 @@ class GenaiBatching:
                     ) from error
                 self._problem = problem
                 _log.warning("openvino-genai can't take the model: %s", self._problem)
-        return self._pipeline
+        return self._pipeline is not None
 
-    def _submit(self, prompt: TokenPrompt, generated: Sequence[int] = ()) -> None:
+    def _stop(self) -> None:
+        self._pipeline = None
+
+    def _submit(self, prompt: TokenPrompt) -> _Running:
+        return _Running(prompt, self._add_request(prompt, []), [])
+
+    def _add_request(self, prompt: TokenPrompt, generated: Sequence[int]) -> Handle:
         assert self._pipeline is not None
         config = self._genai.GenerationConfig()
         config.max_new_tokens = prompt.max_new_tokens - len(generated)
@@ -199,43 +163,25 @@ class GenaiBatching:
         else:
             config.ignore_eos = True
         token_ids = numpy.array([[*prompt.token_ids, *generated]], numpy.int64)
-        handle = self._pipeline.add_request(prompt.key, load_openvino().Tensor(token_ids), config)
-        self._running[prompt.key] = _Running(prompt, handle, list(generated))
-
-    def _complete_others(
-        self, prompts: Sequence[TokenPrompt], feed: PromptQueue
-    ) -> Iterator[Events]:
-        for events in self._others.complete(prompts, self._cancel_with(feed)):
-            yield events
-            if self._running:
-                yield self._step()
-
-    def _cancel_with(self, feed: PromptQueue) -> Callable[[], Sequence[int]]:
-        """Return a reader of cancelled keys that cancels them here too."""
-
-        def cancelled() -> Sequence[int]:
-            keys = feed.cancelled()
-            self._cancel(keys)
-            return keys
-
-        return cancelled
+        return self._pipeline.add_request(prompt.key, load_openvino().Tensor(token_ids), config)
 
     def _step(self) -> Events:
         assert self._pipeline is not None
+        if all(running.handle is None for running in self._running.values()):
+            alone = next(iter(self._running.values()))
+            alone.handle = self._add_request(alone.prompt, alone.generated)
         try:
             self._pipeline.step()
         except BaseException:
             self._running.clear()
-            self._dropped.clear()
             self._pipeline = None
             raise
-        events: list[TokenEvent] = []
-        for running in list(self._running.values()):
-            events += self._read(running)
-        return [*events, *self._drop_ignored()]
+        active = [running for running in self._running.values() if running.handle is not None]
+        events = [event for running in active for event in self._read(running)]
+        return [*events, *self._drop_ignored(active)]
 
     def _read(self, running: _Running) -> Iterator[TokenEvent]:
-        while running.handle.can_read():
+        while running.handle is not None and running.handle.can_read():
             for output in running.handle.read().values():
                 token_ids = list(output.generated_ids)
                 running.generated += token_ids
@@ -244,28 +190,26 @@ class GenaiBatching:
                 if ended:
                     self._running.pop(running.prompt.key, None)
 
-    def _drop_ignored(self) -> Iterator[TokenEvent]:
-        """Run again alone what the pipeline gave up for want of room; fail what was alone."""
-        ignored = self._genai.GenerationStatus.IGNORED
-        was_alone = len(self._running) == 1
-        for running in list(self._running.values()):
-            if running.handle.get_status() != ignored:
+    def _drop_ignored(self, active: Sequence[_Running]) -> Iterator[TokenEvent]:
+        """Let prompts for which the pipeline has no room wait; fail one that was alone."""
+        for running in active:
+            handle, prompt = running.handle, running.prompt
+            if handle is None or handle.get_status() != self._genai.GenerationStatus.IGNORED:
                 continue
-            prompt = self._running.pop(running.prompt.key).prompt
-            if not was_alone:
-                self._dropped.append((prompt, running.generated))
-                continue
-            error = EngineRuntimeError(
-                f"the cache of openvino-genai has no room for a prompt of "
-                f"{len(prompt.token_ids)} tokens; raise cache_size"
-            )
-            yield TokenEvent(prompt.key, error=error)
+            running.handle = None
+            if len(active) == 1:
+                del self._running[prompt.key]
+                error = EngineRuntimeError(
+                    f"the cache of openvino-genai has no room for a prompt of "
+                    f"{len(prompt.token_ids)} tokens; raise cache_size"
+                )
+                yield TokenEvent(prompt.key, error=error)
 
     def _cancel(self, keys: Sequence[int]) -> None:
-        self._dropped = [each for each in self._dropped if each[0].key not in keys]
         gone = [running for key in keys if (running := self._running.pop(key, None)) is not None]
         for running in gone:
-            running.handle.cancel()
+            if running.handle is not None:
+                running.handle.cancel()
         # The pipeline frees cancelled requests in its next step.
         if gone and not self._running and self._pipeline is not None:
             self._pipeline.step()

@@ -16,7 +16,6 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +24,26 @@ import transformers
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from optimum.exporters.openvino import main_export
 from optimum.intel.openvino import OVConfig, OVModelForCausalLM
-from safetensors import SafetensorError
 
-from evalution_core import ConfigurationError, EngineUnavailableError, Model
-from evalution_core.redaction import redact, redact_text
-from evalution_enginekit import Tokenizer
+from evalution_core import ConfigurationError, Model
+from evalution_core.redaction import redact
 from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
-from evalution_enginekit.runtime import shorten_error
+from evalution_enginekit.runtime import merge_arguments
 from evalution_enginekit.tokenizer import checkpoint_tokenizer
-from evalution_openvino.runtime import torchvision_hint
-from evalution_transformers.attached_model import read_declared_eos
-from evalution_transformers.load import check_complete, to_plain
+from evalution_transformers.load import LoadedModel, check_complete, read_declared_eos, to_plain
+from evalution_transformers.runtime import loading_errors
 
 FILE = "openvino_model.xml"
 """The graph of a model, where no other name is given."""
 _OURS = {
-    "revision": "model.revision",
-    "trust_remote_code": "model.trust_remote_code",
-    "device": "the engine's device",
-    "ov_config": "the engine's ov_config",
-    "compile": "the engine's compile",
-    "export": "nothing: a folder without OpenVINO files is exported",
+    "revision": "it is model.revision",
+    "trust_remote_code": "it is model.trust_remote_code",
+    "device": "it is an option of the engine",
+    "ov_config": "it is an option of the engine",
+    "compile": "the engine does so",
+    "export": "a folder without OpenVINO files is exported",
 }
-"""Arguments of the loader that have a place of their own."""
+"""Arguments of the loader that `model_kwargs` may not hold, and the remedy."""
 _TAKEN = (
     "cache_dir",
     "config",
@@ -71,10 +67,7 @@ def check_arguments(model: Model) -> None:
     Raises:
         ConfigurationError: there is such an argument.
     """
-    moved = [name for name in _OURS if name in model.model_kwargs]
-    if moved:
-        places = ", ".join(f"{name} (set {_OURS[name]})" for name in moved)
-        raise ConfigurationError(f"model.model_kwargs may not hold {places}")
+    merge_arguments({"model.model_kwargs": model.model_kwargs}, refused=_OURS, taken=())
     unknown = sorted(set(model.model_kwargs) - set(_TAKEN))
     if unknown:
         raise ConfigurationError(
@@ -116,24 +109,10 @@ _WANTED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """A model that isn't compiled yet, its tokenizer and the folder of its OpenVINO files.
+def load_model(model: Model, device: str, properties: Mapping[str, Any]) -> LoadedModel:
+    """Find or export OpenVINO files, and read them; the model isn't compiled yet.
 
-    Attributes:
-        on_load: the files were made for this session, and go with the model.
-        identity: hashes of its files or the Hub's revision; None where neither is known.
-    """
-
-    model: Any
-    tokenizer: Tokenizer
-    folder: Path
-    on_load: bool
-    identity: dict[str, Any] | None
-
-
-def load_model(model: Model, device: str, properties: Mapping[str, Any]) -> Exported:
-    """Find or export OpenVINO files, and read them.
+    Its attribute `evalution_export` holds the folder of files that were made for it, if they were.
 
     Raises:
         ConfigurationError: nothing loadable is there, or `model_kwargs` hold an option's argument.
@@ -152,36 +131,20 @@ def load_model(model: Model, device: str, properties: Mapping[str, Any]) -> Expo
     source = str(folder or model.path)
     # Tracing a model warns of each Python value that it keeps as a constant, and compressing its
     # weights shows progress where results are expected.
-    with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+    with (
+        warnings.catch_warnings(),
+        redirect_stdout(sys.stderr),
+        loading_errors("causal model for OpenVINO", source),
+    ):
         warnings.simplefilter("ignore")
-        try:
-            identity = _find_identity(model, folder)
-            ready = _is_exported(model, folder)
-            export = None if ready else _export(source, model, identity)
-            loaded = _read(source, export, model, device, properties)
-        except ConfigurationError:
-            raise
-        except ImportError as error:
-            raise EngineUnavailableError(
-                f"loading {source!r} needs more: {redact_text(str(error))}{torchvision_hint(error)}"
-            ) from error
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            RuntimeError,
-            SafetensorError,
-        ) as error:
-            raise ConfigurationError(
-                f"no causal model for OpenVINO could be loaded from {source!r}: "
-                f"{shorten_error(error)}{torchvision_hint(error)}"
-            ) from error
+        identity = _find_identity(model, folder)
+        export = None if _is_exported(model, folder) else _export(source, model, identity)
+        loaded = _read(source, export, model, device, properties)
     # With the model, not with the session: its weights are read from there as they are needed.
     loaded.evalution_export = export
     if folder is None:
         tokenizer.eos_ids |= read_declared_eos(loaded)  # pyright: ignore[reportAttributeAccessIssue]
-    return Exported(loaded, tokenizer, Path(loaded.model_save_dir), export is not None, identity)
+    return LoadedModel(loaded, tokenizer, identity)
 
 
 def _is_exported(model: Model, folder: Path | None) -> bool:
@@ -287,14 +250,15 @@ def _read(
 
 def _find_identity(model: Model, folder: Path | None) -> dict[str, Any] | None:
     """Return hashes of a folder's files, or the commit of a repository; None if not known."""
+    revision = None
     if folder is None:
         config: Any = transformers.AutoConfig.from_pretrained(
             str(model.path), revision=model.revision, trust_remote_code=model.trust_remote_code
         )
-        found = checkpoint_identity(model, None, _WEIGHTS, read_commit_hash(config))
+        revision = read_commit_hash(config)
     else:
-        subfolder = str(model.model_kwargs.get("subfolder", ""))
-        found = checkpoint_identity(model, folder / subfolder, _WEIGHTS, None)
+        folder /= str(model.model_kwargs.get("subfolder", ""))
+    found = checkpoint_identity(model, folder, _WEIGHTS, revision)
     if found is not None and model.model_kwargs:
         found["model_kwargs"] = redact(to_plain(model.model_kwargs))
     return found

@@ -39,17 +39,6 @@ class OpenVINOOptions:
         Mapping[str, Any],
         Field(description="Properties of OpenVINO that the model is compiled with."),
     ] = field(default_factory=dict[str, Any])
-    compile: Annotated[
-        bool | None,
-        Field(
-            description="Only True or None: the model is compiled at load, where its abilities are "
-            "tried on it."
-        ),
-    ] = speed_only(default=None)
-    dynamic_shapes: Annotated[
-        bool | None,
-        Field(description="Only True or None: causal models have no other shapes."),
-    ] = speed_only(default=None)
     cache_dir: Annotated[
         str | None,
         Field(description="Folder in which OpenVINO keeps compiled models; None: nowhere."),
@@ -94,16 +83,7 @@ class OpenVINOOptions:
 
 
 def check_options(options: OpenVINOOptions) -> None:
-    """Raise `ConfigurationError` for values that can't be had, or that contradict each other."""
-    if options.compile is False:
-        raise ConfigurationError(
-            "compile=False: a session tries on the compiled model what it can do; leave it out"
-        )
-    if options.dynamic_shapes is False:
-        raise ConfigurationError(
-            "dynamic_shapes=False: Optimum Intel gives causal models dynamic shapes alone; "
-            "leave it out"
-        )
+    """Raise `ConfigurationError` for options that contradict each other."""
     given = [name for name in _GENAI_OPTIONS if getattr(options, name) is not None]
     if given and options.genai is False:
         raise ConfigurationError(

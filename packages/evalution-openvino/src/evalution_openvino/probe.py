@@ -11,7 +11,6 @@ import numpy
 from evalution_core import ConfigurationError
 from evalution_core.redaction import redact_text
 from evalution_enginekit.self_check import logits_alike, probe_ids
-from evalution_openvino.load import Exported
 from evalution_openvino.runtime import load_openvino, read_execution
 from evalution_openvino.stateful import (
     Logits,
@@ -36,23 +35,20 @@ class ProbedModel:
     Attributes:
         pads_left: prompts of different lengths may be completed in one batch.
         execution: its own part of `describe_execution`.
-        dtype: the precision of its arithmetic; None where the device doesn't say.
     """
 
     request: StatefulRequest
     forms: RunForms
     pads_left: bool
     execution: dict[str, Any]
-    dtype: str | None
 
 
-def compile_and_probe(exported: Exported, device: str, window: int) -> ProbedModel:
+def compile_and_probe(loaded: Any, device: str, window: int) -> ProbedModel:
     """Compile a model for the device, and try which runs it allows.
 
     Raises:
         ConfigurationError: it keeps no state, isn't causal, or can't be compiled.
     """
-    loaded = exported.model
     _refuse_without_state(loaded.model)
     report_memory_errors(loaded)
     picks_rows = choose_rows(loaded.model)
@@ -69,7 +65,7 @@ def compile_and_probe(exported: Exported, device: str, window: int) -> ProbedMod
     execution = read_execution(compiled)
     request = StatefulRequest(compiled, picks_rows=picks_rows)
     config = read_text_config(loaded.config)
-    probe = Probe(request, int(config.vocab_size), execution.dtype)
+    probe = Probe(request, int(config.vocab_size), execution["dtype"])
     forms = probe.forms()
     equal_lengths = rotates_by_length(config)
     obstacle = find_config_obstacle(config, window)
@@ -78,16 +74,14 @@ def compile_and_probe(exported: Exported, device: str, window: int) -> ProbedMod
     if obstacle is not None:
         forms = RunForms(shares=False, cuts=False, pads=forms.pads and not equal_lengths)
     described = {
-        "device": execution.device,
-        "dtype": execution.dtype,
-        "kv_cache_dtype": execution.kv_cache,
-        "exported": "on load" if exported.on_load else "before",
+        **execution,
+        "exported": "before" if loaded.evalution_export is None else "on load",
         "scoring": "shared prefixes" if forms.shares else "padded rows",
         "scoring_fallback": obstacle,
         "logits": "chosen rows" if picks_rows else "all rows",
     }
-    pads_left = probe.pads_left() and not equal_lengths
-    return ProbedModel(request, forms, pads_left, described, execution.dtype)
+    pads_left = probe.pads(left=True) and not equal_lengths
+    return ProbedModel(request, forms, pads_left, described)
 
 
 def _refuse_without_state(model: Graph) -> None:
@@ -130,26 +124,21 @@ class Probe:
     def forms(self) -> RunForms:
         """Return the forms of a run that give the model's own logits."""
         shares = self._request.continues and self._shares()
-        return RunForms(shares, shares and self._cuts(), self._pads_right())
+        return RunForms(shares, shares and self._cuts(), self.pads(left=False))
 
-    def pads_left(self) -> bool:
-        """Return whether padding on the left, as `generate` adds it, leaves logits unchanged."""
-        gap = len(self._longer) - len(self._shorter)
-        mask = [[1] * len(self._longer), [0] * gap + [1] * len(self._shorter)]
-        found = self._fresh(
-            [self._longer, [0] * gap + self._shorter],
-            mask,
-            [range(len(self._longer)), [*[1] * gap, *range(len(self._shorter))]],
+    def pads(self, *, left: bool) -> bool:
+        """Return whether padding, on the left as `generate` adds it, leaves logits unchanged."""
+        longer, shorter = len(self._longer), len(self._shorter)
+        gap = longer - shorter
+        padded, seen = self._shorter + [0] * gap, [1] * shorter + [0] * gap
+        place, begin = list(range(longer)), longer
+        if left:
+            padded, seen = [0] * gap + self._shorter, [0] * gap + [1] * shorter
+            place, begin = [*[1] * gap, *range(shorter)], longer + gap
+        found = self._fresh([self._longer, padded], [[1] * longer, seen], [range(longer), place])
+        return self._alike(self._with_longer, found[:longer]) and self._alike(
+            self._with_shorter, found[begin : begin + shorter]
         )
-        return self._both_alike(found[: len(self._longer)], found[len(self._longer) + gap :])
-
-    def _pads_right(self) -> bool:
-        gap = len(self._longer) - len(self._shorter)
-        mask = [[1] * len(self._longer), [1] * len(self._shorter) + [0] * gap]
-        positions = [range(len(self._longer))] * 2
-        found = self._fresh([self._longer, self._shorter + [0] * gap], mask, positions)
-        longer, rest = found[: len(self._longer)], found[len(self._longer) :]
-        return self._both_alike(longer, rest[: len(self._shorter)])
 
     def _shares(self) -> bool:
         """Run the beginning in two parts, two ends behind it, and one token more behind padding."""
@@ -201,9 +190,6 @@ class Probe:
             fed, numpy.array(positions, numpy.int64), numpy.array(mask, numpy.int64), origins, every
         )
         return self._request.run(given).copy()
-
-    def _both_alike(self, longer: Logits, shorter: Logits) -> bool:
-        return self._alike(self._with_longer, longer) and self._alike(self._with_shorter, shorter)
 
     def _alike(self, expected: Logits, found: Logits) -> bool:
         """Return whether each row of `found` is the expected one, up to the order of sums."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
-from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, cast
 
 from evalution_core import EngineUnavailableError
 from evalution_enginekit import import_runtime
+from evalution_enginekit.runtime import describe_distribution
 from evalution_openvino.options import PRECISION_HINT, OpenVINOOptions
 from evalution_openvino.upstream import Core, GenaiRuntime, OpenVINORuntime, Properties
 
@@ -27,15 +26,6 @@ _OVER_OTHERS = ("AUTO", "MULTI", "HETERO", "BATCH")
 _HINTS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _DTYPES = {hint: dtype for dtype, hint in _HINTS.items()}
 _KV_PRECISION = "KV_CACHE_PRECISION"
-
-
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """The device and precisions that a compiled model uses; None where its device doesn't say."""
-
-    device: str
-    dtype: str | None
-    kv_cache: str | None
 
 
 def import_openvino() -> None:
@@ -65,11 +55,6 @@ def load_openvino() -> OpenVINORuntime:
         EngineUnavailableError: it is missing, out of range, or broken.
     """
     return cast(OpenVINORuntime, import_runtime("openvino", OPENVINO, install=INSTALL))
-
-
-def load_opset() -> Any:
-    """Return the operations of a graph, which decorators make and leave without types."""
-    return import_module("openvino.opset13")
 
 
 def import_genai() -> GenaiRuntime:
@@ -137,25 +122,22 @@ def make_compile_properties(device: str, options: OpenVINOOptions) -> dict[str, 
     return {"DEVICE_PROPERTIES": each, **config}
 
 
-def read_execution(compiled: Properties) -> Execution:
-    """Return the device and precisions that a compiled model reports."""
+def read_execution(compiled: Properties) -> dict[str, str | None]:
+    """Return the device and precisions that a compiled model reports; None where it doesn't say."""
     devices = [str(device) for device in compiled.get_property("EXECUTION_DEVICES")]
     supported = compiled.get_property("SUPPORTED_PROPERTIES")
     found: Mapping[str, Any] = {}
     if PRECISION_HINT in supported:
-        found = {
-            name: compiled.get_property(name)
-            for name in (PRECISION_HINT, _KV_PRECISION)
-            if name in supported
-        }
+        names = [name for name in (PRECISION_HINT, _KV_PRECISION) if name in supported]
+        found = {name: compiled.get_property(name) for name in names}
     elif "DEVICE_PROPERTIES" in supported:
         each = cast("Mapping[str, Mapping[str, Any]]", compiled.get_property("DEVICE_PROPERTIES"))
         found = next(iter(each.values()), found)
-    return Execution(
-        ", ".join(devices),
-        _to_dtype(found.get(PRECISION_HINT)),
-        _to_dtype(found.get(_KV_PRECISION)),
-    )
+    return {
+        "device": ", ".join(devices),
+        "dtype": _to_dtype(found.get(PRECISION_HINT)),
+        "kv_cache_dtype": _to_dtype(found.get(_KV_PRECISION)),
+    }
 
 
 def describe_runtime(device: str | None) -> dict[str, Any]:
@@ -165,9 +147,11 @@ def describe_runtime(device: str | None) -> dict[str, Any]:
         EngineUnavailableError: a library is missing, or the device.
     """
     import_openvino()
-    names = ("openvino", "optimum-intel", "openvino-genai", "transformers")
+    genai = ["openvino-genai"] if find_spec("openvino_genai") else []
     return {
-        "version": ", ".join(f"{name} {found}" for name in names if (found := _version(name))),
+        "version": ", ".join(
+            map(describe_distribution, ["openvino", "optimum-intel", *genai, "transformers"])
+        ),
         "device": resolve_device(device),
     }
 
@@ -197,10 +181,3 @@ def _to_dtype(found: Any) -> str | None:
     is_type = isinstance(found, load_openvino().Type)
     name = str(found.get_type_name()) if is_type else str(found)
     return _DTYPES.get(name, name)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

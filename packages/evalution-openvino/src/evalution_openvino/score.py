@@ -7,25 +7,18 @@ share it. Where the children of one level don't fit into a run, the state is res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy
 from numpy.typing import NDArray
 
-from evalution_enginekit import (
-    ScoringPlan,
-    Segment,
-    Target,
-    TokenScore,
-    TokenSpan,
-    plan_scoring,
-)
+from evalution_enginekit import ScoringPlan, Segment, Target, TokenSpan, plan_scoring
 from evalution_enginekit.planning import SpanScores, shared_prefix
 from evalution_enginekit.sampling import token_logprobs
 from evalution_openvino.stateful import Logits, Pass, RunForms, State, StatefulRequest
-from evalution_transformers.score import group_by_tokens
+from evalution_transformers.score import Scorer, group_by_tokens
 
 _LEAST_KEPT = 8
 """Shared tokens from which continuing behind a saved beginning beats running it again."""
@@ -47,7 +40,7 @@ class Node:
     children: list[Node] = field(default_factory=list["Node"])
 
 
-class PrefixTreeScorer:
+class PrefixTreeScorer(Scorer):
     """Scores spans with every shared prefix run once, and keeps the last prefix for the next call.
 
     Args:
@@ -57,43 +50,32 @@ class PrefixTreeScorer:
         state_tokens: tokens whose keys and values may be held at once.
     """
 
+    _out_of_memory = MemoryError
+
     def __init__(
         self, request: StatefulRequest, forms: RunForms, *, pass_tokens: int, state_tokens: int
     ):
+        super().__init__(pass_tokens)
         self._request = request
         self._forms = forms
-        self._pass_tokens = pass_tokens
         self._state_tokens = state_tokens
         self._prefix: tuple[list[int], State] | None = None
 
     def forget(self) -> None:
-        """Free the saved prefix and the state of the model."""
         self._prefix = None
         self._request.reset()
 
-    def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
-        """Yield the complete scores after each run, in the order of the spans."""
-        done = 0
-        while done < len(spans):
-            try:
-                for scores in self._attempt(spans[done:]):
-                    done += len(scores)
-                    yield scores
-            except MemoryError:
-                self.forget()
-                if self._pass_tokens == 1:
-                    raise
-                self._pass_tokens = max(1, self._pass_tokens // 2)
-                self._state_tokens = max(1, self._state_tokens // 2)
+    def _halve(self) -> None:
+        super()._halve()
+        self._state_tokens = max(1, self._state_tokens // 2)
 
-    def _attempt(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
-        scores = SpanScores(spans)
+    def _passes(self, spans: Sequence[TokenSpan], scores: SpanScores) -> Iterator[None]:
         for targets, logits in self._runs(spans):
             token_ids = numpy.array([target.token_id for target in targets], numpy.int64)
             logprobs, greedy = token_logprobs(logits, token_ids)
             for target, logprob, is_greedy in zip(targets, logprobs, greedy, strict=True):
                 scores.add(target, logprob, is_greedy)
-            yield scores.take_complete()
+            yield
 
     def _runs(self, spans: Sequence[TokenSpan]) -> Iterator[tuple[list[Target], Logits]]:
         self._request.reset()
@@ -102,13 +84,12 @@ class PrefixTreeScorer:
                 (0, Node(0, list(token_ids), targets))
                 for token_ids, targets in group_by_tokens(spans).items()
             ]
-            yield from _Traversal(self._request, self._groups).run_below(whole, [])
+            yield from self._run_below(whole, [])
             return
         nodes = make_tree(plan_scoring(spans), self._pass_tokens)
-        traversal = _Traversal(self._request, self._groups)
         path, masks = self._restore_prefix(nodes)
         while len(nodes) == 1:
-            yield traversal.run([(0, nodes[0])], masks)
+            yield self._run([(0, nodes[0])], masks)
             path += nodes[0].token_ids
             masks = [numpy.ones(self._request.columns, numpy.int64)]
             nodes = nodes[0].children
@@ -116,7 +97,7 @@ class PrefixTreeScorer:
         if nodes and len(path) >= _LEAST_KEPT:
             state = self._request.save()
             self._prefix = (path, state)
-        yield from traversal.run_below([(0, node) for node in nodes], masks, state)
+        yield from self._run_below([(0, node) for node in nodes], masks, state)
 
     def _restore_prefix(self, nodes: Sequence[Node]) -> tuple[list[int], list[_Mask]]:
         """Restore the saved prefix as far as the sole root begins with it, and cut it off there."""
@@ -152,16 +133,7 @@ class PrefixTreeScorer:
         if group:
             yield group
 
-
-_Grouping = Callable[[Sequence[int], int], Iterator[list[int]]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Traversal:
-    request: StatefulRequest
-    groups: _Grouping
-
-    def run_below(
+    def _run_below(
         self, nodes: list[tuple[int, Node]], masks: list[_Mask], state: State | None = None
     ) -> Iterator[tuple[list[Target], Logits]]:
         """Run nodes and all below them; each continues a sequence that the model holds.
@@ -171,23 +143,23 @@ class _Traversal:
         if not nodes:
             return
         lengths = [len(node.token_ids) for _, node in nodes]
-        groups = list(self.groups(lengths, self.request.columns))
+        groups = list(self._groups(lengths, self._request.columns))
         if state is None and masks and len(groups) > 1:
-            state = self.request.save()
+            state = self._request.save()
         for number, group in enumerate(groups):
             if number and state is not None:
-                self.request.restore(state)
+                self._request.restore(state)
             elif number:
-                self.request.reset()
+                self._request.reset()
             chosen = [nodes[at] for at in group]
-            found = self.run(chosen, masks)
+            found = self._run(chosen, masks)
             longest = max(len(node.token_ids) for _, node in chosen)
             extended = [_extend(masks, at, node, longest) for at, node in chosen]
             yield found
             below = [(at, child) for at, (_, b) in enumerate(chosen) for child in b.children]
-            yield from self.run_below(below, extended)
+            yield from self._run_below(below, extended)
 
-    def run(
+    def _run(
         self, chosen: Sequence[tuple[int, Node]], masks: Sequence[_Mask]
     ) -> tuple[list[Target], Logits]:
         """Run nodes side by side, the shorter ones padded on the right."""
@@ -204,7 +176,7 @@ class _Traversal:
             for target in node.targets
         ]
         wanted, place = numpy.unique(numpy.array(rows, numpy.int64), return_inverse=True)
-        logits = self.request.run(
+        logits = self._request.run(
             Pass(
                 numpy.array(token_ids, numpy.int64),
                 numpy.array(positions, numpy.int64),

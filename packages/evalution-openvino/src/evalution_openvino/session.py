@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 from evalution_core import Capability, Model
 from evalution_openvino.generate import (
     PASS_TOKENS,
@@ -14,10 +18,10 @@ from evalution_openvino.options import OpenVINOOptions
 from evalution_openvino.probe import compile_and_probe
 from evalution_openvino.runtime import make_compile_properties, resolve_device
 from evalution_openvino.score import PrefixTreeScorer
-from evalution_transformers.generate import FixedBatches
+from evalution_transformers.generate import FixedBatches, Generation
 from evalution_transformers.paged import cache_size
 from evalution_transformers.probe import find_window
-from evalution_transformers.session import Generation, TransformersSession
+from evalution_transformers.session import TransformersSession
 
 _BATCH_SIZE = 16
 _STATE_TOKENS = 1 << 16
@@ -30,40 +34,38 @@ def make_session(
     device = resolve_device(options.device)
     genai, fallback = find_genai(options, model)
     properties = make_compile_properties(device, options)
-    exported = load_model(model, device, properties)
-    window = find_window(exported.model, options.max_model_len)
+    loaded = load_model(model, device, properties)
+    exported: Any = loaded.model
+    window = find_window(exported, options.max_model_len)
     probed = compile_and_probe(exported, device, window)
     rows = options.batch_size if isinstance(options.batch_size, int) else _BATCH_SIZE
-    batches = FixedBatches(exported.model, rows if probed.pads_left else 1, MemoryError)
+    batches = FixedBatches(exported, rows if probed.pads_left else 1, MemoryError)
     generation: Generation = batches
     if genai is None:
         capabilities -= {Capability.CONTINUOUS_BATCHING}
     else:
         generation = GenaiBatching(
             genai,
-            exported.folder,
+            Path(exported.model_save_dir),
             device,
             properties,
             rows=rows,
-            settings=make_scheduler_settings(options, exported.model, rows, window),
+            settings=make_scheduler_settings(options, exported, rows, window),
             others=batches,
             required=options.genai is True,
         )
     return TransformersSession(
-        engine=type(options).__name__,
-        capabilities=capabilities,
-        model=exported.model,
-        tokenizer=exported.tokenizer,
+        type(options).__name__,
+        capabilities,
+        replace(loaded, dtype=probed.execution["dtype"] or "unknown"),
         max_model_len=window,
         batch_size=rows,
         scorer=PrefixTreeScorer(
             probed.request,
             probed.forms,
             pass_tokens=options.pass_tokens or PASS_TOKENS,
-            state_tokens=cache_size(exported.model, _STATE_TOKENS),
+            state_tokens=cache_size(exported, _STATE_TOKENS),
         ),
         generation=generation,
         execution={"fallback": fallback, **probed.execution},
-        identity=exported.identity,
-        dtype=probed.dtype or "unknown",
     )

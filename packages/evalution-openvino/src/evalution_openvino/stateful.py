@@ -10,12 +10,13 @@ import weakref
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, cast
 
 import numpy
 from numpy.typing import NDArray
 
-from evalution_openvino.runtime import load_openvino, load_opset
+from evalution_openvino.runtime import load_openvino
 from evalution_openvino.upstream import Compiled, Graph, Tensor
 
 ROWS = "logit_rows"
@@ -24,13 +25,20 @@ _BEHIND_IT = ("Result", "Convert", "Multiply", "Divide", "Tanh", "Add", "Subtrac
 """Operations that may follow the output layer, as they treat each row by itself."""
 _DEEPEST = 8
 
+Ids = NDArray[numpy.int64]
+Logits = NDArray[numpy.float32]
+_TOKENS_AXIS = 2
+"""Of a state [sequences, heads, tokens, head size]."""
+_NO_MEMORY = ("failed to allocate", "bad_alloc", "can't allocate memory")
+"""Parts of the messages of a CPU's buffers, OpenVINO's tensors and torch's."""
+
 
 def choose_rows(model: Graph) -> bool:
     """Let the model take `ROWS` and return logits [rows, 1, vocabulary], where that can be done.
 
     Returns whether it was.
     """
-    opset = load_opset()
+    opset: Any = import_module("openvino.opset13")
     layer = _find_output_layer(model)
     if layer is None:
         return False
@@ -84,29 +92,14 @@ def _is_constant(node: Any) -> bool:
     return node.get_type_name() == "Constant"
 
 
-Ids = NDArray[numpy.int64]
-Logits = NDArray[numpy.float32]
-
-_TOKENS_AXIS = 2
-"""Of a state [sequences, heads, tokens, head size]."""
-
-
-_NO_MEMORY = ("failed to allocate", "bad_alloc", "can't allocate memory")
-"""Parts of the messages of a CPU's buffers, OpenVINO's tensors and torch's."""
-
-
-class OutOfMemoryError(MemoryError):
-    """A pass for which OpenVINO could not allocate memory."""
-
-
 @contextmanager
 def memory_errors() -> Generator[None]:
-    """Raise `OutOfMemoryError` for the bare errors that OpenVINO and torch raise for it."""
+    """Raise `MemoryError` for the bare errors that OpenVINO and torch raise for it."""
     try:
         yield
     except RuntimeError as error:
         if any(words in str(error).lower() for words in _NO_MEMORY):
-            raise OutOfMemoryError(str(error)) from error
+            raise MemoryError(str(error)) from error
         raise
 
 
@@ -196,7 +189,7 @@ class StatefulRequest:
         """Return logits [rows, vocabulary] of the wanted rows, which are valid until the next run.
 
         Raises:
-            OutOfMemoryError: the state is undefined then; `reset` or `restore` it.
+            MemoryError: the state is undefined then; `reset` or `restore` it.
         """
         rows = given.rows if len(given.rows) else numpy.zeros(1, numpy.int64)
         inputs: dict[str, Any] = {
@@ -235,7 +228,7 @@ class StatefulRequest:
 
 
 def report_memory_errors(loaded: Any) -> None:
-    """Let `generate` of an `OVModelForCausalLM` raise `OutOfMemoryError` too."""
+    """Let `generate` of an `OVModelForCausalLM` raise `MemoryError` too."""
     # No reference to the model from itself, which would keep its memory after the last use.
     own, model = cast(Any, type(loaded)).generate, weakref.ref(loaded)
 

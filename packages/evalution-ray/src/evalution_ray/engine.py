@@ -19,9 +19,8 @@ from evalution_core.plugins import did_you_mean
 from evalution_ray.actor import Plan, SessionActor
 from evalution_ray.capacity import count_actors, format_nodes, format_resources
 from evalution_ray.connection import Connection, connect, load_ray
-from evalution_ray.dispatcher import Dispatcher
 from evalution_ray.upstream import Actor, MakesRemote, Notes, Ray, RuntimeEnv
-from evalution_ray.worker import ActorWorker, Cluster
+from evalution_ray.worker import ActorWorker, Cluster, Dispatcher
 
 _CALLS = 4
 """Threads of an actor for calls: two on their way, one that asks for stacks, one to spare."""

@@ -1,7 +1,8 @@
-"""An actor as a worker of the runner's scheduler."""
+"""An actor as a worker of the runner's scheduler, and the thread that calls Ray for all of them."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import uuid
 from collections import deque
@@ -23,7 +24,6 @@ from evalution.workers import (
     unpack_messages,
 )
 from evalution_core import EngineUnavailableError, EvalutionError
-from evalution_ray.dispatcher import Dispatcher
 from evalution_ray.exit_reason import describe_exit, find_build_failure
 from evalution_ray.upstream import Actor, Notes, Ray
 
@@ -35,6 +35,41 @@ the actor has work meanwhile."""
 _STACK_S = 10.0
 _GONE_S = 10.0
 """Until an actor that was killed is taken for gone, even if the cluster doesn't confirm it."""
+
+
+class Dispatcher:
+    """Runs calls one after the other, some after a while, on one thread for any number of actors.
+
+    So Ray's calls, which may take a moment, are never made under the scheduler's lock, and a
+    thousand actors need no thousand threads.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="evalution ray", daemon=True)
+        self._thread.start()
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Run it soon; it is dropped once the dispatcher is closed."""
+        with self._lock:
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(call)
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """To be called on the dispatcher's own thread."""
+        self._loop.call_later(seconds, call)
+
+    def close(self) -> None:
+        """Run no more calls, and wait for the one at hand. Idempotent."""
+        self.put(self._loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        with self._lock:
+            self._loop.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +121,19 @@ class ActorWorker:
     def kill(self, reason: str, *, with_stack: bool) -> None:
         self._put(lambda: self._end_actor(reason, with_stack=with_stack))
 
-    def _put(self, errand: Callable[[], None]) -> None:
-        self._cluster.dispatcher.put(partial(self._run, errand))
+    def _put(self, call: Callable[[], None]) -> None:
+        self._cluster.dispatcher.put(partial(self._run, call))
 
     # on the dispatcher's thread
 
-    def _run(self, errand: Callable[[], None]) -> None:
+    def _run(self, call: Callable[[], None]) -> None:
         try:
-            errand()
+            call()
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer must learn of it
             self._lose(error)
 
-    def _after(self, seconds: float, errand: Callable[[], None]) -> None:
-        self._cluster.dispatcher.after(seconds, partial(self._run, errand))
+    def _after(self, seconds: float, call: Callable[[], None]) -> None:
+        self._cluster.dispatcher.after(seconds, partial(self._run, call))
 
     def _begin(self) -> None:
         if self._kill_reason is not None:

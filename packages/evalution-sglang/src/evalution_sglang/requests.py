@@ -250,7 +250,7 @@ def generation_update(request_id: str, output: Output, prompt: TokenPrompt) -> R
     meta = output["meta_info"]
     ended = meta.get("finish_reason")
     if ended is not None and ended["type"] not in _FINISHED:
-        return RequestUpdate.failed(request_id, _to_error(ended))
+        return RequestUpdate.from_error(request_id, _to_error(ended))
     update = RequestUpdate(request_id, token_ids=output["output_ids"])
     if prompt.logprobs is not None:
         chosen = meta.get("output_token_logprobs", [])
@@ -273,8 +273,8 @@ def score_update(request_id: str, output: Output, group: SpanGroup) -> RequestUp
     meta = output["meta_info"]
     ended = meta.get("finish_reason") or {"type": "none"}
     if ended["type"] not in _FINISHED:
-        return RequestUpdate.failed(request_id, _to_error(ended))
-    return RequestUpdate.scored(request_id, lambda: group_scores(meta, group))
+        return RequestUpdate.from_error(request_id, _to_error(ended))
+    return RequestUpdate.from_scores(request_id, lambda: group_scores(meta, group))
 
 
 def group_scores(meta: Meta, group: SpanGroup) -> list[TokenScore]:

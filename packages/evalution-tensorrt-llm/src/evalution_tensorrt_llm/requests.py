@@ -119,7 +119,7 @@ class _Request:
         work = self.work
         if isinstance(work, TokenPrompt):
             return generation_update(self.request_id, output, work)
-        return RequestUpdate.scored(
+        return RequestUpdate.from_scores(
             self.request_id, lambda: group_scores(output, work, self.source)
         )
 
@@ -249,7 +249,7 @@ def make_batch_requests(llm: Engine, factory: RequestFactory) -> FixedBatchReque
         except parameters.refusals as error:
             if len(requests) == 1:
                 refused = parameters.to_invalid_request(error)
-                return [RequestUpdate.failed(requests[0].request_id, refused)]
+                return [RequestUpdate.from_error(requests[0].request_id, refused)]
             # The error doesn't name the request that it is about.
             return [update for request in requests for update in run([request])]
 

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 from evalution_core import (
     BaseEngine,
     Capability,
-    ConfigurationError,
     Model,
-    validate_options,
 )
 from evalution_enginekit.model_source import refuse_gguf_model_fields
 from evalution_tinygrad.options import TinygradOptions
@@ -36,14 +34,6 @@ class Tinygrad(TinygradOptions, BaseEngine):
     """
 
     capabilities = CAPABILITIES
-
-    def __post_init__(self) -> None:
-        validate_options(self)
-        if self.max_model_len is not None and self.max_context is not None:
-            raise ConfigurationError(
-                f"max_model_len={self.max_model_len} and max_context={self.max_context} of engine "
-                "Tinygrad mean the same; give one of them"
-            )
 
     def describe_runtime(self) -> dict[str, Any]:
         """Return the version of tinygrad, and the device and renderer that `device` means here.

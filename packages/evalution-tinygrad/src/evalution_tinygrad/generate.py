@@ -141,15 +141,14 @@ class _Sequence:
         self.prompt = prompt
         self.path = path
         self.last = _ANY_TOKEN
-        self.is_done = False
         self._choice = TokenChoice(prompt)
-        self._generated = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._choice.is_done
 
     def take(self, logits: Floats) -> TokenEvent:
         """Choose the next token from its logits [vocabulary]."""
         event = self._choice.take(logits)
         (self.last,) = event.token_ids
-        self._generated += 1
-        is_full = self._generated >= self.prompt.max_new_tokens
-        self.is_done = self.last in self.prompt.stop_ids or is_full
         return event

@@ -93,8 +93,7 @@ def load_model(options: TinygradOptions, model: Model, placement: Placement) -> 
     """
     file = read_file(model)
     check_weight_types(file, placement.target)
-    asked = options.max_model_len or options.max_context
-    max_model_len = choose_window(asked, _find_own_window(file))
+    max_model_len = choose_window(options.max_model_len, _find_own_window(file))
     tokenizer = load_gguf_tokenizer(model, file)
     with placement.activate():
         weights = read_weights(file, options.dtype, placement.device, realize=options.realize)

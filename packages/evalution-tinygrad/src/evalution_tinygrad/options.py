@@ -41,13 +41,6 @@ class TinygradOptions:
             ge=2, description="Tokens that the model is fed at most; None takes what the file says."
         ),
     ] = None
-    max_context: Annotated[
-        int | None,
-        Field(
-            ge=2,
-            description="tinygrad's name of max_model_len; only one of them may be given.",
-        ),
-    ] = None
     jit: Annotated[
         int | None,
         Field(

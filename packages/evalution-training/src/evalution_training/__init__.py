@@ -7,7 +7,7 @@ from evalution_training.registry import (
     load_backend,
     register_backend,
 )
-from evalution_training.runs import TrainingModel, make_backend, prepared
+from evalution_training.runs import TrainingModel, make_backend, prepare_model
 
 __all__ = [
     "PeriodicEvaluation",
@@ -16,6 +16,6 @@ __all__ = [
     "available_backends",
     "load_backend",
     "make_backend",
-    "prepared",
+    "prepare_model",
     "register_backend",
 ]

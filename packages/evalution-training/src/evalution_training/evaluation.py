@@ -46,7 +46,7 @@ class PeriodicEvaluation(Generic[T]):
         self.results: dict[int, T] = {}
 
     def after(self, step: int) -> T | None:
-        """The result at this step, where it is due: a multiple of `every`; None elsewhere."""
+        """Evaluate at each multiple of `every`, and return the result; None at other steps."""
         if step % self._every:
             return None
         with self._engine.attach(self._handles, self._model) as session:

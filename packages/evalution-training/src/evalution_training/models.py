@@ -21,7 +21,7 @@ _BUILTIN = "builtin:"
 
 
 def training_model(declared: object, folder: Path | None = None) -> dict[str, Any]:
-    """The dict that `prepare` gets: `name`, and what else is declared; nothing that is None.
+    """Return the dict that `prepare` gets: `name`, and what else is declared, without Nones.
 
     Args:
         declared: a `Model`, a mapping with `KEYS` and fields of `Model`, or a name. `path` is
@@ -85,7 +85,7 @@ def _mapping(declared: object) -> dict[str, Any]:
 
 
 def _beside(value: object, folder: Path, key: str) -> object:
-    """The absolute path of a file that lies beside the spec; a Hub id or a URI as it is."""
+    """Return the absolute path of a file beside the spec; a Hub id or a URI as it is."""
     if not isinstance(value, str) or value.startswith(_BUILTIN) or "://" in value:
         return value
     beside = (folder / Path(value).expanduser()).absolute()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from evalution_core import ConfigurationError
-from evalution_core.plugins import PluginEntry, PluginRegistry, did_you_mean, normalized
+from evalution_core.plugins import PluginEntry, PluginRegistry, did_you_mean
 from evalution_core.redaction import is_secret_name, redact
 
 
@@ -57,19 +57,12 @@ EVSYS_GROUP = "evsys_sdk.backends"
 B = TypeVar("B", bound=type[Any])
 
 
-def available_backends(group: str = GROUP) -> list[PluginEntry[type[TrainingBackend]]]:
+def available_backends() -> list[PluginEntry[type[TrainingBackend]]]:
     """Return every backend that is installed, or registered here, by name; import none.
 
-    Raises:
-        ConfigurationError: `group` is neither ours nor that of EvSys.
+    Those of EvSys are found by their full names alone.
     """
-    registry = _REGISTRIES.get(group)
-    if registry is None:
-        raise ConfigurationError(
-            f"there is no group of backends {group!r}{did_you_mean(group, _REGISTRIES)} "
-            f"(groups: {', '.join(_REGISTRIES)})"
-        )
-    return registry.entries()
+    return _REGISTRIES[GROUP].entries()
 
 
 def load_backend(name: str) -> type[TrainingBackend]:
@@ -79,53 +72,22 @@ def load_backend(name: str) -> type[TrainingBackend]:
         ConfigurationError: there is none, with a list of those there are; or two packages bring it.
         EngineUnavailableError: its module can't be imported.
     """
-    source, _, wanted = name.rpartition("/")
-    if source == EVSYS_GROUP:
+    group, _, wanted = name.rpartition("/")
+    if group == EVSYS_GROUP:
         return _REGISTRIES[EVSYS_GROUP].load(wanted)
-    try:
-        entry = _REGISTRIES[GROUP].find(name)
-    except ConfigurationError as error:
-        if not source and _has_backend(EVSYS_GROUP, name) and not _has_backend(GROUP, name):
-            raise ConfigurationError(
-                f"{error}; EvSys has one: name it {EVSYS_GROUP}/{name}"
-            ) from None
-        raise
-    return entry.load()
+    return _REGISTRIES[GROUP].load(name)
 
 
-def register_backend(name: str | None = None) -> Callable[[B], B]:
+def register_backend(name: str) -> Callable[[B], B]:
     """Return a decorator that makes a backend known in this process, without packaging.
 
-    The class gets the name if it has none. It is looked up again by module and name when it is
-    used, so it has to stand at the top level of its module.
+    The class is looked up again by module and name when it is used, so it has to stand at the top
+    level of its module.
 
     Raises:
-        ConfigurationError: neither place names it, or they name it differently; or another class
-            has the name.
+        ConfigurationError: another class has the name.
     """
-
-    def register(backend: B) -> B:
-        own: Any = getattr(backend, "name", None)
-        called = name or own
-        place = f"{backend.__module__}:{backend.__qualname__}"
-        if not isinstance(called, str) or not called:
-            raise ConfigurationError(
-                f"backend {place} has no name; write @register_backend('its name')"
-            )
-        if own not in (None, called):
-            raise ConfigurationError(
-                f"backend {place} is registered as {called!r}, but its name is {own!r}"
-            )
-        _REGISTRIES[GROUP].register(called)(backend)
-        backend.name = called
-        return backend
-
-    return register
-
-
-def _has_backend(group: str, name: str) -> bool:
-    names = {normalized(entry.name) for entry in _REGISTRIES[group].entries()}
-    return normalized(name) in names
+    return _REGISTRIES[GROUP].register(name)
 
 
 def _check(found: object, what: str) -> type[TrainingBackend]:
@@ -170,21 +132,13 @@ def validate_params(config: type[BaseModel], params: Mapping[str, Any], what: st
     try:
         return config.model_validate(dict(params))
     except ValidationError as error:
-        complaints = "; ".join(
-            f"param {_place(fault['loc'])} of backend {what!r}: {fault['msg']}"
-            f"{_describe_value(fault)}"
-            for fault in error.errors(include_url=False)
-        )
-        raise ConfigurationError(complaints) from None
+        problems = "; ".join(_describe_problem(fault, what) for fault in error.errors())
+        raise ConfigurationError(problems) from None
 
 
-def _place(location: tuple[int | str, ...]) -> str:
-    return repr(".".join(str(part) for part in location))
-
-
-def _describe_value(fault: Any) -> str:
-    if fault["type"] in ("missing", "value_error") or any(
-        is_secret_name(str(part)) for part in fault["loc"]
-    ):
-        return ""
-    return f", got {redact(fault['input'])!r}"
+def _describe_problem(fault: Any, what: str) -> str:
+    name = ".".join(map(str, fault["loc"]))
+    is_hidden = any(is_secret_name(str(part)) for part in fault["loc"])
+    is_known = fault["type"] in ("missing", "value_error") or is_hidden
+    value = "" if is_known else f", got {redact(fault['input'])!r}"
+    return f"param {name!r} of backend {what!r}: {fault['msg']}{value}"

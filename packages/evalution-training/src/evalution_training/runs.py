@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from evalution_core import (
     ConfigurationError,
@@ -21,34 +21,29 @@ from evalution_training.registry import TrainingBackend, load_backend, validate_
 
 
 def make_backend(name: str, params: Mapping[str, Any] | None = None) -> TrainingBackend:
-    """The backend of this name with these params; nothing is prepared yet.
+    """Make the backend of this name with these params; nothing is prepared yet.
 
     Raises:
         ConfigurationError: there is none, or a param is wrong; nothing was constructed.
         EngineUnavailableError: its module can't be imported.
+        EngineRuntimeError: it refuses valid params.
     """
+    given = {} if params is None else params
     kind: Any = load_backend(name)
-    config = validate_params(kind.Config, {} if params is None else params, name)
-    try:
+    config = validate_params(kind.Config, given, name)
+    with _wrap_errors(f"backend {name!r} can't be made of these params", given):
         return kind(**config.model_dump())
-    except EvalutionError:
-        raise
-    except Exception as error:  # the border to foreign code
-        raise ConfigurationError(
-            f"backend {name!r} can't be made of valid params: {type(error).__name__}: "
-            f"{redact_text(str(error), find_secrets(dict(params or {})))}"
-        ) from error
 
 
 @contextmanager
-def prepared(
+def prepare_model(
     backend: TrainingBackend | str,
     *,
     model: Model | Mapping[str, Any] | str,
     run_dir: str | os.PathLike[str],
     params: Mapping[str, Any] | None = None,
 ) -> Generator[dict[str, Any]]:
-    """The handles of a backend; it is torn down once when the context ends, however it ends.
+    """Yield the handles of a backend; it is torn down once when the context ends, however it ends.
 
     When the body fails, a failing teardown becomes a note of the body's error.
 
@@ -62,13 +57,18 @@ def prepared(
         EngineUnavailableError: something that it needs isn't installed.
         EngineRuntimeError: it could not be prepared or torn down; with the failure as cause.
     """
-    found = make_backend(backend, params) if isinstance(backend, str) else _made(backend, params)
-    what = training_model(model)
-    name = getattr(found, "name", type(found).__name__)
-    _make_folder(run_dir)
-    secrets = find_secrets(dict(params or {}))
-    with _foreign(f"backend {name!r} could not prepare {what[NAME]}", secrets):
-        handles = found.prepare(model=what, run_dir=os.fspath(run_dir))
+    if isinstance(backend, str):
+        backend = make_backend(backend, params)
+    elif params is not None:
+        raise ConfigurationError(
+            f"params go to a backend that is named; {type(backend).__name__} is made already"
+        )
+    declared = training_model(model)
+    name = getattr(backend, "name", type(backend).__name__)
+    _make_folder(Path(run_dir))
+    secrets = params or {}
+    with _wrap_errors(f"backend {name!r} could not prepare {declared[NAME]}", secrets):
+        handles = backend.prepare(model=declared, run_dir=os.fspath(run_dir))
     if not isinstance(handles, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise EngineRuntimeError(
             f"backend {name!r}: prepare must return a dict of handles, got {handles!r}"
@@ -77,35 +77,18 @@ def prepared(
         yield handles
     except BaseException as error:
         try:
-            with _foreign("teardown", secrets):
-                found.teardown(handles)
+            with _wrap_errors("teardown", secrets):
+                backend.teardown(handles)
         except EvalutionError as second:
             error.add_note(f"then {type(second).__name__}: backend {name!r}: {second}")
         raise
-    with _foreign(f"backend {name!r}: teardown", secrets):
-        found.teardown(handles)
+    with _wrap_errors(f"backend {name!r}: teardown", secrets):
+        backend.teardown(handles)
 
 
-def _made(backend: object, params: Mapping[str, Any] | None) -> TrainingBackend:
-    """A backend that somebody made, as it is."""
-    is_one = all(callable(getattr(backend, name, None)) for name in ("prepare", "teardown"))
-    if isinstance(backend, type) or not is_one:
-        raise ConfigurationError(
-            "backend must be a name, or a backend with prepare and teardown that is made already, "
-            f"got {backend!r}"
-        )
-    if params is not None:
-        raise ConfigurationError(
-            f"params go to a backend that is named; {type(backend).__name__} is made already"
-        )
-    return cast("TrainingBackend", backend)
-
-
-def _make_folder(run_dir: object) -> None:
-    if not isinstance(run_dir, str | os.PathLike):
-        raise ConfigurationError(f"run_dir must be a folder's path, got {run_dir!r}")
+def _make_folder(run_dir: Path) -> None:
     try:
-        Path(os.fspath(cast("str", run_dir))).mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
             f"run_dir {run_dir} can't be made: {error.strerror}; name another folder"
@@ -113,18 +96,20 @@ def _make_folder(run_dir: object) -> None:
 
 
 @contextmanager
-def _foreign(doing: str, secrets: frozenset[str]) -> Generator[None]:
-    """Raise what isn't an `EvalutionError` as one, with the original as cause."""
+def _wrap_errors(doing: str, params: Mapping[str, Any]) -> Generator[None]:
+    """Raise what isn't an `EvalutionError` as one, with the original as cause.
+
+    Credentials among `params` are kept out of the message.
+    """
     try:
         yield
     except EvalutionError:
         raise
-    except ImportError as error:
-        raise EngineUnavailableError(f"{doing}: {redact_text(str(error), secrets)}") from error
     except Exception as error:  # the border to foreign code: a backend may raise anything
-        raise EngineRuntimeError(
-            f"{doing}: {type(error).__name__}: {redact_text(str(error), secrets)}"
-        ) from error
+        text = redact_text(str(error), find_secrets(dict(params)))
+        if isinstance(error, ImportError):
+            raise EngineUnavailableError(f"{doing}: {text}") from error
+        raise EngineRuntimeError(f"{doing}: {type(error).__name__}: {text}") from error
 
 
 class TrainingModel:
@@ -132,7 +117,7 @@ class TrainingModel:
 
     Args:
         kind: the backend's name.
-        model: what it prepares; as for `prepared`.
+        model: what it prepares; as for `prepare_model`.
         params: the backend's own.
         folder: where relative paths in `model` start.
 
@@ -153,22 +138,18 @@ class TrainingModel:
         self._params = dict(params or {})
         self._backend = make_backend(kind, self._params)
         self._declared = training_model(model, folder)
-        self._model = evaluated_model(self._declared)
-
-    @property
-    def model(self) -> Model:
+        self.model = evaluated_model(self._declared)
         """The model under evaluation, as results name it."""
-        return self._model
 
     def to_dict(self) -> dict[str, Any]:
         """Kind, params and the model as it was declared; JSON-safe, secrets redacted."""
         return redact({"kind": self._kind, "params": self._params, "model": self._declared})
 
-    def prepared(self, run_dir: Path) -> AbstractContextManager[dict[str, Any]]:
-        """As the function `prepared`."""
-        return prepared(self._backend, model=self._declared, run_dir=run_dir)
+    def prepare(self, run_dir: Path) -> AbstractContextManager[dict[str, Any]]:
+        """Return a context with its handles, as the function `prepare_model` does."""
+        return prepare_model(self._backend, model=self._declared, run_dir=run_dir)
 
 
 def read_backend(name: str, options: Mapping[str, Any], model: Any, folder: Path) -> TrainingModel:
-    """The sections `backend` and `model` of a spec in `folder`; errors as `TrainingModel`."""
+    """Read the sections `backend` and `model` of a spec in `folder`; errors as `TrainingModel`."""
     return TrainingModel(name, model, options, folder=folder)

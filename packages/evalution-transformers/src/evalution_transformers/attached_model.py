@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
 
 from evalution_core import ConfigurationError, Model
-from evalution_enginekit import Tokenizer
-from evalution_enginekit.tokenizer import find_given_tokenizer, parse_eos_ids
+from evalution_enginekit.runtime import find_changed_options
+from evalution_enginekit.tokenizer import find_given_tokenizer
+from evalution_transformers.load import EvalMode, LoadedModel, read_declared_eos
+from evalution_transformers.options import ModelOptions
 from evalution_transformers.upstream import CausalModel
 
+LOADING_OPTIONS = ("dtype", "device", "attn_implementation", "adapter")
+
 T = TypeVar("T")
-EvalMode = Callable[[], AbstractContextManager[None]]
-"""Returns a context in which a model may be run."""
 
 
-def read_handles(handles: object) -> tuple[Any, Any]:
+def read_handles(options: ModelOptions, handles: object, loading: Sequence[str]) -> tuple[Any, Any]:
     """Return the model and the tokenizer among the handles of `attach`.
 
     Raises:
-        ConfigurationError: `handles` is no mapping, or lacks one of them.
+        ConfigurationError: `handles` is no mapping, or lacks one of them, or one of the options
+            `loading`, which a model in memory can't follow, isn't at its default.
     """
+    if changed := find_changed_options(options, loading):
+        raise ConfigurationError(
+            f"{', '.join(changed)} can't be set for a model that is loaded already: attach takes "
+            f"it as it is"
+        )
     if not isinstance(handles, Mapping):
         raise ConfigurationError(
             f"attach needs a mapping with model and tokenizer; got a {type(handles).__name__}"
@@ -38,17 +46,26 @@ def read_handles(handles: object) -> tuple[Any, Any]:
     return given["model"], given["tokenizer"]
 
 
-def refuse_loading_options(changed: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` if options of loading are set for a model in memory.
+def borrow_model(handle: Any, tokenizer: Any, template: Model | None) -> LoadedModel:
+    """Return a model of the caller's, to be run in its `eval_mode`.
 
     Args:
-        changed: those options of loading that aren't at their defaults.
+        handle: a causal model of Transformers, or one that is compiled or has an adapter.
+        tokenizer: one of Transformers or of the kit.
+        template: its `chat_template_kwargs` are variables of the chat template.
+
+    Raises:
+        ConfigurationError: either is of another kind, or there is no chat template for variables.
     """
-    if changed:
+    model = unwrap_model(handle)
+    is_transformers = hasattr(tokenizer, "encode") and hasattr(tokenizer, "added_tokens_decoder")
+    if not (is_transformers or hasattr(tokenizer, "leading_ids")):
         raise ConfigurationError(
-            f"{', '.join(changed)} can't be set for a model that is loaded already: attach takes "
-            f"it as it is"
+            f"attach takes a tokenizer of Transformers or of the kit, got "
+            f"{type(tokenizer).__name__}"
         )
+    found = find_given_tokenizer(template or Model(), tokenizer, lambda: read_declared_eos(model))
+    return LoadedModel(model, found, None, eval_mode(model))
 
 
 def unwrap_model(handle: Any) -> CausalModel:
@@ -71,30 +88,6 @@ def unwrap_model(handle: Any) -> CausalModel:
             f"one (DataParallel, an accelerator's) must be unwrapped first"
         )
     return cast("CausalModel", handle)
-
-
-def wrap_tokenizer(given: Any, model: CausalModel, template: Model) -> Tokenizer:
-    """Return a tokenizer object of the caller's as the kit's.
-
-    Args:
-        given: a tokenizer of Transformers or of the kit.
-        model: its generation settings declare which tokens end a generation.
-        template: its `chat_template_kwargs` are variables of the chat template.
-
-    Raises:
-        ConfigurationError: it is of another kind, or has no chat template for the variables.
-    """
-    is_transformers = hasattr(given, "encode") and hasattr(given, "added_tokens_decoder")
-    if not (is_transformers or hasattr(given, "leading_ids")):
-        raise ConfigurationError(
-            f"attach takes a tokenizer of Transformers or of the kit, got {type(given).__name__}"
-        )
-    return find_given_tokenizer(template, given, lambda: read_declared_eos(model))
-
-
-def read_declared_eos(model: CausalModel) -> frozenset[int]:
-    """Return the ids of the tokens that end a generation by the model's generation settings."""
-    return parse_eos_ids(getattr(model.generation_config, "eos_token_id", None))
 
 
 def eval_mode(model: CausalModel) -> EvalMode:

@@ -11,7 +11,7 @@ runs one token of every row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,12 +24,10 @@ from evalution_transformers.forward import (
     Inputs,
     SharedPrefix,
     make_cache,
-    make_tree_mask,
-    to_attention_mask,
 )
 from evalution_transformers.generate import (
     FixedBatches,
-    OutOfMemory,
+    Generation,
     Row,
     make_memory_error,
     take_tokens,
@@ -49,16 +47,9 @@ class RowCache:
     """Holds the caches of sequences of different lengths, side by side and flush on the right."""
 
     def __init__(self) -> None:
-        self._cache = make_cache()
+        self.cache = make_cache()
+        """A forward pass extends it by a token for each row; call `grow` after it."""
         self._lengths: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    @property
-    def cache(self) -> DynamicCache:
-        """The cache, which a forward pass extends by a token for each row; call `grow` after it."""
-        return self._cache
 
     @property
     def width(self) -> int:
@@ -83,7 +74,7 @@ class RowCache:
 
     def clear(self) -> None:
         """Drop all rows."""
-        self._cache = make_cache()
+        self.cache = make_cache()
         self._lengths = []
 
     def keep(self, rows: list[int]) -> None:
@@ -96,7 +87,7 @@ class RowCache:
         before = self.width
         self._lengths = [self._lengths[row] for row in rows]
         surplus = before - self.width
-        layers: list[Any] = self._cache.layers
+        layers: list[Any] = self.cache.layers
         for layer in layers:
             keys, values = _states(layer)
             kept = torch.tensor(rows, device=keys.device)
@@ -109,27 +100,21 @@ class RowCache:
         width = max(lengths)
         joined = make_cache()
         for at in range(len(added[0])):
-            held = _states(self._cache.layers[at]) if self._lengths else None
+            held = _states(self.cache.layers[at]) if self._lengths else None
             for_layer = [row[at] for row in added]
             keys = _align_right(held[0] if held else None, [pair[0] for pair in for_layer], width)
             values = _align_right(held[1] if held else None, [pair[1] for pair in for_layer], width)
             joined.update(keys, values, at)
-        self._cache, self._lengths = joined, lengths
+        self.cache, self._lengths = joined, lengths
 
 
 def read_states(cache: DynamicCache, shared: int, begin: int, end: int) -> list[LayerStates]:
     """Return keys and values of a one-row cache: its first `shared` tokens and `begin` to `end`."""
-    found: list[LayerStates] = []
-    for layer in cache.layers:
-        keys, values = _states(layer)
-        keys, values = keys[0], values[0]
-        found.append(
-            (
-                torch.cat((keys[:, :shared], keys[:, begin:end]), dim=1),
-                torch.cat((values[:, :shared], values[:, begin:end]), dim=1),
-            )
-        )
-    return found
+
+    def read(states: Tensor) -> Tensor:
+        return torch.cat((states[0, :, :shared], states[0, :, begin:end]), dim=1)
+
+    return [(read(keys), read(values)) for keys, values in map(_states, cache.layers)]
 
 
 def _states(layer: Any) -> tuple[Tensor, Tensor]:
@@ -148,41 +133,34 @@ def _align_right(held: Tensor | None, added: list[Tensor], width: int) -> Tensor
     return joined
 
 
-class ContinuousBatching:
+class ContinuousBatching(Generation):
     """Completes prompts side by side; a row leaves when it is done, and another takes its place.
 
     Args:
         forward: a model whose prefixes can be shared (`Architecture.shares_prefixes`).
-        additive_mask: whether the attention adds its mask to the scores, as eager attention does.
         rows: prompts that run at once.
         pass_tokens: tokens of one pass over new prompts.
         beams: completes prompts with beams, one at a time.
-        out_of_memory: the exceptions after which fewer rows are tried.
     """
 
     def __init__(
         self,
         forward: Forward,
         *,
-        additive_mask: bool,
         rows: int,
         pass_tokens: int,
         beams: FixedBatches,
-        out_of_memory: OutOfMemory = torch.OutOfMemoryError,
     ):
         self._forward = forward
-        self._additive_mask = additive_mask
         self._rows_at_once = rows
         self._pass_tokens = pass_tokens
         self._beams = beams
-        self._out_of_memory = out_of_memory
         self._prefix = SharedPrefix(forward)
         self._kept = RowCache()
         self._running: list[Row] = []
         self._waiting: list[Row] = []
 
     def run(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
-        """Yield the events of each step, until nothing runs and `feed` has nothing."""
         self._running, self._waiting = [], []
         self._kept.clear()
         while True:
@@ -201,15 +179,9 @@ class ContinuousBatching:
                 return
 
     def forget(self) -> None:
-        """Free the beginning that the last prompts shared."""
         self._prefix.clear()
 
-    def pause(self) -> AbstractContextManager[None]:
-        """Return an empty context: between two steps nothing touches the model."""
-        return nullcontext()
-
     def describe(self) -> dict[str, Any]:
-        """Return its part of `describe_execution`."""
         return {"batching": "continuous", "generation": "forward passes"}
 
     def _read_cancelled(self, feed: PromptQueue) -> list[int]:
@@ -233,7 +205,7 @@ class ContinuousBatching:
         """Run a step; when memory runs out, begin again with half as many rows at once."""
         try:
             events = step()
-        except self._out_of_memory as error:
+        except torch.OutOfMemoryError as error:
             return self._retreat(error)
         except BaseException:
             # Some layers may hold tokens that others don't.
@@ -290,8 +262,8 @@ class ContinuousBatching:
             common = cached
         if common < _LEAST_KEPT:
             common = cached = 0
-        for run in self._prefix.runs(first[:common], cached, self._pass_tokens):
-            self._forward.run(run.inputs)
+        for _, inputs in self._prefix.passes(first[:common], cached, self._pass_tokens):
+            self._forward.run(inputs)
         return common
 
     def _run_rests(self, group: list[Row], shared: int) -> tuple[list[list[LayerStates]], Tensor]:
@@ -300,42 +272,33 @@ class ContinuousBatching:
         Returns the keys and values of each prompt, and its next-token logits [prompts, vocab].
         """
         parts = [row.token_ids[shared:] for row in group]
-        ends = [sum(len(part) for part in parts[: at + 1]) for at in range(len(parts))]
-        begins = [end - len(part) for end, part in zip(ends, parts, strict=True)]
+        ends = list(accumulate(len(part) for part in parts))
         owners = [at for at, part in enumerate(parts) for _ in part]
         alone = [[one == other for other in range(len(parts))] for one in range(len(parts))]
-        device = self._forward.device
-        mask = None
-        if len(parts) > 1:
-            seen = make_tree_mask(owners, alone, shared).to(device)
-            mask = to_attention_mask(seen, self._forward.model.dtype, additive=self._additive_mask)
+        token_ids = [token_id for part in parts for token_id in part]
         positions = [shared + at for part in parts for at in range(len(part))]
-        inputs = self._prefix.continue_with(
-            [i for part in parts for i in part], positions, mask, keep=True
-        )
-        columns = torch.tensor(ends, device=device) - 1
-        with torch.no_grad():
-            chunks = self._forward.logits(inputs, torch.zeros_like(columns), columns)
-            logits = torch.cat(list(chunks))
+        inputs = self._prefix.continue_with(token_ids, positions, owners, alone, keep=True)
+        columns = torch.tensor(ends, device=self._forward.device) - 1
+        logits = self._run_forward(inputs, torch.zeros_like(columns), columns)
         states = [
-            read_states(inputs.cache, shared, shared + begin, shared + end)
-            for begin, end in zip(begins, ends, strict=True)
+            read_states(inputs["past_key_values"], shared, shared + begin, shared + end)
+            for begin, end in pairwise([0, *ends])
         ]
-        self._prefix.prune(len(owners))
+        self._prefix.prune(len(token_ids))
         return states, logits
 
     def _step(self) -> Sequence[TokenEvent]:
         """Take the next token of every row."""
         device = self._forward.device
         last = [[row.generated[-1]] for row in self._running]
-        inputs = Inputs(
-            torch.tensor(last, device=device),
-            torch.tensor(self._kept.positions(), device=device),
-            self._kept.mask(device),
-            self._kept.cache,
+        inputs = self._forward.inputs(
+            last, self._kept.positions(), self._kept.mask(device), self._kept.cache
         )
         rows = torch.arange(len(last), device=device)
-        with torch.no_grad():
-            logits = torch.cat(list(self._forward.logits(inputs, rows, torch.zeros_like(rows))))
+        logits = self._run_forward(inputs, rows, torch.zeros_like(rows))
         self._kept.grow()
         return take_tokens(self._running, logits)
+
+    @torch.no_grad()
+    def _run_forward(self, inputs: Inputs, rows: Tensor, columns: Tensor) -> Tensor:
+        return torch.cat(list(self._forward.logits(inputs, rows, columns)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
@@ -27,30 +26,8 @@ MASKED_ATTENTION = {"sdpa": False, "eager": True}
 """Attention that takes any mask from its caller; True: as numbers that are added to its scores."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """Inputs of one forward pass; all tensors are on the model's device.
-
-    `positions` is None where each row is a sequence from its first token. `mask` is [B, tokens]
-    with 0 for padding, a 4D mask that says which token sees which, or None for plain causal
-    attention. `cache` is extended by the pass.
-    """
-
-    token_ids: Tensor
-    positions: Tensor | None = None
-    mask: Tensor | None = None
-    cache: Any = None
-
-    def keywords(self) -> dict[str, Any]:
-        """Return the arguments of the model's `forward`, without those that are None."""
-        given = {
-            "input_ids": self.token_ids,
-            "position_ids": self.positions,
-            "attention_mask": self.mask,
-            "past_key_values": self.cache,
-            "use_cache": self.cache is not None,
-        }
-        return {name: value for name, value in given.items() if value is not None}
+Inputs = dict[str, Any]
+"""Arguments of a model's forward pass."""
 
 
 class Forward:
@@ -66,22 +43,59 @@ class Forward:
         self.model = model
         self.splits = splits and model.get_output_embeddings() is not None
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        attention = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", "")
+        self._adds_mask = MASKED_ATTENTION.get(attention, False)
 
     @property
     def device(self) -> torch.device:
         return self.model.device
 
+    def inputs(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        positions: Sequence[Sequence[int]] | None = None,
+        mask: Tensor | None = None,
+        cache: Any = None,
+    ) -> Inputs:
+        """Return inputs of rows of tokens, as many in each row, on the model's device.
+
+        Args:
+            token_ids: of each row.
+            positions: theirs; None where each row is a sequence from its first token.
+            mask: [rows, tokens] with 0 for padding; or booleans of which token sees which, as
+                `make_tree_mask` returns them; None for plain causal attention.
+            cache: is extended by the pass.
+        """
+        given: Inputs = {
+            "input_ids": torch.tensor(token_ids, device=self.device),
+            "use_cache": cache is not None,
+        }
+        if positions is not None:
+            given["position_ids"] = torch.tensor(positions, device=self.device)
+        if mask is not None:
+            given["attention_mask"] = self._convert_mask(mask.to(self.device))
+        if cache is not None:
+            given["past_key_values"] = cache
+        return given
+
+    def _convert_mask(self, mask: Tensor) -> Tensor:
+        """Return a mask as the attention takes it: booleans, or numbers added to its scores."""
+        if not self._adds_mask or mask.dtype != torch.bool:
+            return mask
+        dtype = self.model.dtype
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+
     def run(self, inputs: Inputs) -> None:
         """Extend the cache of `inputs` without computing logits."""
         with torch.no_grad():
-            self.model.base_model(**inputs.keywords())
+            self.model.base_model(**inputs)
 
     def logits(self, inputs: Inputs, rows: Tensor, columns: Tensor) -> Iterator[Tensor]:
         """Yield logits [n, vocab] of token `columns[i]` of sequence `rows[i]`, in chunks."""
         if not self.splits:
             yield from self._whole(inputs, rows, columns).split(_ROWS_AT_ONCE)
             return
-        hidden = self.model.base_model(**inputs.keywords()).last_hidden_state
+        hidden = self.model.base_model(**inputs).last_hidden_state
         kept = hidden[rows.to(hidden.device), columns.to(hidden.device)]
         del hidden
         head = cast("torch.nn.Module", self.model.get_output_embeddings())
@@ -90,30 +104,29 @@ class Forward:
 
     def _whole(self, inputs: Inputs, rows: Tensor, columns: Tensor) -> Tensor:
         if not self._takes_rows:
-            logits = self.model(**inputs.keywords()).logits
+            logits = self.model(**inputs).logits
             return logits[rows.to(logits.device), columns.to(logits.device)]
         wanted, at = torch.unique(columns, return_inverse=True)
-        logits = self.model(**inputs.keywords(), logits_to_keep=wanted).logits
+        logits = self.model(**inputs, logits_to_keep=wanted).logits
         return logits[rows.to(logits.device), at.to(logits.device)]
-
-
-@dataclass(frozen=True, slots=True)
-class RowScores:
-    """The log-probability of each row's target, and whether no logit is larger, in order."""
-
-    logprobs: list[float]
-    greedy: list[bool]
 
 
 @torch.no_grad()
 def score_rows(
-    forward: Forward, inputs: Inputs, rows: Tensor, columns: Tensor, targets: Tensor
-) -> RowScores:
-    """Score `targets[i]` at the row of token `columns[i]` of sequence `rows[i]`.
+    forward: Forward,
+    inputs: Inputs,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    token_ids: Sequence[int],
+) -> list[tuple[float, bool]]:
+    """Return the log-probability of `token_ids[i]` behind token `columns[i]` of row `rows[i]`.
 
-    Several targets may read one row: it is projected once. The arithmetic is float32 at least.
+    Beside it stands whether no logit is larger. Several may read one token: it is projected once.
+    The arithmetic is float32 at least.
     """
-    places, at = torch.unique(torch.stack((rows, columns)), dim=1, return_inverse=True, sorted=True)
+    read = torch.tensor([rows, columns], device=forward.device)
+    targets = torch.tensor(token_ids, device=forward.device)
+    places, at = torch.unique(read, dim=1, return_inverse=True, sorted=True)
     order = torch.argsort(at, stable=True)
     logprobs: list[Tensor] = []
     greedy: list[Tensor] = []
@@ -122,17 +135,16 @@ def score_rows(
     for chunk in forward.logits(inputs, places[0], places[1]):
         end = begin + len(chunk)
         inside = (sorted_at >= begin) & (sorted_at < end)
-        chosen, is_top = _chosen(chunk, sorted_at[inside] - begin, sorted_targets[inside])
+        chosen, is_top = _score_targets(chunk, sorted_at[inside] - begin, sorted_targets[inside])
         logprobs.append(chosen)
         greedy.append(is_top)
         begin = end
     back = torch.argsort(order).cpu()
-    return RowScores(
-        torch.cat(logprobs).double().cpu()[back].tolist(), torch.cat(greedy).cpu()[back].tolist()
-    )
+    found = torch.cat(logprobs).double().cpu()[back].tolist()
+    return list(zip(found, torch.cat(greedy).cpu()[back].tolist(), strict=True))
 
 
-def _chosen(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _score_targets(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return log-probability and greediness of each target; `logits` [n, vocab] has any dtype."""
     values = logits if logits.dtype == torch.float64 else logits.float()
     rows, targets = rows.to(values.device), targets.to(values.device)
@@ -156,13 +168,6 @@ def make_tree_mask(
     seen = torch.tensor(ancestors)[owner][:, owner].tril_()
     cached = seen.new_ones(len(owners), behind)
     return torch.cat((cached, seen), dim=1)[None, None]
-
-
-def to_attention_mask(seen: Tensor, dtype: torch.dtype, *, additive: bool) -> Tensor:
-    """Return the mask as the attention takes it: booleans, or numbers added to its scores."""
-    if not additive:
-        return seen
-    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
 class RoomyLayer(DynamicLayer):
@@ -216,14 +221,6 @@ def make_cache() -> DynamicCache:
     return cache
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Tokens that one forward pass adds behind `begin` cached ones."""
-
-    begin: int
-    inputs: Inputs
-
-
 class SharedPrefix:
     """Caches keys and values of the beginning that sequences share; it is rewound and extended."""
 
@@ -255,34 +252,39 @@ class SharedPrefix:
         else:
             self.clear()
 
-    def runs(self, token_ids: Sequence[int], begin: int, at_once: int) -> Iterator[Run]:
+    def passes(
+        self, token_ids: Sequence[int], begin: int, at_once: int
+    ) -> Iterator[tuple[range, Inputs]]:
         """Rewind to `begin` and add the rest of `token_ids`, in passes that the caller runs.
 
-        The passes are of the same size, at most `at_once` tokens each.
+        Yields the positions of each pass, and its inputs. The passes are of the same size, at most
+        `at_once` tokens each.
         """
         self.rewind(begin)
         count = -(-(len(token_ids) - begin) // at_once)
         ends = [begin + (len(token_ids) - begin) * at // max(1, count) for at in range(count + 1)]
         for low, high in pairwise(ends):
-            piece = list(token_ids[low:high])
-            yield Run(low, self._inputs(piece, range(low, high), None))
+            place, piece = range(low, high), list(token_ids[low:high])
+            yield place, self._forward.inputs([piece], [place], None, self._cache)
             self._token_ids += piece
 
     def continue_with(
         self,
         token_ids: list[int],
         positions: Sequence[int],
-        mask: Tensor | None,
+        owners: Sequence[int],
+        ancestors: Sequence[Sequence[bool]],
         *,
         keep: bool = False,
     ) -> Inputs:
-        """Return a pass over tokens behind the prefix; call `prune` when it has run.
+        """Return a pass over segments behind the prefix; call `prune` when it has run.
 
-        With `keep`, their keys and values can be read off the inputs' cache until then.
+        `owners` and `ancestors` are those of `make_tree_mask`. With `keep`, keys and values can be
+        read off the inputs' cache until then.
         """
-        if self._token_ids or keep:
-            return self._inputs(token_ids, positions, mask)
-        return Inputs(*self._tensors(token_ids, positions), mask)
+        seen = make_tree_mask(owners, ancestors, len(self)) if len(ancestors) > 1 else None
+        cache = self._cache if self._token_ids or keep else None
+        return self._forward.inputs([token_ids], [positions], seen, cache)
 
     def prune(self, count: int) -> None:
         """Drop the `count` tokens that such a pass put behind the prefix."""
@@ -290,15 +292,3 @@ class SharedPrefix:
             self._cache.crop(-count)
         else:
             self.clear()
-
-    def _inputs(
-        self, token_ids: list[int], positions: Sequence[int], mask: Tensor | None
-    ) -> Inputs:
-        return Inputs(*self._tensors(token_ids, positions), mask, self._cache)
-
-    def _tensors(self, token_ids: list[int], positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        device = self._forward.device
-        return (
-            torch.tensor([token_ids], device=device),
-            torch.tensor([list(positions)], device=device),
-        )

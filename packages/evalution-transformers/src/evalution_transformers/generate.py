@@ -9,10 +9,11 @@ from __future__ import annotations
 import secrets
 import threading
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,79 +42,38 @@ OutOfMemory = type[BaseException] | tuple[type[BaseException], ...]
 """The exceptions after which less is tried at once."""
 
 
-class Choice:
-    """Chooses one prompt's tokens, with random numbers of its own.
+class RandomState:
+    """Random numbers of its own from torch's global state, which a beam search draws from.
 
-    The same seed gives the same numbers, whatever else is in the batch, and torch's global random
-    state is left alone.
-    """
-
-    def __init__(self, prompt: TokenPrompt):
-        self._prompt = prompt
-        self._generator: torch.Generator | None = None
-        if prompt.do_sample and prompt.temperature > 0:
-            seed = secrets.randbits(_SEED_BITS) if prompt.seed is None else prompt.seed
-            self._generator = torch.Generator().manual_seed(seed % (1 << _SEED_BITS))
-
-    @property
-    def is_greedy(self) -> bool:
-        return self._generator is None
-
-    def draw(self, logits: Tensor) -> int:
-        """Return a sample of `logits` [vocab], for a prompt that isn't greedy.
-
-        The logits pass temperature, `top_k` and `top_p` in the order of Transformers: `top_k` keeps
-        ties with the k-th largest, `top_p` the smallest set of likeliest tokens that reach it.
-        """
-        assert self._generator is not None
-        prompt = self._prompt
-        values = (logits.cpu() if logits.device.type == "mps" else logits).double()
-        # The top logit becomes 0 before the division, so that a tiny temperature can't overflow it.
-        scaled = (values - values.max()) / prompt.temperature
-        scaled, token_ids = scaled.sort(descending=True, stable=True)
-        if 0 < prompt.top_k < len(scaled):
-            scaled = scaled[scaled >= scaled[prompt.top_k - 1]]
-        weights = scaled.exp()
-        cumulative = weights.cumsum(0)
-        if prompt.top_p < 1:
-            kept = int(((cumulative - weights) < prompt.top_p * cumulative[-1]).sum())
-            cumulative = cumulative[: max(1, kept)]
-        number = torch.rand((), dtype=torch.float64, generator=self._generator)
-        place = torch.searchsorted(
-            cumulative, number.to(cumulative.device) * cumulative[-1], right=True
-        )
-        return int(token_ids[min(int(place), len(cumulative) - 1)])
-
-
-class GlobalNumbers:
-    """Seeds torch's global random state for a beam search, which draws from nothing else.
-
-    The state is as it was found when the search is over, and while `put_back` is entered.
+    Inside `exchange` they are the global ones, and in an `exchange` within it the caller's again.
     """
 
     def __init__(self, seed: int | None):
-        self._seed = secrets.randbits(_SEED_BITS) if seed is None else seed % (1 << _SEED_BITS)
-        self._found: list[Tensor] = []
-
-    def __enter__(self) -> None:
-        self._found = _global_states()
-        torch.manual_seed(self._seed)
-
-    def __exit__(self, *_: object) -> None:
-        _set_global_states(self._found)
+        found = _read_global_states()
+        torch.manual_seed(_to_seed(seed))
+        self._other = _read_global_states()
+        _set_global_states(found)
 
     @contextmanager
-    def put_back(self) -> Generator[None]:
-        own = _global_states()
-        _set_global_states(self._found)
+    def exchange(self) -> Generator[None]:
+        """Exchange its state with the global one, and again at the end."""
+        self._swap()
         try:
             yield
         finally:
-            self._found = _global_states()
-            _set_global_states(own)
+            self._swap()
+
+    def _swap(self) -> None:
+        found = _read_global_states()
+        _set_global_states(self._other)
+        self._other = found
 
 
-def _global_states() -> list[Tensor]:
+def _to_seed(asked: int | None) -> int:
+    return secrets.randbits(_SEED_BITS) if asked is None else asked % (1 << _SEED_BITS)
+
+
+def _read_global_states() -> list[Tensor]:
     """Return the random states of the CPU and of each device that a seed reaches."""
     state = [torch.get_rng_state()]
     if torch.accelerator.is_available():
@@ -144,13 +104,20 @@ def rank_logprobs(logits: Tensor, token_id: int, count: int) -> tuple[float, dic
 
 
 class Row:
-    """A prompt that is being completed: its tokens, and the choice of its next one."""
+    """A prompt that is being completed: its tokens, and the choice of its next one.
+
+    A sample is drawn with random numbers of its own: the same seed gives the same ones, whatever
+    else is in the batch, and torch's global random state is left alone.
+    """
 
     def __init__(self, prompt: TokenPrompt):
         self.prompt = prompt
         self.generated: list[int] = []
         self.is_done = False
-        self._choice = Choice(prompt)
+        self.is_greedy = not (prompt.do_sample and prompt.temperature > 0)
+        self._numbers = torch.Generator()
+        if not self.is_greedy:
+            self._numbers.manual_seed(_to_seed(prompt.seed))
 
     @property
     def token_ids(self) -> list[int]:
@@ -162,20 +129,40 @@ class Row:
         """The number of tokens that it may still get."""
         return self.prompt.max_new_tokens - len(self.generated)
 
-    @property
-    def is_greedy(self) -> bool:
-        return self._choice.is_greedy
-
     def take(self, logits: Tensor, likeliest: int) -> TokenEvent:
         """Choose the next token from `logits` [vocab], whose largest is at `likeliest`."""
         prompt = self.prompt
-        token_id = likeliest if self._choice.is_greedy else self._choice.draw(logits)
+        token_id = likeliest if self.is_greedy else self._draw(logits)
         self.generated.append(token_id)
         self.is_done = token_id in prompt.stop_ids or self.left < 1
         if prompt.logprobs is None:
             return TokenEvent(prompt.key, [token_id])
         logprob, top = rank_logprobs(logits, token_id, prompt.logprobs)
         return TokenEvent(prompt.key, [token_id], [logprob], [top])
+
+    def _draw(self, logits: Tensor) -> int:
+        """Return a sample of `logits` [vocab].
+
+        The logits pass temperature, `top_k` and `top_p` in the order of Transformers: `top_k` keeps
+        ties with the k-th largest, `top_p` the smallest set of likeliest tokens that reach it.
+        """
+        prompt = self.prompt
+        values = (logits.cpu() if logits.device.type == "mps" else logits).double()
+        # The top logit becomes 0 before the division, so that a tiny temperature can't overflow it.
+        scaled = (values - values.max()) / prompt.temperature
+        scaled, token_ids = scaled.sort(descending=True, stable=True)
+        if 0 < prompt.top_k < len(scaled):
+            scaled = scaled[scaled >= scaled[prompt.top_k - 1]]
+        weights = scaled.exp()
+        cumulative = weights.cumsum(0)
+        if prompt.top_p < 1:
+            kept = int(((cumulative - weights) < prompt.top_p * cumulative[-1]).sum())
+            cumulative = cumulative[: max(1, kept)]
+        number = torch.rand((), dtype=torch.float64, generator=self._numbers)
+        place = torch.searchsorted(
+            cumulative, number.to(cumulative.device) * cumulative[-1], right=True
+        )
+        return int(token_ids[min(int(place), len(cumulative) - 1)])
 
 
 def make_memory_error(error: BaseException) -> EngineRuntimeError:
@@ -206,68 +193,74 @@ class _Ended:
         self.error = error
 
 
-class StepwiseCall(Generic[T]):
-    """Runs `call(report)` on a thread of its own, which only moves while the iterator is advanced.
+def run_stepwise(call: Callable[[Callable[[T], None]], None], name: str) -> Iterator[T]:
+    """Run `call(report)` on a thread of its own, which only moves while the iterator is advanced.
 
-    Caller and call never run at the same time, so nothing between them needs a lock. Closing the
-    iterator ends the call at its next report.
+    Yields what the call reports, in order, and raises its exception. Caller and call never run at
+    the same time, so nothing between them needs a lock. Closing the iterator ends the call at its
+    next report.
     """
+    reports: SimpleQueue[T | _Ended] = SimpleQueue()
+    turns: SimpleQueue[bool] = SimpleQueue()
 
-    def __init__(self, call: Callable[[Callable[[T], None]], None], name: str):
-        self._call = call
-        self._name = name
-        self._reports: SimpleQueue[T | _Ended] = SimpleQueue()
-        self._turns: SimpleQueue[bool] = SimpleQueue()
-
-    def steps(self) -> Iterator[T]:
-        """Yield what the call reports, in order; its exception is raised here."""
-        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        thread.start()
-        try:
-            while True:
-                report = self._reports.get()
-                if isinstance(report, _Ended):
-                    break
-                yield report
-                self._turns.put(True)
-        except GeneratorExit:
-            self._turns.put(False)
-            raise
-        finally:
-            thread.join()
-        error = report.error
-        # An exception that its own frames hold would keep the tensors in them alive.
-        del report
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error
-
-    def _report(self, value: T) -> None:
-        self._reports.put(value)
-        if not self._turns.get():
+    def report(value: T) -> None:
+        reports.put(value)
+        if not turns.get():
             raise _Abandoned
 
-    def _run(self) -> None:
+    def run() -> None:
         error: BaseException | None = None
         try:
-            self._call(self._report)
+            call(report)
         except _Abandoned:
             return
         except BaseException as caught:  # noqa: BLE001 - raised where the iterator is read
             error = caught
-        self._reports.put(_Ended(error))
+        reports.put(_Ended(error))
+        del error
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        while not isinstance(found := reports.get(), _Ended):
+            yield found
+            turns.put(True)
+    except GeneratorExit:
+        turns.put(False)
+        raise
+    finally:
+        thread.join()
+    error = found.error
+    # An exception that its own frames hold would keep the tensors in them alive.
+    del found
+    try:
+        if error is not None:
+            raise error
+    finally:
         del error
 
 
-def is_plain_greedy(prompt: TokenPrompt) -> bool:
-    """Return whether a prompt takes the likeliest tokens, without beams and log-probabilities."""
-    sampled = prompt.do_sample and prompt.temperature > 0
-    return not sampled and prompt.num_beams == 1 and prompt.logprobs is None
+class Generation(ABC):
+    """A way to complete prompts."""
+
+    @abstractmethod
+    def run(self, feed: PromptQueue) -> Iterator[Events]:
+        """Yield the events of each step, until nothing runs and `feed` has nothing."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return its part of `describe_execution`."""
+
+    def forget(self) -> None:
+        """Free what can be computed again."""
+        return
+
+    def pause(self) -> AbstractContextManager[object]:
+        """Return a context in which nothing of it touches the model."""
+        return nullcontext()
 
 
-class FixedBatches:
+class FixedBatches(Generation):
     """Completes prompts a batch at a time; a prompt with beams is a batch of its own.
 
     The settings of one prompt never touch another: each row chooses its own tokens, ends at its own
@@ -290,7 +283,6 @@ class FixedBatches:
         self._out_of_memory = out_of_memory
 
     def run(self, feed: PromptQueue) -> Iterator[Events]:
-        """Yield the events of each step, batch by batch, until `feed` has nothing."""
         while True:
             feed.cancelled()
             prompts = feed.take(self._batch_size)
@@ -298,15 +290,7 @@ class FixedBatches:
                 return
             yield from self.complete(prompts, feed.cancelled)
 
-    def forget(self) -> None:
-        """Do nothing: nothing is kept between two batches."""
-
-    def pause(self) -> AbstractContextManager[None]:
-        """Return an empty context: between two steps nothing touches the model."""
-        return nullcontext()
-
     def describe(self) -> dict[str, Any]:
-        """Return its part of `describe_execution`."""
         return {"batching": "fixed batches", "generation": "generate"}
 
     def complete(self, prompts: Sequence[TokenPrompt], cancelled: Cancelled) -> Iterator[Events]:
@@ -340,7 +324,7 @@ class FixedBatches:
         self, call: Callable[[Report], None], rows: Sequence[Row], cancelled: Cancelled
     ) -> Iterator[Events]:
         keys = {row.prompt.key: row for row in rows}
-        for events in StepwiseCall(call, "generate").steps():
+        for events in run_stepwise(call, "generate"):
             yield events
             for key in cancelled():
                 if key in keys:
@@ -348,7 +332,7 @@ class FixedBatches:
 
     def _decode(self, rows: Sequence[Row], report: Report) -> None:
         """Call `generate` for all rows; each step's tokens go to `report`."""
-        steps = _Steps(rows, report)
+        choice = _Choice(rows)
         longest = max(len(row.token_ids) for row in rows)
         padding = [longest - len(row.token_ids) for row in rows]
         token_ids = [[_PAD] * pad + row.token_ids for pad, row in zip(padding, rows, strict=True)]
@@ -360,8 +344,8 @@ class FixedBatches:
                 generation_config=GenerationConfig(
                     max_new_tokens=max(row.left for row in rows), do_sample=False, pad_token_id=_PAD
                 ),
-                logits_processor=LogitsProcessorList([steps.processor]),
-                stopping_criteria=StoppingCriteriaList([steps.criterion]),
+                logits_processor=LogitsProcessorList([choice]),
+                stopping_criteria=StoppingCriteriaList([_End(choice, report)]),
             )
 
     def _search_beams(self, prompt: TokenPrompt, cancelled: Cancelled) -> Iterator[Events]:
@@ -384,69 +368,62 @@ class FixedBatches:
         )
         device = self._model.device
         token_ids = torch.tensor([list(prompt.token_ids)], device=device)
-        numbers = GlobalNumbers(prompt.seed) if prompt.do_sample else None
-        with clear_settings(self._model), numbers or nullcontext():
+        numbers = RandomState(prompt.seed) if prompt.do_sample else None
+        with clear_settings(self._model), _exchange(numbers):
             found = self._model.generate(
                 input_ids=token_ids,
                 attention_mask=torch.ones_like(token_ids),
                 generation_config=settings,
-                stopping_criteria=StoppingCriteriaList([_EachStep(row, report, numbers)]),
+                stopping_criteria=StoppingCriteriaList([_EndOfSearch(row, report, numbers)]),
             )
         row.is_done = True
         report([TokenEvent(prompt.key, found[0, token_ids.shape[1] :].tolist(), finish="length")])
 
 
-class _Steps:
-    """Hooks of `generate`: at each step they choose a token for each row, and report it."""
+class _Choice(LogitsProcessor):
+    """Chooses a token for each row at each step of `generate`."""
 
-    def __init__(self, rows: Sequence[Row], report: Report):
-        self._rows = rows
-        self._report = report
-        self._events: Events = ()
-        self.processor: LogitsProcessor = _Processor(self._choose)
-        self.criterion: StoppingCriteria = _Criterion(self._ended)
-
-    def _choose(self, logits: Tensor) -> Tensor:
-        self._events = take_tokens(self._rows, logits)
-        if all(row.is_greedy for row in self._rows):
-            return logits
-        # `generate` takes the largest: leave it the one that was drawn.
-        chosen = torch.tensor([row.generated[-1] for row in self._rows], device=logits.device)
-        return torch.full_like(logits, -torch.inf).scatter_(1, chosen[:, None], 0.0)
-
-    def _ended(self) -> list[bool]:
-        self._report(self._events)
-        return [row.is_done for row in self._rows]
-
-
-class _Processor(LogitsProcessor):
-    def __init__(self, choose: Callable[[Tensor], Tensor]):
-        self._choose = choose
+    def __init__(self, rows: Sequence[Row]):
+        self.rows = rows
+        self.events: Events = ()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return self._choose(scores)
+        self.events = take_tokens(self.rows, scores)
+        if all(row.is_greedy for row in self.rows):
+            return scores
+        # `generate` takes the largest: leave it the one that was drawn.
+        chosen = torch.tensor([row.generated[-1] for row in self.rows], device=scores.device)
+        return torch.full_like(scores, -torch.inf).scatter_(1, chosen[:, None], 0.0)
 
 
-class _Criterion(StoppingCriteria):
-    def __init__(self, ended: Callable[[], list[bool]]):
-        self._ended = ended
+class _End(StoppingCriteria):
+    """Reports the tokens of each step of `generate`, and ends the rows that are done."""
+
+    def __init__(self, choice: _Choice, report: Report):
+        self._choice = choice
+        self._report = report
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        return torch.tensor(self._ended(), device=input_ids.device)
+        self._report(self._choice.events)
+        return torch.tensor([row.is_done for row in self._choice.rows], device=input_ids.device)
 
 
-class _EachStep(StoppingCriteria):
+class _EndOfSearch(StoppingCriteria):
     """Ends a beam search at any of its steps, if its row is done."""
 
-    def __init__(self, row: Row, report: Report, numbers: GlobalNumbers | None):
+    def __init__(self, row: Row, report: Report, numbers: RandomState | None):
         self._row = row
         self._report = report
         self._numbers = numbers
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        with nullcontext() if self._numbers is None else self._numbers.put_back():
+        with _exchange(self._numbers):
             self._report(())
         return torch.full((len(input_ids),), self._row.is_done, device=input_ids.device)
+
+
+def _exchange(numbers: RandomState | None) -> AbstractContextManager[None]:
+    return nullcontext() if numbers is None else numbers.exchange()
 
 
 @contextmanager

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,13 +25,12 @@ from evalution_enginekit.tokenizer import (
     find_given_tokenizer,
     find_tokenizer_name,
     load_hf_tokenizer,
+    parse_eos_ids,
 )
-from evalution_transformers.attached_model import read_declared_eos
 from evalution_transformers.options import (
     ModelOptions,
     TransformersCompatOptions,
     TransformersOptions,
-    asks_for_manager,
     read_attention,
 )
 from evalution_transformers.runtime import loading_errors, resolve_device
@@ -45,16 +45,30 @@ CheckpointOptions = TransformersCompatOptions | TransformersOptions
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.gguf")
 
 
+EvalMode = Callable[[], AbstractContextManager[object]]
+"""Returns a context in which a model may be run."""
+
+
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A model and its tokenizer; `folder` is where the files lie, None where they are cached."""
+class LoadedModel:
+    """A model in memory and its tokenizer.
+
+    Attributes:
+        identity: the files or the Hub's revision that answer; None where neither is known.
+        mode: for a model of the caller's, the contexts in which it may be run.
+        execution: its own part of `describe_execution`.
+        dtype: the precision that its layers compute in, where it isn't that of its weights.
+    """
 
     model: CausalModel
     tokenizer: Tokenizer
-    folder: Path | None
+    identity: Mapping[str, Any] | None = None
+    mode: EvalMode | None = None
+    execution: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    dtype: str | None = None
 
 
-def load_checkpoint(options: CheckpointOptions, model: Model) -> Checkpoint:
+def load_model(options: CheckpointOptions, model: Model) -> LoadedModel:
     """Load weights and tokenizer.
 
     Raises:
@@ -71,9 +85,8 @@ def load_checkpoint(options: CheckpointOptions, model: Model) -> Checkpoint:
             f"model.model_kwargs may not hold {', '.join(taken)}: set model.revision and "
             f"model.trust_remote_code, or the engine's dtype and attn_implementation"
         )
-    _refuse_paged(options)
     refuse_two_places(options, model)
-    folder = _folder(model.path)
+    folder = _find_folder(model.path)
     device = resolve_device(options.device)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
     tokenizer = _load_tokenizer(model, folder)
@@ -83,15 +96,13 @@ def load_checkpoint(options: CheckpointOptions, model: Model) -> Checkpoint:
     if options.adapter is not None:
         _add_adapter(loaded, options.adapter)
     loaded.requires_grad_(requires_grad=False).eval()
-    return Checkpoint(loaded, tokenizer, folder)
+    identity = _find_identity(model, folder, read_commit_hash(loaded.config), options.adapter)
+    return LoadedModel(loaded, tokenizer, identity)
 
 
-def _refuse_paged(options: CheckpointOptions) -> None:
-    if asks_for_manager(options) and isinstance(options, TransformersCompatOptions):
-        raise ConfigurationError(
-            f"attn_implementation={options.attn_implementation!r} is for the engine Transformers "
-            f"alone, which has upstream's manager; leave out paged|"
-        )
+def read_declared_eos(model: CausalModel) -> frozenset[int]:
+    """Return the ids of the tokens that end a generation by the model's generation settings."""
+    return parse_eos_ids(getattr(model.generation_config, "eos_token_id", None))
 
 
 def refuse_two_places(options: ModelOptions, model: Model) -> None:
@@ -126,25 +137,23 @@ def refuse_missing(path: str, model: str, names: Sequence[str]) -> None:
         )
 
 
-def find_identity(
-    model: Model, checkpoint: Checkpoint, adapter: str | None
+def _find_identity(
+    model: Model, folder: Path | None, revision: str | None, adapter: str | None
 ) -> dict[str, Any] | None:
     """Return hashes of the files that answer or the Hub's revision, and the loader's arguments.
 
     None where neither is known, as with an adapter or a tokenizer from the Hub.
     """
-    revision = read_commit_hash(checkpoint.model.config)
-    identity = checkpoint_identity(model, checkpoint.folder, _WEIGHTS, revision)
+    identity = checkpoint_identity(model, folder, _WEIGHTS, revision)
     if identity is None:
         return None
     subfolder = model.model_kwargs.get("subfolder")
-    if checkpoint.folder is not None and subfolder:
-        identity |= _hash_files(str(subfolder), checkpoint.folder / subfolder)
+    if folder is not None and subfolder:
+        identity |= _hash_files(str(subfolder), folder / subfolder)
     if adapter is not None:
-        folder = Path(adapter)
-        if not folder.is_dir():
+        if not Path(adapter).is_dir():
             return None
-        identity |= _hash_files("adapter", folder)
+        identity |= _hash_files("adapter", Path(adapter))
     if model.model_kwargs:
         identity["model_kwargs"] = redact(to_plain(model.model_kwargs))
     return identity
@@ -161,7 +170,7 @@ def to_plain(value: Any) -> Any:
     return to_plain(to_dict()) if callable(to_dict) else value
 
 
-def _folder(path: str) -> Path | None:
+def _find_folder(path: str) -> Path | None:
     file = Path(path).expanduser()
     if file.is_file():
         raise ConfigurationError(
@@ -180,7 +189,7 @@ def _load_tokenizer(model: Model, folder: Path | None) -> Tokenizer:
             f"install transformers{_GGUF_TOKENIZERS}"
         )
     path = str(folder or model.path)
-    with loading_errors("tokenizer", path, missing=f"the tokenizer of {path!r} needs more"):
+    with loading_errors("tokenizer", path):
         if folder is not None and not own_gguf:
             return load_tokenizer(model, folder)
         if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
@@ -195,7 +204,7 @@ def _load(
     arguments.setdefault("use_safetensors", "gguf_file" not in arguments or None)
     if (attention := read_attention(options)) is not None:
         arguments["attn_implementation"] = attention
-    with loading_errors("causal model", path, missing=f"loading {path!r} needs more"):
+    with loading_errors("causal model", path):
         found: Any = transformers.AutoModelForCausalLM.from_pretrained(
             path,
             dtype=options.dtype if options.dtype == "auto" else getattr(torch, options.dtype),
@@ -242,8 +251,8 @@ def _add_adapter(model: LoadableModel, adapter: str) -> None:
         )
     missing = f"adapter={adapter!r} needs peft; pip install peft"
     with loading_errors("adapter", adapter, missing=missing):
-        report = model.load_adapter(adapter)
-        odd = _find_unplaced(model, adapter) if report is None else _read_report(report)
+        model.load_adapter(adapter)
+        odd = _find_unmatched(model, adapter)
     if odd:
         raise ConfigurationError(
             f"the adapter {adapter!r} is not one of this model: {len(odd)} of its weights have no "
@@ -251,16 +260,11 @@ def _add_adapter(model: LoadableModel, adapter: str) -> None:
         )
 
 
-def _read_report(report: object) -> list[str]:
-    kinds = ("missing_keys", "unexpected_keys")
-    return sorted(str(name) for kind in kinds for name in getattr(report, kind, None) or ())
-
-
-def _find_unplaced(model: LoadableModel, adapter: str) -> list[str]:
-    """Return weights that found no place, over which Transformers 4 only warns."""
+def _find_unmatched(model: LoadableModel, adapter: str) -> list[str]:
+    """Return LoRA weights that only one of model and adapter has, which Transformers warns of."""
     import peft  # noqa: PLC0415 - an optional library
 
     weights: dict[str, Any] = cast("Any", peft).load_peft_weights(adapter, "cpu")
-    placed = {name.replace(".default.", ".") for name in model.state_dict()}
-    names = (name.removeprefix("base_model.model.") for name in weights)
-    return sorted(name for name in names if ".lora_" in name and name not in placed)
+    stored = {name.removeprefix("base_model.model.") for name in weights}
+    placed = {name.replace(".default", "") for name in model.state_dict()}
+    return sorted(name for name in stored ^ placed if ".lora_" in name)

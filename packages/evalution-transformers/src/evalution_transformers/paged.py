@@ -1,4 +1,4 @@
-"""Continuous batching by the manager of Transformers, over its paged attention cache."""
+"""Batching that a runtime does itself: the manager of Transformers, over its paged cache."""
 
 # torch leaves part of its functions without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import Any, cast
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 import transformers
@@ -18,9 +19,14 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 from evalution_core import ConfigurationError, EngineRuntimeError
 from evalution_core.redaction import redact_text
 from evalution_enginekit import PromptQueue, TokenEvent, TokenPrompt
-from evalution_enginekit.runtime import find_changed_options, is_in_range
-from evalution_transformers.generate import FixedBatches, is_plain_greedy
-from evalution_transformers.options import MANAGER_OPTIONS, ContinuousOptions, asks_for_manager
+from evalution_enginekit.runtime import find_changed_options, is_in_range, refuse_unknown
+from evalution_transformers.generate import Events, FixedBatches, Generation
+from evalution_transformers.options import (
+    MANAGER_OPTIONS,
+    ContinuousOptions,
+    ModelOptions,
+    asks_for_manager,
+)
 from evalution_transformers.probe import read_text_config
 from evalution_transformers.runtime import resolve_device
 from evalution_transformers.upstream import BatchingModel, CausalModel, Manager, RequestResult
@@ -33,17 +39,24 @@ _FLASH_PAGE = 256
 """The page that the decoding kernels of flash attention take."""
 _CPU_CACHE_BYTES = 1 << 30
 _SHARE_OF_FREE = 0.5
-_WITHOUT_EFFECT = {"max_cached_graphs": "5.13"}
-"""Fields that Transformers still takes, and the version since which it doesn't read them."""
+_IGNORED = {"max_cached_graphs": ">=5.13"}
+"""Settings that Transformers still takes, and the versions that don't read them."""
 
 
-def check_manager_options(options: ContinuousOptions) -> None:
+def check_manager_options(options: ModelOptions) -> None:
     """Refuse options of the manager that can't be had here, before anything is loaded.
 
     Raises:
         ConfigurationError: one is lacking or ignored in the installed version, or needs another
-            device, or `paged=False` keeps the manager off.
+            device or engine, or `paged=False` keeps the manager off.
     """
+    if not isinstance(options, ContinuousOptions):
+        if asks_for_manager(options):
+            raise ConfigurationError(
+                f"attn_implementation={options.attn_implementation!r} is for the engine "
+                f"Transformers alone, which has upstream's manager; leave out paged|"
+            )
+        return
     given = find_changed_options(options, MANAGER_OPTIONS)
     names = [*given, *(["cache_tokens"] if options.cache_tokens is not None else [])]
     if options.paged is False and names:
@@ -55,12 +68,13 @@ def check_manager_options(options: ContinuousOptions) -> None:
             f"attn_implementation={options.attn_implementation!r} asks for upstream's manager, and "
             f"paged=False keeps it off; set one of them"
         )
-    if options.use_async_batching and resolve_device(options.device).type != "cuda":
+    device = resolve_device(options.device)
+    if options.use_async_batching and device.type != "cuda":
         raise ConfigurationError(
-            f"use_async_batching=True needs CUDA, and the device is "
-            f"{resolve_device(options.device)}; leave it out"
+            f"use_async_batching=True needs CUDA, and the device is {device}; leave it out"
         )
-    _check_fields(given)
+    upstream = f"transformers {transformers.__version__}"
+    refuse_unknown(given, _find_fields(), upstream, "setting of continuous batching")
 
 
 def asks_for_paged(options: ContinuousOptions) -> bool:
@@ -76,7 +90,7 @@ def find_manager_obstacle(model: CausalModel) -> str | None:
         return f"transformers {version} has no continuous batching that can be configured"
     if not hasattr(model, "init_continuous_batching"):
         return f"{type(model).__name__} has no continuous batching"
-    if not hasattr(ContinuousBatchingManager, "pause") or "page_size" not in _fields():
+    if not hasattr(ContinuousBatchingManager, "pause") or "page_size" not in _find_fields():
         return f"the continuous batching of transformers {version} can't be paused and sized"
     attention = str(getattr(model.config, "_attn_implementation", None))
     if attention != "sdpa" and not attention.startswith("flash"):
@@ -84,42 +98,109 @@ def find_manager_obstacle(model: CausalModel) -> str | None:
     return None
 
 
-def _check_fields(given: Mapping[str, Any]) -> None:
-    version = transformers.__version__
-    known = _fields()
-    idle = {
-        name: since
-        for name, since in _WITHOUT_EFFECT.items()
-        if name in known and is_in_range(version, f">={since}")
-    }
-    for name in (name for name in given if name in idle):
-        raise ConfigurationError(
-            f"{name} has no effect in transformers {version}: upstream takes it and ignores it "
-            f"since {idle[name]}; leave it out"
-        )
-    lacking = [name for name in given if name not in known]
-    if lacking:
-        possible = [name for name in MANAGER_OPTIONS if name in known - idle.keys()]
-        raise ConfigurationError(
-            f"transformers {version} has no {', '.join(lacking)} for continuous batching; leave it "
-            f"out, or install a version that has it (this one has: {', '.join(possible) or 'none'})"
-        )
-
-
-def _fields() -> set[str]:
+def _find_fields() -> set[str]:
+    """Return the settings of continuous batching that the installed version reads."""
     settings: Any = getattr(transformers, "ContinuousBatchingConfig", None)
-    return set() if settings is None else {field.name for field in fields(settings)}
+    if settings is None:
+        return set()
+    return {
+        field.name
+        for field in fields(settings)
+        if not is_in_range(transformers.__version__, _IGNORED.get(field.name, "<0"))
+    }
 
 
-@dataclass(slots=True)
-class _Request:
-    prompt: TokenPrompt
-    reported: int = 0
-    """Tokens that events have reported already."""
+R = TypeVar("R")
 
 
-class PagedBatching:
-    """Completes greedy prompts by upstream's manager, and in fixed batches those it can't do alike.
+class ManagedBatching(Generation, Generic[R]):
+    """Completes greedy prompts by a runtime that batches them itself, and others in fixed batches.
+
+    Args:
+        rows: prompts that run at once.
+        others: completes prompts that sample, search with beams, or ask for log-probabilities.
+    """
+
+    def __init__(self, rows: int, others: FixedBatches):
+        self._rows = rows
+        self._others = others
+        self._running: dict[int, R] = {}
+        self._forgets = False
+
+    def run(self, feed: PromptQueue) -> Iterator[Events]:
+        try:
+            while True:
+                self._cancel(feed.cancelled())
+                prompts = feed.take(self._rows - len(self._running))
+                others: list[TokenPrompt] = []
+                for prompt in prompts:
+                    if is_plain_greedy(prompt) and self._start():
+                        self._running[prompt.key] = self._submit(prompt)
+                    else:
+                        others.append(prompt)
+                if others:
+                    yield from self._complete_others(others, feed)
+                if self._running:
+                    yield self._step()
+                elif not prompts:
+                    return
+        finally:
+            self._cancel(list(self._running))
+            if self._forgets:
+                self.forget()
+
+    def forget(self) -> None:
+        self._forgets = bool(self._running)
+        if not self._running:
+            self._stop()
+
+    def _complete_others(
+        self, prompts: Sequence[TokenPrompt], feed: PromptQueue
+    ) -> Iterator[Events]:
+        def read_cancelled() -> Sequence[int]:
+            keys = feed.cancelled()
+            self._cancel(keys)
+            return keys
+
+        steps = self._others.complete(prompts, read_cancelled)
+        while True:
+            with self.pause():
+                events = next(steps, None)
+            if events is None:
+                return
+            yield events
+            if self._running:
+                yield self._step()
+
+    @abstractmethod
+    def _start(self) -> bool:
+        """Start the runtime if it doesn't run; return False where it can't take the model."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """End the runtime and free its cache, if it runs; nothing is in it."""
+
+    @abstractmethod
+    def _submit(self, prompt: TokenPrompt) -> R:
+        """Hand a prompt to the runtime, and return its handle."""
+
+    @abstractmethod
+    def _step(self) -> Events:
+        """Return the events since the last call; take prompts that ended out of `_running`."""
+
+    @abstractmethod
+    def _cancel(self, keys: Sequence[int]) -> None:
+        """Drop those of `keys` that run, in the runtime too."""
+
+
+def is_plain_greedy(prompt: TokenPrompt) -> bool:
+    """Return whether a prompt takes the likeliest tokens, without beams and log-probabilities."""
+    sampled = prompt.do_sample and prompt.temperature > 0
+    return not sampled and prompt.num_beams == 1 and prompt.logprobs is None
+
+
+class PagedBatching(ManagedBatching[int]):
+    """Completes prompts by upstream's manager; the handle of each is its number of known tokens.
 
     The manager begins with the first prompt, and is kept until `forget`. Its cache gets a bounded
     size: left to itself it takes most of the memory there is.
@@ -130,7 +211,7 @@ class PagedBatching:
         max_model_len: tokens of the longest sequence.
         pass_tokens: tokens of one step, those of prompts included.
         options: its manager options and `cache_tokens` count; they go before `pass_tokens`.
-        others: completes prompts that sample, search with beams, or ask for log-probabilities.
+        others: as in `ManagedBatching`.
     """
 
     def __init__(
@@ -143,9 +224,8 @@ class PagedBatching:
         options: ContinuousOptions,
         others: FixedBatches,
     ):
+        super().__init__(rows, others)
         self._model = model
-        self._rows = rows
-        self._others = others
         flash = str(model.config._attn_implementation).startswith("flash")
         page = _FLASH_PAGE if flash else _PAGE
         held = options.cache_tokens or cache_size(model, rows * max_model_len)
@@ -159,69 +239,19 @@ class PagedBatching:
             **find_changed_options(options, MANAGER_OPTIONS),
         }
         self._manager: Manager | None = None
-        self._running: dict[str, _Request] = {}
-        self._forgets = False
-
-    def run(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
-        """Yield the events of each step, until nothing runs and `feed` has nothing."""
-        running = self._running
-        try:
-            while True:
-                self._cancel(feed.cancelled(), running)
-                prompts = feed.take(self._rows - len(running))
-                others = [prompt for prompt in prompts if not is_plain_greedy(prompt)]
-                self._submit([prompt for prompt in prompts if is_plain_greedy(prompt)], running)
-                if others:
-                    yield from self._complete_others(others, feed, running)
-                if running:
-                    yield self._collect(running)
-                elif not prompts:
-                    return
-        finally:
-            self._cancel([request.prompt.key for request in running.values()], running)
-            if self._forgets:
-                self.forget()
-
-    def forget(self) -> None:
-        """End the manager and free its cache, once nothing runs."""
-        self._forgets = bool(self._running)
-        if self._manager is not None and not self._running:
-            self._manager.stop(block=True, timeout=_STOP_S, hard_stop=True)
-            self._manager.destroy()
-            self._manager = None
 
     def describe(self) -> dict[str, Any]:
-        """Return its part of `describe_execution`."""
-        return {
-            "batching": "continuous",
-            "generation": "paged attention",
-            "paged": {name: _to_list(value) for name, value in sorted(self._settings.items())},
+        settings = {
+            name: list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+            for name, value in sorted(self._settings.items())
         }
+        return {"batching": "continuous", "generation": "paged attention", "paged": settings}
 
-    @contextmanager
-    def pause(self) -> Generator[None]:
-        """Return a context in which the manager leaves the model alone."""
-        manager = self._manager
-        if manager is None or not manager.is_running():
-            yield
-            return
-        with manager.pause():
-            yield
+    def pause(self) -> AbstractContextManager[object]:
+        is_running = self._manager is not None and self._manager.is_running()
+        return self._manager.pause() if self._manager and is_running else nullcontext()
 
-    def _submit(self, prompts: Sequence[TokenPrompt], running: dict[str, _Request]) -> None:
-        for prompt in prompts:
-            name = str(prompt.key)
-            running[name] = _Request(prompt)
-            self._start().add_request(
-                list(prompt.token_ids),
-                request_id=name,
-                max_new_tokens=prompt.max_new_tokens,
-                streaming=True,
-                eos_token_id=sorted(prompt.stop_ids) or -1,
-            )
-
-    def _start(self) -> Manager:
-        """Return the manager, which is started for the first prompt."""
+    def _start(self) -> bool:
         if self._manager is None:
             settings = transformers.GenerationConfig(do_sample=False, eos_token_id=-1)
             manager = cast("BatchingModel", self._model).init_continuous_batching(
@@ -230,36 +260,37 @@ class PagedBatching:
             )
             manager.start()
             self._manager = manager
-        return self._manager
+        return True
 
-    def _complete_others(
-        self, prompts: Sequence[TokenPrompt], feed: PromptQueue, running: dict[str, _Request]
-    ) -> Iterator[Sequence[TokenEvent]]:
-        def cancelled() -> list[int]:
-            keys = feed.cancelled()
-            self._cancel(keys, running)
-            return keys
+    def _stop(self) -> None:
+        if self._manager is not None:
+            self._manager.stop(block=True, timeout=_STOP_S, hard_stop=True)
+            self._manager.destroy()
+            self._manager = None
 
-        steps = self._others.complete(prompts, cancelled)
-        while True:
-            with self.pause():
-                events = next(steps, None)
-            if events is None:
-                return
-            yield events
+    def _submit(self, prompt: TokenPrompt) -> int:
+        assert self._manager is not None
+        self._manager.add_request(
+            list(prompt.token_ids),
+            request_id=str(prompt.key),
+            max_new_tokens=prompt.max_new_tokens,
+            streaming=True,
+            eos_token_id=sorted(prompt.stop_ids) or -1,
+        )
+        return 0
 
-    def _collect(self, running: dict[str, _Request]) -> list[TokenEvent]:
+    def _step(self) -> Events:
         """Return the events since the last call; wait a moment for the first."""
         manager = self._manager
         assert manager is not None
         events: list[TokenEvent] = []
         result = manager.get_result(timeout=_POLL_S)
         while result is not None:
-            request = running.get(result.request_id)
-            if request is not None:
-                events.append(_to_event(request, result))
+            key = int(result.request_id)
+            if key in self._running:
+                events.append(self._read(key, result))
                 if result.is_finished():
-                    del running[result.request_id]
+                    del self._running[key]
             result = manager.get_result(timeout=0)
         if not events and not manager.is_running():
             error = manager.background_thread_status.fatal_error
@@ -270,9 +301,16 @@ class PagedBatching:
             ) from error
         return events
 
-    def _cancel(self, keys: Sequence[int], running: dict[str, _Request]) -> None:
+    def _read(self, key: int, result: RequestResult) -> TokenEvent:
+        if result.error is not None:
+            return TokenEvent(key, error=EngineRuntimeError(redact_text(str(result.error))))
+        fresh = list(result.generated_tokens)[self._running[key] :]
+        self._running[key] += len(fresh)
+        return TokenEvent(key, fresh, finish="length" if result.is_finished() else None)
+
+    def _cancel(self, keys: Sequence[int]) -> None:
         for key in keys:
-            if running.pop(str(key), None) is not None and self._manager is not None:
+            if self._running.pop(key, None) is not None and self._manager is not None:
                 self._manager.cancel_request(str(key))
 
 
@@ -289,16 +327,3 @@ def cache_size(model: CausalModel, wanted: int) -> int:
         free, _ = torch.cuda.mem_get_info(model.device)
         return min(wanted, int(free * _SHARE_OF_FREE) // each)
     return min(wanted, _CPU_CACHE_BYTES // each)
-
-
-def _to_event(request: _Request, result: RequestResult) -> TokenEvent:
-    key = request.prompt.key
-    if result.error is not None:
-        return TokenEvent(key, error=EngineRuntimeError(redact_text(str(result.error))))
-    tokens = list(result.generated_tokens)
-    fresh, request.reported = tokens[request.reported :], len(tokens)
-    return TokenEvent(key, fresh, finish="length" if result.is_finished() else None)
-
-
-def _to_list(value: Any) -> Any:
-    return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value

@@ -28,9 +28,7 @@ from evalution_enginekit.self_check import logits_alike, probe_ids
 from evalution_transformers.forward import (
     MASKED_ATTENTION,
     Forward,
-    Inputs,
     make_tree_mask,
-    to_attention_mask,
 )
 from evalution_transformers.generate import clear_settings
 from evalution_transformers.upstream import CausalModel
@@ -91,10 +89,10 @@ class Probe:
         allowed = _ULPS * torch.finfo(self._model.dtype).eps * float(own.abs().max())
         return bool((own - parts).abs().max() <= allowed)
 
-    def shares_prefixes(self, *, splits: bool, attention: str) -> bool:
+    def shares_prefixes(self, *, splits: bool) -> bool:
         """Return whether sequences behind one cached beginning may stand side by side in a row."""
         expected = torch.cat((self._with_left, self._with_right[6:]))
-        return self._agrees(expected, lambda: self._shared_logits(splits, attention))
+        return self._agrees(expected, lambda: self._shared_logits(splits))
 
     def pads(self) -> bool:
         """Return whether `generate` gives a padded prompt the logits that it gives it alone."""
@@ -138,7 +136,7 @@ class Probe:
         dtype = str(self._model.dtype).removeprefix("torch.")
         return logits_alike(distances.tolist(), expected.std(dim=-1).tolist(), dtype)
 
-    def _shared_logits(self, splits: bool, attention: str) -> Tensor:
+    def _shared_logits(self, splits: bool) -> Tensor:
         """Run half of the beginning into a cache, then its rest with both ends in one pass."""
         forward = Forward(self._model, splits=splits)
         cache = DynamicCache()
@@ -149,9 +147,7 @@ class Probe:
         seen = make_tree_mask(
             owners, [[True, False, False], [True, True, False], [True, False, True]], 3
         )
-        seen = seen.to(self._model.device)
-        mask = to_attention_mask(seen, self._model.dtype, additive=MASKED_ATTENTION[attention])
-        rest = self._logits(forward, token_ids, positions, mask, cache)
+        rest = self._logits(forward, token_ids, positions, seen, cache)
         return torch.cat((head, rest))
 
     def _plain(self, token_ids: list[int]) -> Tensor:
@@ -166,10 +162,9 @@ class Probe:
         mask: Tensor | None = None,
         cache: Any = None,
     ) -> Tensor:
-        device = self._model.device
-        columns = torch.arange(len(token_ids), device=device)
-        placed = None if positions is None else torch.tensor([positions], device=device)
-        inputs = Inputs(torch.tensor([token_ids], device=device), placed, mask, cache)
+        place = None if positions is None else [positions]
+        inputs = forward.inputs([token_ids], place, mask, cache)
+        columns = torch.arange(len(token_ids), device=forward.device)
         return torch.cat(list(forward.logits(inputs, torch.zeros_like(columns), columns)))
 
 
@@ -197,7 +192,6 @@ class Architecture:
         splits: the output layer may be applied to single rows.
         shares_prefixes: sequences that share a prefix may share its computation, side by side in
             one pass; `obstacle` says why not.
-        additive_mask: the attention adds its mask to the scores.
         equal_lengths: rows of one padded pass must be equally long.
         pads: prompts of different lengths may be completed in one batch, the shorter ones behind
             padding.
@@ -205,7 +199,6 @@ class Architecture:
 
     splits: bool
     shares_prefixes: bool
-    additive_mask: bool
     equal_lengths: bool
     pads: bool
     obstacle: str | None
@@ -227,32 +220,20 @@ def probe_architecture(model: CausalModel, max_model_len: int) -> Architecture:
     if not probe.is_causal():
         raise ConfigurationError(
             f"the logits of {name} at a token depend on the tokens after it; this engine runs "
-            f"causal models alone{_outlier_hint(model.config)}"
+            f"causal models alone, and 8-bit layers of bitsandbytes with llm_int8_threshold=0"
         )
     splits = probe.splits()
     attention = str(getattr(config, "_attn_implementation", None))
     obstacle = _obstacle(model, config, attention, max_model_len)
-    if obstacle is None and not probe.shares_prefixes(splits=splits, attention=attention):
+    if obstacle is None and not probe.shares_prefixes(splits=splits):
         obstacle = "its logits differ when prefixes are shared"
     equal_lengths = rotates_by_length(config)
     return Architecture(
         splits=splits,
         shares_prefixes=obstacle is None,
-        additive_mask=MASKED_ATTENTION.get(attention, False),
         equal_lengths=equal_lengths,
         pads=not equal_lengths and probe.pads(),
         obstacle=obstacle,
-    )
-
-
-def _outlier_hint(config: Any) -> str:
-    """Return what to set where 8-bit layers of bitsandbytes may be why a model isn't causal."""
-    settings: Any = getattr(config, "quantization_config", None)
-    if not (getattr(settings, "load_in_8bit", False) and settings.llm_int8_threshold):
-        return ""
-    return (
-        f" (its 8-bit layers look for outliers in all tokens of a batch: set llm_int8_threshold=0 "
-        f"in place of {settings.llm_int8_threshold})"
     )
 
 
@@ -307,11 +288,13 @@ def find_config_obstacle(config: Any, max_model_len: int) -> str | None:
 
 def _narrowest_window(config: Any) -> int | None:
     kinds = set(cast("Iterable[str]", getattr(config, "layer_types", None) or ()))
-    slides = not kinds or "sliding_attention" in kinds
-    if slides and not getattr(config, "use_sliding_window", True):
-        slides = False
-    windows = [getattr(config, "sliding_window", None) if slides else None]
-    windows.append(getattr(config, "attention_chunk_size", None))
+    slides = getattr(config, "use_sliding_window", True) and (
+        not kinds or "sliding_attention" in kinds
+    )
+    windows = [
+        getattr(config, "sliding_window", None) if slides else None,
+        getattr(config, "attention_chunk_size", None),
+    ]
     return min((int(window) for window in windows if window), default=None)
 
 

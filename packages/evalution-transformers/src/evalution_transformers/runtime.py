@@ -81,13 +81,13 @@ def resolve_device(name: str | None) -> torch.device:
 
 
 @contextmanager
-def loading_errors(kind: str, path: str, *, missing: str) -> Generator[None]:
+def loading_errors(kind: str, path: str, *, missing: str | None = None) -> Generator[None]:
     """Turn the errors of a loader of Transformers into Evalution's, and hide its progress bar.
 
     Args:
         kind: what is loaded, for messages: `tokenizer`.
         path: where from.
-        missing: the message where a library is missing.
+        missing: the message where a library is missing, if there is a better one.
 
     Raises:
         EngineUnavailableError: a library is missing, or memory ran out.
@@ -102,13 +102,24 @@ def loading_errors(kind: str, path: str, *, missing: str) -> Generator[None]:
     except EvalutionError:
         raise
     except ImportError as error:
-        raise EngineUnavailableError(f"{missing}: {redact_text(str(error))}") from error
+        raise EngineUnavailableError(
+            f"{missing or f'loading {path!r} needs more'}: {redact_text(str(error))}"
+        ) from error
     except torch.OutOfMemoryError as error:
         raise EngineUnavailableError(
             f"{path!r} doesn't fit; set model_kwargs device_map, or a smaller dtype: "
             f"{redact_text(str(error))}"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+    except (
+        AssertionError,
+        AttributeError,
+        KeyError,
+        OSError,
+        RuntimeError,
+        SafetensorError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ConfigurationError(
             f"no {kind} could be loaded from {path!r}: {shorten_error(error)}"
         ) from error

@@ -8,30 +8,19 @@ pass that needs them, which is cheaper than a pass of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from evalution_enginekit import (
-    BatchLimits,
-    ScoringPlan,
-    Target,
-    TokenScore,
-    TokenSpan,
-    batches,
-    plan_scoring,
-    run_halving,
-)
+from evalution_enginekit import ScoringPlan, Target, TokenScore, TokenSpan, batches, plan_scoring
 from evalution_enginekit.planning import SpanScores
 from evalution_transformers.forward import (
     Forward,
     Inputs,
-    RowScores,
     SharedPrefix,
-    make_tree_mask,
     score_rows,
-    to_attention_mask,
 )
 from evalution_transformers.generate import OutOfMemory
 
@@ -40,8 +29,50 @@ _LEAST_KEPT = 8
 _REPEATED_SHARE = 64
 """A root of at most a 64th of a pass is repeated rather than cached."""
 
-_Scored = tuple[Target, float, bool]
-"""A target, its log-probability, and whether it is greedy."""
+
+class Scorer(ABC):
+    """Scores spans; once memory has run out, by smaller passes.
+
+    Args:
+        pass_tokens: tokens of one forward pass, padding included.
+    """
+
+    _out_of_memory: OutOfMemory = torch.OutOfMemoryError
+    """The exceptions after which half of the tokens are tried."""
+
+    def __init__(self, pass_tokens: int):
+        self._pass_tokens = pass_tokens
+
+    def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        """Yield the complete scores after each forward pass, in the order of the spans."""
+        done = 0
+        while done < len(spans):
+            scores = SpanScores(spans[done:])
+            try:
+                for _ in self._passes(spans[done:], scores):
+                    complete = scores.take_complete()
+                    done += len(complete)
+                    yield complete
+            except self._out_of_memory:
+                self.forget()
+                if self._pass_tokens == 1:
+                    raise
+                self._halve()
+            except BaseException:
+                # Some layers may hold tokens that others don't.
+                self.forget()
+                raise
+
+    def _halve(self) -> None:
+        self._pass_tokens //= 2
+
+    @abstractmethod
+    def _passes(self, spans: Sequence[TokenSpan], scores: SpanScores) -> Iterator[None]:
+        """Score all spans, and yield after each forward pass."""
+
+    def forget(self) -> None:
+        """Free what can be computed again."""
+        return
 
 
 @dataclass(slots=True)
@@ -114,11 +145,8 @@ class PrefixTree:
         root.subtree_tokens -= cached
         self._forks.append(_Fork((root.parent,), (), [at]))
 
-    def next_pass(self, capacity: Callable[[int], int]) -> TreePass | None:
-        """Return the next pass, or None at the end.
-
-        `capacity` returns the tokens that fit into a pass behind as many cached ones.
-        """
+    def next_pass(self, room: int) -> TreePass | None:
+        """Return the next pass, of at most `room` tokens not cached, or None at the end."""
         nodes: list[int] = []
         used = 0
         cached: tuple[int, ...] | None = None
@@ -129,7 +157,6 @@ class PrefixTree:
                 continue
             if cached is not None and fork.cached != cached:
                 break
-            room = capacity(self._end(fork.cached))
             repeated = [at for at in fork.repeated if at not in nodes]
             between = sum(len(self.nodes[at].token_ids) for at in repeated)
             needed = between + self.nodes[fork.waiting[0]].subtree_tokens
@@ -145,14 +172,6 @@ class PrefixTree:
             else:
                 break
         return TreePass(cached, tuple(nodes)) if cached is not None else None
-
-    def state(self) -> list[_Fork]:
-        """Return a copy of the subtrees that wait, for `restore`."""
-        return [_Fork(fork.cached, fork.repeated, list(fork.waiting)) for fork in self._forks]
-
-    def restore(self, state: list[_Fork]) -> None:
-        """Return to an earlier `state`."""
-        self._forks = state
 
     def path_ids(self, path: tuple[int, ...]) -> list[int]:
         """Return the tokens along a path of nodes."""
@@ -170,9 +189,6 @@ class PrefixTree:
             return _Fork(fork.cached, (*fork.repeated, at), list(root.children))
         return _Fork((*fork.cached, *fork.repeated, at), (), list(root.children))
 
-    def _end(self, path: tuple[int, ...]) -> int:
-        return self.nodes[path[-1]].end if path else 0
-
     def _subtree(self, root: int) -> list[int]:
         found: list[int] = []
         waiting = [root]
@@ -183,155 +199,84 @@ class PrefixTree:
         return found
 
 
-class PrefixScorer:
+class PrefixScorer(Scorer):
     """Scores spans over the tree of their prefixes, and keeps the last prefix for the next call.
 
     Args:
         forward: the model.
-        additive_mask: whether the attention adds its mask to the scores, as eager attention does,
-            and so needs numbers in place of booleans.
-        pass_tokens: tokens of one forward pass, or fewer once memory ran out.
+        pass_tokens: as in `Scorer`.
         keeps_prefix: False where weights may change between two calls, as in a training loop.
-        out_of_memory: the exceptions after which a smaller pass is tried.
     """
 
-    def __init__(
-        self,
-        forward: Forward,
-        *,
-        additive_mask: bool,
-        pass_tokens: int,
-        keeps_prefix: bool = True,
-        out_of_memory: OutOfMemory = torch.OutOfMemoryError,
-    ):
+    def __init__(self, forward: Forward, *, pass_tokens: int, keeps_prefix: bool = True):
+        super().__init__(pass_tokens)
         self._forward = forward
-        self._additive_mask = additive_mask
-        self._pass_tokens = pass_tokens
         self._keeps_prefix = keeps_prefix
-        self._out_of_memory = out_of_memory
-        self._limits = BatchLimits()
         self._prefix = SharedPrefix(forward)
 
     def forget(self) -> None:
-        """Free the cached prefix."""
         self._prefix.clear()
 
-    def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
-        """Yield the complete scores after each forward pass, in the order of the spans."""
+    def _passes(self, spans: Sequence[TokenSpan], scores: SpanScores) -> Iterator[None]:
         if not self._keeps_prefix:
             self._prefix.clear()
-        scores = SpanScores(spans)
         tree = PrefixTree(plan_scoring(spans))
         cached = self._prefix.shared_with(tree.first_path)
         if cached >= _LEAST_KEPT:
             tree.begin_behind(cached)
-        while True:
-            before = tree.state()
-            tree_pass = tree.next_pass(self._capacity)
-            if tree_pass is None:
-                return
-            try:
-                found = self._run(tree, tree_pass)
-            except self._out_of_memory:
-                if not self._lower_capacity(tree, tree_pass):
-                    raise
-                tree.restore(before)
-                continue
-            except BaseException:
-                # Some layers may hold tokens that others don't.
-                self._prefix.clear()
-                raise
-            for target, logprob, is_greedy in found:
-                scores.add(target, logprob, is_greedy)
-            yield scores.take_complete()
+        while (tree_pass := tree.next_pass(self._pass_tokens)) is not None:
+            self._run(tree, tree_pass, scores)
+            yield
 
-    def _capacity(self, behind: int) -> int:
-        return min(self._pass_tokens, self._limits.limit(behind) or self._pass_tokens)
-
-    def _lower_capacity(self, tree: PrefixTree, tree_pass: TreePass) -> bool:
-        """Halve the tokens of a pass behind such a prefix; False if it was one token."""
-        self._prefix.clear()
-        behind = len(tree.path_ids(tree_pass.cached))
-        smaller = self._capacity(behind) // 2
-        if smaller:
-            self._limits.lower(behind, smaller)
-        return smaller > 0
-
-    def _run(self, tree: PrefixTree, tree_pass: TreePass) -> list[_Scored]:
+    def _run(self, tree: PrefixTree, tree_pass: TreePass, scores: SpanScores) -> None:
         path = tree.path_ids(tree_pass.cached)
         wanted = [target for at in tree_pass.cached for target in tree.nodes[at].targets]
         begin = self._prefix.shared_with(path)
         begin = min([begin, *(target.position for target in wanted)])
-        found: list[_Scored] = []
-        for run in self._prefix.runs(path, begin, self._capacity(begin)):
-            end = run.begin + run.inputs.token_ids.shape[1]
-            inside = [target for target in wanted if run.begin <= target.position < end]
-            found += self._score(run.inputs, [t.position - run.begin for t in inside], inside)
+        for place, inputs in self._prefix.passes(path, begin, self._pass_tokens):
+            inside = [target for target in wanted if target.position in place]
+            columns = [target.position - place.start for target in inside]
+            self._score(inputs, columns, inside, scores)
         if tree_pass.nodes:
-            found += self._run_nodes(tree, tree_pass.nodes)
+            self._run_nodes(tree, tree_pass.nodes, scores)
         for at in (*tree_pass.cached, *tree_pass.nodes):
             tree.nodes[at].targets = []
-        return found
 
-    def _run_nodes(self, tree: PrefixTree, nodes: tuple[int, ...]) -> list[_Scored]:
-        layout = lay_out(tree, nodes)
-        mask = None
-        if len(nodes) > 1:
-            seen = make_tree_mask(layout.owners, layout.ancestors, len(self._prefix))
-            mask = to_attention_mask(
-                seen.to(self._forward.device),
-                self._forward.model.dtype,
-                additive=self._additive_mask,
-            )
-        inputs = self._prefix.continue_with(layout.token_ids, layout.positions, mask)
-        found = self._score(inputs, layout.columns, layout.targets)
-        self._prefix.prune(len(layout.token_ids))
-        return found
+    def _run_nodes(self, tree: PrefixTree, nodes: tuple[int, ...], scores: SpanScores) -> None:
+        """Run nodes side by side in one row of tokens, each behind its parent if that is there."""
+        place = {at: index for index, at in enumerate(nodes)}
+        token_ids: list[int] = []
+        positions: list[int] = []
+        owners: list[int] = []
+        ancestors: list[list[bool]] = []
+        columns: list[int] = []
+        targets: list[Target] = []
+        for index, at in enumerate(nodes):
+            node = tree.nodes[at]
+            begin = len(token_ids) - node.depth
+            columns += [begin + target.position for target in node.targets]
+            targets += node.targets
+            token_ids += node.token_ids
+            positions += range(node.depth, node.end)
+            owners += [index] * len(node.token_ids)
+            above = None if node.parent is None else place.get(node.parent)
+            seen = [False] * len(nodes) if above is None else list(ancestors[above])
+            seen[index] = True
+            ancestors.append(seen)
+        inputs = self._prefix.continue_with(token_ids, positions, owners, ancestors)
+        self._score(inputs, columns, targets, scores)
+        self._prefix.prune(len(token_ids))
 
-    def _score(self, inputs: Inputs, columns: list[int], targets: list[Target]) -> list[_Scored]:
+    def _score(
+        self, inputs: Inputs, columns: list[int], targets: list[Target], scores: SpanScores
+    ) -> None:
         if not targets:
             self._forward.run(inputs)
-            return []
-        device = self._forward.device
-        at = torch.tensor(columns, device=device)
-        token_ids = torch.tensor([target.token_id for target in targets], device=device)
-        found = score_rows(self._forward, inputs, torch.zeros_like(at), at, token_ids)
-        return list(zip(targets, found.logprobs, found.greedy, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The nodes of a pass in one row of tokens; `targets[i]` is read at `columns[i]`.
-
-    `owners` holds the node of each token. `ancestors[i][j]` says that node i sees node j, which is
-    itself or one that it continues.
-    """
-
-    token_ids: list[int]
-    positions: list[int]
-    owners: list[int]
-    ancestors: list[list[bool]]
-    columns: list[int]
-    targets: list[Target]
-
-
-def lay_out(tree: PrefixTree, nodes: Sequence[int]) -> Layout:
-    """Lay out nodes side by side, each behind its parent if that is among them."""
-    place = {at: index for index, at in enumerate(nodes)}
-    layout = Layout([], [], [], [], [], [])
-    for index, at in enumerate(nodes):
-        node = tree.nodes[at]
-        begin = len(layout.token_ids) - node.depth
-        layout.columns.extend(begin + target.position for target in node.targets)
-        layout.targets.extend(node.targets)
-        layout.token_ids.extend(node.token_ids)
-        layout.positions.extend(range(node.depth, node.end))
-        layout.owners.extend([index] * len(node.token_ids))
-        above = place.get(node.parent) if node.parent is not None else None
-        row = list(layout.ancestors[above]) if above is not None else [False] * len(nodes)
-        row[index] = True
-        layout.ancestors.append(row)
-    return layout
+            return
+        token_ids = [target.token_id for target in targets]
+        found = score_rows(self._forward, inputs, [0] * len(columns), columns, token_ids)
+        for target, (logprob, is_greedy) in zip(targets, found, strict=True):
+            scores.add(target, logprob, is_greedy)
 
 
 def group_by_tokens(spans: Sequence[TokenSpan]) -> dict[tuple[int, ...], list[Target]]:
@@ -346,48 +291,27 @@ def group_by_tokens(spans: Sequence[TokenSpan]) -> dict[tuple[int, ...], list[Ta
     return same
 
 
-class PaddedScorer:
+class PaddedScorer(Scorer):
     """Scores whole sequences, padded on the right; spans with the same fed tokens share one row.
 
     Args:
         forward: the model.
-        pass_tokens: padded tokens of one forward pass.
+        pass_tokens: as in `Scorer`.
         equal_lengths: rows of one pass must be equally long, for a model whose rotary embedding
             depends on the longest row.
-        out_of_memory: the exceptions after which half of a batch is tried.
     """
 
-    def __init__(
-        self,
-        forward: Forward,
-        *,
-        pass_tokens: int,
-        equal_lengths: bool = False,
-        out_of_memory: OutOfMemory = torch.OutOfMemoryError,
-    ):
+    def __init__(self, forward: Forward, *, pass_tokens: int, equal_lengths: bool = False):
+        super().__init__(pass_tokens)
         self._forward = forward
-        self._pass_tokens = pass_tokens
         self._equal_lengths = equal_lengths
-        self._out_of_memory = out_of_memory
-        self._limits = BatchLimits()
 
-    def forget(self) -> None:
-        """Do nothing: nothing is kept between two calls."""
-
-    def score(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
-        """Yield the complete scores after each forward pass, in the order of the spans."""
-        scores = SpanScores(spans)
+    def _passes(self, spans: Sequence[TokenSpan], scores: SpanScores) -> Iterator[None]:
         same = group_by_tokens(spans)
         rows = list(same.items())
         for batch in self._batches([len(row) for row in same]):
-            run_halving(
-                [rows[at] for at in batch],
-                lambda part: self._run(part, scores),
-                length=lambda row: len(row[0]),
-                limits=self._limits,
-                out_of_memory=self._out_of_memory,
-            )
-            yield scores.take_complete()
+            self._run([rows[at] for at in batch], scores)
+            yield
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         if not self._equal_lengths:
@@ -400,26 +324,17 @@ class PaddedScorer:
 
     def _run(
         self, rows: Sequence[tuple[tuple[int, ...], list[Target]]], scores: SpanScores
-    ) -> Sequence[None]:
-        targets = [(row, target) for row, (_, found) in enumerate(rows) for target in found]
-        scored = self._score([token_ids for token_ids, _ in rows], targets)
-        for (_, target), logprob, is_greedy in zip(
-            targets, scored.logprobs, scored.greedy, strict=True
-        ):
-            scores.add(target, logprob, is_greedy)
-        return [None] * len(rows)
-
-    def _score(
-        self, rows: Sequence[tuple[int, ...]], targets: Sequence[tuple[int, Target]]
-    ) -> RowScores:
+    ) -> None:
         # Causal attention never looks at what follows: padding on the right needs no mask.
-        longest = max(len(row) for row in rows)
-        token_ids = torch.tensor([[*row, *row[-1:] * (longest - len(row))] for row in rows])
-        device = self._forward.device
-        return score_rows(
+        longest = max(len(token_ids) for token_ids, _ in rows)
+        padded = [[*ids, *ids[-1:] * (longest - len(ids))] for ids, _ in rows]
+        places = [(at, target) for at, (_, targets) in enumerate(rows) for target in targets]
+        found = score_rows(
             self._forward,
-            Inputs(token_ids.to(device)),
-            torch.tensor([row for row, _ in targets], device=device),
-            torch.tensor([target.position for _, target in targets], device=device),
-            torch.tensor([target.token_id for _, target in targets], device=device),
+            self._forward.inputs(padded),
+            [at for at, _ in places],
+            [target.position for _, target in places],
+            [target.token_id for _, target in places],
         )
+        for (_, target), (logprob, is_greedy) in zip(places, found, strict=True):
+            scores.add(target, logprob, is_greedy)

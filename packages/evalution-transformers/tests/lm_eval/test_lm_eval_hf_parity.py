@@ -106,7 +106,7 @@ def both(
         yield Both(session, peer(), peer(add_bos_token=False), session.info.max_model_len or 0)
 
 
-def _text(chance: random.Random, longest: int) -> str:
+def _make_text(chance: random.Random, longest: int) -> str:
     return "".join(chance.choices(_PIECES, k=chance.randrange(longest + 1)))
 
 
@@ -117,16 +117,20 @@ def _instances(kind: str, arguments: list[tuple[Any, ...]]) -> list[Instance]:
 def test_loglikelihood(both: Both, record_property: Callable[[str, object], None]) -> None:
     chance = random.Random(1)
     pairs: list[tuple[str, str]] = []
+    tokenizer: Any = both.ours.tokenizer
     # Two requests that are fed the same and cut at different places: lm-eval runs them once, and
     # gives one of them the other's token.
     fed: set[tuple[int, ...]] = set()
     while len(pairs) < REQUESTS:
         longest = chance.choice([0, 6, 20, 2 * both.window])
-        context, answer = _text(chance, longest), chance.choice(_PIECES) + _text(chance, 4)
+        context, answer = (
+            _make_text(chance, longest),
+            chance.choice(_PIECES) + _make_text(chance, 4),
+        )
         # What lm-eval crashes on or scores otherwise is in the kit's golden cases.
         if not answer.strip() or (context and not context.strip()):
             continue
-        context_ids, answer_ids = encode_pair(both.ours.tokenizer, context, answer)
+        context_ids, answer_ids = encode_pair(tokenizer, context, answer)
         key = tuple([*context_ids, *answer_ids][-both.window - 1 : -1])
         if answer_ids and key not in fed:
             fed.add(key)
@@ -145,7 +149,7 @@ def test_loglikelihood(both: Both, record_property: Callable[[str, object], None
 def test_rolling(both: Both, record_property: Callable[[str, object], None]) -> None:
     chance = random.Random(2)
     texts = [
-        (chance.choice(_PIECES[:3]) + _text(chance, chance.choice([3, 30, 3 * both.window])),)
+        (chance.choice(_PIECES[:3]) + _make_text(chance, chance.choice([3, 30, 3 * both.window])),)
         for _ in range(REQUESTS)
     ]
     found = both.ours.loglikelihood_rolling([RollingLoglikelihoodRequest(*text) for text in texts])
@@ -163,7 +167,7 @@ def test_greedy_generation(both: Both, record_property: Callable[[str, object], 
     chance = random.Random(3)
     settings = {"until": ["\n", "house"], "max_gen_toks": NEW_TOKENS, "do_sample": False}
     prompts = [
-        chance.choice(_PIECES[:3]) + _text(chance, chance.choice([4, 20, 2 * both.window]))
+        chance.choice(_PIECES[:3]) + _make_text(chance, chance.choice([4, 20, 2 * both.window]))
         for _ in range(REQUESTS)
     ]
     requests = [

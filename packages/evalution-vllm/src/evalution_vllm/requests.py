@@ -122,7 +122,7 @@ class _Request:
         work = self.work
         if isinstance(work, TokenPrompt):
             return generation_update(self.request_id, output, work)
-        return RequestUpdate.scored(self.request_id, lambda: group_scores(output, work))
+        return RequestUpdate.from_scores(self.request_id, lambda: group_scores(output, work))
 
 
 class StepRequests:
@@ -193,7 +193,7 @@ class StepRequests:
             try:
                 self._add(request)
             except EvalutionError as error:
-                refused.append(RequestUpdate.failed(request.request_id, error))
+                refused.append(RequestUpdate.from_error(request.request_id, error))
         return refused
 
     def _add(self, request: _Request) -> None:

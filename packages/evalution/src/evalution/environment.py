@@ -80,10 +80,10 @@ def find_commit(name: str) -> Mapping[str, Any] | None:
         folder = Path(url2pathname(urlsplit(str(origin["url"])).path))
     except (ValueError, KeyError, AttributeError, TypeError):
         return None  # a file that doesn't follow PEP 610
-    return _commit_in(folder)
+    return _read_commit(folder)
 
 
-def _commit_in(folder: Path) -> Mapping[str, Any] | None:
+def _read_commit(folder: Path) -> Mapping[str, Any] | None:
     # Neither a lock nor a monitor: reading must not disturb work in that folder.
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "status"]
     options = ["--porcelain=v2", "--branch", "--no-ahead-behind", "--", "."]
@@ -124,10 +124,10 @@ def read_software_versions(engine_distribution: str | None) -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.machine(),
     }
-    roots = {"evalution", *_packages_of_imported_suites()}
+    roots = {"evalution", *_find_suite_packages()}
     if engine_distribution is not None:
         roots.add(engine_distribution)
-    names = {_folded(name): name for name in _NUMERIC if name in sys.modules}
+    names = {_normalize_name(name): name for name in _NUMERIC if name in sys.modules}
     names |= _find_involved(frozenset(roots), tuple(sys.path))
     commits: dict[str, Any] = {}
     for name in sorted(names.values(), key=str.casefold):
@@ -151,10 +151,10 @@ def _find_involved(roots: frozenset[str], path: tuple[str, ...]) -> dict[str, st
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         name, extras, is_root = waiting.pop()
-        if (_folded(name), extras) in seen:
+        if (_normalize_name(name), extras) in seen:
             continue
-        seen.add((_folded(name), extras))
-        found.setdefault(_folded(name), name)
+        seen.add((_normalize_name(name), extras))
+        found.setdefault(_normalize_name(name), name)
         if is_root or _is_ours(name):
             waiting += [
                 (needed.name, frozenset(needed.extras), False)
@@ -163,7 +163,7 @@ def _find_involved(roots: frozenset[str], path: tuple[str, ...]) -> dict[str, st
     return found
 
 
-def _packages_of_imported_suites() -> set[str]:
+def _find_suite_packages() -> set[str]:
     return {
         point.dist.name
         for point in entry_points(group="evalution.suites")
@@ -175,7 +175,7 @@ def _is_ours(name: str) -> bool:
     return re.fullmatch(r"evalution([-_.].+)?", name) is not None
 
 
-def _folded(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return normalized(name).replace(".", "")
 
 
@@ -219,7 +219,7 @@ def _describe_tokenizer(tokenizer: TextCodec) -> dict[str, Any]:
     kind: type[Any] = tokenizer.__class__
     found: dict[str, Any] = {
         "class": f"{kind.__module__}:{kind.__qualname__}",
-        "encoding": _sha256(json.dumps([int(token_id) for token_id in tokenizer.encode(PROBE)])),
+        "encoding": _hash_text(json.dumps([int(token_id) for token_id in tokenizer.encode(PROBE)])),
         "leading_ids": list(tokenizer.leading_ids),
         "bos_id": tokenizer.bos_id,
         "eos_id": tokenizer.eos_id,
@@ -227,16 +227,16 @@ def _describe_tokenizer(tokenizer: TextCodec) -> dict[str, Any]:
     template = getattr(tokenizer, "chat_template", None)
     source = template.source if isinstance(template, _Template) else template
     # A template without a text is one that a server keeps to itself.
-    found["chat_template"] = _sha256(source) if isinstance(source, str) and source else None
+    found["chat_template"] = _hash_text(source) if isinstance(source, str) and source else None
     if isinstance(template, _WithVariables) and template.variables:
         found["chat_template_kwargs"] = shown = mask_value(template.variables)
         if shown != template.variables:
             exact = json.dumps(template.variables, sort_keys=True, default=repr)
-            found["chat_template_kwargs_hash"] = _sha256(exact)
+            found["chat_template_kwargs_hash"] = _hash_text(exact)
     return found
 
 
-def _sha256(text: str) -> str:
+def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -259,7 +259,7 @@ def make_engine_record(
     if engine is None:
         kind = type(session)
         return {"name": None, "session": f"{kind.__module__}:{kind.__qualname__}", "options": {}}
-    name, package, version = _origin(type(engine))
+    name, package, version = _find_origin(type(engine))
     with wrap_errors(f"engine {type(engine).__name__}: options and capabilities"):
         options, capabilities = engine.to_dict(), sorted(engine.capabilities)
     return {
@@ -297,7 +297,7 @@ def read_answering_software(engine: BaseEngine | None) -> dict[str, str]:
     answering = find_answering_engine(engine)
     with wrap_errors("describe_runtime"):
         runtime = answering.describe_runtime() or {}
-    found = {"engine": _origin(type(answering))[2], "runtime": runtime.get("version")}
+    found = {"engine": _find_origin(type(answering))[2], "runtime": runtime.get("version")}
     return {name: str(version) for name, version in found.items() if version is not None}
 
 
@@ -316,7 +316,7 @@ def record_identity(record: dict[str, Any], session: BaseInferenceSession) -> No
         record["capabilities"] = sorted(session.capabilities)
 
 
-def _origin(kind: type[BaseEngine]) -> tuple[str, str | None, str | None]:
+def _find_origin(kind: type[BaseEngine]) -> tuple[str, str | None, str | None]:
     value = f"{kind.__module__}:{kind.__qualname__}"
     for entry in available():
         if entry.value == value:

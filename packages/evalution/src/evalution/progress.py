@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol, TextIO, cast
+from typing import TextIO
 
 _SHORT_S = 5.0
 _LONG_S = 60.0
@@ -13,8 +13,8 @@ Running = tuple[str, float] | None
 """A metric's name and its value so far."""
 
 
-class Progress(Protocol):
-    """Receiver of a run's progress; every method returns at once."""
+class Progress:
+    """Receiver of a run's progress, which reports nothing; every method returns at once."""
 
     def model_loading(self, model: str, engine: str) -> None: ...
     def model_ready(self, seconds: float) -> None: ...
@@ -25,80 +25,80 @@ class Progress(Protocol):
     def suite_finished(self) -> None: ...
 
 
-class Silence:
-    """Report nothing."""
+class SuiteProgress(Progress):
+    """Keeps the state of the suite that runs: its rate, its main metric and its failures."""
 
-    def model_loading(self, model: str, engine: str) -> None: ...
-    def model_ready(self, seconds: float) -> None: ...
-    def model_failed(self) -> None: ...
-    def suite_started(self, name: str, total: int) -> None: ...
-    def samples_cached(self, done: int) -> None: ...
-    def sample_finished(self, done: int, failed: int, running: Running) -> None: ...
-    def suite_finished(self) -> None: ...
+    def __init__(self) -> None:
+        self.name = ""
+        self.total = 0
+        self.done = 0
+        self._started = 0.0
+        self._cached = 0
+        self._failed = 0
+        self._running: Running = None
+
+    def suite_started(self, name: str, total: int) -> None:
+        self.name, self.total = name, total
+        self.done = self._cached = self._failed = 0
+        self._running = None
+        self._started = time.monotonic()
+
+    def samples_cached(self, done: int) -> None:
+        self._started, self._cached = time.monotonic(), done
+
+    def sample_finished(self, done: int, failed: int, running: Running) -> None:
+        self.done, self._failed, self._running = done, failed, running
+
+    def format_state(self) -> str:
+        """Return `12.5/s, acc 0.750, 2 failed`, as far as there is something to show."""
+        computed = self.done - self._cached
+        rate = computed / max(time.monotonic() - self._started, 1e-9)
+        parts = [f"{rate:.1f}/s"] if computed else []
+        if self._running is not None:
+            parts.append(f"{self._running[0]} {self._running[1]:.3f}")
+        if self._failed:
+            parts.append(f"{self._failed} failed")
+        return ", ".join(parts)
 
 
-class PlainProgress:
+class PlainProgress(SuiteProgress):
     """Lines: a few for each suite, and one when it ends.
 
     One comes with each tenth of a suite, but not within five seconds of the last; and one a minute.
     """
 
     def __init__(self, stream: TextIO):
+        super().__init__()
         self._stream = stream
-        self._name = ""
-        self._total = 0
-        self._started = 0.0
         self._reported_at = 0.0
         self._reported_done = 0
-        self._before = 0
-        self._state = (0, 0, cast(Running, None))
 
     def model_loading(self, model: str, engine: str) -> None:
-        self._say(f"loading {model} on {engine}")
+        self._print(f"loading {model} on {engine}")
 
     def model_ready(self, seconds: float) -> None:
-        self._say(f"model ready after {seconds:.1f} s")
-
-    def model_failed(self) -> None:
-        """Print nothing: the error that follows says it all."""
+        self._print(f"model ready after {seconds:.1f} s")
 
     def suite_started(self, name: str, total: int) -> None:
-        self._name, self._total = name, total
-        self._started = self._reported_at = time.monotonic()
-        self._reported_done = self._before = 0
-        self._state = (0, 0, None)
+        super().suite_started(name, total)
+        self._reported_at, self._reported_done = time.monotonic(), 0
 
     def samples_cached(self, done: int) -> None:
+        super().samples_cached(done)
         if done:
-            self._say(f"{self._name}: {done} of {self._total} were finished before")
-        self._started, self._before = time.monotonic(), done
+            self._print(f"{self.name}: {done} of {self.total} were finished before")
 
     def sample_finished(self, done: int, failed: int, running: Running) -> None:
-        self._state = (done, failed, running)
+        super().sample_finished(done, failed, running)
         waited = time.monotonic() - self._reported_at
-        is_share = done - self._reported_done >= _SHARE * self._total
-        if done < self._total and (waited >= _LONG_S or (is_share and waited >= _SHORT_S)):
-            self._say_state()
+        is_share = done - self._reported_done >= _SHARE * self.total
+        if done < self.total and (waited >= _LONG_S or (is_share and waited >= _SHORT_S)):
+            self.suite_finished()
             self._reported_at, self._reported_done = time.monotonic(), done
 
     def suite_finished(self) -> None:
-        self._say_state()
+        state = self.format_state()
+        self._print(f"{self.name}: {self.done}/{self.total}{f', {state}' if state else ''}")
 
-    def _say_state(self) -> None:
-        done, failed, running = self._state
-        rate = format_rate(done - self._before, time.monotonic() - self._started)
-        self._say(f"{self._name}: {done}/{self._total}{rate}{format_state(running, failed)}")
-
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
-
-
-def format_rate(done: int, seconds: float) -> str:
-    """`, 12.5/s`; nothing where all was finished before."""
-    return f", {done / max(seconds, 1e-9):.1f}/s" if done else ""
-
-
-def format_state(running: Running, failed: int) -> str:
-    """`, acc 0.750, 2 failed`, as far as there is something to show."""
-    text = "" if running is None else f", {running[0]} {running[1]:.3f}"
-    return text + (f", {failed} failed" if failed else "")

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     SpinnerColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as Bar
 from rich.text import Text
 
-from evalution.progress import PlainProgress, Running, format_rate, format_state
-from evalution.progress import Progress as RunProgress
-from evalution.table import console
+from evalution.progress import PlainProgress, Running, SuiteProgress
+from evalution.table import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,18 +28,16 @@ _REFRESH_S = 0.1
 """A thousand samples a second must not redraw a thousand times."""
 
 
-class ProgressBar:
+class ProgressBar(SuiteProgress):
     """A bar for each suite, with its rate and its main metric so far; closed with the suite."""
 
     def __init__(self, console: Console):
+        super().__init__()
         self._console = console
         self._loading: Status | None = None
-        self._bar: Progress | None = None
+        self._bar: Bar | None = None
         self._task = TaskID(0)
-        self._started = 0.0
         self._drawn_at = 0.0
-        self._before = 0
-        self._state: tuple[int, int, Running] = (0, 0, None)
 
     def model_loading(self, model: str, engine: str) -> None:
         self._loading = self._console.status(Text(f"loading {model} on {engine}"))
@@ -56,7 +53,8 @@ class ProgressBar:
             self._loading = None
 
     def suite_started(self, name: str, total: int) -> None:
-        self._bar = Progress(
+        super().suite_started(name, total)
+        self._bar = Bar(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -66,18 +64,16 @@ class ProgressBar:
             console=self._console,
         )
         self._task = self._bar.add_task(name, total=total, state="")
-        self._started = self._drawn_at = time.monotonic()
-        self._state = (0, 0, None)
-        self._before = 0
+        self._drawn_at = time.monotonic()
         self._bar.start()
 
     def samples_cached(self, done: int) -> None:
-        self._started, self._before = time.monotonic(), done
+        super().samples_cached(done)
         if done:
             self._console.print(f"{done} samples were finished before", highlight=False)
 
     def sample_finished(self, done: int, failed: int, running: Running) -> None:
-        self._state = (done, failed, running)
+        super().sample_finished(done, failed, running)
         if time.monotonic() - self._drawn_at >= _REFRESH_S:
             self._draw()
 
@@ -90,13 +86,10 @@ class ProgressBar:
     def _draw(self) -> None:
         assert self._bar is not None
         self._drawn_at = time.monotonic()
-        done, failed, running = self._state
-        rate = format_rate(done - self._before, self._drawn_at - self._started)
-        state = f"{rate}{format_state(running, failed)}".removeprefix(", ")
-        self._bar.update(self._task, completed=done, state=state)
+        self._bar.update(self._task, completed=self.done, state=self.format_state())
 
 
-def make_terminal_progress() -> RunProgress:
+def make_terminal_progress() -> SuiteProgress:
     """Return a progress bar on a terminal, and plain lines elsewhere; both on stderr."""
-    terminal = console(stderr=True)
+    terminal = make_console(stderr=True)
     return ProgressBar(terminal) if terminal.is_terminal else PlainProgress(sys.stderr)

@@ -33,13 +33,13 @@ class _VerbatimConsole(Console):
         return super().render_str(_CONTROL.sub(_escape, text), **options)
 
 
-def console(*, stderr: bool = False) -> Console:
+def make_console(*, stderr: bool = False) -> Console:
     """A console as wide as its terminal, or wide enough for any table where there is none."""
     found = _VerbatimConsole(stderr=stderr)
     return found if found.is_terminal else _VerbatimConsole(stderr=stderr, width=_WIDTH)
 
 
-def result_table(result: RunResult, *, width: int = _WIDTH) -> Table:
+def make_result_table(result: RunResult, *, width: int = _WIDTH) -> Table:
     """Suite, metric, value ± standard error, n, failed, truncated; ↑ or ↓ says what is better.
 
     On a terminal of less than 64 columns value and n stay, and what was truncated if something
@@ -62,7 +62,7 @@ def result_table(result: RunResult, *, width: int = _WIDTH) -> Table:
     return table
 
 
-def complaints(result: RunResult) -> list[str]:
+def list_complaints(result: RunResult) -> list[str]:
     """A line for each suite that has failed samples or faults of the session, with the first."""
     lines: list[str] = []
     for suite in result.suites:
@@ -79,10 +79,14 @@ def _escape(control: re.Match[str]) -> str:
 
 
 def _make_title(result: RunResult) -> str:
-    model = result.model.get("label") or result.model.get("path") or "default model"
-    engine = result.engine.get("name") or "a live session"
     bound = f", at most {result.limit} rows of each suite" if result.limit else ""
-    return f"{model} on {engine}{bound}"
+    return f"{name_run(result)}{bound}"
+
+
+def name_run(run: RunResult) -> str:
+    """Return a run's model and engine: `tiny on Reference`."""
+    model = run.model.get("label") or run.model.get("path") or "default model"
+    return f"{model} on {run.engine.get('name') or 'a live session'}"
 
 
 def _format_metric(name: str, metric: MetricResult) -> str:
@@ -91,17 +95,16 @@ def _format_metric(name: str, metric: MetricResult) -> str:
 
 def _make_cells(suite: SuiteResult, metric: MetricResult) -> dict[str, str]:
     return {
-        "value": "–" if metric.value is None else _format_number(metric.value),
-        "stderr": "" if metric.stderr is None else f"± {_format_number(metric.stderr)}",
+        "value": format_number(metric.value),
+        "stderr": "" if metric.stderr is None else f"± {format_number(metric.stderr)}",
         "n": str(metric.n),
         "failed": str(suite.failed),
-        "cut": _format_count(suite.truncated),
+        "cut": "–" if suite.truncated is None else str(suite.truncated),
     }
 
 
-def _format_number(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.6g}"
-
-
-def _format_count(number: int | None) -> str:
-    return "–" if number is None else str(number)
+def format_number(value: float | None, *, sign: str = "") -> str:
+    """Return four decimals, six digits from a thousand on, a dash for None; `+` shows the sign."""
+    if value is None:
+        return "–"
+    return f"{value:{sign}.4f}" if abs(value) < 1000 else f"{value:{sign}.6g}"

@@ -43,7 +43,7 @@ FIRST_STEPS = {
     "engines": ("evalution.cli.listings.available", []),
     "suites": ("evalution.cli.listings.available_suites", []),
     "doctor": ("evalution.cli.doctor.choose_engines", []),
-    "schema": ("evalution.cli.program.spec_schema", []),
+    "schema": ("evalution.cli.program.make_spec_schema", []),
 }
 INTERRUPTED = "interrupted; what was finished is kept\n"
 ENDINGS = [

@@ -4,7 +4,7 @@ import json
 import math
 import tracemalloc
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from rich.console import Console
 import evalution
 from evalution.comparison import compare
 from evalution.comparison.comparison import pair_samples
-from evalution.comparison.table import comparison_table, legend, remarks
+from evalution.comparison.table import list_remarks, make_comparison_table, make_legend
 from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult, to_json
 from evalution.samples import SampleColumns, to_line
 from evalution.scoring.metrics import Measure, WeightedPerplexity
@@ -91,7 +91,7 @@ def test_numbers_are_tested_by_student() -> None:
     assert (found.flipped_by, found.flips) == (None, [])
 
 
-def test_a_score_that_is_no_mean_is_tested_by_signs() -> None:
+def test_score_that_is_no_mean_is_tested_by_signs() -> None:
     texts = [Measure(-3.0 * n, n + 1.0) for n in range(1, 9)]
     better = [Measure(value * 0.9, weight) for value, weight in texts]
     metric = WeightedPerplexity()
@@ -108,7 +108,7 @@ def test_a_score_that_is_no_mean_is_tested_by_signs() -> None:
     assert found.test.p_value == pytest.approx(2 / 2**8)
 
 
-def test_rows_are_counted_by_what_they_are() -> None:
+def test_unpaired_rows_are_counted_by_reason() -> None:
     left = [
         sample(0),
         sample(1, error="died"),
@@ -154,7 +154,7 @@ def test_rows_are_other_rows_by_their_prompts(left: Any, right: Any, other_rows:
     assert pair_samples(columns[0], columns[1], same_prompts=True).other_rows == other_rows
 
 
-def test_a_value_that_is_not_finite_is_another_thing_than_none() -> None:
+def test_value_that_is_not_finite_is_another_thing_than_none() -> None:
     samples = [sample(0, math.inf), sample(1, None), sample(2, math.nan), sample(3, 0.5)]
     samples.append(SampleResult("s", 4, metrics={"late": 1.0, "acc": 2.0}))
     found = SampleColumns(samples).metrics
@@ -162,7 +162,7 @@ def test_a_value_that_is_not_finite_is_another_thing_than_none() -> None:
     assert [str(value) for value in found["late"]] == ["nan", "nan", "nan", "nan", "1.0"]
 
 
-def test_the_texts_of_two_runs_are_never_held(tmp_path: Path) -> None:
+def test_texts_of_two_runs_are_never_in_memory(tmp_path: Path) -> None:
     rows, text = 1_500, "word " * 2_000
 
     def stored(name: str, wrong: int) -> RunResult:
@@ -221,10 +221,10 @@ def test_what_differs_deep_in_a_suite_is_shown_by_its_path() -> None:
     left, right = run([sample(0)]), run([sample(0)])
     left.suites[0].provenance = {"tasks": {"t": {"rows": 3, "config": {"text": "a"}}}}
     right.suites[0].provenance = {"tasks": {"t": {"rows": 3, "config": {"text": "b"}}}}
-    assert list(remarks(compare(left, right))) == ["s: option tasks.t.config.text: 'a' → 'b'"]
+    assert list(list_remarks(compare(left, right))) == ["s: option tasks.t.config.text: 'a' → 'b'"]
 
     right.suites[0].provenance = {"tasks": {f"t{n}": n for n in range(9)}}
-    shown = list(remarks(compare(left, right)))
+    shown = list(list_remarks(compare(left, right)))
     assert len(shown) == 9
     assert shown[-1] == "s: 2 more options differ; --json lists them"
 
@@ -250,7 +250,7 @@ def test_failed_rows_count_in_the_scores_and_in_no_test() -> None:
     assert (metric.test.pairs, metric.test.left_better) == (3, 0)
 
 
-def test_a_run_without_samples_is_compared_by_its_scores() -> None:
+def test_run_without_samples_is_compared_by_its_scores() -> None:
     left, right = run([sample(0), sample(1, 0.0)]), run([sample(0), sample(1)])
     left.suites[0].kept_samples = None
     (metric,) = compare(left, right)["s"].metrics
@@ -295,20 +295,20 @@ def test_what_differs_besides_the_scores_is_named_by_field() -> None:
     ]
 
 
-def test_a_run_from_before_a_field_is_comparable() -> None:
+def test_run_from_before_a_field_is_comparable() -> None:
     before, now = run([sample(0)]), run([sample(0)])
     now.model = {**before.model, "chat_template_kwargs": {}}
     assert compare(before, now).differences == compare(now, before).differences == []
     now.model = {**before.model, "chat_template_kwargs": {"enable_thinking": False}}
     (difference,) = compare(before, now).differences
-    assert difference.to_dict() == {
+    assert asdict(difference) == {
         "field": "model.chat_template_kwargs",
         "left": None,
         "right": {"enable_thinking": False},
     }
 
 
-def test_a_row_without_an_error_wins_where_lower_is_better() -> None:
+def test_row_without_an_error_wins_where_lower_is_better() -> None:
     left = run([sample(0, 1.0), sample(1, 0.0)], higher_is_better=False)
     right = run([sample(0, 0.0), sample(1, 0.0)], higher_is_better=False)
     found = compare(left, right)["s"]
@@ -320,7 +320,7 @@ def test_flips_show_what_was_compared_with_the_target() -> None:
     left = run([sample(0, 0.0, prediction="so it is 5", extracted={"acc": "5"})])
     right = run([sample(0, 1.0, prediction="B", extracted={"acc": 1})])
     (flip,) = compare(left, right)["s"].flips
-    assert flip.to_dict() == {
+    assert asdict(flip) == {
         "index": 0,
         "target": "target 0",
         "left": "5",
@@ -333,12 +333,12 @@ outcomes = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_siz
 
 
 @pytest.mark.parametrize(("width", "columns"), [(50, 3), (71, 3), (72, 5), (109, 5), (110, 6)])
-def test_a_narrow_terminal_still_tells_which_score_it_is(width: int, columns: int) -> None:
+def test_narrow_terminal_still_tells_which_score_it_is(width: int, columns: int) -> None:
     left = run([sample(n, float(n < 5)) for n in range(9)], name="rows")
     found = compare(left, run([sample(n) for n in range(9)], name="rows"))
     terminal = Console(width=width)
     with terminal.capture() as capture:
-        terminal.print(comparison_table(found, width=width))
+        terminal.print(make_comparison_table(found, width=width))
     shown = capture.get()
     assert "…" not in shown
     for text in ("rows", "acc ↑", "0.5556", "1.0000", "+0.4444"):
@@ -346,7 +346,7 @@ def test_a_narrow_terminal_still_tells_which_score_it_is(width: int, columns: in
     named = [name for name in ("left", "right", "difference", "better", "test") if name in shown]
     assert len(named) == (columns if columns < 5 else columns - 1)
     assert (" p " in shown) == (columns >= 5)
-    explained = {part.partition(":")[0] for part in legend(width).split("; ")}
+    explained = {part.partition(":")[0] for part in make_legend(width).split("; ")}
     expected = {3: set[str](), 5: {"better", "p"}, 6: {"better", "p", "[…]"}}[columns]
     assert explained == expected | {"difference"}
 

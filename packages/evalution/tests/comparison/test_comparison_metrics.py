@@ -69,7 +69,7 @@ def run(metric: Metric, measures: Sequence[Measure]) -> RunResult:
     ],
 )
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_score_over_all_rows_is_tested_by_the_rows_that_are_better(
+def test_score_over_all_rows_is_tested_by_the_rows_that_are_better(
     metric: Metric, make: Callable[[int], list[Measure]], seed: int
 ) -> None:
     left, right = make(seed), make(seed + 100)
@@ -92,7 +92,7 @@ def test_a_score_over_all_rows_is_tested_by_the_rows_that_are_better(
 
 
 @pytest.mark.parametrize("metric", [F1(), MatthewsCorrelation()])
-def test_a_classified_row_flips_where_one_side_alone_has_it_right(metric: Metric) -> None:
+def test_classified_row_flips_where_one_side_alone_has_it_right(metric: Metric) -> None:
     left, right = classified(1), classified(2)
     found = compare(run(metric, left), run(metric, right))["s"]
     assert found.flipped_by == "score"

@@ -26,7 +26,7 @@ pairs = st.lists(st.tuples(numbers, numbers), min_size=2, max_size=50)
 
 @settings(deadline=None)
 @given(counts, counts)
-def test_a_coin_is_as_unlikely_as_counted(heads: int, tails: int) -> None:
+def test_coin_is_as_unlikely_as_counted(heads: int, tails: int) -> None:
     count, few = heads + tails, min(heads, tails)
     tail = Fraction(sum(math.comb(count, number) for number in range(few + 1)), 2**count)
     assert coin_p(heads, tails) == pytest.approx(float(min(1, 2 * tail)), rel=1e-11)
@@ -45,7 +45,7 @@ def test_a_coin_is_as_unlikely_as_counted(heads: int, tails: int) -> None:
         (0, 20_000, 0.0),
     ],
 )
-def test_a_coin_has_the_known_values(heads: int, tails: int, expected: float) -> None:
+def test_coin_has_the_known_values(heads: int, tails: int, expected: float) -> None:
     assert coin_p(heads, tails) == pytest.approx(expected, rel=1e-10)
 
 
@@ -98,7 +98,7 @@ def test_student_is_the_closed_form_where_there_is_one(t: float, freedom: int) -
     assert two_sided_p(t, freedom) == pytest.approx(1 - below, rel=1e-9, abs=1e-13)
 
 
-def test_the_paired_t_test_has_the_known_values() -> None:
+def test_paired_t_test_has_the_known_values() -> None:
     left = [30, 31, 34, 40, 36, 35, 34, 30, 28, 29]
     right = [30, 31, 32, 38, 32, 31, 32, 29, 28, 30]
     found = paired_t_test(left, right, higher_is_better=False)
@@ -116,7 +116,7 @@ def test_differences_without_spread_leave_nothing_to_chance() -> None:
 
 
 @pytest.mark.parametrize("test", [mcnemar, paired_t_test, sign_test])
-def test_without_rows_nothing_is_said(test: type) -> None:
+def test_tests_without_rows_have_no_p_value(test: type) -> None:
     found = test([], [], higher_is_better=True)
     assert (found.pairs, found.p_value, found.difference, found.interval) == (0, None, None, None)
 
@@ -140,7 +140,7 @@ def test_mcnemar_counts_the_rows_that_differ() -> None:
 
 
 @pytest.mark.parametrize(("only_left", "only_right"), [(0.02, 0.02), (0.1, 0.02), (0.3, 0.1)])
-def test_the_interval_of_mcnemar_holds_the_truth_often_enough(
+def test_interval_of_mcnemar_holds_the_truth_often_enough(
     only_left: float, only_right: float
 ) -> None:
     """Over every outcome of 40 rows, each with its probability."""
@@ -161,7 +161,7 @@ def test_the_interval_of_mcnemar_holds_the_truth_often_enough(
     assert covered > 0.94
 
 
-def test_the_sign_test_knows_no_sizes() -> None:
+def test_sign_test_ignores_sizes_of_differences() -> None:
     found = sign_test([1.0, 1.0, 1.0, 5.0], [0.9, 0.5, 99.0, 5.0], higher_is_better=False)
     assert (found.left_better, found.right_better) == (1, 2)
     assert found.p_value == pytest.approx(coin_p(1, 2))
@@ -191,7 +191,7 @@ def test_sides_that_change_places_change_signs(
 
 @settings(deadline=None)
 @given(pairs)
-def test_the_interval_of_the_t_test_misses_zero_where_p_is_small(
+def test_interval_of_the_t_test_misses_zero_where_p_is_small(
     rows: list[tuple[float, float]],
 ) -> None:
     left, right = [row[0] for row in rows], [row[1] for row in rows]

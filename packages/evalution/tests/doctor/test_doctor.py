@@ -162,7 +162,7 @@ def test_missing_requirement_is_reported_with_its_command(site: Path) -> None:
     (info / "entry_points.txt").write_text("[evalution.engines]\nLacky = doctored_lacky:Lacky\n")
     code = GOOD.replace("Good", "Lacky")
     (site / "doctored_lacky.py").write_text(code)
-    health = examine_engine(*choose_engines(["lacky"]))
+    (health,) = map(examine_engine, choose_engines(["lacky"]))
     assert health.problem == "no-such-thing is not installed"
     assert health.remedy == 'pip install "no-such-thing<3,>=2"'
     assert set(health.needs) == {"pytest", "no-such-thing"}
@@ -180,7 +180,7 @@ def test_requirement_in_a_wrong_version_is_reported(site: Path) -> None:
 
 
 def test_known_engine_that_is_not_installed_has_its_command() -> None:
-    health = examine_engine(*choose_engines(["tensorrt_llm"]))
+    (health,) = map(examine_engine, choose_engines(["tensorrt_llm"]))
     assert not health.is_installed
     assert health.remedy == "pip install evalution-tensorrt-llm"
 

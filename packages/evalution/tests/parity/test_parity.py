@@ -10,7 +10,7 @@ from rich.console import Console
 import evalution
 import mutants as _mutants  # noqa: F401 - registers the faults
 from evalution.parity import ParityResult, Tolerance, check_parity
-from evalution.parity.table import parity_table
+from evalution.parity.table import make_parity_table
 from evalution.runs.preflight import EngineAndModel
 from evalution_core import (
     BaseInferenceSession,
@@ -105,12 +105,12 @@ def test_two_precisions_of_a_real_model_agree(result: ParityResult) -> None:
 
 
 @pytest.mark.parametrize(("width", "is_wide"), [(50, False), (89, False), (90, True)])
-def test_a_narrow_terminal_still_tells_which_suite_it_is(
+def test_narrow_terminal_still_tells_which_suite_it_is(
     result: ParityResult, width: int, is_wide: bool
 ) -> None:
     terminal = Console(width=width)
     with terminal.capture() as capture:
-        terminal.print(parity_table(result, width=width))
+        terminal.print(make_parity_table(result, width=width))
     shown = capture.get()
     assert "…" not in shown
     for text in ("sums", "choices", "prose", "max |Δ|", "flips", "texts", "0/8"):
@@ -118,7 +118,7 @@ def test_a_narrow_terminal_still_tells_which_suite_it_is(
     assert ("p99" in shown) == is_wide
 
 
-def test_the_scores_of_a_run_are_those_of_its_parity_check(result: ParityResult) -> None:
+def test_scores_of_a_run_are_those_of_its_parity_check(result: ParityResult) -> None:
     """The ids are those that a run scores, and the points are its log-probabilities."""
     run = evalution.run(
         engine=evalution.engines.Reference(dtype="float64"), model="builtin:tiny", tests=REAL[2:]
@@ -130,7 +130,7 @@ def test_the_scores_of_a_run_are_those_of_its_parity_check(result: ParityResult)
     assert sum(left for left, _ in suite.points) == pytest.approx(total, abs=1e-9)
 
 
-def test_a_narrow_tolerance_tells_two_precisions_apart() -> None:
+def test_precisions_differ_under_a_narrow_tolerance() -> None:
     model = Model("builtin:tiny")
     left = EngineAndModel(evalution.engines.Reference(dtype="float64"), model)
     right = EngineAndModel(evalution.engines.Reference(dtype="float32"), model)
@@ -143,7 +143,7 @@ def test_a_narrow_tolerance_tells_two_precisions_apart() -> None:
 
 
 @pytest.mark.parametrize("suite", [generation(), choices(), prose()], ids=lambda s: s.title)
-def test_an_engine_agrees_with_itself(suite: Any) -> None:
+def test_engine_agrees_with_itself(suite: Any) -> None:
     found = check_parity(*lanes(), [suite], tolerance=Tolerance(0.0))
     assert found.complaints == []
 
@@ -170,7 +170,7 @@ def test_an_engine_agrees_with_itself(suite: Any) -> None:
         ("PrependsBosToIds", generation(), "decisions that differ and were no ties"),
     ],
 )
-def test_a_planted_fault_is_found(fault: str, suite: Any, complaint: str) -> None:
+def test_planted_fault_is_found(fault: str, suite: Any, complaint: str) -> None:
     left, right = lanes(fault)
     found = check_parity(left, right, [suite])
     assert any(complaint in text for text in found.complaints), found.complaints
@@ -202,7 +202,7 @@ class Watched(Mock):
         return session
 
 
-def test_the_left_model_is_gone_before_the_right_one_loads() -> None:
+def test_left_model_is_gone_before_the_right_one_loads() -> None:
     events: list[str] = []
     sides = [
         EngineAndModel(Watched(side=side, events=events), Model("m")) for side in ("left", "right")
@@ -211,7 +211,7 @@ def test_the_left_model_is_gone_before_the_right_one_loads() -> None:
     assert events == ["left built", "left closed", "right built", "right closed"]
 
 
-def test_a_runtime_that_dies_is_an_error_and_its_model_is_freed() -> None:
+def test_runtime_that_dies_is_an_error_and_its_model_is_freed() -> None:
     events: list[str] = []
     dying = EngineAndModel(Watched(side="left", events=events, dies=True), Model("m"))
     with pytest.raises(EngineRuntimeError, match="the runtime died"):
@@ -238,7 +238,7 @@ def _registered(hidden: Any) -> Any:
     return hidden
 
 
-def test_the_right_session_gives_the_ids_where_the_left_gives_none() -> None:
+def test_right_session_gives_the_ids_where_the_left_gives_none() -> None:
     left, right = EngineAndModel(Silent(), Model("m")), EngineAndModel(Mock(), Model("m"))
     found = check_parity(left, right, [choices(), generation(), prose()])
     assert found.is_within
@@ -247,7 +247,7 @@ def test_the_right_session_gives_the_ids_where_the_left_gives_none() -> None:
     assert found.left["engine"]["name"].endswith("Silent")
 
 
-def test_without_a_tokenizer_both_are_asked_by_text_and_it_is_told() -> None:
+def test_sides_without_tokenizer_are_asked_by_text_with_a_note() -> None:
     lane = EngineAndModel(Silent(), Model("m"))
     found = check_parity(lane, lane, [prose()])
     assert found.is_within
@@ -267,7 +267,7 @@ def test_chat_is_rendered_by_each_engine() -> None:
     assert found.notes[0].startswith("requests asked by text, which each engine encodes itself: 12")
 
 
-def test_an_engine_that_takes_no_ids_is_refused_before_anything_is_loaded() -> None:
+def test_engine_that_takes_no_ids_is_refused_before_anything_is_loaded() -> None:
     @dataclass(slots=True)
     class TextOnly(Mock):
         capabilities = Mock.capabilities - {Capability.TOKEN_IDS}
@@ -286,7 +286,7 @@ def test_an_engine_that_takes_no_ids_is_refused_before_anything_is_loaded() -> N
         assert "--text compares by text" in str(caught.value)
 
 
-def test_windows_that_differ_are_told() -> None:
+def test_windows_that_differ_are_reported() -> None:
     left, right = lanes(max_model_len=32)
     found = check_parity(left, right, [prose(text="{question}" * 20)])
     assert found.notes == [
@@ -315,7 +315,7 @@ def test_what_an_engine_can_not_do_is_refused() -> None:
         (lambda answers: [next(answers)] * 2, "not asked or is answered already"),
     ],
 )
-def test_a_session_that_loses_answers_is_an_error(
+def test_session_that_loses_answers_is_an_error(
     scripted: Any, scripted_session: Any, scramble: Any, message: str
 ) -> None:
     class Numbered(scripted_session):

@@ -122,7 +122,7 @@ def test_differences_are_those_of_the_tokens(rows: list[list[tuple[float, float]
         assert left == rows[token.row][token.position][0]
 
 
-def test_a_spread_has_ranks_and_decades() -> None:
+def test_spread_has_ranks_and_decades() -> None:
     found = summarize_differences([n / 100 for n in range(1, 101)])
     assert (found.p50, found.p99, found.max) == (0.5, 0.99, 1.0)
     assert found.mean == pytest.approx(0.505)
@@ -141,7 +141,7 @@ def test_a_spread_has_ranks_and_decades() -> None:
     ("left", "right", "near"),
     [((-1.0, -1.0005), (-1.0, -0.9999), True), ((-1.0, -1.5), (-1.5, -1.0), False)],
 )
-def test_a_flip_between_near_ties_is_told_apart(
+def test_flip_between_near_ties_is_kept_apart(
     left: tuple[float, float], right: tuple[float, float], near: bool
 ) -> None:
     found = agreed(
@@ -157,7 +157,7 @@ def test_a_flip_between_near_ties_is_told_apart(
     assert complaints(found, logprob=1.0, decisions=1) == []
 
 
-def test_a_question_that_failed_on_one_side_is_no_flip() -> None:
+def test_question_that_failed_on_one_side_is_no_flip() -> None:
     left = {(0, n): scored(-1.0 - n) for n in range(2)}
     right: dict[Key, Record] = {(0, 0): Failed("no"), (0, 1): scored(-2.0)}
     found = agreed(left, right)
@@ -167,7 +167,7 @@ def test_a_question_that_failed_on_one_side_is_no_flip() -> None:
     assert "s: requests that failed on one side alone: 1" in complaints(found)
 
 
-def test_what_both_refuse_is_no_difference() -> None:
+def test_request_refused_by_both_is_no_difference() -> None:
     left: dict[Key, Record] = {(0, 0): Failed("long"), (1, 0): scored(-1.0)}
     found = agreed(left, dict(left))
     assert found.uncompared.both_failed == 1
@@ -177,7 +177,7 @@ def test_what_both_refuse_is_no_difference() -> None:
     ]
 
 
-def test_cuts_and_counts_that_differ_are_told() -> None:
+def test_cuts_and_counts_that_differ_are_reported() -> None:
     left: dict[Key, Record] = {(0, 0): scored(-1.0, truncated=0), (1, 0): scored(-1.0)}
     right: dict[Key, Record] = {(0, 0): scored(-2.0, truncated=3), (1, 0): scored(-1.0, -1.0)}
     found = agreed(left, right)
@@ -220,7 +220,7 @@ def test_greedy_marks_that_differ_are_decisions() -> None:
     assert complaints(found) == ["decisions that differ and were no ties: 1, over 0"]
 
 
-def test_an_impossible_token_on_one_side_is_told() -> None:
+def test_impossible_token_on_one_side_is_reported() -> None:
     found = agreed({(0, 0): scored(-math.inf)}, {(0, 0): scored(-1.0)})
     assert "s: values of minus infinity on one side alone: 1" in complaints(found, logprob=100.0)
     (worst,) = found.worst_tokens
@@ -241,7 +241,7 @@ def test_an_impossible_token_on_one_side_is_told() -> None:
         (None, None, None, False),
     ],
 )
-def test_texts_part_at_a_tie_or_not(
+def test_divergence_at_a_near_tie_is_marked(
     left_gaps: list[float] | None, right_gaps: list[float] | None, gap: float | None, near: bool
 ) -> None:
     left = {(3, 0): generated("abcd", gaps=left_gaps)}
@@ -256,7 +256,7 @@ def test_texts_part_at_a_tie_or_not(
     assert (complaints(found) == []) == near
 
 
-def test_a_text_that_ends_earlier_parts_there() -> None:
+def test_text_that_ends_earlier_parts_there() -> None:
     left = {(0, 0): generated("abc")}
     right = {(0, 0): generated("ab", gaps=[1.0, 1.0, 1e-5])}
     (parting,) = agreed(left, right, RequestKind.GENERATION).divergence_list

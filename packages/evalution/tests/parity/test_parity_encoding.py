@@ -36,7 +36,7 @@ texts = st.lists(words, max_size=6).map("".join)
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(deadline=None)
 @given(context=texts, continuation=texts)
-def test_a_pair_is_encoded_as_the_kit_does(name: str, context: str, continuation: str) -> None:
+def test_pair_is_encoded_as_the_kit_does(name: str, context: str, continuation: str) -> None:
     tokenizer = TOKENIZERS[name]
     found = RequestEncoder(tokenizer).encode(LoglikelihoodRequest(context, continuation))
     before, after = encode_pair(tokenizer, context, continuation)
@@ -50,7 +50,7 @@ def test_a_pair_is_encoded_as_the_kit_does(name: str, context: str, continuation
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(deadline=None)
 @given(text=texts)
-def test_a_prompt_is_encoded_as_the_kit_does(name: str, text: str) -> None:
+def test_prompt_is_encoded_as_the_kit_does(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
     for request in (GenerationRequest(text), GenerationRequest("x", rendered_prompt=text)):
         found = RequestEncoder(tokenizer).encode(request)
@@ -61,9 +61,7 @@ def test_a_prompt_is_encoded_as_the_kit_does(name: str, text: str) -> None:
 
 @settings(deadline=None)
 @given(context=texts, continuations=st.lists(texts, min_size=1, max_size=4))
-def test_a_session_scores_ids_as_it_scores_their_text(
-    context: str, continuations: list[str]
-) -> None:
+def test_session_scores_ids_as_it_scores_their_text(context: str, continuations: list[str]) -> None:
     session: Any = Mock().build(Model("m"))
     encoder = RequestEncoder(session.tokenizer)
     for continuation in continuations:
@@ -75,7 +73,7 @@ def test_a_session_scores_ids_as_it_scores_their_text(
 
 @settings(deadline=None)
 @given(text=texts.filter(lambda text: bool(text.replace("<bos>", ""))))
-def test_a_session_rolls_over_ids_as_over_their_text(text: str) -> None:
+def test_session_rolls_over_ids_as_over_their_text(text: str) -> None:
     session: Any = Mock(max_model_len=8).build(Model("m"))
     encoder = RequestEncoder(session.tokenizer)
     request = RollingLoglikelihoodRequest(text)
@@ -83,7 +81,7 @@ def test_a_session_rolls_over_ids_as_over_their_text(text: str) -> None:
     assert session.loglikelihood_rolling([by_ids]) == session.loglikelihood_rolling([request])
 
 
-def test_the_choices_of_a_question_share_their_context() -> None:
+def test_choices_of_a_question_share_their_context() -> None:
     encoder = RequestEncoder(ByteTokenizer())
     one, two = (encoder.encode(LoglikelihoodRequest("a question", c)) for c in (" b", " c"))
     assert isinstance(one, LoglikelihoodRequest)
@@ -109,7 +107,7 @@ MESSAGES = [{"role": "user", "content": "a"}]
     ],
     ids=str,
 )
-def test_what_can_not_be_encoded_here_is_left_to_the_engine(request_: Any) -> None:
+def test_unencodable_request_is_left_to_the_engine(request_: Any) -> None:
     assert RequestEncoder(ByteTokenizer()).encode(request_) is None
 
 

@@ -37,7 +37,7 @@ def result() -> ParityResult:
     return found
 
 
-def test_a_result_is_read_as_it_was_written(result: ParityResult, tmp_path: Path) -> None:
+def test_result_is_read_as_it_was_written(result: ParityResult, tmp_path: Path) -> None:
     folder = parity_folder(tmp_path / "new" / "folder")
     file = write_parity(result, folder)
     assert file == folder / "parity.json"
@@ -47,7 +47,7 @@ def test_a_result_is_read_as_it_was_written(result: ParityResult, tmp_path: Path
     assert [path.name for path in folder.iterdir()] == ["parity.json"]
 
 
-def test_a_folder_that_can_not_be_used_is_told(result: ParityResult, tmp_path: Path) -> None:
+def test_folder_that_can_not_be_used_is_reported(result: ParityResult, tmp_path: Path) -> None:
     write_parity(result, tmp_path)
     with pytest.raises(ConfigurationError) as caught:
         parity_folder(tmp_path)
@@ -68,7 +68,7 @@ def test_a_folder_that_can_not_be_used_is_told(result: ParityResult, tmp_path: P
         ('{"schema_version": 1, "left": {}}', "is damaged: right: field required"),
     ],
 )
-def test_a_file_that_is_no_result_is_told(
+def test_file_that_is_no_result_is_reported(
     tmp_path: Path, content: str | None, message: str
 ) -> None:
     if content is not None:

@@ -112,7 +112,7 @@ LOOKS = [
 
 
 @pytest.mark.parametrize("visit", LOOKS, indirect=True)
-def test_it_opens_whole_and_asks_for_nothing(
+def test_page_opens_without_requests_or_errors(
     visit: Visit, report: Path, request: pytest.FixtureRequest
 ) -> None:
     visit.page.locator(".plot .main-svg").first.wait_for()
@@ -131,7 +131,7 @@ def test_it_opens_whole_and_asks_for_nothing(
     assert widths[0] <= widths[1]
 
 
-def test_its_policy_forbids_the_network(visit: Visit) -> None:
+def test_security_policy_blocks_requests(visit: Visit) -> None:
     blocked = visit.page.evaluate(
         """() => new Promise((resolve) => {
             document.addEventListener("securitypolicyviolation",
@@ -177,7 +177,7 @@ def test_samples_are_filtered(visit: Visit, verdict: str, run: str, rows: list[i
     assert visit.complaints == []
 
 
-def test_a_suite_its_metric_and_the_order_are_chosen(visit: Visit) -> None:
+def test_suite_its_metric_and_the_order_are_chosen(visit: Visit) -> None:
     visit.page.select_option("#suite", "1")
     visit.page.select_option("#metric", "ppl")
     visit.page.select_option("#order", "highest")
@@ -187,7 +187,7 @@ def test_a_suite_its_metric_and_the_order_are_chosen(visit: Visit) -> None:
     assert "ppl ↓\n3.5000" in visit.detail
 
 
-def test_the_search_finds_texts_and_marks_them(visit: Visit) -> None:
+def test_search_finds_texts_and_marks_them(visit: Visit) -> None:
     visit.page.keyboard.press("/")
     visit.page.keyboard.type("HAYSTACK needle")
     visit.page.locator("#found", has_text="1 of 63 samples").wait_for()
@@ -201,7 +201,7 @@ def test_the_search_finds_texts_and_marks_them(visit: Visit) -> None:
     assert "Choose a sample." in visit.detail
 
 
-def test_a_sample_is_shown_whole_and_as_text(visit: Visit) -> None:
+def test_sample_is_shown_whole_and_as_text(visit: Visit) -> None:
     visit.page.locator("#list .item", has_text="row 7").first.click()
 
     turns = visit.page.locator("#detail .turn").all_inner_texts()
@@ -213,7 +213,7 @@ def test_a_sample_is_shown_whole_and_as_text(visit: Visit) -> None:
     assert visit.complaints == []
 
 
-def test_a_failure_is_shown_in_place_of_scores(visit: Visit) -> None:
+def test_failure_is_shown_in_place_of_scores(visit: Visit) -> None:
     visit.page.locator("#verdicts input[value=failed]").check(force=True)
     second = visit.page.locator("#detail .answer").nth(1).inner_text()
 
@@ -221,7 +221,7 @@ def test_a_failure_is_shown_in_place_of_scores(visit: Visit) -> None:
     assert "acc" not in second
 
 
-def test_the_keyboard_suffices(visit: Visit) -> None:
+def test_keyboard_reaches_every_sample(visit: Visit) -> None:
     visit.page.locator("#list").focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowUp"):
         visit.page.keyboard.press(key)

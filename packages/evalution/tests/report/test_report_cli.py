@@ -20,7 +20,7 @@ def run_folder(folder: Path, spec: Any, command_line: Any) -> Path:
     return folder / "done"
 
 
-def test_it_writes_a_page_and_says_where(run_folder: Path, command_line: Any) -> None:
+def test_command_prints_path_and_size_of_the_page(run_folder: Path, command_line: Any) -> None:
     done = command_line("report", "done", "done", "--samples", "2")
     page = (run_folder.parent / "report.html").read_text(encoding="utf-8")
 
@@ -32,14 +32,14 @@ def test_it_writes_a_page_and_says_where(run_folder: Path, command_line: Any) ->
 
 
 @pytest.mark.parametrize("output", ["", "/"])
-def test_an_output_that_names_no_file_is_told(
+def test_output_that_names_no_file_is_reported(
     run_folder: Path, command_line: Any, assert_told: Any, output: str
 ) -> None:
     told = "names no file for the report; name an --output"
     assert_told(command_line("report", "done", "--output", output), 2, told)
 
 
-def test_a_folder_of_a_parity_check_is_a_report_too(
+def test_folder_of_a_parity_check_is_a_report_too(
     run_folder: Path, parity_folder: Path, command_line: Any
 ) -> None:
     assert command_line("report", str(parity_folder), "--output", "alone.html").returncode == 0
@@ -63,13 +63,13 @@ def test_a_folder_of_a_parity_check_is_a_report_too(
         (["done", "--output", "no/page.html"], "can't be written to no/page.html"),
     ],
 )
-def test_mistakes_are_told(
+def test_wrong_folders_are_reported(
     run_folder: Path, command_line: Any, assert_told: Any, arguments: list[str], message: str
 ) -> None:
     assert_told(command_line("report", *arguments), 2, message)
 
 
-def test_a_missing_extra_is_told(
+def test_missing_extra_is_reported(
     run_folder: Path, command_line: Any, assert_told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)

@@ -65,7 +65,7 @@ def test_points_of_several_runs_lie_beside_each_other(
     assert all(-0.5 < height < 0.5 for height in heights)
 
 
-def test_an_error_bar_is_the_95_percent_interval(make_run: Any, make_suite: Any) -> None:
+def test_error_bar_is_the_95_percent_interval(make_run: Any, make_suite: Any) -> None:
     suite = make_suite("sums", metrics={"acc": MetricResult(0.5, 0.1, True, 9)})
     bars = figures_of(make_run(suite))[0].spec["data"][0]["error_x"]
 
@@ -103,7 +103,7 @@ def test_names_are_text_to_plotly(make_run: Any, make_suite: Any) -> None:
     assert figure.spec["data"][0]["text"][0].startswith("&lt;b&gt;&amp;amp; · acc: 0.5")
 
 
-def test_a_long_name_loses_its_middle() -> None:
+def test_long_name_is_shortened_in_its_middle() -> None:
     assert shorten("mmlu_professional_medicine", 12) == "mmlu_…dicine"
     assert shorten("mmlu", 12) == "mmlu"
 

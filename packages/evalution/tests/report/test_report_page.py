@@ -27,7 +27,9 @@ HOSTILE = [
 ]
 
 
-def test_one_run(write_page: Any, make_run: Any, make_suite: Any, make_sample: Any) -> None:
+def test_page_of_one_run_has_scores_and_no_differences(
+    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
     page = write_page(make_run(make_suite("sums", [make_sample(0), make_sample(1, 0.0)])))
 
     assert "my model on Mock" in page.text
@@ -39,7 +41,9 @@ def test_one_run(write_page: Any, make_run: Any, make_suite: Any, make_sample: A
     assert list(page.data("figures-data")) == ["scores-shares"]
 
 
-def test_several_runs(write_page: Any, make_run: Any, make_suite: Any, make_sample: Any) -> None:
+def test_page_of_several_runs_has_scores_and_differences(
+    write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
     worse = make_suite("sums", [make_sample(index, 0.0) for index in range(20)])
     better = make_suite("sums", [make_sample(index, 1.0) for index in range(20)])
     page = write_page(make_run(worse), make_run(better, limit=7))
@@ -66,7 +70,7 @@ def test_runs_of_other_options_are_not_ranked(
     assert "best" not in page.text.split("Run conditions")[0].split("no score is marked as best")[1]
 
 
-def test_a_failed_run_says_why(write_page: Any, make_run: Any) -> None:
+def test_error_of_a_failed_run_is_shown(write_page: Any, make_run: Any) -> None:
     error = {"suite": "sums", "type": "EngineRuntimeError", "message": "out of memory"}
     page = write_page(make_run(status="failed", error=error, finished=None, timings={}))
 
@@ -77,14 +81,14 @@ def test_a_failed_run_says_why(write_page: Any, make_run: Any) -> None:
     assert len(page.html) < 200_000  # without a figure, Plotly stays out
 
 
-def test_a_run_that_goes_on_says_so(write_page: Any, make_run: Any) -> None:
+def test_unfinished_run_is_marked(write_page: Any, make_run: Any) -> None:
     page = write_page(make_run(status="running", notices=["3 answers were lost with the journal"]))
 
     assert "The run is not finished" in page.text
     assert "3 answers were lost with the journal" in page.text
 
 
-def test_a_run_without_samples(write_page: Any, make_run: Any, make_suite: Any) -> None:
+def test_run_without_samples(write_page: Any, make_run: Any, make_suite: Any) -> None:
     metrics = {"acc": MetricResult(0.5, None, True, 10)}
     page = write_page(make_run(make_suite("sums", metrics=metrics, n=10)))
 
@@ -101,7 +105,7 @@ def test_samples_can_be_left_out(
     assert "Question 0" not in page.html
 
 
-def test_perplexities_alone(
+def test_suite_without_binary_metric_is_shown(
     write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
 ) -> None:
     samples = [
@@ -119,7 +123,7 @@ def test_perplexities_alone(
 @pytest.mark.parametrize(
     ("value", "shown"), [(None, "–"), (math.inf, "∞"), (1234567.0, "1.23457e+06")]
 )
-def test_scores_that_are_no_plain_numbers(
+def test_missing_infinite_and_large_scores_are_shown(
     write_page: Any, make_run: Any, make_suite: Any, value: float | None, shown: str
 ) -> None:
     metrics = {"word_perplexity": MetricResult(value, None, False, 1)}
@@ -129,7 +133,7 @@ def test_scores_that_are_no_plain_numbers(
     assert f"word_perplexity ↓ {shown}" in page.text
 
 
-def test_a_suite_that_only_one_run_has(
+def test_suite_that_only_one_run_has(
     write_page: Any, make_run: Any, make_suite: Any, make_sample: Any
 ) -> None:
     run = make_run(make_suite("sums", [make_sample(0)]))
@@ -155,7 +159,7 @@ def test_failures_stand_beside_the_scores(
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_no_text_breaks_out_of_its_place(
+def test_hostile_text_adds_no_element(
     write_page: Any, make_run: Any, make_suite: Any, make_sample: Any, text: str
 ) -> None:
     def page_about(word: str) -> Any:
@@ -210,24 +214,24 @@ def test_no_credential_reaches_the_page(
     assert page.html.count("***") > 5
 
 
-def test_a_report_of_nothing(tmp_path: Path) -> None:
+def test_report_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="needs at least one run, or one parity check"):
         write_report([], tmp_path / "page.html")
 
 
-def test_a_number_of_samples_out_of_range(make_run: Any, tmp_path: Path) -> None:
+def test_negative_number_of_samples_is_refused(make_run: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="samples_per_suite must not be negative, got -1"):
         write_report([make_run()], tmp_path / "page.html", samples_per_suite=-1)
 
 
-def test_a_page_that_can_t_be_written(make_run: Any, tmp_path: Path) -> None:
+def test_unwritable_page_is_reported(make_run: Any, tmp_path: Path) -> None:
     file = tmp_path / "missing" / "page.html"
     with pytest.raises(ConfigurationError, match=r"can't be written to .*; name another --output"):
         write_report([make_run()], file)
 
 
 @pytest.mark.parametrize("module", ["jinja2", "plotly.offline"])
-def test_a_missing_library_is_named_with_its_extra(
+def test_missing_library_is_named_with_its_extra(
     module: str, make_run: Any, make_suite: Any, make_sample: Any, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

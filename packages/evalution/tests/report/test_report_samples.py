@@ -45,7 +45,7 @@ def test_failed_and_flipped_rows_come_first(make_sample: Any) -> None:
     assert order[2:] != sorted(order[2:])
 
 
-def test_only_so_many_rows_are_kept_and_the_page_knows(
+def test_rows_beyond_the_limit_are_left_out_and_counted(
     make_run: Any, make_suite: Any, make_sample: Any
 ) -> None:
     samples = [make_sample(index) for index in range(20)]
@@ -61,7 +61,7 @@ def test_only_so_many_rows_are_kept_and_the_page_knows(
     assert (found.embedded, found.total) == (5, 20)
 
 
-def test_the_budget_is_kept_and_shared_by_the_suites(
+def test_budget_is_kept_and_shared_by_the_suites(
     make_run: Any, make_suite: Any, make_sample: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(payload_module, "BUDGET_BYTES", 20_000)
@@ -78,7 +78,9 @@ def test_the_budget_is_kept_and_shared_by_the_suites(
     assert max(held) - min(held) <= 2
 
 
-def test_a_long_text_loses_its_middle(make_run: Any, make_suite: Any, make_sample: Any) -> None:
+def test_middle_of_a_long_text_is_left_out(
+    make_run: Any, make_suite: Any, make_sample: Any
+) -> None:
     prompt = "first " + "x" * 50_000 + " last"
     found = payload(make_run(make_suite("sums", [make_sample(0, prompt=prompt)])))
 
@@ -89,7 +91,7 @@ def test_a_long_text_loses_its_middle(make_run: Any, make_suite: Any, make_sampl
     assert len(shown) < 12_200
 
 
-def test_what_runs_share_is_there_once(make_run: Any, make_suite: Any, make_sample: Any) -> None:
+def test_shared_prompt_is_embedded_once(make_run: Any, make_suite: Any, make_sample: Any) -> None:
     prompts = ["the same", "the same", "another"]
     runs = [make_run(make_suite("sums", [make_sample(0, prompt=text)])) for text in prompts]
 
@@ -99,14 +101,14 @@ def test_what_runs_share_is_there_once(make_run: Any, make_suite: Any, make_samp
     assert cells[0] == {"m": [1.0], "p": "prediction"}
 
 
-def test_a_run_without_a_row_has_no_cell(make_run: Any, make_suite: Any, make_sample: Any) -> None:
+def test_run_without_a_row_has_no_cell(make_run: Any, make_suite: Any, make_sample: Any) -> None:
     runs = [make_run(make_suite("sums", [make_sample(0)])), make_run()]
 
     [[*_, cells]] = rows_of(payload(*runs))
     assert cells[1] is None
 
 
-def test_no_samples_no_payload(make_run: Any, make_suite: Any) -> None:
+def test_runs_without_samples_have_no_payload(make_run: Any, make_suite: Any) -> None:
     assert payload(make_run(make_suite("sums"))) is None
 
 
@@ -124,7 +126,7 @@ def test_samples_of_a_file_are_those_of_its_suites(
 
 
 @pytest.mark.parametrize("line", ["no JSON", "[]", '{"suite": "one"}', '{"other": 1}', "\udcff"])
-def test_a_damaged_file_is_told(
+def test_damaged_file_is_reported(
     line: str, make_run: Any, make_suite: Any, write_page: Any, tmp_path: Path
 ) -> None:
     file = tmp_path / "samples.jsonl"
@@ -133,14 +135,14 @@ def test_a_damaged_file_is_told(
         write_page(make_run(make_suite("one", samples_file=file)))
 
 
-def test_a_missing_file_is_told(
+def test_missing_file_is_reported(
     make_run: Any, make_suite: Any, write_page: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match="can't be read: No such file"):
         write_page(make_run(make_suite("one", samples_file=tmp_path / "samples.jsonl")))
 
 
-def test_the_texts_of_all_rows_are_never_held(
+def test_texts_of_all_rows_are_never_in_memory(
     make_run: Any, make_suite: Any, make_sample: Any, tmp_path: Path
 ) -> None:
     rows, text = 1_500, "word " * 2_000

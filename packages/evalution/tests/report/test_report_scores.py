@@ -60,7 +60,7 @@ def test_no_other_score_looks_better_than_the_best(
         ([math.inf, 3.0], False, None),
     ],
 )
-def test_the_best_goes_by_direction_and_by_what_can_be_seen(
+def test_best_score_follows_direction_and_shown_digits(
     values: list[float | None], higher: bool, best: str | None
 ) -> None:
     assert find_best(metrics(values, higher=higher)) == best
@@ -91,7 +91,7 @@ def test_other_numbers_of_rows_are_not_ranked(
         ([0.0] * 20, "same value"),
     ],
 )
-def test_a_difference_is_read(
+def test_difference_is_called_better_chance_or_same(
     values: list[float], reading: str, make_run: Any, make_suite: Any, make_sample: Any
 ) -> None:
     first = make_run(make_suite("sums", [make_sample(index, 0.0) for index in range(20)]))
@@ -103,7 +103,7 @@ def test_a_difference_is_read(
     assert [row.is_clear for row in suite.rows] == [reading == "better"]
 
 
-def test_a_lower_perplexity_is_better(make_run: Any, make_suite: Any, make_sample: Any) -> None:
+def test_lower_perplexity_is_better(make_run: Any, make_suite: Any, make_sample: Any) -> None:
     runs = [
         make_run(
             make_suite(
@@ -119,7 +119,7 @@ def test_a_lower_perplexity_is_better(make_run: Any, make_suite: Any, make_sampl
     assert [row.reading for row in suite.rows] == ["better"]
 
 
-def test_rows_that_could_not_be_compared_are_told(
+def test_rows_that_could_not_be_compared_are_reported(
     make_run: Any, make_suite: Any, make_sample: Any
 ) -> None:
     left = [make_sample(0), make_sample(1), make_sample(2)]
@@ -138,7 +138,7 @@ def test_runs_without_a_common_suite_have_no_differences(
     assert differences_to_first([compare_samples(*map(RunSamples, runs))], label_runs(runs)) == []
 
 
-def test_a_label_tells_what_sets_a_run_apart(make_run: Any) -> None:
+def test_label_names_options_that_differ(make_run: Any) -> None:
     wide = make_run(limit=10)
     wide.engine["options"] = {"dtype": "float64", "api_key": "planted"}
     labels = label_runs([make_run(), wide])
@@ -151,7 +151,7 @@ def test_a_label_tells_what_sets_a_run_apart(make_run: Any) -> None:
     assert label_runs([make_run(), other])[1].legend == "B · n on Mock, path=n"
 
 
-def test_a_letter_for_every_run(make_run: Any) -> None:
+def test_every_run_has_a_letter_of_its_own(make_run: Any) -> None:
     letters = [label.letter for label in label_runs([make_run()] * 60)]
 
     assert len(set(letters)) == 60
@@ -183,5 +183,5 @@ def test_settings_become_dotted_names() -> None:
         (format_duration(None), "–"),
     ],
 )
-def test_numbers_as_they_are_read(shown: str, text: str) -> None:
+def test_numbers_are_formatted(shown: str, text: str) -> None:
     assert shown == text

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import evalution.progress
 import evalution.progress_bar
-from evalution.progress import PlainProgress, Silence
+from evalution.progress import PlainProgress, Progress
 from evalution.progress_bar import ProgressBar
 
 
@@ -104,7 +104,7 @@ def test_bar_is_closed_with_its_suite(fails: bool) -> None:
 
 
 def test_silence_says_nothing(capsys: Any) -> None:
-    silence = Silence()
+    silence = Progress()
     silence.suite_started("sums", 2)
     silence.sample_finished(1, 0, None)
     silence.suite_finished()

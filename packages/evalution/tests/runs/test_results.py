@@ -18,7 +18,7 @@ from evalution.results import MetricResult, RunResult, SampleResult, SuiteResult
 from evalution.runs.options import DefaultFolder
 from evalution.runs.store import RunFolder, open_folder
 from evalution.samples import ResultsNotWrittenError
-from evalution.table import complaints, console, result_table
+from evalution.table import list_complaints, make_console, make_result_table
 from evalution_core import ConfigurationError
 
 values = st.recursive(
@@ -198,7 +198,7 @@ def run_result(**suite: Any) -> RunResult:
 
 
 def test_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> None:
-    console().print(result_table(run_result(truncated=2)))
+    make_console().print(make_result_table(run_result(truncated=2)))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["p", "on", "Mock,", "at", "most", "4", "rows", "of", "each", "suite"]
     assert ["sums", "ppl", "↓", "1.5e+09", "3", "0", "2"] in lines
@@ -209,7 +209,7 @@ def test_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> None:
 def test_brackets_in_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_result(name="a[/b] :smile:")
     found.model["label"] = "[/INST] x"
-    console().print(result_table(found))
+    make_console().print(make_result_table(found))
     shown = capsys.readouterr().out
     assert "a[/b] :smile:" in shown
     assert "[/INST] x on Mock" in shown
@@ -220,7 +220,7 @@ def test_every_score_is_readable_on_a_narrow_terminal(width: int) -> None:
     terminal = Console(width=width, markup=False)
     found = run_result(name="a_suite_with_a_rather_long_name")
     with terminal.capture() as shown:
-        terminal.print(result_table(found, width=width))
+        terminal.print(make_result_table(found, width=width))
     for value in ("1.5e+09", "0.2500"):
         assert value in shown.get()
     assert ("± 0.1250" in shown.get()) == (width >= 64)
@@ -233,7 +233,7 @@ def test_narrow_terminal_shows_what_was_truncated(truncated: int | None, is_show
     found = run_result(name="rows")
     found.suites[0].truncated = truncated
     with terminal.capture() as shown:
-        terminal.print(result_table(found, width=50))
+        terminal.print(make_result_table(found, width=50))
     assert ("cut" in shown.get()) == is_shown
 
 
@@ -252,9 +252,9 @@ def test_progress_bar_shows_brackets_as_they_are() -> None:
 
 def test_failures_are_told_with_the_first() -> None:
     found = run_result(failed=2, first_failure="row 1: too long", errors=["a stranger"])
-    assert complaints(found) == [
+    assert list_complaints(found) == [
         "sums: 2 of 4 samples failed; row 1: too long",
         "sums: a stranger",
     ]
     assert found.failed == 3
-    assert complaints(run_result()) == []
+    assert list_complaints(run_result()) == []

@@ -12,7 +12,7 @@ import pytest
 import evalution
 from evalution import Generation, MultipleChoice, Run
 from evalution.journal import Journal
-from evalution.progress import Silence
+from evalution.progress import Progress
 from evalution.runs.options import RunOptions, TooManyFailuresError
 from evalution_core import (
     ConfigurationError,
@@ -257,7 +257,7 @@ def test_what_is_reported_as_finished_is_on_disk(
     monkeypatch.setattr("evalution.runs.suite_run._REPORT_S", 0.0)
     shown: list[int] = []
 
-    class Told(Silence):
+    class Told(Progress):
         def sample_finished(self, done: int, failed: int, running: Any) -> None:
             shown.append(committed(tmp_path / "journal.sqlite") - done)
 

@@ -49,7 +49,7 @@ class Backend:
         return {"kind": "noting", "params": {"fails": self.fails, "api_key": "s3cret-in-params"}}
 
     @contextmanager
-    def prepared(self, run_dir: Path) -> Generator[dict[str, Any]]:
+    def prepare(self, run_dir: Path) -> Generator[dict[str, Any]]:
         self.run_dir = run_dir
         log.append("prepare")
         if self.fails == "prepare":
@@ -165,7 +165,7 @@ def test_engine_that_only_loads_models_is_refused_before_any_work(
     ("arguments", "message"),
     [
         ({"engine": None}, "a run needs an engine, or a live session"),
-        ({"backend": "local"}, "backend must have model, to_dict and prepared.*got 'local'"),
+        ({"backend": "local"}, "backend must have model, to_dict and prepare.*got 'local'"),
         ({"isolate": True}, "isolate needs a model that the engine loads"),
         ({"model": "another"}, "a backend brings the model; name none beside it"),
     ],

@@ -13,9 +13,13 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from evalution.suites import available_suites
-from evalution.yaml_spec.option_schema import NamedDeclaration, any_declaration, filter_definitions
+from evalution.yaml_spec.option_schema import (
+    NamedDeclaration,
+    make_declaration_schema,
+    make_filter_definitions,
+)
 from evalution.yaml_spec.run_spec import SECTIONS, load_spec
-from evalution.yaml_spec.schema import spec_schema
+from evalution.yaml_spec.schema import make_spec_schema
 from evalution_core import ConfigurationError
 from evalution_core.builtins import builtin_path
 from evalution_core.plugins import normalized
@@ -30,7 +34,7 @@ TEST: Mapping[str, Any] = {"type": "generation", "data": "rows.jsonl", "prompt":
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    found = spec_schema()
+    found = make_spec_schema()
     assert not found.complaints
     return json.loads(json.dumps(found.schema))
 
@@ -46,7 +50,7 @@ def spec(**sections: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_the_examples_are_valid(validator: Draft202012Validator, example: Path) -> None:
+def test_examples_are_valid(validator: Draft202012Validator, example: Path) -> None:
     validator.validate(yaml.safe_load(example.read_text(encoding="utf-8")))
 
 
@@ -116,7 +120,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("sections", RIGHT, ids=str)
-def test_what_the_runner_takes_is_valid(
+def test_accepted_specs_are_valid(
     validator: Draft202012Validator, tmp_path: Path, sections: dict[str, Any]
 ) -> None:
     written = spec(**sections)
@@ -125,7 +129,7 @@ def test_what_the_runner_takes_is_valid(
 
 
 @pytest.mark.parametrize(("sections", "place"), WRONG, ids=str)
-def test_what_the_runner_refuses_is_invalid_where_the_fault_is(
+def test_refused_specs_are_invalid_at_the_same_place(
     validator: Draft202012Validator, tmp_path: Path, sections: dict[str, Any], place: str
 ) -> None:
     written = spec(**sections)
@@ -151,10 +155,10 @@ def _file(folder: Path, written: Mapping[str, Any]) -> str:
         ("X.Y", "x.y"),
     ],
 )
-def test_a_name_is_matched_as_the_runner_matches_it(name: str, spelling: str) -> None:
+def test_name_is_matched_as_the_runner_matches_it(name: str, spelling: str) -> None:
     assert normalized(name) == normalized(spelling)
     declared = [NamedDeclaration(name, "engine", None, {"type": "object", "properties": {}})]
-    names = {**any_declaration("engine", declared), "$defs": declared[0].definitions}
+    names = {**make_declaration_schema("engine", declared), "$defs": declared[0].definitions}
     validator = Draft202012Validator(names)
     assert validator.is_valid(spelling)
     assert not validator.is_valid(f"{spelling}x")
@@ -203,7 +207,9 @@ def test_definitions_of_two_engines_do_not_meet() -> None:
 
 
 def test_every_filter_is_known() -> None:
-    validator = Draft202012Validator({"$ref": "#/$defs/filters", "$defs": filter_definitions()})
+    validator = Draft202012Validator(
+        {"$ref": "#/$defs/filters", "$defs": make_filter_definitions()}
+    )
     for right in (
         "strip",
         ["strip"],
@@ -235,9 +241,7 @@ class Keyed(Mock):
 """
 
 
-def test_a_secret_has_no_default_and_a_broken_plugin_no_place(
-    command_line: Any, plugin: Any
-) -> None:
+def test_secret_has_no_default_and_a_broken_plugin_no_place(command_line: Any, plugin: Any) -> None:
     plugin("keyed", "[evalution.engines]\nKeyed = schema_keyed:Keyed\n", schema_keyed=KEYED)
     plugin("broken", "[evalution.engines]\nBad = broken:X\n", broken="1 / 0")
     done = command_line("schema")

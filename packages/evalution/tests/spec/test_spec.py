@@ -28,16 +28,16 @@ def parse(**sections: Any) -> Any:
         {"type": MOCK, "params": {"max_model_len": 64}},
     ],
 )
-def test_an_engine_is_declared_in_either_form(engine: dict[str, Any]) -> None:
+def test_engine_is_declared_in_either_form(engine: dict[str, Any]) -> None:
     assert parse(engine=engine).engine == Mock(max_model_len=64)
 
 
 @pytest.mark.parametrize("engine", [MOCK, {"kind": MOCK}, {"kind": MOCK, "params": None}])
-def test_an_engine_without_options_takes_the_defaults(engine: object) -> None:
+def test_engine_without_options_takes_the_defaults(engine: object) -> None:
     assert parse(engine=engine).engine == Mock()
 
 
-def test_a_test_is_declared_in_either_form_and_by_any_spelling() -> None:
+def test_test_is_declared_in_either_form_and_by_any_spelling() -> None:
     options = {name: value for name, value in TEST.items() if name != "type"}
     (first,) = parse().tests
     (second,) = parse(tests=[{"kind": "Generation", "params": options}]).tests
@@ -56,7 +56,7 @@ def test_paths_start_from_the_spec_and_builtins_and_absolute_ones_do_not() -> No
     assert (suite.data, Path(suite.fewshot_data)) == ("builtin:tiny/sums", Path("/r.jsonl"))
 
 
-def test_a_model_beside_the_spec_is_found_and_a_hub_id_is_left_alone(tmp_path: Path) -> None:
+def test_model_beside_the_spec_is_found_and_a_hub_id_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "models" / "mine").mkdir(parents=True)
     spec = {"engine": MOCK, "tests": [TEST]}
     path = tmp_path / "spec.yaml"
@@ -113,28 +113,28 @@ def test_a_model_beside_the_spec_is_found_and_a_hub_id_is_left_alone(tmp_path: P
         ({"tests": ["json:dumps"]}, "suite 'json:dumps' is no Suite"),
     ],
 )
-def test_a_wrong_spec_says_what_is_wrong(sections: dict[str, Any], message: str) -> None:
+def test_wrong_spec_says_what_is_wrong(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse(**sections)
     assert message in str(caught.value)
 
 
-def test_a_model_name_that_the_system_refuses_is_told(tmp_path: Path) -> None:
+def test_model_name_that_the_system_refuses_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="can't be read: File name too long"):
         parse_spec({"engine": MOCK, "tests": [TEST], "model": "m" * 300}, tmp_path / "spec.yaml")
 
 
-def test_an_unknown_engine_says_what_to_install() -> None:
+def test_unknown_engine_says_what_to_install() -> None:
     with pytest.raises(UnknownEngineError, match="pip install evalution-vllm"):
         parse(engine="vllm")
 
 
-def test_a_module_that_is_not_there_is_no_engine() -> None:
+def test_module_that_is_not_there_is_no_engine() -> None:
     with pytest.raises(UnknownEngineError, match="No module named 'no_module'"):
         parse(engine="no_module:Engine")
 
 
-def test_an_error_in_a_file_begins_with_its_name(tmp_path: Path) -> None:
+def test_error_in_a_file_begins_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text("engine: Reference\n", encoding="utf-8")
     with pytest.raises(ConfigurationError) as caught:
@@ -142,7 +142,7 @@ def test_an_error_in_a_file_begins_with_its_name(tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"{path}: the section 'tests' is missing")
 
 
-def test_a_list_is_no_spec(tmp_path: Path) -> None:
+def test_list_is_no_spec(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text("- engine\n", encoding="utf-8")
     with pytest.raises(
@@ -171,7 +171,7 @@ def test_paths_start_from_where_a_linked_spec_lies(tmp_path: Path) -> None:
         ("builtin:big", "builtin:big is not installed"),
     ],
 )
-def test_a_spec_that_is_not_there_is_named(source: str, message: str) -> None:
+def test_spec_that_is_not_there_is_named(source: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_spec(source)
     assert message in str(caught.value)
@@ -181,7 +181,7 @@ def test_a_spec_that_is_not_there_is_named(source: str, message: str) -> None:
     ("asked", "meant"),
     [("quickstart.yml", "quickstart.yaml"), ("quikstart.yaml", "quickstart.yaml"), ("n.yaml", "")],
 )
-def test_a_misspelt_spec_file_names_the_nearest(tmp_path: Path, asked: str, meant: str) -> None:
+def test_misspelt_spec_file_names_the_nearest(tmp_path: Path, asked: str, meant: str) -> None:
     (tmp_path / "quickstart.yaml").touch()
     with pytest.raises(ConfigurationError) as caught:
         load_spec(str(tmp_path / asked))
@@ -189,7 +189,7 @@ def test_a_misspelt_spec_file_names_the_nearest(tmp_path: Path, asked: str, mean
     assert str(caught.value) == f"there is no spec file {tmp_path / asked}{advice}"
 
 
-def test_the_quickstart_of_the_docs_is_the_installed_one() -> None:
+def test_quickstart_of_the_docs_is_the_installed_one() -> None:
     root = Path(__file__).parents[4]
     installed = load_spec("builtin:tiny/quickstart")
     in_docs = root / "docs" / "examples" / "quickstart.yaml"

@@ -23,7 +23,7 @@ def test_plain_values_come_through(tmp_path: Path) -> None:
     }
 
 
-def test_an_escaped_character_of_json_is_one_character(tmp_path: Path) -> None:
+def test_escaped_character_of_json_is_one_character(tmp_path: Path) -> None:
     assert read(tmp_path, '{"a \\ud83d\\ude42": ["\\ud83d\\ude42", "\U0001f642"]}') == {
         "a \U0001f642": ["\U0001f642", "\U0001f642"]
     }
@@ -41,7 +41,7 @@ def test_an_escaped_character_of_json_is_one_character(tmp_path: Path) -> None:
         ("a: !!python/object:os.system x\n", "line 1, column 4", "could not determine"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(
+def test_yaml_error_names_line_and_column(
     tmp_path: Path, text: str, place: str, reason: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -61,27 +61,27 @@ def test_what_is_wrong_is_told_with_its_place(
         ("&a [1, *a]", "an alias (*) stands inside of what it names"),
     ],
 )
-def test_what_python_can_not_hold_is_told(tmp_path: Path, text: str, reason: str) -> None:
+def test_value_too_large_for_python_is_reported(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read(tmp_path, text)
     assert str(caught.value).startswith(str(tmp_path / "spec.yaml"))
     assert reason in str(caught.value)
 
 
-def test_an_alias_may_be_used_many_times(tmp_path: Path) -> None:
+def test_alias_may_be_used_many_times(tmp_path: Path) -> None:
     lines = ["a0: &a0 [1, 2]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40)]
     found = read(tmp_path, "\n".join(lines))
     assert isinstance(found, dict)
     assert len(found) == 40  # pyright: ignore[reportUnknownArgumentType]
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match="isn't UTF-8 text"):
         read_yaml(path)
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="can't be read: No such file"):
         read_yaml(tmp_path / "none.yaml")

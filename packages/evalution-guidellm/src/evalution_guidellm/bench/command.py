@@ -12,7 +12,7 @@ import typer
 
 from evalution.cli.errors import EXIT_INTERRUPTED, EXIT_WITH_FAILURES
 from evalution.results import to_json
-from evalution.table import console
+from evalution.table import make_console
 from evalution_core import ConfigurationError
 from evalution_core.redaction import REDACTED, find_secrets
 from evalution_enginekit.runtime import parse_model_fields, parse_option_pairs
@@ -201,10 +201,10 @@ def _bench(
         _write(folder / REPORT, to_json(raw, indent=2), secrets)
         _write(folder / SUMMARY, to_json(result.to_dict(), indent=2), secrets)
         _write(folder / PAGE, render_page(report), secrets)
-    terminal = console()
+    terminal = make_console()
     terminal.print(make_table(result, width=terminal.width))
     for complaint in result.complaints:
-        console(stderr=True).print(complaint, style="yellow", soft_wrap=True)
+        make_console(stderr=True).print(complaint, style="yellow", soft_wrap=True)
     print(f"report: {folder / PAGE}")
     if result.complaints:
         raise typer.Exit(EXIT_WITH_FAILURES)

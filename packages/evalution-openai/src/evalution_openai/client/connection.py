@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import httpx
 
@@ -155,22 +155,19 @@ class ServerConnection:
         used = tokens
         while True:
             has_begun = False
-            await self._take_retry(state)
             try:
-                async with asyncio.timeout(state.timeout_s):
-                    async with self._open("POST", url, body, state) as response:
-                        async for event in self._parse_events(response):
-                            has_begun = True
-                            used = _count_tokens(event, used)
-                            yield event
-                self._note_success()
-                self._tokens.give_back(tokens - used)
-                return
-            except (httpx.TransportError, TimeoutError, RetryableError) as error:
-                failure = self._to_failure(url, error)
+                async with self._try("POST", url, body, state) as response:
+                    async for event in self._parse_events(response):
+                        has_begun = True
+                        used = _count_tokens(event, used)
+                        yield event
+            except RetryableError as failure:
                 if has_begun:
                     failure.give_up("the stream broke off after its beginning was handed on")
                 await state.wait_after(failure)
+            else:
+                self._tokens.give_back(tokens - used)
+                return
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -179,19 +176,11 @@ class ServerConnection:
         self, method: str, url: str, body: Mapping[str, Any] | None, state: RetryState
     ) -> Any:
         while True:
-            await self._take_retry(state)
             try:
-                async with (
-                    asyncio.timeout(state.timeout_s),
-                    self._open(method, url, body, state) as response,
-                ):
-                    content = self._clean(await _read(response))
-                answer = _json(content, url)
-            except (httpx.TransportError, TimeoutError, RetryableError) as error:
-                await state.wait_after(self._to_failure(url, error))
-            else:
-                self._note_success()
-                return answer
+                async with self._try(method, url, body, state) as response:
+                    return _json(self._clean(await _read(response)), url)
+            except RetryableError as failure:
+                await state.wait_after(failure)
 
     async def _begin(self, tokens: int, max_retries: int | None = None) -> RetryState:
         await self._requests.take()
@@ -200,30 +189,49 @@ class ServerConnection:
         retries = limit if max_retries is None else min(max_retries, limit)
         return RetryState(self._options, retries, self.clock, self._chance)
 
-    async def _take_retry(self, state: RetryState) -> None:
-        """Take a request a minute for a retry; waiting for it doesn't count against the timeout."""
-        if state.failed:
-            await self._requests.take()
-
     @asynccontextmanager
-    async def _open(
+    async def _try(
         self, method: str, url: str, body: Mapping[str, Any] | None, state: RetryState
     ) -> AsyncGenerator[httpx.Response]:
-        """Send one try, and yield its successful response before its body is read."""
+        """Send one try, and yield its successful response before its body is read.
+
+        Raises:
+            RetryableError: it failed, or the reading of its response did, and may succeed later.
+            EvalutionError: it failed for good.
+        """
+        if state.failed:  # one more request a minute; the wait for it isn't part of the timeout
+            await self._requests.take()
         sent_at = self.clock.now()
-        async with self._client.stream(method, url, json=body) as response:
-            if response.is_success:
+        try:
+            async with (
+                asyncio.timeout(state.timeout_s),
+                self._client.stream(method, url, json=body) as response,
+            ):
+                if not response.is_success:
+                    await self._raise_error(response, body, sent_at)
                 yield response
-                return
-            if response.is_redirect:
-                raise EngineRuntimeError(_redirect_message(url, response))
-            content = self._clean(await _read(response))
-            error = make_error(response.status_code, content, httpx.URL(url).path, body)
-            if response.status_code not in RETRIED_STATUSES:
-                raise error
-            if response.status_code == _TOO_MANY and self.concurrency is not None:
-                self.concurrency.note_refusal(sent_at)
-            raise RetryableError(error, parse_retry_after(response.headers, self.clock.today()))
+        except (httpx.TransportError, TimeoutError) as error:
+            if (unsafe := find_tls_error(error, url)) is not None:
+                raise unsafe from error
+            what = quote(redact_text(str(error), self._secrets)) or "no answer in time"
+            failed = f"{httpx.URL(url).path} failed: {type(error).__name__}: {what}"
+            raise RetryableError(EngineRuntimeError(failed)) from error
+        if self.concurrency is not None:
+            self.concurrency.note_answer()
+
+    async def _raise_error(
+        self, response: httpx.Response, body: Mapping[str, Any] | None, sent_at: float
+    ) -> NoReturn:
+        path = response.request.url.path
+        if response.is_redirect:
+            raise EngineRuntimeError(_redirect_message(response))
+        status = response.status_code
+        error = make_error(status, self._clean(await _read(response)), path, body)
+        if status not in RETRIED_STATUSES:
+            raise error
+        if status == _TOO_MANY and self.concurrency is not None:
+            self.concurrency.note_refusal(sent_at)
+        raise RetryableError(error, parse_retry_after(response.headers, self.clock.today()))
 
     async def _parse_events(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
         """Yield the events up to `[DONE]`, which some servers omit after a finished choice."""
@@ -244,23 +252,6 @@ class ServerConnection:
         if not finished:
             path = response.request.url.path
             raise RetryableError(EngineRuntimeError(f"{path} ended its event stream before [DONE]"))
-
-    def _to_failure(self, url: str, error: Exception) -> RetryableError:
-        if isinstance(error, RetryableError):
-            return error
-        if (unsafe := find_tls_error(error, url)) is not None:
-            raise unsafe from error
-        what = quote(redact_text(str(error), self._secrets)) or "no answer in time"
-        path = httpx.URL(url).path
-        failure = RetryableError(
-            EngineRuntimeError(f"{path} failed: {type(error).__name__}: {what}")
-        )
-        failure.__cause__ = error
-        return failure
-
-    def _note_success(self) -> None:
-        if self.concurrency is not None:
-            self.concurrency.note_answer()
 
     def _clean(self, content: bytes) -> bytes:
         for secret in self._credentials:
@@ -311,10 +302,11 @@ def _read_status(error: Any) -> int:
     return 400 if entries.get("type") == "invalid_request_error" else 500
 
 
-def _redirect_message(url: str, response: httpx.Response) -> str:
-    target = httpx.URL(url).join(response.headers.get("location", ""))
+def _redirect_message(response: httpx.Response) -> str:
+    url = response.request.url
+    target = url.join(response.headers.get("location", ""))
     return (
-        f"{httpx.URL(url).path} redirects to {target.scheme}://{target.netloc.decode()}, which is "
+        f"{url.path} redirects to {target.scheme}://{target.netloc.decode()}, which is "
         "not followed, so that no key goes to another address; set base_url to the right one"
     )
 

@@ -101,15 +101,6 @@ async def fetch_tokenizer_info(connection: ServerConnection) -> Mapping[str, Any
         return {}
 
 
-async def is_template_hidden(connection: ServerConnection) -> bool:
-    """Return whether Evalution's server reports that its engine gives no chat template."""
-    try:
-        facts = await fetch_tokenizer_info(connection)
-    except UnsupportedRequestError:  # its engine gives no tokenizer
-        return True
-    return "chat_template" in facts and facts["chat_template"] is None
-
-
 def fetch_default_model(options: OpenAIOptions) -> str | None:
     """Fetch the first model that the server lists; None where it lists none.
 
@@ -177,14 +168,14 @@ class ServerProbe:
             )
         self._variables = model.chat_template_kwargs
         self.writer = BodyWriter(self.model, self.dialect, options.extra_body, self._variables)
-        self._routes = ServerRoutes(connection, self.writer, _PROBE_RETRIES)
+        self.routes = ServerRoutes(connection, self.writer, _PROBE_RETRIES)
         self._local = _load_tokenizer(model)
         self.tokenizer: Tokenizer | None = self._local or self._remote_tokenizer()
         self.choice = self._choose_scoring()
         self._takes_ids = options.api != "chat" and self._probe_ids()
         self.encodes = self._takes_ids and not self._sends_text()
         self.max_model_len = self._find_window()
-        self._routes.max_retries = None  # from here on as many as the options allow
+        self.routes.max_retries = None  # from here on as many as the options allow
 
     @property
     def use_of_ids(self) -> UseOfIds:
@@ -233,9 +224,13 @@ class ServerProbe:
 
     def refuses_variables(self) -> bool:
         """Return whether this is Evalution's server, and refuses every chat with variables."""
-        return self.dialect.is_evalution and self._loop.call(
-            lambda: is_template_hidden(self._connection)
-        )
+        if not self.dialect.is_evalution:
+            return False
+        try:
+            facts = self._loop.call(lambda: fetch_tokenizer_info(self._connection))
+        except UnsupportedRequestError:  # its engine gives no tokenizer
+            return True
+        return "chat_template" in facts and facts["chat_template"] is None
 
     def describe(self) -> dict[str, Any]:
         choice = self.choice
@@ -285,7 +280,7 @@ class ServerProbe:
         if self.tokenizer is None:
             why = "the server has no /tokenize and no /detokenize, and tokenizer_path isn't set"
             return ScoringChoice(None, _NOT_CHECKED, {"token ids": why})
-        routes = self._routes
+        routes = self.routes
         probe = ScoringProbe(
             self._loop.call,
             routes,

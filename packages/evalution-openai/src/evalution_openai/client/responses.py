@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import ssl
 from collections.abc import Mapping
 from typing import Any, Literal, cast
@@ -114,6 +115,27 @@ class ResponseReader:
             "system_fingerprint": answer.get("system_fingerprint"),
         }
         return {n: redact(value) for n, value in found.items() if value is not None} or None
+
+
+_ABOVE_ZERO = 1e-6
+"""Rounding error above 0 that is accepted for the log-probability of a certain token."""
+
+
+def read_logprobs(listed: Any, expected: int, what: str) -> list[float]:
+    """Read the log-probabilities of `expected` tokens.
+
+    Raises:
+        EngineRuntimeError: there are fewer or more, or one that is null, not finite or above 0.
+    """
+    values = to_list(listed)
+    if len(values) != expected:
+        raise EngineRuntimeError(f"{what}: {len(values)} values for {expected} tokens")
+    for at, value in enumerate(values):
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise EngineRuntimeError(f"{what}: value {at} of {expected} is {value!r}")
+        if value > _ABOVE_ZERO:
+            raise EngineRuntimeError(f"{what}: value {at} of {expected} is {value!r}, above 0")
+    return [float(value) for value in values]
 
 
 Step = tuple[str, float, dict[str, float]]

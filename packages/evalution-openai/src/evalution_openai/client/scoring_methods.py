@@ -9,7 +9,6 @@ generates. A method is used only if it passes.
 from __future__ import annotations
 
 import asyncio
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from evalution_openai.client.responses import (
     parse_id,
     quote,
     read_choice,
+    read_logprobs,
     read_steps,
     to_list,
     to_mapping,
@@ -38,8 +38,6 @@ from evalution_openai.client.responses import (
 
 MethodName = Literal["evalution", "echo", "prompt_logprobs", "sglang", "stepwise"]
 
-_ABOVE_ZERO = 1e-6
-"""Rounding error above 0 that is accepted for the log-probability of a certain token."""
 _TIE = 1e-9
 
 
@@ -51,8 +49,20 @@ class ServerRoutes:
     writer: BodyWriter
     max_retries: int | None = None
 
-    async def post_completion(self, body: Fields) -> Fields:
-        return await self.post_api("/completions", self.writer.complete_body(body))
+    async def complete(self, prompt: Sequence[int], **fields: Any) -> Fields:
+        """Generate a token greedily, and return the answer with what `fields` ask for.
+
+        Raises:
+            EngineRuntimeError: the server fed another number of tokens than it was sent.
+        """
+        body = {"prompt": list(prompt), "max_tokens": 1, "temperature": 0.0, **fields}
+        answer = await self.post_api("/completions", self.writer.complete_body(body))
+        fed: Any = to_mapping(answer.get("usage")).get("prompt_tokens")
+        if isinstance(fed, int) and fed != len(prompt):
+            raise EngineRuntimeError(
+                f"{len(prompt)} ids were sent and the server fed {fed}: it cuts or adds tokens"
+            )
+        return answer
 
     async def post_api(self, path: str, body: Fields) -> Fields:
         return await self._post(f"{self.connection.address.api}{path}", body)
@@ -100,7 +110,9 @@ class EvalRouteScoring(ScoringMethod):
             "truncation": "error",
         }
         answer = await self._routes.post_api("/eval/loglikelihood", body)
-        values = _read_values(answer.get("token_logprobs"), len(ids) - span.start, "token_logprobs")
+        values = read_logprobs(
+            answer.get("token_logprobs"), len(ids) - span.start, "token_logprobs"
+        )
         greedy: Any = answer.get("is_greedy")
         return TokenScore(values, greedy if isinstance(greedy, bool) else None)
 
@@ -116,9 +128,7 @@ class EchoScoring(ScoringMethod):
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
-        body = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0.0}
-        answer = await self._routes.post_completion(body)
-        _check_count(answer, len(ids))
+        answer = await self._routes.complete(ids, echo=True, logprobs=1)
         logprobs = read_choice(answer).get("logprobs")
         if not (fields := to_mapping(logprobs)):
             raise EngineRuntimeError(f"echo gave logprobs {quote(repr(logprobs))}")
@@ -129,7 +139,9 @@ class EchoScoring(ScoringMethod):
                 "generated"
             )
         scored = slice(span.start, len(ids))
-        values = _read_values(listed[scored], len(ids) - span.start, "token_logprobs of the prompt")
+        values = read_logprobs(
+            listed[scored], len(ids) - span.start, "token_logprobs of the prompt"
+        )
         rows = [to_mapping(row) for row in to_list(fields.get("top_logprobs"))[scored]]
         return TokenScore(values, _is_greedy(values, [list(row.values()) for row in rows]))
 
@@ -141,9 +153,7 @@ class PromptLogprobsScoring(ScoringMethod):
 
     async def score(self, span: TokenSpan) -> TokenScore:
         ids = list(span.token_ids)
-        body = {"prompt": ids, "prompt_logprobs": 1, "max_tokens": 1, "temperature": 0.0}
-        answer = await self._routes.post_completion(body)
-        _check_count(answer, len(ids))
+        answer = await self._routes.complete(ids, prompt_logprobs=1)
         listed = to_list(read_choice(answer).get("prompt_logprobs", answer.get("prompt_logprobs")))
         if len(listed) != len(ids):
             raise EngineRuntimeError(
@@ -151,7 +161,7 @@ class PromptLogprobsScoring(ScoringMethod):
             )
         rows = [_read_row(row) for row in listed[span.start :]]
         own = [row.get(i) for i, row in zip(ids[span.start :], rows, strict=True)]
-        values = _read_values(own, len(rows), "prompt_logprobs")
+        values = read_logprobs(own, len(rows), "prompt_logprobs")
         return TokenScore(values, _is_greedy(values, [list(row.values()) for row in rows]))
 
 
@@ -180,7 +190,9 @@ class SGLangScoring(ScoringMethod):
                 f"/generate gave log-probabilities of the ids {[entry[1] for entry in entries]}, "
                 f"not of {ids[span.start :]}"
             )
-        values = _read_values([entry[0] for entry in entries], len(entries), "input_token_logprobs")
+        values = read_logprobs(
+            [entry[0] for entry in entries], len(entries), "input_token_logprobs"
+        )
         rows = to_list(meta.get("input_top_logprobs"))[1:]
         return TokenScore(
             values, _is_greedy(values, [[entry[0] for entry in to_list(row)] for row in rows])
@@ -211,9 +223,7 @@ class StepwiseScoring(ScoringMethod):
         )
 
     async def _step(self, before: list[int], wanted: int) -> tuple[float, list[float]]:
-        body = {"prompt": before, "logprobs": self._top, "max_tokens": 1, "temperature": 0.0}
-        answer = await self._routes.post_completion({**body, **self._extra})
-        _check_count(answer, len(before))
+        answer = await self._routes.complete(before, logprobs=self._top, **self._extra)
         token, value, listed = read_steps(answer)[0]
         found = {token: value, **listed}
         spelled = {name: parse_id(name) for name in found}
@@ -230,28 +240,8 @@ class StepwiseScoring(ScoringMethod):
                 f"token {wanted} is not among the {len(found)} that the server lists at its step; "
                 "a stepwise score would be a guess (raise stepwise_top as far as the server goes)"
             )
-        (found_value,) = _read_values(values, 1, "top_logprobs")
+        (found_value,) = read_logprobs(values, 1, "top_logprobs")
         return found_value, list(found.values())
-
-
-def _check_count(answer: Fields, expected: int) -> None:
-    fed: Any = to_mapping(answer.get("usage")).get("prompt_tokens")
-    if isinstance(fed, int) and fed != expected:
-        raise EngineRuntimeError(
-            f"{expected} ids were sent and the server fed {fed}: it cuts or adds tokens"
-        )
-
-
-def _read_values(listed: Any, expected: int, what: str) -> list[float]:
-    values = to_list(listed)
-    if len(values) != expected:
-        raise EngineRuntimeError(f"{what}: {len(values)} values for {expected} tokens")
-    for at, value in enumerate(values):
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise EngineRuntimeError(f"{what}: value {at} of {expected} is {value!r}")
-        if value > _ABOVE_ZERO:
-            raise EngineRuntimeError(f"{what}: value {at} of {expected} is {value!r}, above 0")
-    return [float(value) for value in values]
 
 
 def _is_greedy(values: Sequence[float], listed: Sequence[Sequence[float]]) -> bool | None:
@@ -343,20 +333,11 @@ class ScoringProbe:
 
     def _generate(self, token_ids: Sequence[int], length: int) -> GenerationOutput:
         """Generate greedy tokens with the log-probabilities that the server reports for them."""
-
-        async def post() -> Any:
-            body: dict[str, Any] = {
-                "prompt": list(token_ids),
-                "max_tokens": length,
-                "temperature": 0.0,
-                "logprobs": 2,
-            }
-            if self.returns_ids:
-                body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
-            return await self.routes.post_completion(body)
-
+        fields: dict[str, Any] = {"max_tokens": length, "logprobs": 2}
+        if self.returns_ids:
+            fields |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
         try:
-            steps = read_steps(self.call(post))
+            steps = read_steps(self.call(lambda: self.routes.complete(token_ids, **fields)))
         except EngineRuntimeError:
             return GenerationOutput("", "")
         found = [self._find_id(token) for token, _, _ in steps]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from evalution_core import (
     CheckResult,
     ConfigurationError,
-    EngineRuntimeError,
     GenerationRequest,
     LoglikelihoodOutput,
     LoglikelihoodRequest,
@@ -32,9 +31,9 @@ from evalution_enginekit.chat import bind_template, check_variables
 from evalution_enginekit.model_source import refuse_model_fields
 from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_openai.client.connection import ServerConnection
-from evalution_openai.client.dialects import DIALECTS, count_scoring_tokens
+from evalution_openai.client.dialects import DIALECTS
 from evalution_openai.client.probe import ServerProbe
-from evalution_openai.client.responses import Fields, ResponseReader, to_list
+from evalution_openai.client.responses import Fields, ResponseReader, read_count, read_logprobs
 from evalution_openai.client.retry import AdaptiveConcurrency, Clock
 from evalution_openai.client.tokenizer import RemoteTemplate
 from evalution_openai.options import OpenAIOptions
@@ -111,8 +110,8 @@ class OpenAISession(RequestSession):
             "messages": request.messages and [dict(message) for message in request.messages],
             "truncation": request.truncation,
         }
-        answer = await self._eval("/eval/loglikelihood", body)
-        values = _read_values(answer)
+        answer = await self._server.routes.post_api("/eval/loglikelihood", body)
+        values = _read_own_values(answer)
         greedy: Any = answer.get("is_greedy")
         return LoglikelihoodOutput(
             math.fsum(values),
@@ -126,8 +125,8 @@ class OpenAISession(RequestSession):
 
     async def _score_text(self, request: RollingLoglikelihoodRequest) -> RollingLoglikelihoodOutput:
         body = {"text": request.text, "input_ids": _to_list(request.input_ids)}
-        answer = await self._eval("/eval/loglikelihood/rolling", body)
-        values = _read_values(answer)
+        answer = await self._server.routes.post_api("/eval/loglikelihood/rolling", body)
+        values = _read_own_values(answer)
         return RollingLoglikelihoodOutput(
             math.fsum(values),
             len(values),
@@ -154,13 +153,13 @@ class OpenAISession(RequestSession):
             and request.rendered_prompt is None
         )
         if self._options.api == "chat" and not is_chat:
-            self._validator.generation(request)
+            self._validator.check_generation(request)
             raise UnsupportedRequestError(
                 "with api='chat' a request needs messages: what a chat model is given for plain "
                 "text would be a guess; apply the chat template, or set api to 'completions'"
             )
         if is_chat and not server.renders:
-            self._validator.generation(request)
+            self._validator.check_generation(request)
             if not (request.add_generation_prompt or server.dialect.returns_ids):
                 raise UnsupportedRequestError(
                     "the server renders the messages, and may ignore add_generation_prompt=False; "
@@ -168,11 +167,6 @@ class OpenAISession(RequestSession):
                 )
             return RequestPrompt(request)
         return super()._prompt(request)
-
-    async def _eval(self, path: str, body: Fields) -> Fields:
-        given = {name: value for name, value in body.items() if value is not None}
-        tokens = count_scoring_tokens(given)
-        return await self._connection.post(self._url(path), given, tokens=tokens)
 
     def _url(self, route: str) -> str:
         return f"{self._connection.address.api}{route}"
@@ -182,20 +176,9 @@ def _to_list(ids: Sequence[int] | None) -> list[int] | None:
     return None if ids is None else list(ids)
 
 
-def _read_values(answer: Fields) -> list[float]:
-    """Read the answer's token values.
-
-    Raises:
-        EngineRuntimeError: there are none, or another number than it counts.
-    """
-    values = to_list(answer.get("token_logprobs"))
-    numbers = all(isinstance(value, int | float) and math.isfinite(value) for value in values)
-    if not values or not numbers or len(values) != answer.get("token_count"):
-        raise EngineRuntimeError(
-            f"the answer counts {answer.get('token_count')} tokens and has token_logprobs "
-            f"{answer.get('token_logprobs')!r}"
-        )
-    return [float(value) for value in values]
+def _read_own_values(answer: Fields) -> list[float]:
+    count = read_count(answer.get("token_count")) or 1  # nothing is never a score
+    return read_logprobs(answer.get("token_logprobs"), count, "token_logprobs")
 
 
 _AUTO_DEPTH = 8, 64

@@ -125,7 +125,7 @@ class OpenAICompatibleServer:
             yield
         finally:
             served, self._served = self._served, None
-            await asyncio.to_thread(served.close)
+            await asyncio.to_thread(served.calls.close)  # it waits for what runs
             if built is not None:
                 await asyncio.to_thread(built.close)
 
@@ -140,33 +140,22 @@ class OpenAICompatibleServer:
         response = ResponseSender(send, get_client(scope))
         scope["app"] = self  # makes the router raise for an unknown path
         try:
-            await self._route(scope, receive, response)
+            self._check_host(scope)
+            self._check_key(scope)
+            await self._router(scope, receive, response)
         except ClientDisconnect:
             self.metrics.aborted.inc()
             response.status = _CLIENT_CLOSED
         except asyncio.CancelledError:
             # The server stops, and the time for running requests is over.
-            if not response.status:
-                await _send_error(response, make_unavailable("the server ends"))
-            raise
-        except ApiError as error:
-            if not response.status:
-                await _send_error(response, error)
-        finally:
-            self._log_request(scope, response.status, time.perf_counter() - began)
-
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Route a request; raise every failure but a disconnect as an `ApiError`."""
-        try:
-            self._check_host(scope)
-            self._check_key(scope)
-            await self._router(scope, receive, send)
-        except (ApiError, ClientDisconnect):
+            await _send_error(response, make_unavailable("the server ends"))
             raise
         except HTTPException as error:
-            raise _to_routing_error(error, scope) from None
-        except Exception as error:
-            raise to_api_error(error, self._secrets) from error
+            await _send_error(response, _to_routing_error(error, scope))
+        except Exception as error:  # noqa: BLE001 - every failure gets an answer
+            await _send_error(response, to_api_error(error, self._secrets))
+        finally:
+            self._log_request(scope, response.status, time.perf_counter() - began)
 
     def _check_key(self, scope: Scope) -> None:
         key = self._settings.api_key
@@ -209,8 +198,10 @@ class OpenAICompatibleServer:
         return "" if body is None else f" {redact_text(ascii(body)[2:-1], self._secrets)}"
 
 
-async def _send_error(send: Send, error: ApiError) -> None:
-    await send_json(send, error.status, error.answer, error.headers)
+async def _send_error(response: ResponseSender, error: ApiError) -> None:
+    """Answer with `error`, unless an answer has begun."""
+    if not response.status:
+        await send_json(response, error.status, error.answer, error.headers)
 
 
 def _to_routing_error(error: HTTPException, scope: Scope) -> ApiError:

@@ -30,21 +30,19 @@ Stops = Stop | Annotated[list[Stop], Field(max_length=64, fail_fast=True)]
 """Bounded, as each of them is searched for after every token."""
 
 
-class Body(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
+
+class Body(Strict):
     model: str | None = Field(None, description="The served model's name; absent: that one.")
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class StreamOptions(Strict):
     include_usage: bool | None = Field(None, description="End with a chunk that has the usage.")
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class ResponseFormat(Strict):
     type: str = "text"
 
 
@@ -95,16 +93,18 @@ class CompletionBody(GenerationBody):
     suffix: str | None = None
 
 
-class TextPart(BaseModel):
+class Open(BaseModel):
+    """Content of a message, whose further fields go to the chat template."""
+
     model_config = ConfigDict(strict=True, extra="allow")
 
+
+class TextPart(Open):
     type: str
     text: str | None = None
 
 
-class ChatMessage(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class ChatMessage(Open):
     role: str
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
 
@@ -130,10 +130,8 @@ class ChatBody(GenerationBody):
     tool_choice: str | dict[str, Any] | None = None
 
 
-class LoglikelihoodItem(BaseModel):
+class LoglikelihoodItem(Strict):
     """A continuation and its context, as text, ids or messages; ids are taken as they are."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     context: str | None = None
     continuation: str | None = None
@@ -152,10 +150,8 @@ class LoglikelihoodBody(Body, LoglikelihoodItem):
     )
 
 
-class RollingItem(BaseModel):
+class RollingItem(Strict):
     """A text to score as a whole, or its token ids."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     text: str | None = None
     input_ids: TokenIds | None = None
@@ -340,7 +336,7 @@ def _default_chat_tokens(served: ServedModel) -> int:
 
 
 def _check_tools(body: ChatBody, served: ServedModel) -> None:
-    if body.tools and not served.can(Capability.TOOLS):
+    if body.tools and Capability.TOOLS not in served.capabilities:
         raise make_unsupported(
             "this model's engine has no tools: leave `tools` out, or describe them in a message",
             param="tools",
@@ -379,7 +375,7 @@ def choose_truncation(body: GenerationBody, served: ServedModel) -> Literal["lef
     """Return the body's choice; without one, refuse long prompts if the engine can."""
     if body.truncation is not None:
         return body.truncation
-    return "error" if served.can(Capability.TRUNCATION) else "left"
+    return "error" if Capability.TRUNCATION in served.capabilities else "left"
 
 
 def _set_seed(options: dict[str, Any], choice: int) -> dict[str, Any]:

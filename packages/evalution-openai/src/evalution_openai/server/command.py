@@ -39,10 +39,6 @@ KeyVariable = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The environment variable that holds the API key."),
 ]
-Key = Annotated[
-    str | None,
-    typer.Option(help="The API key itself; other users of the machine may see it."),
-]
 PublicWithoutKey = Annotated[
     bool,
     typer.Option("--public-without-key", help="Accept clients without a key on a public address."),
@@ -70,7 +66,6 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key_env: KeyVariable = None,
-    api_key: Key = None,
     public_without_key: PublicWithoutKey = False,
     max_concurrent: MaxConcurrent = None,
     max_queue: MaxQueue = 512,
@@ -83,7 +78,7 @@ def serve(
     """Serve a model to clients of OpenAI, lm-eval and others, until Ctrl-C."""
     settings = ServerSettings(
         model_name=name,
-        api_key=_read_key(api_key, api_key_env),
+        api_key=_read_key(api_key_env),
         max_concurrent=max_concurrent,
         max_queue=max_queue,
         max_body_bytes=max_body_mib * _MIB,
@@ -94,14 +89,8 @@ def serve(
     )
     check_bind(host, settings)
     made = load_engine(engine).from_options(parse_option_pairs("--option", option))
-    path = model or made.default_model()
-    _serve(
-        made,
-        Model(path=path, **parse_model_fields("--model-field", model_field)),
-        settings,
-        host,
-        port,
-    )
+    fields = parse_model_fields("--model-field", model_field)
+    _serve(made, Model(path=model or made.default_model(), **fields), settings, host, port)
 
 
 def _serve(
@@ -134,12 +123,9 @@ def _to_held_bytes(held_mib: int | None, body_mib: int) -> int | None:
     return held_mib * _MIB
 
 
-def _read_key(key: str | None, variable: str | None) -> str | None:
+def _read_key(variable: str | None) -> str | None:
     if variable is None:
+        return None
+    if key := os.environ.get(variable):
         return key
-    if key is not None:
-        raise ConfigurationError("--api-key and --api-key-env name two keys; give one of them")
-    found = os.environ.get(variable)
-    if not found:
-        raise ConfigurationError(f"--api-key-env {variable}: that environment variable is not set")
-    return found
+    raise ConfigurationError(f"--api-key-env {variable}: that environment variable is not set")

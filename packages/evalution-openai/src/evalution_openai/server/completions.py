@@ -48,36 +48,12 @@ from evalution_openai.server.errors import ApiError, make_unsupported
 from evalution_openai.server.serving import ServedModel
 from evalution_openai.server.streaming import EventStream
 
-_NEEDED = (
+_ECHO_NEEDS = (
     Capability.LOGLIKELIHOOD,
     Capability.LOGPROBS,
     Capability.TOKEN_IDS,
     Capability.IGNORE_EOS,
 )
-
-
-def check_can_echo(served: ServedModel) -> None:
-    """Raise an `ApiError` if the engine can't score prompts token by token."""
-    missing = [capability.value for capability in _NEEDED if not served.can(capability)]
-    if missing:
-        raise make_unsupported(
-            f"echo with logprobs needs an engine that has {', '.join(missing)}; "
-            "/v1/eval/loglikelihood needs less",
-            param="echo",
-        )
-
-
-def make_echo_request(request: GenerationRequest, token_ids: Sequence[int]) -> GenerationRequest:
-    """Make the request that generates after the echo, on the echoed ids.
-
-    A single token may be an end of text: clients that score take the last entry as generated.
-    """
-    return replace(
-        request,
-        prompt=None,
-        input_ids=token_ids,
-        ignore_eos=request.ignore_eos or request.max_new_tokens == 1,
-    )
 
 
 async def score_prompt(
@@ -161,13 +137,21 @@ def _make_call(served: ServedModel, body: CompletionBody) -> _CompletionCall:
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens=0 needs echo: nothing else is asked", param="max_tokens")
     if scores:
-        check_can_echo(served)
+        if missing := [need.value for need in _ECHO_NEEDS if need not in served.capabilities]:
+            raise make_unsupported(
+                f"echo with logprobs needs an engine that has {', '.join(missing)}; "
+                "/v1/eval/loglikelihood needs less",
+                param="echo",
+            )
         prompts = [_encode_prompt(prompt, served) for prompt in prompts]
     elif body.echo and any(prompt.text is None for prompt in prompts):
         served.require_tokenizer("echo of token ids")
     requests = make_completion_requests(body, prompts, served)
     if scores:
-        requests = [make_echo_request(one, one.input_ids or ()) for one in requests]
+        # The one token may be an end of text: clients that score take the last entry as generated.
+        requests = [
+            replace(one, ignore_eos=one.ignore_eos or one.max_new_tokens == 1) for one in requests
+        ]
     served.validate(requests)
     check_listed(requests, served)
     return _CompletionCall(served, body, requests, prompts)

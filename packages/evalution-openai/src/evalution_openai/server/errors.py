@@ -61,14 +61,14 @@ def make_unsupported(message: str, *, param: str | None = None) -> ApiError:
     return ApiError(400, message, code="unsupported", param=param)
 
 
-def make_queue_full(limit: int) -> ApiError:
-    """Make the 429 for a request beyond those that may run or wait."""
+def make_busy(message: str, code: str, headers: Mapping[str, str] | None = None) -> ApiError:
+    """Make the 429 for a request that there is no room for at the moment."""
     return ApiError(
         429,
-        f"{limit} requests are running or waiting, and no more are taken; try again",
+        f"{message}; try again",
         kind="rate_limit_error",
-        code="queue_full",
-        headers={"Retry-After": "1"},
+        code=code,
+        headers={"Retry-After": "1", **(headers or {})},
     )
 
 

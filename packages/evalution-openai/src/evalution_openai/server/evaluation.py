@@ -80,7 +80,7 @@ async def loglikelihood(served: ServedModel, body: LoglikelihoodBody) -> dict[st
             messages=None if item.messages is None else dump_messages(item.messages),
             truncation=item.truncation or "left",
         )
-        served.validation.loglikelihood(request)
+        served.validation.check_loglikelihood(request)
         return request
 
     return await _score(served, body, body.requests, make)
@@ -91,7 +91,7 @@ async def rolling(served: ServedModel, body: RollingBody) -> dict[str, Any]:
 
     def make(item: RollingItem) -> RollingLoglikelihoodRequest:
         request = RollingLoglikelihoodRequest(item.text or "", item.input_ids)
-        served.validation.rolling(request)
+        served.validation.check_rolling(request)
         return request
 
     return await _score(served, body, body.requests, make)

@@ -172,22 +172,12 @@ async def _run_while_connected(
         stop()
 
 
-def _watch_messages(receive: Receive, cancel: Callable[[], None]) -> Callable[[], None]:
+def _watch_messages(receive: Receive, cancel: Callable[[], None]) -> Callable[[], object]:
     """Do what `Client.call_when_gone` does, with ASGI's messages alone."""
 
-    def ended(_: asyncio.Future[None]) -> None:
-        if not watcher.cancelled():
-            cancel()
+    async def wait() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        cancel()
 
-    def stop() -> None:
-        watcher.remove_done_callback(ended)
-        watcher.cancel()
-
-    watcher = asyncio.ensure_future(_wait_for_disconnect(receive))
-    watcher.add_done_callback(ended)
-    return stop
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    return asyncio.ensure_future(wait()).cancel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -74,6 +74,7 @@ class Operation:
     needs_key: bool = True
 
 
+@cache
 def make_document() -> dict[str, Any]:
     """Make the OpenAPI 3.1 document."""
     bodies = [operation.body for operation in OPERATIONS if operation.body is not None]

@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from evalution_core import (
     BaseInferenceSession,
-    Capability,
     GenerationOutput,
     GenerationRequest,
     RequestFailure,
@@ -21,7 +20,7 @@ from evalution_core.encoding import encode_with_leading
 from evalution_core.kinds import RequestKind
 from evalution_enginekit.async_session import AsyncSession
 from evalution_enginekit.request_encoding import RequestValidator
-from evalution_openai.server.errors import ApiError, make_queue_full, make_unsupported
+from evalution_openai.server.errors import ApiError, make_busy, make_unsupported
 from evalution_openai.server.settings import ServerSettings
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -113,13 +112,11 @@ class BodyBudget:
     def check_room(self, size: int) -> None:
         """Raise an `ApiError` (429) if there is no room for `size` more bytes."""
         if self.total + size > self._limit:
-            raise ApiError(
-                429,
+            raise make_busy(
                 f"the bodies of the requests that run or wait have {self.total} bytes; with this "
-                f"one there would be more than the {self._limit} that are held; try again",
-                kind="rate_limit_error",
-                code="bodies_full",
-                headers={"Retry-After": "1", "Connection": "close"},
+                f"one there would be more than the {self._limit} that are held",
+                "bodies_full",
+                {"Connection": "close"},
             )
 
     def take(self, size: int) -> None:
@@ -168,9 +165,6 @@ class ServedModel:
         )
         self._spelled: dict[int, str] = {}
 
-    def can(self, capability: Capability) -> bool:
-        return capability in self.capabilities
-
     def enter(self) -> None:
         """Count a request that runs or waits, until `leave`.
 
@@ -178,7 +172,9 @@ class ServedModel:
             ApiError: 429, there are as many as allowed.
         """
         if self.inside >= self.limit:
-            raise make_queue_full(self.limit)
+            raise make_busy(
+                f"{self.limit} requests are running or waiting, and no more are taken", "queue_full"
+            )
         self.inside += 1
 
     def leave(self) -> None:
@@ -225,7 +221,7 @@ class ServedModel:
     def validate(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise an `EvalutionError` for a request that the session would refuse."""
         for request in requests:
-            self.validation.generation(request)
+            self.validation.check_generation(request)
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
         """Return the outputs in the order of the requests; raises like `events`."""
@@ -253,7 +249,3 @@ class ServedModel:
                 if whole and isinstance(event, GenerationOutput):
                     yield index, TextDelta(event.text, tuple(event.token_ids or ()))
                 yield index, event
-
-    def close(self) -> None:
-        """End all calls; the session stays open. It waits for what runs: call it on a thread."""
-        self.calls.close()

@@ -8,8 +8,8 @@ from typing import Any
 from evalution_core import EngineUnavailableError
 
 
-def library(name: str, backend: str) -> Any:
-    """The module `name`.
+def import_library(name: str, backend: str) -> Any:
+    """Import the module `name`.
 
     Raises:
         EngineUnavailableError: it isn't installed, and what to install; or its import fails.

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from evalution_core import ConfigurationError, EngineUnavailableError
 from evalution_core.builtins import builtin_path
-from evalution_training.backends import library
+from evalution_training.backends import import_library
 from evalution_training.models import NAME, evaluated_model
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
@@ -41,12 +41,8 @@ class LocalBackend:
     name: ClassVar[str] = "local"
     Config: ClassVar[type[BaseModel]] = LocalConfig
 
-    def __init__(
-        self, *, dtype: DType = "auto", device: Device = "auto", trust_remote_code: bool = False
-    ) -> None:
-        self.dtype: DType = dtype
-        self.device: Device = device
-        self.trust_remote_code = trust_remote_code
+    def __init__(self, **params: Any) -> None:
+        self._config = LocalConfig(**params)
 
     def prepare(self, *, model: dict[str, Any], run_dir: str) -> dict[str, Any]:
         """Load the model, in training mode as a loop expects it.
@@ -55,14 +51,18 @@ class LocalBackend:
             EngineUnavailableError: torch or Transformers is missing, or the device.
             ConfigurationError: nothing that can be loaded is there.
         """
-        torch, transformers = library("torch", "local"), library("transformers", "local")
-        device = _device(torch, self.device)
+        torch, transformers = (
+            import_library("torch", "local"),
+            import_library("transformers", "local"),
+        )
+        config = self._config
+        device = _find_device(torch, config.device)
         weights = evaluated_model(model)
         common: dict[str, Any] = {
-            "trust_remote_code": self.trust_remote_code,
+            "trust_remote_code": config.trust_remote_code,
             "revision": weights.revision,
         }
-        dtype: Any = "auto" if self.dtype == "auto" else getattr(torch, self.dtype)
+        dtype: Any = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
         try:
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
                 _source(weights.tokenizer_path or model[NAME]), **common, **weights.tokenizer_kwargs
@@ -86,33 +86,28 @@ class LocalBackend:
         }
 
     def teardown(self, handles: dict[str, Any]) -> None:
-        """Let go of the model, and empty the cache of its device."""
+        """Free the model, and empty the cache of its device."""
         for name in ("model", "tokenizer"):
             handles.pop(name, None)
         gc.collect()
-        torch = library("torch", "local")
-        if handles["device"] == "cuda":
-            torch.cuda.empty_cache()
-        elif handles["device"] == "mps":
-            torch.mps.empty_cache()
+        if handles["device"] != "cpu":
+            import_library("torch", "local").get_device_module(handles["device"]).empty_cache()
 
 
 def _source(name: str) -> str:
     return str(builtin_path(name, "safetensors")) if name.startswith("builtin:") else name
 
 
-def _device(torch: Any, asked: Device) -> str:
+def _find_device(torch: Any, asked: Device) -> str:
     there: dict[str, bool] = {
-        "cuda": bool(torch.cuda.is_available()),
-        "mps": bool(torch.backends.mps.is_available()),
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
         "cpu": True,
     }
-    if asked == "auto":
-        return next(name for name, is_there in there.items() if is_there)
-    if not there[asked]:
-        names = ", ".join(name for name, is_there in there.items() if is_there)
+    names = [name for name, is_there in there.items() if is_there]
+    if asked != "auto" and asked not in names:
         raise EngineUnavailableError(
             f"backend 'local' was asked for device {asked!r}, which torch {torch.__version__} "
-            f"doesn't find here (there is: {names})"
+            f"doesn't find here (there is: {', '.join(names)})"
         )
-    return asked
+    return names[0] if asked == "auto" else asked

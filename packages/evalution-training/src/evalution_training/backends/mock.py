@@ -27,7 +27,7 @@ class MockBackend:
         self.fail_on_prepare = fail_on_prepare
 
     def prepare(self, *, model: dict[str, Any], run_dir: str) -> dict[str, Any]:
-        """The stub `{"backend": "mock", "model": …, "run_dir": …}`.
+        """Return the stub `{"backend": "mock", "model": …, "run_dir": …}`.
 
         Raises:
             EngineRuntimeError: it was asked to fail.

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from evalution_core import ConfigurationError, EngineUnavailableError
 from evalution_core.redaction import redact_text
-from evalution_training.backends import library
+from evalution_training.backends import import_library
 from evalution_training.models import NAME
 
 HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
@@ -57,33 +57,26 @@ class TinkerBackend:
     name: ClassVar[str] = "tinker"
     Config: ClassVar[type[BaseModel]] = TinkerConfig
 
-    def __init__(
-        self,
-        *,
-        api_key_env: str = "TINKER_API_KEY",
-        base_url: str | None = None,
-        timeout: float = 90.0,
-    ) -> None:
-        self.api_key_env = api_key_env
-        self.base_url = base_url
-        self.timeout = timeout
+    def __init__(self, **params: Any) -> None:
+        self._config = TinkerConfig(**params)
 
     def prepare(self, *, model: dict[str, Any], run_dir: str) -> dict[str, Any]:
-        """Ask the server for a sign of life, and make a client of it.
+        """Make a client of the server, if it answers.
 
         Raises:
             ConfigurationError: the key's variable isn't set, or the server refuses the key.
             EngineUnavailableError: tinker isn't installed, or nothing answers in time.
         """
-        tinker = library("tinker", "tinker")
-        key = os.environ.get(self.api_key_env)
+        tinker = import_library("tinker", "tinker")
+        config = self._config
+        key = os.environ.get(config.api_key_env)
         if not key:
             raise ConfigurationError(
-                f"backend 'tinker' reads its key from the environment variable {self.api_key_env}, "
-                "which isn't set; set it (for a server that asks for none, to any text that begins "
-                "with tml-), or name another with api_key_env"
+                f"backend 'tinker' reads its key from the environment variable "
+                f"{config.api_key_env}, which isn't set; set it (for a server that asks for none, "
+                f"to any text that begins with tml-), or name another with api_key_env"
             )
-        url = (self.base_url or os.environ.get("TINKER_BASE_URL") or HOSTED).rstrip("/")
+        url = (config.base_url or os.environ.get("TINKER_BASE_URL") or HOSTED).rstrip("/")
         self._check_alive(url, key)
         return {
             "backend": "tinker",
@@ -96,7 +89,7 @@ class TinkerBackend:
         }
 
     def teardown(self, handles: dict[str, Any]) -> None:
-        """Let go of the client; the server ends a session that sends no sign of life."""
+        """Drop the client; the server ends a session that sends no sign of life."""
         handles.pop("service_client", None)
 
     def _check_alive(self, url: str, key: str) -> None:
@@ -104,20 +97,17 @@ class TinkerBackend:
         shown = redact_text(url)
         if not url.startswith(("http://", "https://")):
             raise ConfigurationError(
-                f"base_url of backend 'tinker' must begin with http:// or https://, got "
-                f"{redact_text(url)!r}"
+                f"base_url of backend 'tinker' must begin with http:// or https://, got {shown!r}"
             )
-        request = urllib.request.Request(
-            f"{url}/api/v1/get_server_capabilities", headers={"X-API-Key": key}
-        )
+        address, timeout = f"{url}/api/v1/get_server_capabilities", self._config.timeout
+        request = urllib.request.Request(address, headers={"X-API-Key": key})
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout):
-                return
+            urllib.request.urlopen(request, timeout=timeout).close()
         except urllib.error.HTTPError as error:
             error.close()
             if error.code in _REFUSED:
                 raise ConfigurationError(
-                    f"the server at {redact_text(url)} refuses the key in {self.api_key_env} (HTTP "
+                    f"the server at {shown} refuses the key in {self._config.api_key_env} (HTTP "
                     f"{error.code})"
                 ) from None
         except InvalidURL as error:
@@ -126,6 +116,6 @@ class TinkerBackend:
             ) from None
         except (OSError, HTTPException) as error:
             raise EngineUnavailableError(
-                f"no Tinker-compatible server answers at {shown} within {self.timeout:g} s "
+                f"no Tinker-compatible server answers at {shown} within {timeout:g} s "
                 f"({redact_text(str(error), (key,))}); start it, or name another with base_url"
             ) from None

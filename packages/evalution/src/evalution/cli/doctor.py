@@ -14,7 +14,7 @@ from evalution.cli.listings import complete_known_engines
 from evalution.cli.options import DebugOption, JsonOption
 from evalution.doctor.engines import PATIENCE, EngineHealth, choose_engines, examine_engine
 from evalution.doctor.machine import Machine, inspect_machine
-from evalution.table import console
+from evalution.table import make_console
 
 
 def doctor(
@@ -57,7 +57,7 @@ def doctor(
 
 
 def _print_machine(machine: Machine) -> None:
-    terminal = console()
+    terminal = make_console()
     absent = "none that nvidia-smi or rocm-smi reports"
     for label, text in (
         ("Python", f"{machine.python} ({machine.executable})"),
@@ -69,7 +69,7 @@ def _print_machine(machine: Machine) -> None:
 
 
 def _print_health(health: EngineHealth) -> None:
-    terminal = console()
+    terminal = make_console()
     for line in _list_health(health):
         terminal.print(line, soft_wrap=True)
 

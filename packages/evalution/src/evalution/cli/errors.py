@@ -11,7 +11,7 @@ from signal import SIG_IGN, SIGINT, signal
 import typer
 
 from evalution.redaction import mask_text
-from evalution.table import console
+from evalution.table import make_console
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
@@ -73,7 +73,7 @@ def _print_traceback() -> None:
 
 def print_error(error: EvalutionError) -> None:
     """Print the error, its notes and what to do next to stderr, without secrets."""
-    terminal = console(stderr=True)
+    terminal = make_console(stderr=True)
     terminal.print("error:", style="bold red", end=" ")
     terminal.print(mask_text(str(error)), soft_wrap=True)
     for note in getattr(error, "__notes__", ()):

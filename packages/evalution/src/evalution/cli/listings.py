@@ -18,13 +18,13 @@ from evalution.cli.options import DebugOption
 from evalution.hints import INSTALL_HINTS
 from evalution.suites.discovery import available_suites, load_suite
 from evalution.suites.suite import Suite, SuiteDeclaration
-from evalution.table import console
+from evalution.table import make_console
 from evalution.user_input import LARGEST
 from evalution.yaml_spec.option_schema import (
-    engine_options_schema,
-    filter_definitions,
+    make_engine_schema,
+    make_filter_definitions,
+    make_suite_schema,
     read_docstring,
-    suite_options_schema,
     summarize_docstring,
 )
 from evalution_core import load_engine
@@ -147,9 +147,9 @@ def engines(
         capabilities = sorted(engine.capabilities)
         if as_json:
             facts = {"name": engine.__name__, "capabilities": capabilities}
-            _print_json({**facts, "options_schema": engine_options_schema(engine)})
+            _print_json({**facts, "options_schema": make_engine_schema(engine)})
         else:
-            _print_options(engine, engine_options_schema(engine), f"can: {', '.join(capabilities)}")
+            _print_options(engine, make_engine_schema(engine), f"can: {', '.join(capabilities)}")
 
 
 def _list_engines(*, as_json: bool) -> None:
@@ -162,7 +162,7 @@ def _list_engines(*, as_json: bool) -> None:
         for row in rows:
             package = row["distribution"] or "(this process)"
             table.add_row(row["name"], package, row["version"] or "", row["value"])
-        console().print(table)
+        make_console().print(table)
     else:
         print("no engine is installed; the smallest one comes with pip install evalution-reference")
 
@@ -181,10 +181,10 @@ def suites(
             _list_suites(as_json=as_json)
             return
         kind = load_suite(name)
-        schema = suite_options_schema(kind)
+        schema = make_suite_schema(kind)
         facts = {"name": kind.__name__, **_describe_suite(kind)}
         if as_json:
-            schema["$defs"] = {**schema.get("$defs", {}), **filter_definitions()}
+            schema["$defs"] = {**schema.get("$defs", {}), **make_filter_definitions()}
             _print_json({**facts, "options_schema": schema})
         else:
             asked = facts["requests"] or "what its suites ask for"
@@ -204,15 +204,16 @@ def _list_suites(*, as_json: bool) -> None:
     table = _make_table("suite", "what it measures", "asks for")
     for row in rows:
         table.add_row(row["name"], row["measures"] or row["value"], row["requests"])
-    console().print(table)
+    make_console().print(table)
 
 
 def _describe_suite(kind: type[SuiteDeclaration] | None) -> dict[str, str | None]:
     """Return kind of its requests and what it measures; a set has suites of several kinds."""
     if kind is None:
         return {"requests": None, "measures": None}
+    measures = summarize_docstring(read_docstring(kind))
     requests = kind.request_kind.label if issubclass(kind, Suite) else None
-    return {"requests": requests, "measures": summarize_docstring(read_docstring(kind))}
+    return {"requests": requests, "measures": measures}
 
 
 def _make_table(*columns: str) -> Table:
@@ -225,7 +226,7 @@ def _make_table(*columns: str) -> Table:
 def _print_options(kind: type[Any], schema: Mapping[str, Any], last_line: str) -> None:
     if summary := summarize_docstring(read_docstring(kind)):
         print(summary)
-    console().print(make_options_table(kind.__name__, schema))
+    make_console().print(make_options_table(kind.__name__, schema))
     print(last_line)
 
 

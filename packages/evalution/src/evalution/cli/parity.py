@@ -12,7 +12,7 @@ from evalution.cli.options import DebugOption, JsonOption, SpecArgument
 from evalution.progress_bar import make_terminal_progress
 from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel
-from evalution.table import console
+from evalution.table import make_console
 from evalution.yaml_spec.run_spec import Spec, load_spec
 from evalution_core import ConfigurationError
 
@@ -49,7 +49,7 @@ def parity(
         folder = None if output is None else file.parity_folder(output)
         result = check.check_parity(
             EngineAndModel(loaded.engine, loaded.model),
-            _against(loaded, spec),
+            _require_against(loaded, spec),
             loaded.tests,
             tolerance=check.Tolerance(tolerance, decisions),
             limit=limit,
@@ -63,7 +63,7 @@ def parity(
             raise typer.Exit(EXIT_OUTSIDE)
 
 
-def _against(loaded: Spec, spec: str) -> EngineAndModel:
+def _require_against(loaded: Spec, spec: str) -> EngineAndModel:
     if loaded.against is None:
         name = type(loaded.engine).__name__
         raise ConfigurationError(
@@ -79,14 +79,14 @@ def _show(result: ParityResult, written: Path | None, *, as_json: bool) -> None:
     if as_json:
         print(to_json(result.to_dict(), indent=2))
         return
-    terminal = console()
-    for line in table.headings(result):
+    terminal = make_console()
+    for line in table.list_headings(result):
         terminal.print(line, soft_wrap=True)
-    terminal.print(table.parity_table(result, width=terminal.width))
+    terminal.print(table.make_parity_table(result, width=terminal.width))
     terminal.print(table.LEGEND, style="dim", soft_wrap=True)
-    for line in table.remarks(result):
+    for line in table.list_remarks(result):
         terminal.print(line, style="yellow", soft_wrap=True)
-    for line in table.verdict(result):
+    for line in table.list_verdict(result):
         terminal.print(line, style="green" if result.is_within else "red", soft_wrap=True)
     if written is not None:
         print(f"results: {written}")

@@ -33,9 +33,9 @@ from evalution.results import to_json
 from evalution.runs.preflight import EngineAndModel, check_capabilities, check_model, parse_tests
 from evalution.runs.run_identity import find_free_name
 from evalution.suites.suite import AnySuite
-from evalution.table import console
+from evalution.table import make_console
 from evalution.yaml_spec.run_spec import load_spec
-from evalution.yaml_spec.schema import spec_schema
+from evalution.yaml_spec.schema import make_spec_schema
 from evalution_core import ConfigurationError
 
 
@@ -46,7 +46,7 @@ def schema(output: OutputFileOption = None, debug: DebugOption = False) -> None:
     completes a spec by it if the spec begins with `# yaml-language-server: $schema=FILE`.
     """
     with report_errors(debug=debug):
-        found = spec_schema()
+        found = make_spec_schema()
         for complaint in found.complaints:
             typer.echo(f"left out: {mask_text(complaint)}", err=True)
         write_text(json.dumps(found.schema, indent=2, ensure_ascii=False) + "\n", output)
@@ -124,19 +124,19 @@ def compare(
         if as_json:
             print(to_json(found.to_dict(), indent=2))
             return
-        terminal = console()
-        for line in table.headings(found):
+        terminal = make_console()
+        for line in table.list_headings(found):
             terminal.print(line, soft_wrap=True)
         if found.suites:
-            terminal.print(table.comparison_table(found, width=terminal.width))
-            terminal.print(table.legend(terminal.width), style="dim", soft_wrap=True)
-        for line in table.remarks(found):
+            terminal.print(table.make_comparison_table(found, width=terminal.width))
+            terminal.print(table.make_legend(terminal.width), style="dim", soft_wrap=True)
+        for line in table.list_remarks(found):
             terminal.print(line, style="yellow", soft_wrap=True)
         most = _FLIPS_SHOWN if flipped is None else flipped
         for suite in found.suites:
             if suite.flips and most:
-                terminal.print("\n" + table.flip_heading(suite, most), soft_wrap=True)
-                terminal.print(table.flip_table(suite, most))
+                terminal.print("\n" + table.make_flip_heading(suite, most), soft_wrap=True)
+                terminal.print(table.make_flip_table(suite, most))
 
 
 app = typer.Typer(

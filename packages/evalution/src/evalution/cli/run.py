@@ -21,7 +21,7 @@ from evalution.results import RunResult
 from evalution.runs.options import DefaultFolder, RunOptions
 from evalution.runs.preflight import parse_tests
 from evalution.runs.run import Run
-from evalution.table import complaints, console, result_table
+from evalution.table import list_complaints, make_console, make_result_table
 from evalution.yaml_spec.run_spec import Spec, load_spec
 from evalution_core import ConfigurationError, EvalutionError, UnsupportedRequestError
 
@@ -94,7 +94,7 @@ def run(
             _run_all(handle, loaded)
         finally:
             if handle.has_begun:
-                _show(handle.result, _again(handle.result, spec, limit, cache))
+                _show(handle.result, _format_resume_command(handle.result, spec, limit, cache))
         if handle.result.failed:
             raise typer.Exit(EXIT_WITH_FAILURES)
 
@@ -135,7 +135,9 @@ def _run_all(handle: Run, spec: Spec) -> None:
         raise failure from error
 
 
-def _again(result: RunResult, spec: str, limit: int | None, cache: str | None) -> str:
+def _format_resume_command(
+    result: RunResult, spec: str, limit: int | None, cache: str | None
+) -> str:
     """The command by which a run goes on."""
     words = ["evalution", "run", spec, "--output", str(result.folder)]
     if limit is not None:
@@ -147,10 +149,10 @@ def _again(result: RunResult, spec: str, limit: int | None, cache: str | None) -
 
 def _show(result: RunResult, again: str) -> None:
     if result.suites:
-        terminal = console()
-        terminal.print(result_table(result, width=terminal.width))
-    for line in (*result.notices, *complaints(result)):
-        console(stderr=True).print(line, style="yellow", soft_wrap=True)
+        terminal = make_console()
+        terminal.print(make_result_table(result, width=terminal.width))
+    for line in (*result.notices, *list_complaints(result)):
+        make_console(stderr=True).print(line, style="yellow", soft_wrap=True)
     print(f"results: {result.folder}")
     if result.status != "done":
         print(f"to resume: {again}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Any, cast
 
@@ -12,10 +11,11 @@ import typer
 
 from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption, JsonOption
+from evalution.comparison.comparison import is_binary
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.reader import read_partial_suites, read_run
-from evalution.samples import SuiteSamples
-from evalution.table import complaints, console, result_table
+from evalution.samples import SampleColumns, SuiteSamples
+from evalution.table import list_complaints, make_console, make_result_table
 from evalution_core import ConfigurationError
 from evalution_core.plugins import did_you_mean
 
@@ -44,7 +44,7 @@ def show(
     with report_errors(debug=debug):
         run = read_run(directory)
         if samples is not None:
-            _show_samples(_suite(run, samples), failed, wrong, limit, as_json=as_json)
+            _show_samples(_find_suite(run, samples), failed, wrong, limit, as_json=as_json)
         elif failed or wrong or limit is not None:
             raise ConfigurationError(
                 "--failed, --wrong and --limit choose samples; name --samples SUITE"
@@ -56,38 +56,41 @@ def show(
 
 
 def _show_run(run: RunResult) -> None:
-    terminal = console()
+    terminal = make_console()
     if run.suites:
-        terminal.print(result_table(run, width=terminal.width))
+        terminal.print(make_result_table(run, width=terminal.width))
     else:
         terminal.print("no suite is finished", soft_wrap=True)
-    for line in (*complaints(run), *_begun(run), *run.notices):
+    for line in (*list_complaints(run), *_list_unfinished(run), *run.notices):
         terminal.print(line, style="yellow", soft_wrap=True)
-    for name, text in _conditions(run):
+    for name, text in _list_conditions(run):
         terminal.print(f"{name:8} {text}", soft_wrap=True)
 
 
-def _begun(run: RunResult) -> Iterator[str]:
+def _list_unfinished(run: RunResult) -> Iterator[str]:
     for suite in read_partial_suites(run):
         option = f"--samples {shlex.quote(suite.name)}"
         yield f"{suite.name}: not finished; {option} shows what it has so far"
 
 
-def _conditions(run: RunResult) -> Iterator[tuple[str, str]]:
+def _list_conditions(run: RunResult) -> Iterator[tuple[str, str]]:
     engine = run.engine
-    yield "status", _status(run)
-    yield "model", _listed(run.model)
+    yield "status", _format_status(run)
+    yield "model", _format_options(run.model)
     package = " ".join(str(engine[key]) for key in ("distribution", "version") if engine.get(key))
     named = f"{engine.get('name') or engine.get('session')}{f' ({package})' if package else ''}"
-    yield "engine", ", ".join(part for part in (named, _listed(engine.get("options"))) if part)
-    if in_use := _listed(engine.get("execution")):
+    yield (
+        "engine",
+        ", ".join(part for part in (named, _format_options(engine.get("options"))) if part),
+    )
+    if in_use := _format_options(engine.get("execution")):
         yield "in use", in_use
     if check := engine.get("self_check"):
         yield "check", f"{check['outcome']}: {check['detail']}"
-    yield "when", ", ".join(_times(run))
+    yield "when", ", ".join(_list_times(run))
 
 
-def _status(run: RunResult) -> str:
+def _format_status(run: RunResult) -> str:
     if run.status == "running":
         return "running, or it was killed; what it has finished so far is shown"
     if run.error is None:
@@ -99,32 +102,34 @@ def _status(run: RunResult) -> str:
     return f"{run.status}{place}: {run.error.get('type')}: {run.error.get('message')}"
 
 
-def _times(run: RunResult) -> Iterator[str]:
+def _list_times(run: RunResult) -> Iterator[str]:
     yield run.started or "never started"
     for name, seconds in run.timings.items():
         yield f"{name.removesuffix('_s')} {seconds:.1f} s"
 
 
-def _listed(options: Any) -> str:
+def _format_options(options: Any) -> str:
     """`name=value` of what is set."""
     if not isinstance(options, dict):
         return ""
     known = cast(dict[str, Any], options)
-    return ", ".join(f"{k}={_short(v)}" for k, v in known.items() if v not in (None, "", {}, []))
+    return ", ".join(
+        f"{k}={_format_value(v)}" for k, v in known.items() if v not in (None, "", {}, [])
+    )
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Numbers with as many digits as a reader needs, true and false as a spec has them."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        return f"[{', '.join(_short(member) for member in cast(list[Any], value))}]"
+        return f"[{', '.join(_format_value(member) for member in cast(list[Any], value))}]"
     return str(value)
 
 
-def _suite(run: RunResult, name: str) -> SuiteResult:
+def _find_suite(run: RunResult, name: str) -> SuiteResult:
     found = {suite.name: suite for suite in (*run.suites, *read_partial_suites(run))}
     if name not in found:
         listed = ", ".join(found) or "none"
@@ -143,33 +148,24 @@ def _show_samples(
     samples = suite.stored_samples
     count, found = len(samples), iter(samples)
     if failed or wrong:
-        rows = _failed(samples) if failed else _wrong(suite, samples)
+        rows = (
+            [sample.index for sample in samples if sample.error is not None]
+            if failed
+            else _find_wrong(suite, samples)
+        )
         count, found = len(rows), samples.at(rows)
     if as_json:
-        _print_list(sample.to_dict() for sample in islice(found, limit))
+        print(to_json([sample.to_dict() for sample in islice(found, limit)], indent=2))
         return
     most = limit or _SAMPLES_SHOWN
-    terminal = console()
+    terminal = make_console()
     for sample in islice(found, most):
-        for line in _lines(sample):
+        for line in _format_sample(sample):
             terminal.print(line, soft_wrap=True)
-    terminal.print(_counted(min(most, count), count, len(samples)), soft_wrap=True)
+    terminal.print(_count_samples(min(most, count), count, len(samples)), soft_wrap=True)
 
 
-def _print_list(values: Iterable[dict[str, Any]]) -> None:
-    """JSON as of the whole list, of which no more than one member is held."""
-    texts = (to_json(value, indent=2).replace("\n", "\n  ") for value in values)
-    first = next(texts, None)
-    if first is None:
-        print("[]")
-        return
-    print(f"[\n  {first}", end="")
-    for text in texts:
-        print(f",\n  {text}", end="")
-    print("\n]")
-
-
-def _counted(shown: int, found: int, every: int) -> str:
+def _count_samples(shown: int, found: int, every: int) -> str:
     """Return a line that counts the samples above, and all of them."""
     if not every:
         return "no samples were kept"
@@ -179,47 +175,35 @@ def _counted(shown: int, found: int, every: int) -> str:
     return f"{shown} of {found} samples{more}"
 
 
-def _failed(samples: SuiteSamples) -> array[int]:
-    """The rows without an answer."""
-    return array("q", (sample.index for sample in samples if sample.error is not None))
-
-
-def _wrong(suite: SuiteResult, samples: SuiteSamples) -> array[int]:
-    """The rows whose main metric is 0.
+def _find_wrong(suite: SuiteResult, samples: SuiteSamples) -> list[int]:
+    """Return the rows whose main metric is 0.
 
     Raises:
         ConfigurationError: no metric of the suite calls a sample right or wrong.
     """
+    columns = SampleColumns(samples)
     # A suite that was cut off has no scores, but its samples do.
-    found: dict[str, array[int]] = {name: array("q") for name in suite.metrics}
-    graded: set[str] = set()
-    for sample in samples:
-        for name, value in sample.metrics.items():
-            if name not in found and not suite.metrics:
-                found[name] = array("q")
-            if value not in (None, 0.0, 1.0):
-                graded.add(name)
-            elif value == 0.0 and name in found:
-                found[name].append(sample.index)
-    for name, rows in found.items():
-        if name not in graded:
-            return rows
+    names = list(suite.metrics or columns.metrics)
+    for name in names:
+        values = columns.metrics.get(name, ())
+        if is_binary(values):
+            return [row for row, value in zip(columns.rows, values, strict=True) if value == 0.0]
     raise ConfigurationError(
         f"suite {suite.name!r} calls no sample right or wrong (its metrics: "
-        f"{', '.join(found)}); leave --wrong out"
+        f"{', '.join(names)}); leave --wrong out"
     )
 
 
-def _lines(sample: SampleResult) -> Iterator[str]:
+def _format_sample(sample: SampleResult) -> Iterator[str]:
     scores = ", ".join(f"{name} {value:g}" for name, value in sample.metrics.items())
     yield f"{sample.suite}, row {sample.index}: {scores}".rstrip(": ")
     parts = {
         "error": sample.error,
-        "prompt": _prompt(sample),
+        "prompt": _format_prompt(sample),
         "target": sample.target,
         "text" if "answer" in sample.extracted else "answer": sample.prediction,
-        "taken": _listed(dict(sample.extracted)) or None,
-        "tokens": _listed(dict(sample.tokens)) or None,
+        "taken": _format_options(dict(sample.extracted)) or None,
+        "tokens": _format_options(dict(sample.tokens)) or None,
     }
     for name, text in parts.items():
         if text is not None:
@@ -227,7 +211,7 @@ def _lines(sample: SampleResult) -> Iterator[str]:
     yield ""
 
 
-def _prompt(sample: SampleResult) -> str | None:
+def _format_prompt(sample: SampleResult) -> str | None:
     prompt = sample.prompt
     if prompt is not None and not isinstance(prompt, str):
         prompt = "\n".join(f"{m.get('role')}: {m.get('content')}" for m in prompt)

@@ -6,7 +6,7 @@ import math
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
 from evalution.comparison.significance import (
@@ -20,7 +20,6 @@ from evalution.results import MetricResult, RunResult, SampleResult
 from evalution.runs.reader import RunSamples, read_run
 from evalution.samples import SampleColumns
 
-_SECTIONS = ("model", "engine", "scoring_policy", "versions")
 _LEFT_OUT = frozenset({"engine.capabilities", "engine.self_check"})
 """Fields that describe a run and decide nothing."""
 
@@ -33,18 +32,8 @@ class Difference:
     left: Any
     right: Any
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"field": self.field, "left": self.left, "right": self.right}
 
-
-def run_differences(left: RunResult, right: RunResult) -> list[Difference]:
-    """Differences of model, engine, scoring policy, versions and row limit, in that order."""
-    before = {name: getattr(left, name) for name in (*_SECTIONS, "limit", "step")}
-    after = {name: getattr(right, name) for name in (*_SECTIONS, "limit", "step")}
-    return [*leaf_differences(before, after)]
-
-
-def leaf_differences(left: Any, right: Any, at: str = "") -> Iterator[Difference]:
+def find_leaf_differences(left: Any, right: Any, at: str = "") -> Iterator[Difference]:
     """A difference for each value that isn't the same, however deep it stands; `at` is its path.
 
     An empty mapping is the same as none at all.
@@ -59,7 +48,7 @@ def leaf_differences(left: Any, right: Any, at: str = "") -> Iterator[Difference
         if [side[name] for side in (before, after) if name in side] == [{}]:
             continue  # a field that is empty here, and that the other's Evalution didn't have yet
         place = f"{at}.{name}" if at else name
-        yield from leaf_differences(before.get(name), after.get(name), place)
+        yield from find_leaf_differences(before.get(name), after.get(name), place)
 
 
 _OF_THE_ROWS = frozenset({"batch_size", "max_rows", "name", "order", "row_indices"})
@@ -114,12 +103,25 @@ def pair_samples(left: SampleColumns, right: SampleColumns, *, same_prompts: boo
             found.left_only += 1
             continue
         matched += 1
-        _match(found, (left, before), (right, after), same_prompts=same_prompts)
+        if left.failed[before] or right.failed[after]:
+            found.left_failed += left.failed[before]
+            found.right_failed += right.failed[after]
+            continue
+        prompts = left.prompts[before], right.prompts[after]
+        is_other_prompt = prompts[0] != prompts[1] and 0 not in prompts
+        if left.targets[before] != right.targets[after] or (is_other_prompt and same_prompts):
+            found.other_rows += 1
+            continue
+        found.other_prompts += is_other_prompt
+        found.left.append(before)
+        found.right.append(after)
     found.right_only = len(right) - matched
     return found
 
 
-def option_differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, list[Any]]:
+def find_option_differences(
+    left: Mapping[str, Any], right: Mapping[str, Any]
+) -> dict[str, list[Any]]:
     """Options whose values differ, as `[left, right]`; one that a side lacks is None there."""
     names = [*left, *(name for name in right if name not in left)]
     return {
@@ -127,33 +129,6 @@ def option_differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dic
         for name in names
         if name != "name" and left.get(name) != right.get(name)
     }
-
-
-def keeps_prompts(differing: Mapping[str, Any]) -> bool:
-    """Report whether suites with these differing options put the same prompt for a row."""
-    return _OF_THE_ROWS.issuperset(differing)
-
-
-def _match(
-    found: Pairing,
-    before: tuple[SampleColumns, int],
-    after: tuple[SampleColumns, int],
-    *,
-    same_prompts: bool,
-) -> None:
-    (left, here), (right, there) = before, after
-    if left.failed[here] or right.failed[there]:
-        found.left_failed += left.failed[here]
-        found.right_failed += right.failed[there]
-        return
-    prompts = left.prompts[here], right.prompts[there]
-    is_other_prompt = prompts[0] != prompts[1] and 0 not in prompts
-    if left.targets[here] != right.targets[there] or (is_other_prompt and same_prompts):
-        found.other_rows += 1
-        return
-    found.other_prompts += is_other_prompt
-    found.left.append(here)
-    found.right.append(there)
 
 
 SCHEMA_VERSION = 1
@@ -223,9 +198,6 @@ class Flip:
     right: str | None
     winner: Side
 
-    def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(slots=True)
 class SuiteComparison:
@@ -249,7 +221,7 @@ class SuiteComparison:
             "rows": self.rows.to_dict(),
             "metrics": {metric.name: metric.to_dict() for metric in self.metrics},
             "flipped_by": self.flipped_by,
-            "flips": [flip.to_dict() for flip in self.flips],
+            "flips": [asdict(flip) for flip in self.flips],
         }
 
 
@@ -281,7 +253,7 @@ class Comparison:
             "schema_version": SCHEMA_VERSION,
             "left": _run_record(self.left),
             "right": _run_record(self.right),
-            "differences": [difference.to_dict() for difference in self.differences],
+            "differences": [asdict(difference) for difference in self.differences],
             "suites": [suite.to_dict() for suite in self.suites],
             "left_only": self.left_only,
             "right_only": self.right_only,
@@ -296,9 +268,8 @@ def compare(
     Raises:
         ConfigurationError: a folder holds no run, or its samples can't be read.
     """
-    before = left if isinstance(left, RunResult) else read_run(left)
-    after = right if isinstance(right, RunResult) else read_run(right)
-    return compare_samples(RunSamples(before), RunSamples(after))
+    sides = [side if isinstance(side, RunResult) else read_run(side) for side in (left, right)]
+    return compare_samples(*map(RunSamples, sides))
 
 
 def compare_samples(left: RunSamples, right: RunSamples) -> Comparison:
@@ -307,11 +278,22 @@ def compare_samples(left: RunSamples, right: RunSamples) -> Comparison:
     return Comparison(
         left.run,
         right.run,
-        run_differences(left.run, right.run),
-        [_suite(name, (left, right)) for name in here if name in there],
+        [*find_leaf_differences(_list_conditions(left.run), _list_conditions(right.run))],
+        [_compare_suite(name, (left, right)) for name in here if name in there],
         [name for name in here if name not in there],
         [name for name in there if name not in here],
     )
+
+
+def _list_conditions(run: RunResult) -> dict[str, Any]:
+    return {
+        "model": run.model,
+        "engine": run.engine,
+        "scoring_policy": run.scoring_policy,
+        "versions": run.versions,
+        "limit": run.limit,
+        "step": run.step,
+    }
 
 
 def find_flipped_rows(comparisons: Iterable[Comparison]) -> dict[str, set[int]]:
@@ -326,12 +308,12 @@ def find_flipped_rows(comparisons: Iterable[Comparison]) -> dict[str, set[int]]:
 _Sides = tuple[RunSamples, RunSamples]
 
 
-def _suite(name: str, sides: _Sides) -> SuiteComparison:
+def _compare_suite(name: str, sides: _Sides) -> SuiteComparison:
     left, right = (side.run[name] for side in sides)
-    options = option_differences(left.options, right.options)
+    options = find_option_differences(left.options, right.options)
     columns = sides[0].columns(left), sides[1].columns(right)
-    rows = pair_samples(*columns, same_prompts=keeps_prompts(options))
-    options |= option_differences(left.provenance, right.provenance)
+    rows = pair_samples(*columns, same_prompts=_OF_THE_ROWS.issuperset(options))
+    options |= find_option_differences(left.provenance, right.provenance)
     same_rows = rows.are_all if all(columns) else left.n == right.n
     found = SuiteComparison(name, options, rows, [])
     for metric in dict.fromkeys([*left.metrics, *right.metrics]):
@@ -339,11 +321,12 @@ def _suite(name: str, sides: _Sides) -> SuiteComparison:
         test = None
         if before is not None and after is not None:
             is_mean = all(map(_is_mean, (before, after), (metric, metric), columns))
-            values = _values(rows, columns, metric)
+            indices, values = _pair_values(rows, columns, metric)
             test = _test(values, is_mean=is_mean, higher_is_better=before.higher_is_better)
             if found.flipped_by is None and test is not None and all(map(is_binary, values)):
                 found.flipped_by = metric
-                found.flips = [*_flips(found, columns, sides, right=before.higher_is_better)]
+                is_up = before.higher_is_better
+                found.flips = [*_find_flips(found, sides, indices, values, right=is_up)]
         known = before or after
         assert known is not None
         found.metrics.append(
@@ -356,22 +339,17 @@ _Columns = tuple[SampleColumns, SampleColumns]
 _Values = tuple[Sequence[float], Sequence[float]]
 
 
-def _numbers(rows: Pairing, columns: _Columns, metric: str) -> Iterator[tuple[int, float, float]]:
-    """The row and the metric's two values, of rows that have a finite one on both sides."""
+def _pair_values(rows: Pairing, columns: _Columns, metric: str) -> tuple[Sequence[int], _Values]:
+    """Return rows that have a finite value of the metric on both sides, and the values."""
+    found, before, after = array("q"), array("d"), array("d")
     left, right = (side.metrics.get(metric) for side in columns)
-    if left is None or right is None:
-        return
-    for before, after in zip(rows.left, rows.right, strict=True):
-        if math.isfinite(left[before]) and math.isfinite(right[after]):
-            yield columns[0].rows[before], left[before], right[after]
-
-
-def _values(rows: Pairing, columns: _Columns, metric: str) -> _Values:
-    left, right = array("d"), array("d")
-    for _, before, after in _numbers(rows, columns, metric):
-        left.append(before)
-        right.append(after)
-    return left, right
+    if left is not None and right is not None:
+        for here, there in zip(rows.left, rows.right, strict=True):
+            if math.isfinite(left[here]) and math.isfinite(right[there]):
+                found.append(columns[0].rows[here])
+                before.append(left[here])
+                after.append(right[there])
+    return found, (before, after)
 
 
 def _test(values: _Values, *, is_mean: bool, higher_is_better: bool) -> PairedTest | None:
@@ -397,27 +375,28 @@ def _is_mean(metric: MetricResult, name: str, columns: SampleColumns) -> bool:
     return math.isclose(mean, metric.value, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def _flips(
-    suite: SuiteComparison, columns: _Columns, sides: _Sides, *, right: bool
+def _find_flips(
+    suite: SuiteComparison, sides: _Sides, rows: Sequence[int], values: _Values, *, right: bool
 ) -> Iterator[Flip]:
-    """Rows whose two values of `flipped_by` differ; only of these are the texts read.
+    """Yield rows whose two values of `flipped_by` differ; only of these are the texts read.
 
     `right` is the value of a row that is right: 1, or 0 of an error rate.
     """
     metric = suite.flipped_by
     assert metric is not None
-    flipped: list[int] = []
-    winners: list[Side] = []
-    for row, before, after in _numbers(suite.rows, columns, metric):
-        if before != after:
-            flipped.append(row)
-            winners.append("left" if before == right else "right")
-    texts = [side.of(side.run[suite.name]).at(flipped) for side in sides]
-    for one, other, winner in zip(*texts, winners, strict=True):
-        yield Flip(one.index, one.target, _answer(one, metric), _answer(other, metric), winner)
+    winners: dict[int, Side] = {
+        row: "left" if before == right else "right"
+        for row, before, after in zip(rows, *values, strict=True)
+        if before != after
+    }
+    texts = [side.of(side.run[suite.name]).at(winners) for side in sides]
+    for one, other, winner in zip(*texts, winners.values(), strict=True):
+        yield Flip(
+            one.index, one.target, _read_answer(one, metric), _read_answer(other, metric), winner
+        )
 
 
-def _answer(sample: SampleResult, metric: str) -> str | None:
+def _read_answer(sample: SampleResult, metric: str) -> str | None:
     """Return the text that was compared with the target, or the whole prediction."""
     extracted: Mapping[str, Any] = sample.extracted
     found = extracted.get(metric)

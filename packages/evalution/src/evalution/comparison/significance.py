@@ -49,11 +49,11 @@ def _incomplete_beta(x: float, complement: float, freedom: int) -> float:
     log_head = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     head = math.exp(log_head + a * math.log(x) + b * math.log(complement))
     if x < (a + 1) / (a + b + 2):
-        return head * _fraction(x, a, b) / a
-    return 1.0 - head * _fraction(complement, b, a) / b
+        return head * _evaluate_fraction(x, a, b) / a
+    return 1.0 - head * _evaluate_fraction(complement, b, a) / b
 
 
-def _fraction(x: float, a: float, b: float) -> float:
+def _evaluate_fraction(x: float, a: float, b: float) -> float:
     """The continued fraction of DLMF 8.17.22, evaluated by the modified Lentz method (§3.10)."""
     value, above, below = 1.0, math.inf, 1.0
     for step in range(1, _STEPS):
@@ -108,12 +108,12 @@ def mcnemar(left: Sequence[float], right: Sequence[float], *, higher_is_better: 
     interval is that of Agresti and Min (Statistics in Medicine 24, 2005): half a row is added to
     each of the four cells, which keeps its coverage where hardly any row differs.
     """
-    lost, won = _ones(left, right), _ones(right, left)
+    lost, won = _count_ones(left, right), _count_ones(right, left)
     pairs = len(left)
     better = (lost, won) if higher_is_better else (won, lost)
     if not pairs:
         return PairedTest("mcnemar", 0, 0, 0, None)
-    interval = _agresti_min(lost, won, pairs)
+    interval = _make_agresti_min_interval(lost, won, pairs)
     return PairedTest("mcnemar", pairs, *better, coin_p(lost, won), (won - lost) / pairs, interval)
 
 
@@ -129,7 +129,7 @@ def paired_t_test(
         for before, after in zip(left, right, strict=True)
     ]
     pairs = len(differences)
-    better = _better(left, right, higher_is_better=higher_is_better)
+    better = _count_better(left, right, higher_is_better=higher_is_better)
     if not pairs:
         return PairedTest("paired t", 0, 0, 0, None)
     mean = math.fsum(differences) / pairs
@@ -154,7 +154,7 @@ def sign_test(
     says, but it holds whatever formula makes the score of the rows, and one odd row can't decide
     it (Arbuthnott 1710; Dixon and Mood, JASA 41, 1946).
     """
-    better = _better(left, right, higher_is_better=higher_is_better)
+    better = _count_better(left, right, higher_is_better=higher_is_better)
     return PairedTest("sign", len(left), *better, coin_p(*better) if left else None)
 
 
@@ -186,12 +186,12 @@ def is_rounding(before: float, after: float) -> bool:
     return math.isclose(before, after, rel_tol=1e-6, abs_tol=1e-9)
 
 
-def _ones(these: Sequence[float], those: Sequence[float]) -> int:
+def _count_ones(these: Sequence[float], those: Sequence[float]) -> int:
     """Rows that only `these` have right."""
     return sum(1 for this, that in zip(these, those, strict=True) if this and not that)
 
 
-def _better(
+def _count_better(
     left: Sequence[float], right: Sequence[float], *, higher_is_better: bool
 ) -> tuple[int, int]:
     """Rows that are better on the left, and on the right; rounding makes no row better."""
@@ -203,7 +203,7 @@ def _better(
     return (lower, higher) if higher_is_better else (higher, lower)
 
 
-def _agresti_min(lost: int, won: int, pairs: int) -> tuple[float, float]:
+def _make_agresti_min_interval(lost: int, won: int, pairs: int) -> tuple[float, float]:
     count, difference, changed = pairs + 2, won - lost, lost + won + 1
     error = math.sqrt(changed - difference**2 / count) / count
     middle, margin = difference / count, _NORMAL_QUANTILE * error

@@ -165,7 +165,7 @@ def _ask(entry: EngineEntry, patience: float) -> dict[str, Any]:
         if fault is None and text:
             return {**json.loads(text), "lost": False}
         problem = fault or "it ended the process while it was imported"
-        last = _last_line(printed)
+        last = _read_last_line(printed)
         error = f"{problem}{f'; it printed last: {last}' if last else ''}"
     return {"imported": False, "lost": True, "capabilities": [], "runtime": None, "error": error}
 
@@ -199,7 +199,7 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _last_line(printed: IO[bytes]) -> str:
+def _read_last_line(printed: IO[bytes]) -> str:
     printed.seek(0)
     lines = printed.read().decode(errors="replace").strip().splitlines()
     return mask_text(lines[-1].strip())[:200] if lines else ""

@@ -179,7 +179,7 @@ class _Agreement:
             compared=self._compared,
             by_ids=by_ids,
             uncompared=self._uncompared,
-            tokens=self._token_spread(),
+            tokens=self._summarize_tokens(),
             sums=summarize_differences(self._sums) if self._sums else None,
             sum_per_token=self._sum_per_token,
             choices=questions,
@@ -194,7 +194,7 @@ class _Agreement:
             flip_list=list(flips[:_LISTED]),
             greedy_rows=self._greedy_rows[:_LISTED],
             divergence_list=self._divergences[:_LISTED],
-            points=self._points(),
+            points=self._sample_points(),
         )
 
     def _fail(self, key: Key, left: Record, right: Record) -> None:
@@ -257,7 +257,9 @@ class _Agreement:
                 continue
             known = token_ids or ()
             token_id = known[position] if position < len(known) else None
-            found = TokenDifference(*key, position, token_id, _finite(before), _finite(after))
+            found = TokenDifference(
+                *key, position, token_id, _keep_finite(before), _keep_finite(after)
+            )
             self._keep_worst(size, found)
 
     def _keep_worst(self, size: float, found: TokenDifference) -> None:
@@ -265,12 +267,12 @@ class _Agreement:
         push = heapq.heappush if len(self._worst) < _WORST else heapq.heapreplace
         push(self._worst, (size, -len(self._left), found))
 
-    def _token_spread(self) -> DifferenceStats | None:
+    def _summarize_tokens(self) -> DifferenceStats | None:
         if not self._has_tokens:
             return None
         return summarize_differences(map(absolute_difference, self._left, self._right))
 
-    def _points(self) -> list[tuple[float, float]]:
+    def _sample_points(self) -> list[tuple[float, float]]:
         step = max(1, math.ceil(len(self._left) / _POINTS))
         pairs = zip(self._left[::step], self._right[::step], strict=True)
         return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
@@ -292,7 +294,7 @@ def _find_flips(
         if chosen != other:
             best = sorted(before, reverse=True)
             gap = absolute_difference(best[0], best[1])
-            flips.append(ChoiceFlip(row, chosen, other, _finite(gap), gap < NEAR_TIE))
+            flips.append(ChoiceFlip(row, chosen, other, _keep_finite(gap), gap < NEAR_TIE))
     return flips, questions
 
 
@@ -328,5 +330,5 @@ def _find_gap(token: int, left: Generated, right: Generated) -> float | None:
     return None
 
 
-def _finite(value: float) -> float | None:
+def _keep_finite(value: float) -> float | None:
     return value if math.isfinite(value) else None

@@ -14,7 +14,7 @@ from evalution.environment import make_engine_record
 from evalution.error_boundary import clean_up, wrap_errors
 from evalution.parity.agreement import Failed, Key, Record, compare_answers, make_record
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
-from evalution.progress import Progress, Silence
+from evalution.progress import Progress
 from evalution.runs.preflight import (
     EngineAndModel,
     check_capabilities,
@@ -198,7 +198,7 @@ def check_parity(
     """
     sides = {"left": left, "right": right}
     suites = _check_suites(sides, tests, limit, by_text=by_text)
-    check = _Check(suites, limit, progress or Silence(), isolate=isolate, by_text=by_text)
+    check = _Check(suites, limit, progress or Progress(), isolate=isolate, by_text=by_text)
     started, before = datetime.now(UTC).isoformat(timespec="seconds"), perf_counter()
     check.run(sides)
     return ParityResult(

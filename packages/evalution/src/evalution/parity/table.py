@@ -16,7 +16,7 @@ _WORST_SHOWN = 3
 _LISTED = 3
 
 
-def parity_table(result: ParityResult, *, width: int) -> Table:
+def make_parity_table(result: ParityResult, *, width: int) -> Table:
     """A row for each suite: how large the differences are, and which decisions they change.
 
     On a terminal of less than 90 columns only the largest difference, flips and texts.
@@ -27,7 +27,7 @@ def parity_table(result: ParityResult, *, width: int) -> Table:
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     for suite in result.suites:
-        cells = _cells(suite)
+        cells = _make_cells(suite)
         table.add_row(suite.name, *(cells[column] for column in shown))
     return table
 
@@ -39,7 +39,7 @@ LEGEND = (
 )
 
 
-def headings(result: ParityResult) -> Iterator[str]:
+def list_headings(result: ParityResult) -> Iterator[str]:
     """Yield lines that name both engines."""
     for side, lane in (("left", result.left), ("right", result.right)):
         model, engine = lane["model"], lane["engine"]
@@ -48,16 +48,18 @@ def headings(result: ParityResult) -> Iterator[str]:
         yield f"{side + ':':6} {named} on {engine['name']}{f' ({options})' if options else ''}"
 
 
-def remarks(result: ParityResult) -> Iterator[str]:
+def list_remarks(result: ParityResult) -> Iterator[str]:
     """Yield what doesn't fit into the table: where the worst is, and what could not be compared."""
     yield from result.notes
     for suite in result.suites:
         is_beyond = suite.tokens is not None and suite.tokens.max > result.tolerance.logprob
         worst = suite.worst_tokens[: _WORST_SHOWN if is_beyond else 1]
-        yield from (f"{suite.name}: {text}" for text in (*_worst(worst), *_remarks(suite)))
+        yield from (
+            f"{suite.name}: {text}" for text in (*_list_worst(worst), *_list_suite_remarks(suite))
+        )
 
 
-def verdict(result: ParityResult) -> Iterator[str]:
+def list_verdict(result: ParityResult) -> Iterator[str]:
     """One line if all is within the tolerance, else a line for each complaint."""
     if result.is_within:
         yield f"within the tolerance of {result.tolerance.logprob:g} per token"
@@ -65,7 +67,7 @@ def verdict(result: ParityResult) -> Iterator[str]:
         yield f"outside the tolerance: {complaint}"
 
 
-def _cells(suite: SuiteParity) -> dict[str, str]:
+def _make_cells(suite: SuiteParity) -> dict[str, str]:
     spread = suite.tokens or suite.sums
     sizes = None if spread is None else (spread.max, spread.p99, spread.p50)
     return {
@@ -75,24 +77,24 @@ def _cells(suite: SuiteParity) -> dict[str, str]:
             name: "–" if sizes is None else f"{sizes[at]:.1e}"
             for at, name in enumerate(("max |Δ|", "p99", "p50"))
         },
-        "flips": _share(suite.flips, suite.near_flips, suite.choices),
-        "greedy": _share(suite.greedy_apart, 0, suite.greedy),
-        "texts": _share(suite.divergences, suite.near_divergences, suite.texts),
+        "flips": _format_share(suite.flips, suite.near_flips, suite.choices),
+        "greedy": _format_share(suite.greedy_apart, 0, suite.greedy),
+        "texts": _format_share(suite.divergences, suite.near_divergences, suite.texts),
     }
 
 
-def _worst(differences: Iterable[TokenDifference]) -> Iterator[str]:
+def _list_worst(differences: Iterable[TokenDifference]) -> Iterator[str]:
     for worst in differences:
         token = "" if worst.token_id is None else f" (id {worst.token_id})"
         yield (
             f"most apart is row {worst.row}, request {worst.request}, token "
-            f"{worst.position}{token}: {_value(worst.left)} against {_value(worst.right)}"
+            f"{worst.position}{token}: {_show(worst.left)} against {_show(worst.right)}"
         )
 
 
-def _remarks(suite: SuiteParity) -> Iterator[str]:
+def _list_suite_remarks(suite: SuiteParity) -> Iterator[str]:
     for flip in [flip for flip in suite.flip_list if not flip.is_near_tie][:_LISTED]:
-        yield f"row {flip.row}: choice {flip.left} became {flip.right}, gap {_value(flip.gap)}"
+        yield f"row {flip.row}: choice {flip.left} became {flip.right}, gap {_show(flip.gap)}"
     if suite.greedy_rows:
         rows = ", ".join(map(str, suite.greedy_rows[:_LISTED]))
         yield f"is_greedy differs in row {rows}{', …' if suite.greedy_apart > _LISTED else ''}"
@@ -117,11 +119,11 @@ def _remarks(suite: SuiteParity) -> Iterator[str]:
         yield missing.first_failure
 
 
-def _share(count: int, near: int, total: int) -> str:
+def _format_share(count: int, near: int, total: int) -> str:
     if not total:
         return "–"
     return f"{count}{f' [{near}]' if near else ''}/{total}"
 
 
-def _value(value: float | None) -> str:
+def _show(value: float | None) -> str:
     return "infinite" if value is None else f"{value:.7f}"

@@ -79,14 +79,14 @@ def differences_to_first(
     found: list[SuiteDifferences] = []
     for suite in comparisons[0].left.suites if comparisons else []:
         sides = [(label, suites[suite.name]) for label, suites in compared if suite.name in suites]
-        metrics = [_differences(name, suite.name, sides) for name in suite.metrics]
-        remarks = [(label, remark) for label, side in sides if (remark := _remark(side))]
+        metrics = [_list_differences(name, suite.name, sides) for name in suite.metrics]
+        remarks = [(label, remark) for label, side in sides if (remark := _describe_left_out(side))]
         if shared := [differences for differences in metrics if differences]:
             found.append(SuiteDifferences(suite.name, shared, remarks))
     return found
 
 
-def _differences(
+def _list_differences(
     metric: str, suite: str, sides: Sequence[tuple[RunLabel, SuiteComparison]]
 ) -> list[Difference]:
     return [
@@ -97,7 +97,7 @@ def _differences(
     ]
 
 
-def _remark(suite: SuiteComparison) -> str:
+def _describe_left_out(suite: SuiteComparison) -> str:
     """Explain which rows were left out of the comparison; empty if none."""
     rows = suite.rows
     counts = (

@@ -31,21 +31,21 @@ def make_run_overview(run: RunResult, label: RunLabel) -> RunOverview:
     return RunOverview(
         label=label,
         status=run.status,
-        engine_version=_engine_version(run),
-        started=_moment(run.started),
+        engine_version=_format_engine_version(run),
+        started=_format_moment(run.started),
         duration=format_duration(run.timings.get("total_s")),
         samples=sum(suite.n for suite in run.suites),
         failed=run.failed,
-        problems=[mask_text(problem) for problem in [*_errors(run), *run.notices]],
+        problems=[mask_text(problem) for problem in [*_list_errors(run), *run.notices]],
     )
 
 
-def _engine_version(run: RunResult) -> str:
+def _format_engine_version(run: RunResult) -> str:
     name, version = run.engine.get("distribution"), run.engine.get("version")
     return " ".join(str(part) for part in (name, version) if part)
 
 
-def _errors(run: RunResult) -> list[str]:
+def _list_errors(run: RunResult) -> list[str]:
     if run.status == "running":
         return ["The run is not finished, or ended without a word: the scores are of what was."]
     if run.error is None:
@@ -54,7 +54,7 @@ def _errors(run: RunResult) -> list[str]:
     return [f"{run.error.get('type', 'Error')}{where}: {run.error.get('message', '')}"]
 
 
-def _moment(text: str) -> str:
+def _format_moment(text: str) -> str:
     """An ISO time as people write it, in the zone it was recorded in."""
     try:
         found = datetime.fromisoformat(text)
@@ -78,11 +78,11 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ConditionGroup:
-    """Settings that belong together; `reproducible` ones differ only if somebody changed one."""
+    """Settings that belong together; `is_reproducible` ones differ only if somebody changed one."""
 
     title: str
     conditions: Sequence[Condition]
-    reproducible: bool = True
+    is_reproducible: bool = True
 
     @property
     def differing(self) -> int:
@@ -91,62 +91,61 @@ class ConditionGroup:
 
 
 def list_run_conditions(runs: Sequence[RunResult]) -> list[ConditionGroup]:
-    """Everything recorded about how the runs were made; credentials are redacted."""
+    """Return everything recorded about how the runs were made; credentials are redacted."""
     groups = [
-        _group("Model", [{**run.model, "limit": run.limit} for run in runs]),
-        _group("Engine options", [_part(run, "options") for run in runs]),
-        _group("Execution", [_part(run, "execution") for run in runs]),
-        _group("Model and tokenizer identity", [_part(run, "identity") for run in runs]),
-        _group("Self check", [_part(run, "self_check") for run in runs]),
-        _group("Engine", [_rest(run) for run in runs]),
-        _group("Scoring policy", [run.scoring_policy for run in runs]),
-        _group("Versions", [run.versions for run in runs]),
-        _group("Timings", [_timings(run) for run in runs], reproducible=False),
+        _make_group("Model", [{**run.model, "limit": run.limit} for run in runs]),
+        *(
+            _make_group(title, [_find_part(run, part) for run in runs])
+            for part, title in _ENGINE_PARTS.items()
+        ),
+        _make_group("Engine", [_drop_parts(run.engine) for run in runs]),
+        _make_group("Scoring policy", [run.scoring_policy for run in runs]),
+        _make_group("Versions", [run.versions for run in runs]),
+        _make_group("Timings", [_list_timings(run) for run in runs], is_reproducible=False),
     ]
     return [group for group in groups if group.conditions]
 
 
 def list_suite_conditions(runs: Sequence[RunResult]) -> list[ConditionGroup]:
-    """The options of every suite that any run holds; credentials are redacted."""
-    names = merge_in_order([suite.name for suite in run.suites] for run in runs)
-    return [_suite_group(name, runs) for name in names]
+    """Return the options of every suite that any run holds; credentials are redacted."""
+    options = [{suite.name: suite.options for suite in run.suites} for run in runs]
+    return [
+        _make_group(name, [found.get(name, {}) for found in options])
+        for name in merge_in_order(options)
+    ]
 
 
-_NOTHING: Mapping[str, Any] = {}
-_PARTS = ("options", "execution", "identity", "self_check")
+_ENGINE_PARTS = {
+    "options": "Engine options",
+    "execution": "Execution",
+    "identity": "Model and tokenizer identity",
+    "self_check": "Self check",
+}
 
 
-def _group(
-    title: str, columns: Sequence[Mapping[str, Any]], *, reproducible: bool = True
+def _make_group(
+    title: str, columns: Sequence[Mapping[str, Any]], *, is_reproducible: bool = True
 ) -> ConditionGroup:
     texts = [flatten(column) for column in columns]
     conditions = [
         Condition(name, [column.get(name, ABSENT) for column in texts])
         for name in merge_in_order(texts)
     ]
-    return ConditionGroup(title, conditions, reproducible)
+    return ConditionGroup(title, conditions, is_reproducible)
 
 
-def _suite_group(name: str, runs: Sequence[RunResult]) -> ConditionGroup:
-    columns = [
-        next((suite.options for suite in run.suites if suite.name == name), _NOTHING)
-        for run in runs
-    ]
-    return _group(name, columns)
-
-
-def _part(run: RunResult, name: str) -> Mapping[str, Any]:
-    part: Any = run.engine.get(name)
+def _find_part(run: RunResult, name: str) -> Mapping[str, Any]:
+    part: object = run.engine.get(name)
     if isinstance(part, Mapping):
-        return cast(Mapping[str, Any], part)
-    return {name: part} if part else _NOTHING
+        return cast("Mapping[str, Any]", part)
+    return {name: part} if part else {}
 
 
-def _rest(run: RunResult) -> Mapping[str, Any]:
-    return {name: value for name, value in run.engine.items() if name not in _PARTS}
+def _drop_parts(engine: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in engine.items() if name not in _ENGINE_PARTS}
 
 
-def _timings(run: RunResult) -> Mapping[str, Any]:
+def _list_timings(run: RunResult) -> Mapping[str, Any]:
     found: dict[str, Any] = {"started": run.started, "finished": run.finished, **run.timings}
     for suite in run.suites:
         found[f"{suite.name}.seconds"] = round(suite.seconds, 3)

@@ -44,7 +44,7 @@ def make_parity_view(result: ParityResult, position: int) -> ParityView:
         for token in suite.worst_tokens
     ]
     worst.sort(key=lambda token: math.inf if token.size is None else token.size, reverse=True)
-    left, right = _name_sides(result)
+    left, right = _name_engines(result)
     return ParityView(
         result=result,
         left=left,
@@ -56,13 +56,13 @@ def make_parity_view(result: ParityResult, position: int) -> ParityView:
     )
 
 
-def _name_sides(result: ParityResult) -> tuple[str, str]:
+def _name_engines(result: ParityResult) -> tuple[str, str]:
     """The two engines, with their models where the engines have one name."""
-    left, right = _name_side(result.left), _name_side(result.right)
+    left, right = _name_engine(result.left), _name_engine(result.right)
     return left, right if left != right else f"{right} (checked)"
 
 
-def _name_side(record: Mapping[str, Any]) -> str:
+def _name_engine(record: Mapping[str, Any]) -> str:
     engine: Mapping[str, Any] = record.get("engine") or {}
     model: Mapping[str, Any] = record.get("model") or {}
     options: Mapping[str, Any] = engine.get("options") or {}
@@ -127,10 +127,7 @@ def _draw_distribution(suites: Sequence[SuiteParity], tolerance: float, name: st
 
 
 def _draw_tokens(suites: Sequence[SuiteParity], tolerance: float, name: str) -> Figure:
-    data: list[dict[str, Any]] = []
-    for position, suite in enumerate(suites):
-        data.append(_draw_points(suite, position))
-        data.append(_draw_worst(suite, position))
+    data = [_draw_points(suite, position) for position, suite in enumerate(suites)]
     layout = make_layout(
         _HEIGHT,
         has_legend=len(suites) > 1,
@@ -152,8 +149,8 @@ def _draw_tokens(suites: Sequence[SuiteParity], tolerance: float, name: str) -> 
     return Figure(
         name=f"{name}-tokens",
         title="Where they differ",
-        note="Each dot is a token; those without a difference are left out. The worst are ringed, "
-        "and the dashed line is the tolerance.",
+        note="Each dot is a token; those without a difference are left out. The dashed line is the "
+        "tolerance.",
         summary="Scatter plot of absolute differences over log-probabilities; the table has the "
         "worst tokens.",
         spec={"data": data, "layout": layout},
@@ -166,28 +163,11 @@ def _draw_points(suite: SuiteParity, position: int) -> dict[str, Any]:
         "type": "scatter",
         "mode": "markers",
         "name": escape_text(shorten(suite.name)),
-        "legendgroup": str(position),
         "meta": {"run": position},
         "x": [left for left, _ in pairs],
         "y": [size for _, size in pairs],
         "marker": {"size": 4, "opacity": 0.55, "symbol": choose_marker(position)},
         "hovertemplate": "%{x:.4f}: |Δ| %{y:.3g}<extra></extra>",
-    }
-
-
-def _draw_worst(suite: SuiteParity, position: int) -> dict[str, Any]:
-    found = [(token, size) for token in suite.worst_tokens if (size := measure_difference(token))]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "legendgroup": str(position),
-        "showlegend": False,
-        "meta": {"run": position},
-        "x": [token.left for token, _ in found],
-        "y": [size for _, size in found],
-        "text": [f"row {token.row}, token {token.position}" for token, _ in found],
-        "marker": {"size": 10, "symbol": "circle-open", "line": {"width": 1.5}},
-        "hovertemplate": "%{text}: |Δ| %{y:.3g}<extra>" + escape_text(suite.name) + "</extra>",
     }
 
 

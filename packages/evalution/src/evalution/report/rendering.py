@@ -90,12 +90,12 @@ class RunLabel:
 
 def label_runs(runs: Sequence[RunResult]) -> list[RunLabel]:
     """A label for each run, in their order; credentials are redacted."""
-    settings = [_settings(run) for run in runs]
+    settings = [_list_settings(run) for run in runs]
     apart = find_differing_keys(settings)
-    titles = [f"{_model(run)} on {_engine(run)}" for run in runs]
+    titles = [f"{_name_model(run)} on {_name_engine(run)}" for run in runs]
     labels: list[RunLabel] = []
     for position, (run, found) in enumerate(zip(runs, settings, strict=True)):
-        letter = _letter(position)
+        letter = _make_letter(position)
         # An option that is not set says nothing; that another run sets it stands with that run.
         own = [(key, found.get(key, ABSENT)) for key in apart]
         distinctions = [f"{key}={value}" for key, value in own if value != ABSENT]
@@ -104,8 +104,8 @@ def label_runs(runs: Sequence[RunResult]) -> list[RunLabel]:
             RunLabel(
                 position=position,
                 letter=letter,
-                model=_model(run),
-                engine=_engine(run),
+                model=_name_model(run),
+                engine=_name_engine(run),
                 distinctions=(shown := distinctions[:_DISTINCTIONS_SHOWN]),
                 folder=run.folder.name if run.folder else None,
                 legend=f"{letter} · {', '.join([*title, *shown])}",
@@ -114,11 +114,11 @@ def label_runs(runs: Sequence[RunResult]) -> list[RunLabel]:
     return labels
 
 
-def _model(run: RunResult) -> str:
+def _name_model(run: RunResult) -> str:
     return mask_text(str(run.model.get("label") or run.model.get("path") or "default model"))
 
 
-def _engine(run: RunResult) -> str:
+def _name_engine(run: RunResult) -> str:
     return mask_text(str(run.engine.get("name") or "a live session"))
 
 
@@ -134,7 +134,7 @@ def flatten(value: Mapping[str, Any]) -> dict[str, str]:
             inner = flatten(cast(dict[str, Any], member))
             found |= {f"{name}.{below}": text for below, text in inner.items()}
         else:
-            found[name] = _text(cast(object, member))
+            found[name] = _format_text(cast(object, member))
     return found
 
 
@@ -149,19 +149,19 @@ def merge_in_order(groups: Iterable[Iterable[str]]) -> list[str]:
     return list(dict.fromkeys(name for group in groups for name in group))
 
 
-def _settings(run: RunResult) -> dict[str, str]:
+def _list_settings(run: RunResult) -> dict[str, str]:
     engine: dict[str, Any] = run.engine.get("options") or {}
     model = {name: value for name, value in run.model.items() if name != "label"}
     return flatten(model) | flatten(engine) | flatten({"limit": run.limit, "step": run.step})
 
 
-def _letter(position: int) -> str:
+def _make_letter(position: int) -> str:
     count = len(ascii_uppercase)
     number = "" if position < count else str(position // count + 1)
     return f"{ascii_uppercase[position % count]}{number}"
 
 
-def _text(value: object) -> str:
+def _format_text(value: object) -> str:
     if value is None or value in ({}, []):
         return ABSENT
     if isinstance(value, str) and value == value.strip():
@@ -187,7 +187,7 @@ class Assets:
 
         Plotly writes styles as it draws, and draws the images that it exports.
         """
-        hashes = " ".join(f"'sha256-{_digest(script)}'" for script in self.scripts)
+        hashes = " ".join(f"'sha256-{_hash_script(script)}'" for script in self.scripts)
         return (
             f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
             "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -202,8 +202,8 @@ def load_assets(*, with_figures: bool) -> Assets:
     """
     folder = files(_PACKAGE) / "assets"
     own = [(folder / name).read_text(encoding="utf-8") for name in _SCRIPTS]
-    plotly = [_library("plotly.offline").get_plotlyjs()] if with_figures else []
-    scripts = tuple(_as_html_reads_it(script) for script in [*plotly, *own])
+    plotly = [_import_library("plotly.offline").get_plotlyjs()] if with_figures else []
+    scripts = tuple(_normalize_line_ends(script) for script in [*plotly, *own])
     styles = [(folder / name).read_text(encoding="utf-8") for name in _STYLES]
     return Assets("\n".join(styles), scripts)
 
@@ -220,7 +220,7 @@ def render(template: str, values: Mapping[str, Any], *, package: str = _PACKAGE)
     Raises:
         ConfigurationError: Jinja isn't installed.
     """
-    jinja = _library("jinja2")
+    jinja = _import_library("jinja2")
     folders = [jinja.PackageLoader(name) for name in dict.fromkeys((package, _PACKAGE))]
     environment = jinja.Environment(
         loader=jinja.ChoiceLoader(folders),
@@ -238,7 +238,7 @@ def render(template: str, values: Mapping[str, Any], *, package: str = _PACKAGE)
     return str(environment.get_template(template).render(values))
 
 
-def _library(module: str) -> Any:
+def _import_library(module: str) -> Any:
     """A module of the extra, imported when it is needed: nothing else of Evalution does."""
     try:
         return import_module(module)
@@ -249,10 +249,10 @@ def _library(module: str) -> Any:
         ) from error
 
 
-def _as_html_reads_it(script: str) -> str:
+def _normalize_line_ends(script: str) -> str:
     """The text whose hash a browser takes: HTML has one kind of line break."""
     return script.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _digest(script: str) -> str:
+def _hash_script(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

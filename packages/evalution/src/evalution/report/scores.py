@@ -56,19 +56,19 @@ def collect_suite_scores(runs: Sequence[RunResult], letters: Sequence[str]) -> l
 def _collect_suite(name: str, runs: Sequence[RunResult], letters: Sequence[str]) -> SuiteScores:
     found = [next((suite for suite in run.suites if suite.name == name), None) for run in runs]
     present = [suite for suite in found if suite is not None]
-    obstacles = _obstacles(present)
+    obstacles = _find_obstacles(present)
     metrics = merge_in_order(suite.metrics for suite in present)
     return SuiteScores(
         name=name,
         type=present[0].type,
         runs=found,
-        rows=[_metric_row(metric, found, marked=not obstacles) for metric in metrics],
+        rows=[_make_metric_row(metric, found, marked=not obstacles) for metric in metrics],
         obstacles=obstacles,
-        faults=_faults(found, letters),
+        faults=_list_faults(found, letters),
     )
 
 
-def _metric_row(name: str, suites: Sequence[SuiteResult | None], *, marked: bool) -> MetricRow:
+def _make_metric_row(name: str, suites: Sequence[SuiteResult | None], *, marked: bool) -> MetricRow:
     metrics = [None if suite is None else suite.metrics.get(name) for suite in suites]
     present = [metric for metric in metrics if metric is not None]
     best = find_best(present) if marked else None
@@ -92,7 +92,7 @@ def find_best(metrics: Sequence[MetricResult]) -> str | None:
     return format_score(max(values) if directions == {True} else min(values))
 
 
-def _obstacles(suites: Sequence[SuiteResult]) -> list[str]:
+def _find_obstacles(suites: Sequence[SuiteResult]) -> list[str]:
     options = [flatten(suite.options) for suite in suites]
     names = [name for name in find_differing_keys(options) if name not in _NEUTRAL_OPTIONS]
     found: list[str] = []
@@ -103,7 +103,7 @@ def _obstacles(suites: Sequence[SuiteResult]) -> list[str]:
     return found
 
 
-def _faults(suites: Sequence[SuiteResult | None], letters: Sequence[str]) -> list[str]:
+def _list_faults(suites: Sequence[SuiteResult | None], letters: Sequence[str]) -> list[str]:
     faults: list[str] = []
     for suite, letter in zip(suites, letters, strict=True):
         if suite is None:

@@ -30,7 +30,7 @@ class ModelBackend(Protocol):
         """Return its declaration, JSON-safe and without secrets."""
         ...
 
-    def prepared(self, run_dir: Path) -> AbstractContextManager[Mapping[str, Any]]:
+    def prepare(self, run_dir: Path) -> AbstractContextManager[Mapping[str, Any]]:
         """Prepare the handles for `engine.attach`; the end of the context tears them down.
 
         Args:
@@ -67,7 +67,7 @@ def check_backend(backend: object, engine: BaseEngine | None) -> None:
     """
     if not isinstance(backend, ModelBackend):
         raise ConfigurationError(
-            "backend must have model, to_dict and prepared, as evalution_training.TrainingModel "
+            "backend must have model, to_dict and prepare, as evalution_training.TrainingModel "
             f"has, got {backend!r}"
         )
     if engine is None:

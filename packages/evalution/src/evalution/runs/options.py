@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from evalution.progress import Progress, Silence
+from evalution.progress import Progress
 from evalution.runs.backend import ModelBackend
 from evalution.runs.preflight import check_limit, check_step
 from evalution.user_input import find_count_problem, format_value
@@ -121,7 +121,7 @@ class RunOptions:
     limit: int | None = None
     isolate: bool = False
     failures: FailurePolicy = FailurePolicy()
-    progress: Progress = field(default_factory=Silence)
+    progress: Progress = field(default_factory=Progress)
     backend: ModelBackend | None = None
     step: int | None = None
 

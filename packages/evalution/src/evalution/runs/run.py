@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from evalution.environment import SCORING_POLICY, make_engine_record, read_software_versions
 from evalution.error_boundary import clean_up
-from evalution.progress import Progress, Silence
+from evalution.progress import Progress
 from evalution.redaction import mask_text, mask_value
 from evalution.results import RunResult
 from evalution.runs.backend import ModelBackend, resolve_model
@@ -394,7 +394,7 @@ def run(
         limit=limit,
         isolate=isolate,
         failures=FailurePolicy(on_error, max_failures),
-        progress=progress or Silence(),
+        progress=progress or Progress(),
         backend=backend,
         step=step,
     )

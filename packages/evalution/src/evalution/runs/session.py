@@ -162,7 +162,7 @@ class SessionHolder:
         run_dir = folder / "backend"
         run_dir.mkdir(exist_ok=True)
         self._release.callback(_remove_empty, run_dir)
-        return self._release.enter_context(backend.prepared(run_dir))
+        return self._release.enter_context(backend.prepare(run_dir))
 
     def _check(self, session: BaseInferenceSession) -> None:
         with wrap_errors("self check"):

@@ -18,41 +18,36 @@ _CRASHES_ALONE = 2
 
 
 class PoisonRequestFinder:
-    """Groups to be run again, each by itself on a worker that runs nothing else.
+    """Jobs that were in flight when a worker ended, each to be run again alone on a worker.
 
-    A group whose worker ends is halved, and its halves wait behind the others: harmless groups are
-    answered in between. A job that ends a worker twice, alone, is poisonous.
+    A job that ends a worker twice, alone, is poisonous; all others are answered.
     """
 
     def __init__(self) -> None:
-        self._groups: deque[list[Job]] = deque()
+        self._waiting: deque[Job] = deque()
 
     def report_crash(self, jobs: Sequence[Job]) -> Job | None:
-        """Note that a worker ended while it ran just these; return a job that is poisonous."""
+        """Note that a worker ended while it ran just these; return the one that is poisonous."""
         wanted = [job for job in jobs if not job.is_dropped]
-        if len(jobs) > 1 or not wanted:
-            half = (len(wanted) + 1) // 2
-            self._groups.extend(group for group in (wanted[:half], wanted[half:]) if group)
-            return None
-        (job,) = wanted
-        job.crashes_alone += 1
-        if job.crashes_alone >= _CRASHES_ALONE:
-            return job
-        self._groups.append([job])
+        if len(jobs) == 1 and wanted:
+            wanted[0].crashes_alone += 1
+            if wanted[0].crashes_alone >= _CRASHES_ALONE:
+                return wanted[0]
+        self._waiting.extend(wanted)
         return None
 
-    def next_group(self) -> list[Job] | None:
-        """Return the group that has waited longest; None if there is none."""
-        while self._groups:
-            wanted = [job for job in self._groups.popleft() if not job.is_dropped]
-            if wanted:
-                return wanted
+    def next(self) -> Job | None:
+        """Return the job that has waited longest; None if there is none."""
+        while self._waiting:
+            job = self._waiting.popleft()
+            if not job.is_dropped:
+                return job
         return None
 
     def clear(self) -> list[Job]:
-        """Give up all groups; return their members."""
-        left = [job for group in self._groups for job in group]
-        self._groups.clear()
+        """Give up all of them; return them."""
+        left = list(self._waiting)
+        self._waiting.clear()
         return left
 
 
@@ -105,7 +100,7 @@ class WorkerSlot:
         default_factory=dict[PooledStream, WorkerStream]
     )
     is_probing: bool = False
-    """It runs a group of suspected jobs and nothing else."""
+    """It runs a suspected job and nothing else."""
     kill_reason: str = ""
     error: EvalutionError | None = None
     """The error of its last build."""
@@ -147,19 +142,15 @@ class WorkerSlot:
         self.in_flight[job.number] = job
         self._send(Call(job.number, job.method, job.payload))
 
-    def probe(self, group: Sequence[Job], shares: dict[PooledStream, int | None]) -> None:
-        """Run a suspected group; items of a stream get a worker stream of their own."""
+    def probe(self, job: Job, share: int | None) -> None:
+        """Run a suspected job alone; an item of a stream gets a worker stream of its own."""
         self.is_probing = True
-        worker_streams: dict[PooledStream, WorkerStream] = {}
-        for job in group:
-            if isinstance(job, StreamItem):
-                if job.stream not in worker_streams:
-                    worker_streams[job.stream] = self.open_stream(job.stream, shares[job.stream])
-                self.place(worker_streams[job.stream], job)
-            elif isinstance(job, CallJob):
-                self.call(job)
-        for worker_stream in worker_streams.values():
+        if isinstance(job, StreamItem):
+            worker_stream = self.open_stream(job.stream, share)
+            self.place(worker_stream, job)
             self.end(worker_stream)
+        elif isinstance(job, CallJob):
+            self.call(job)
 
     def end(self, worker_stream: WorkerStream) -> None:
         if not worker_stream.is_ended:
@@ -231,7 +222,7 @@ class Assignment:
         while stream.backlog and (slot := self._find_slot(stream)) is not None:
             worker_stream = slot.current.get(stream)
             if worker_stream is None:
-                share = None if stream.batch_size is None else self._share(stream, slot)
+                share = None if stream.batch_size is None else self._compute_share(stream, slot)
                 worker_stream = slot.current[stream] = slot.open_stream(stream, share)
             slot.place(worker_stream, stream.backlog.popleft())
             stream.placed_on(slot)
@@ -253,15 +244,12 @@ class Assignment:
         )
 
     def _probe(self, slot: WorkerSlot) -> None:
-        slot.is_probing = False
-        group = self.poison.next_group()
-        if group is not None:
-            streams = {job.stream for job in group if isinstance(job, StreamItem)}
-            shares = {
-                stream: None if stream.batch_size is None else max(1, self._share(stream, slot))
-                for stream in streams
-            }
-            slot.probe(group, shares)
+        job = self.poison.next()
+        slot.is_probing = job is not None
+        if isinstance(job, StreamItem) and job.stream.batch_size is not None:
+            slot.probe(job, max(1, self._compute_share(job.stream, slot)))
+        elif job is not None:
+            slot.probe(job, None)
 
     def _find_slot(self, stream: PooledStream) -> WorkerSlot | None:
         """Return the worker with the fewest of the stream's items that takes another."""
@@ -273,7 +261,7 @@ class Assignment:
             worker_stream = slot.current.get(stream)
             if not slot.takes_work or (worker_stream is not None and not worker_stream.has_room):
                 continue
-            if stream.batch_size is not None and not self._share(stream, slot):
+            if stream.batch_size is not None and not self._compute_share(stream, slot):
                 continue
             if stream.stays_on(slot):
                 return slot
@@ -282,7 +270,7 @@ class Assignment:
                 best, fewest = slot, load
         return best
 
-    def _share(self, stream: PooledStream, slot: WorkerSlot) -> int:
+    def _compute_share(self, stream: PooledStream, slot: WorkerSlot) -> int:
         """Return how many of a capped stream's requests may run on this worker."""
         assert stream.batch_size is not None
         alive = [other for other in self.slots if other.state is not SlotState.RETIRED]

@@ -135,20 +135,20 @@ class Supervision:
             if worker is not None:
                 worker.send(Close()) if is_closed else worker.kill("was stopped", with_stack=False)
         with scheduler.lock:
-            scheduler.changed.wait_for(self._all_gone, self._options.close_timeout)
-            stuck = self._living()
+            scheduler.changed.wait_for(self._are_all_gone, self._options.close_timeout)
+            stuck = self._list_living()
         for worker in stuck:
             worker.kill("did not close in time", with_stack=False)
         with scheduler.lock:
-            scheduler.changed.wait_for(self._all_gone)
+            scheduler.changed.wait_for(self._are_all_gone)
         self._is_over = True
         self._woken.set()
 
-    def _living(self) -> list[Worker]:
+    def _list_living(self) -> list[Worker]:
         return [slot.worker for slot in self.scheduler.slots if slot.worker is not None]
 
-    def _all_gone(self) -> bool:
-        return not self._living()
+    def _are_all_gone(self) -> bool:
+        return not self._list_living()
 
     def _run(self) -> None:
         try:

@@ -305,20 +305,18 @@ def pack_configuration(value: BaseEngine | Model) -> bytes:
     Raises:
         ConfigurationError: it can't be pickled; the message names the option or field.
     """
-    kind = type(value)
-    name = f"engine {kind.__name__}" if isinstance(value, BaseEngine) else "the model"
     problem = _find_pickling_problem(value)
     if problem is None:
         return pickle.dumps(value, PROTOCOL)
-    if is_dataclass(value):
-        for field in fields(value):
-            inner = _find_pickling_problem(getattr(value, field.name))
-            if inner is not None:
-                what = "option" if isinstance(value, BaseEngine) else "field"
-                found = type(getattr(value, field.name)).__name__
-                name = f"{what} {field.name!r} of {name}, a {found},"
-                problem = inner
-                break
+    is_engine = isinstance(value, BaseEngine)
+    name = f"engine {type(value).__name__}" if is_engine else "the model"
+    for field in fields(value) if is_dataclass(value) else ():
+        member = getattr(value, field.name)
+        if inner := _find_pickling_problem(member):
+            what = "option" if is_engine else "field"
+            name = f"{what} {field.name!r} of {name}, a {type(member).__name__},"
+            problem = inner
+            break
     raise ConfigurationError(
         f"{name} can't be sent to a worker process, since it can't be pickled: {problem}; use "
         "classes and functions from the top of a module, and plain values, or run without "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 import pydantic
@@ -26,11 +26,11 @@ _UNRESOLVED = {"x-evalution": "filter"}
 """In place of the reference while pydantic works, which resolves each one that it meets."""
 
 
-def suite_options_schema(kind: type[SuiteDeclaration]) -> dict[str, Any]:
+def make_suite_schema(kind: type[SuiteDeclaration]) -> dict[str, Any]:
     """An object with the type and default of each option; filters are steps as a spec writes them.
 
     An option of a class without a plain form may be anything: the suite itself judges it.
-    References to `filter` and `filters` lead to `filter_definitions`.
+    References to `filter` and `filters` lead to `make_filter_definitions`.
     """
     hints = get_type_hints(kind, include_extras=True)
     options: dict[str, Any] = {}
@@ -44,10 +44,10 @@ def suite_options_schema(kind: type[SuiteDeclaration]) -> dict[str, Any]:
         options[f"option_{number}"] = (hints[option.name], pydantic.Field(**settings))
     config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     model = pydantic.create_model(kind.__name__, __config__=config, **options)
-    return _with_bare_steps(model.model_json_schema(schema_generator=_SpecForm))
+    return _allow_bare_steps(model.model_json_schema(schema_generator=_SpecForm))
 
 
-def engine_options_schema(kind: type[BaseEngine]) -> dict[str, Any]:
+def make_engine_schema(kind: type[BaseEngine]) -> dict[str, Any]:
     """The schema of an engine's options, without the credentials of URLs among its defaults."""
     return _mask(kind.options_schema())
 
@@ -60,10 +60,10 @@ def _mask(shape: Any) -> Any:
     return mask_text(shape) if isinstance(shape, str) else shape
 
 
-def filter_definitions() -> dict[str, Any]:
+def make_filter_definitions() -> dict[str, Any]:
     """The schema of one step that is taken from an answer, and of a pipeline of them."""
     return {
-        "filter": _step_schema(),
+        "filter": _make_step_schema(),
         "filters": {"anyOf": [_STEP, {"type": "array", "items": _STEP}]},
     }
 
@@ -73,13 +73,13 @@ class _SpecForm(GenerateJsonSchema):
         return dict(_UNRESOLVED) if schema["cls"] is Filter else {}
 
 
-def _with_bare_steps(shape: Any) -> Any:
+def _allow_bare_steps(shape: Any) -> Any:
     """`shape` where one step of a pipeline may also stand without its list."""
     if isinstance(shape, list):
-        return [_with_bare_steps(member) for member in cast(list[Any], shape)]
+        return [_allow_bare_steps(member) for member in cast(list[Any], shape)]
     if not isinstance(shape, dict):
         return shape
-    found = {key: _with_bare_steps(value) for key, value in cast(dict[str, Any], shape).items()}
+    found = {key: _allow_bare_steps(value) for key, value in cast(dict[str, Any], shape).items()}
     if found == _UNRESOLVED:
         return _STEP
     if found.get("items") != _STEP:
@@ -87,42 +87,30 @@ def _with_bare_steps(shape: Any) -> Any:
     return _STEPS | {key: found[key] for key in ("default", "description") if key in found}
 
 
-def _step_schema() -> dict[str, Any]:
+def _make_step_schema() -> dict[str, Any]:
     """A step by its name, or one name with its options or with the value of its first one."""
-    named = {name: _filter_options(kind) for name, kind in FILTERS.items()}
-    bare = [name for name, options in named.items() if "required" not in options]
+    named = {name: _make_filter_schema(kind) for name, kind in FILTERS.items()}
+    steps = {
+        name: {"description": shape["description"], "anyOf": [{"type": "string"}, shape]}
+        if shape["properties"]
+        else shape
+        for name, shape in named.items()
+    }
     declared = {
         "type": "object",
-        "properties": {
-            name: _describe(
-                {"anyOf": [{"type": "string"}, options]} if options["properties"] else options,
-                FILTERS[name],
-            )
-            for name, options in named.items()
-        },
+        "properties": steps,
         "minProperties": 1,
         "maxProperties": 1,
         "additionalProperties": False,
     }
+    bare = [name for name, shape in named.items() if "required" not in shape]
     return {"anyOf": [{"enum": bare}, declared]}
 
 
-def _describe(shape: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
-    return {"description": summarize_docstring(kind.__doc__), **shape}
-
-
-def _filter_options(kind: type[Filter]) -> dict[str, Any]:
-    hints = get_type_hints(kind, include_extras=True)
-    properties: dict[str, Any] = {}
-    required: list[str] = []
-    for option in fields(kind):  # pyright: ignore[reportArgumentType]
-        properties[option.name] = pydantic.TypeAdapter(hints[option.name]).json_schema()
-        if option.default is MISSING:
-            required.append(option.name)
-        else:
-            properties[option.name]["default"] = option.default
-    found = {"type": "object", "properties": properties, "additionalProperties": False}
-    return found | ({"required": required} if required else {})
+def _make_filter_schema(kind: type[Filter]) -> dict[str, Any]:
+    shape: dict[str, Any] = _move_references(pydantic.TypeAdapter(kind).json_schema(), {})
+    summary = summarize_docstring(kind.__doc__)
+    return {**shape, "description": summary, "additionalProperties": False}
 
 
 _LOCAL = "#/$defs/"
@@ -150,22 +138,22 @@ class NamedDeclaration:
     def pattern(self) -> str:
         """Pattern of its name as people write it: case, `-` and `_` don't count."""
         package, _, name = self.name.rpartition("/")
-        prefix = f"{_loosely(package)}/" if package else "([^/:]+/)?"
-        return f"^{prefix}{_loosely(name)}$"
+        prefix = f"{_make_loose_pattern(package)}/" if package else "([^/:]+/)?"
+        return f"^{prefix}{_make_loose_pattern(name)}$"
 
     @property
     def definitions(self) -> dict[str, Any]:
         """Both forms of a declaration, the options, and what their types refer to."""
         own = self.options.get("$defs", {})
-        moved = _moved(
+        moved = _move_references(
             self.options, {f"{_LOCAL}{name}": f"{_LOCAL}{self.key}.{name}" for name in own}
         )
         inner: dict[str, Any] = moved.pop("$defs", {})
         options = f"{self.key}.options"
-        found = {self.key: self._forms(moved, options), options: moved}
+        found = {self.key: self._make_forms(moved, options), options: moved}
         return found | {f"{self.key}.{name}": shape for name, shape in inner.items()}
 
-    def _forms(self, options: Mapping[str, Any], reference: str) -> dict[str, Any]:
+    def _make_forms(self, options: Mapping[str, Any], reference: str) -> dict[str, Any]:
         names = {"type": True, "kind": True}
         params: dict[str, Any] = {"$ref": f"{_LOCAL}{reference}"}
         if not self.needs_options:
@@ -186,12 +174,12 @@ class NamedDeclaration:
         }
 
 
-def any_declaration(what: str, declared: Sequence[NamedDeclaration]) -> dict[str, Any]:
+def make_declaration_schema(what: str, declared: Sequence[NamedDeclaration]) -> dict[str, Any]:
     """A name alone, or a mapping with `type` or `kind`: each name with its own options.
 
     What is given as `package.module:Class` is not judged.
     """
-    names = _names(declared)
+    names = _make_name_schema(declared)
     beside = {"description": f"Name of the {what}; its options stand beside it.", **names}
     under = {"description": f"Name of the {what}; its options stand under `params`.", **names}
     named = {"properties": {"type": beside, "kind": under}}
@@ -199,12 +187,12 @@ def any_declaration(what: str, declared: Sequence[NamedDeclaration]) -> dict[str
         "description": f"One {what}: a name, `type` with options, or `kind` with `params`.",
         "type": ["string", "object"],
         "if": {"type": "string"},
-        "then": _names([found for found in declared if not found.needs_options]),
+        "then": _make_name_schema([found for found in declared if not found.needs_options]),
         "else": {
             **named,
             "oneOf": [{"required": ["type"]}, {"required": ["kind"]}],
             "allOf": [
-                {"if": _is_named(found), "then": {"$ref": f"{_LOCAL}{found.key}"}}
+                {"if": _match_name(found), "then": {"$ref": f"{_LOCAL}{found.key}"}}
                 for found in declared
             ],
         },
@@ -222,34 +210,34 @@ def summarize_docstring(doc: str | None) -> str:
     return " ".join((doc or "").strip().split("\n\n", 1)[0].split())
 
 
-def _names(declared: Sequence[NamedDeclaration]) -> dict[str, Any]:
+def _make_name_schema(declared: Sequence[NamedDeclaration]) -> dict[str, Any]:
     patterns = [{"pattern": found.pattern} for found in declared]
     # The list is what an editor offers, the patterns are what is right as well.
     offered = [{"enum": [found.name for found in declared]}] if declared else []
     return {"type": "string", "anyOf": [*offered, *patterns, {"pattern": ":"}]}
 
 
-def _is_named(found: NamedDeclaration) -> dict[str, Any]:
+def _match_name(found: NamedDeclaration) -> dict[str, Any]:
     name = {"pattern": found.pattern}
     return {"anyOf": [{"required": [key], "properties": {key: name}} for key in ("type", "kind")]}
 
 
-def _loosely(name: str) -> str:
+def _make_loose_pattern(name: str) -> str:
     kept = [char for char in name if char not in "-_"]
     return "[-_]*".join(
         f"[{char.upper()}{char.lower()}]" if char.isalpha() else re.escape(char) for char in kept
     )
 
 
-def _moved(shape: Any, places: Mapping[str, str]) -> Any:
+def _move_references(shape: Any, places: Mapping[str, str]) -> Any:
     """A copy whose references lead to new places, without pydantic's titles of names."""
     if isinstance(shape, Mapping):
         members = cast("Mapping[str, Any]", shape)
         return {
-            key: places.get(value, value) if key == "$ref" else _moved(value, places)
+            key: places.get(value, value) if key == "$ref" else _move_references(value, places)
             for key, value in members.items()
             if not (key == "title" and isinstance(value, str))
         }
     if isinstance(shape, list):
-        return [_moved(member, places) for member in cast("list[Any]", shape)]
+        return [_move_references(member, places) for member in cast("list[Any]", shape)]
     return shape

@@ -101,7 +101,7 @@ def load_spec(source: str) -> Spec:
         ConfigurationError: the file isn't there or not valid YAML, a section is missing, unknown or
             of the wrong kind, or an option is wrong; the message begins with the file's name.
     """
-    path = spec_path(source)
+    path = find_spec(source)
     found = read_yaml(path)
     try:
         return parse_spec(found, path)
@@ -110,7 +110,7 @@ def load_spec(source: str) -> Spec:
         raise
 
 
-def spec_path(source: str) -> Path:
+def find_spec(source: str) -> Path:
     """Return the path of a spec.
 
     Raises:
@@ -124,11 +124,11 @@ def spec_path(source: str) -> Path:
         if path.is_dir():
             raise ConfigurationError(f"{path} is a folder; name the spec file in it")
         if not path.exists():
-            raise ConfigurationError(f"there is no spec file {path}{_alike(path)}")
+            raise ConfigurationError(f"there is no spec file {path}{_suggest_file(path)}")
     return path
 
 
-def _alike(path: Path) -> str:
+def _suggest_file(path: Path) -> str:
     """The spec file beside `path` that may be meant. Endings don't count, as they are all alike."""
     beside = {file.stem: file for file in path.parent.glob("*.y*ml")}
     near = nearest_name(path.stem, beside, cutoff=0.6)
@@ -149,17 +149,17 @@ def parse_spec(found: object, path: Path) -> Spec:
             raise ConfigurationError(f"the section {section!r} is missing{EXAMPLES[section]}")
     folder = path.resolve().parent if path.is_symlink() else path.parent
     engine = parse_engine(document["engine"])
-    backend = _backend(document, folder)
-    model = _model(document.get("model"), folder) if backend is None else backend.model
+    backend = _parse_backend(document, folder)
+    model = _parse_model(document.get("model"), folder) if backend is None else backend.model
     if backend is not None:
         check_backend(backend, engine)
     return Spec(
         path,
         engine,
         model,
-        _tests(document["tests"], folder),
-        _against(document.get("against"), model, folder),
-        _isolate(document.get("isolate", False)),
+        _parse_tests(document["tests"], folder),
+        _parse_against(document.get("against"), model, folder),
+        _parse_isolate(document.get("isolate", False)),
         FailurePolicy(document.get("on_error", "record"), document.get("max_failures")),
         backend,
     )
@@ -194,7 +194,7 @@ def parse_test(declared: object, base: Path | None) -> SuiteDeclaration:
         return suite.from_options(options, base=base)
 
 
-def _tests(declared: object, base: Path) -> list[SuiteDeclaration]:
+def _parse_tests(declared: object, base: Path) -> list[SuiteDeclaration]:
     if not isinstance(declared, list) or not declared:
         raise ConfigurationError(
             f"tests must be a list with at least one suite, got {declared!r}{EXAMPLES['tests']}"
@@ -209,7 +209,7 @@ def _tests(declared: object, base: Path) -> list[SuiteDeclaration]:
     return tests
 
 
-def _model(declared: object, base: Path) -> Model:
+def _parse_model(declared: object, base: Path) -> Model:
     if declared is None:
         return Model()
     if isinstance(declared, str):
@@ -227,7 +227,7 @@ def _model(declared: object, base: Path) -> Model:
     return model
 
 
-def _backend(document: Mapping[str, Any], folder: Path) -> ModelBackend | None:
+def _parse_backend(document: Mapping[str, Any], folder: Path) -> ModelBackend | None:
     if document.get("backend") is None:
         return None
     for section in ("against", "isolate"):
@@ -240,7 +240,7 @@ def _backend(document: Mapping[str, Any], folder: Path) -> ModelBackend | None:
     return read_backend(name, options, document.get("model"), folder)
 
 
-def _against(declared: object, model: Model, base: Path) -> EngineAndModel | None:
+def _parse_against(declared: object, model: Model, base: Path) -> EngineAndModel | None:
     if declared is None:
         return None
     fields = dict(as_mapping(declared, "the section 'against'"))
@@ -252,11 +252,11 @@ def _against(declared: object, model: Model, base: Path) -> EngineAndModel | Non
             )
     if fields.get("engine") is None:
         raise ConfigurationError(f"the section 'against' names no engine{EXAMPLES['engine']}")
-    other = _model(fields["model"], base) if fields.get("model") is not None else model
+    other = _parse_model(fields["model"], base) if fields.get("model") is not None else model
     return EngineAndModel(parse_engine(fields["engine"]), other)
 
 
-def _isolate(declared: object) -> bool:
+def _parse_isolate(declared: object) -> bool:
     if not isinstance(declared, bool):
         raise ConfigurationError(f"isolate must be true or false, got {declared!r}")
     return declared

@@ -14,11 +14,11 @@ from evalution.error_boundary import wrap_errors
 from evalution.suites.discovery import available_suites, load_suite
 from evalution.yaml_spec.option_schema import (
     NamedDeclaration,
-    any_declaration,
-    engine_options_schema,
-    filter_definitions,
+    make_declaration_schema,
+    make_engine_schema,
+    make_filter_definitions,
+    make_suite_schema,
     read_docstring,
-    suite_options_schema,
 )
 from evalution_core import ConfigurationError, EvalutionError, Model
 from evalution_core.discovery import EngineEntry, available
@@ -103,19 +103,19 @@ _OF_MODEL: dict[str, Any] = {
 """The backend of a package decides what its models are called by."""
 
 
-def spec_schema() -> SpecSchema:
+def make_spec_schema() -> SpecSchema:
     """The schema of a spec (JSON Schema 2020-12) over all installed engines and suites.
 
     It imports every engine's adapter, and no runtime. What an option's value may be beyond its type
     (a range, a column of the rows), `evalution validate` knows. Secret options show no default.
     """
     complaints: list[str] = []
-    engines, suites = _engines(complaints), _suites(complaints)
+    engines, suites = _list_engines(complaints), _list_suites(complaints)
     definitions: dict[str, Any] = {
-        "engine": any_declaration("engine", engines),
-        "test": any_declaration("test", suites),
-        "model": _model(),
-        **filter_definitions(),
+        "engine": make_declaration_schema("engine", engines),
+        "test": make_declaration_schema("test", suites),
+        "model": _make_model_schema(),
+        **make_filter_definitions(),
     }
     for declared in (*engines, *suites):
         definitions.update(declared.definitions)
@@ -133,37 +133,39 @@ def spec_schema() -> SpecSchema:
     return SpecSchema(schema, complaints)
 
 
-def _engines(complaints: list[str]) -> list[NamedDeclaration]:
+def _list_engines(complaints: list[str]) -> list[NamedDeclaration]:
     entries = available()
     names = [normalized(entry.name) for entry in entries]
     found: list[NamedDeclaration] = []
     for entry in entries:
         is_alone = names.count(normalized(entry.name)) == 1
-        with _noting(complaints):
-            found.append(_engine(entry.name if is_alone else f"{entry.source}/{entry.name}", entry))
+        with _note_errors(complaints):
+            found.append(
+                _declare_engine(entry.name if is_alone else f"{entry.source}/{entry.name}", entry)
+            )
     return found
 
 
-def _engine(name: str, entry: EngineEntry) -> NamedDeclaration:
+def _declare_engine(name: str, entry: EngineEntry) -> NamedDeclaration:
     kind = entry.load()
     with wrap_errors(f"engine {name!r}: the schema of its options", ConfigurationError):
-        options = engine_options_schema(kind)
+        options = make_engine_schema(kind)
     return NamedDeclaration(name, "engine", read_docstring(kind), options)
 
 
-def _suites(complaints: list[str]) -> list[NamedDeclaration]:
+def _list_suites(complaints: list[str]) -> list[NamedDeclaration]:
     found: list[NamedDeclaration] = []
     for name in available_suites():
-        with _noting(complaints):
+        with _note_errors(complaints):
             kind = load_suite(name)
             with wrap_errors(f"suite {name!r}: the schema of its options", ConfigurationError):
-                options = suite_options_schema(kind)
+                options = make_suite_schema(kind)
             declared = NamedDeclaration(name, "test", read_docstring(kind), options)
             found.append(declared)
     return found
 
 
-def _model() -> dict[str, Any]:
+def _make_model_schema() -> dict[str, Any]:
     fields = TypeAdapter(Model).json_schema()
     return {
         "anyOf": [
@@ -175,7 +177,7 @@ def _model() -> dict[str, Any]:
 
 
 @contextmanager
-def _noting(complaints: list[str]) -> Generator[None]:
+def _note_errors(complaints: list[str]) -> Generator[None]:
     """Make a line of a plugin's fault: it must not cost the others their place."""
     try:
         yield

@@ -62,7 +62,7 @@ def read_yaml(path: Path) -> Any:
         _check_shape(found, path)
     except yaml.YAMLError as error:
         raise ConfigurationError(
-            f"{path}{_place(error)}: not valid YAML: {_reason(error)}"
+            f"{path}{_find_place(error)}: not valid YAML: {_find_reason(error)}"
         ) from None
     except RecursionError:
         raise ConfigurationError(f"{path} is nested too deeply") from None
@@ -90,15 +90,15 @@ def _check_shape(
     done.add(id(holder))
 
 
-def _place(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
+def _find_place(error: yaml.YAMLError) -> str:
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     return "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
 
 
-def _reason(error: yaml.YAMLError) -> str:
-    problem: str | None = getattr(error, "problem", None)
-    context: str | None = getattr(error, "context", None)
-    return ", ".join(part for part in (problem, context) if part) or str(error)
+def _find_reason(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError):
+        return ", ".join(part for part in (error.problem, error.context) if part) or str(error)
+    return str(error)
 
 
 EXAMPLES = {
@@ -132,13 +132,13 @@ def read_declaration(declared: object, what: str) -> tuple[str, Mapping[str, Any
         name = fields.pop(key)
         if not isinstance(name, str):
             raise ConfigurationError(f"the {what}'s {key} must be a name, got {name!r}")
-        return name, _options(fields, key, what)
+        return name, _read_options(fields, key, what)
     raise ConfigurationError(
         f"the {what} names no type (it has: {', '.join(fields) or 'nothing'}){EXAMPLES[what]}"
     )
 
 
-def _options(fields: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any]:
+def _read_options(fields: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any]:
     if "params" not in fields:
         if key == "kind" and fields:
             raise ConfigurationError(
