@@ -27,7 +27,6 @@ IMPORTED = (
     "evalution_reference.engine",
     "numpy",
     "plotly.offline",
-    "psutil",
     "tokenizers",
 )
 

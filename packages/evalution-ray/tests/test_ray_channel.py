@@ -14,7 +14,7 @@ from evalution_ray.actor import ActorChannel
 WAIT_S = 20
 
 
-def test_batch_goes_to_the_call_that_waits() -> None:
+def test_batch_goes_to_the_waiting_call() -> None:
     line = ActorChannel(pause=0.0)
     with ThreadPoolExecutor() as pool:
         with line.turn(0):
@@ -24,7 +24,7 @@ def test_batch_goes_to_the_call_that_waits() -> None:
         assert call.result(WAIT_S) == [Progressed((1,))]
 
 
-def test_call_that_is_followed_returns_with_nothing() -> None:
+def test_call_followed_by_another_returns_no_messages() -> None:
     line = ActorChannel(pause=0.0)
     with ThreadPoolExecutor() as pool:
         with line.turn(0):
@@ -39,7 +39,7 @@ def test_call_that_is_followed_returns_with_nothing() -> None:
 
 
 @given(st.permutations(range(6)))
-def test_what_calls_bring_is_taken_in_their_order(order: list[int]) -> None:
+def test_calls_are_handled_in_their_order(order: list[int]) -> None:
     line, taken = ActorChannel(pause=0.0), list[int]()
 
     def call(number: int) -> None:
@@ -52,7 +52,7 @@ def test_what_calls_bring_is_taken_in_their_order(order: list[int]) -> None:
     assert taken == sorted(order)
 
 
-def test_nothing_is_lost_between_two_calls_on_their_way() -> None:
+def test_no_message_is_lost_between_two_pending_calls() -> None:
     line, count = ActorChannel(pause=0.0), 200
     sender = threading.Thread(target=lambda: [line.send([Progressed((n,))]) for n in range(count)])
     sender.start()

@@ -76,7 +76,7 @@ def test_ten_kills_of_actors_cost_no_answer(build: Build, engines: Any, tmp_path
 
 
 @pytest.mark.slow
-def test_node_may_go_and_another_one_come(
+def test_lost_node_is_replaced_by_an_added_one(
     build: Build, cluster: Any, engines: Any, tmp_path: Path, wait_until: Any
 ) -> None:
     session = build(engines.Troubled(str(tmp_path)))
@@ -131,7 +131,7 @@ def test_list_calls_are_divided_over_the_actors(build: Build, engines: Any) -> N
     assert described["replica_resources"] == {"CPU": 1.0}
 
 
-def test_class_that_only_this_process_has_goes_along(build: Build, engines: Any) -> None:
+def test_class_of_the_driver_alone_is_sent_by_value(build: Build, engines: Any) -> None:
     import ray
 
     ray.cloudpickle.register_pickle_by_value(engines)  # as one of a notebook or script does
@@ -154,14 +154,14 @@ def test_more_replicas_than_there_is_room_for_are_refused(build: Build, engines:
         build(engines.Troubled(), 3)
 
 
-def test_what_others_hold_is_waited_for_until_the_deadline(build: Build, engines: Any) -> None:
+def test_occupied_resources_are_waited_for_until_the_deadline(build: Build, engines: Any) -> None:
     build(engines.Troubled(), 2)
     text = "was not started within 3 s: it takes CPU 1, and free in all are CPU 0; wait for others"
     with pytest.raises(EngineUnavailableError, match=text):
         build(engines.Troubled(), 1, start_timeout=3.0)
 
 
-def test_failed_build_is_reported_as_what_it_is(build: Build, engines: Any) -> None:
+def test_failed_build_raises_the_engines_own_error(build: Build, engines: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^planted: no such model$"):
         build(engines.Troubled(refuses=True))
 
@@ -196,7 +196,7 @@ def test_variables_of_the_environment_reach_the_actors(build: Build, engines: An
 
 
 @pytest.mark.slow
-def test_actor_that_runs_out_of_memory_is_reported_as_that(
+def test_actor_out_of_memory_is_reported_with_its_node(
     build: Build, cluster: Any, engines: Any
 ) -> None:
     node = cluster.add_tight_node()

@@ -70,7 +70,7 @@ HEAD = "The actor died unexpectedly before finishing this task.\n\tpid: 4711\n\t
         (ValueError("planted: \n\x1b[36mlast line\x1b[39m\n"), "ended: last line"),
     ],
 )
-def test_end_is_reported_as_what_it_is(error: Exception, reason: str) -> None:
+def test_end_of_an_actor_is_described_by_its_cause(error: Exception, reason: str) -> None:
     assert describe_exit(error, RAY) == reason
 
 
@@ -88,7 +88,7 @@ def test_end_is_reported_as_what_it_is(error: Exception, reason: str) -> None:
         (ValueError("Use the 'memory' keyword"), "these options: Use the 'memory' keyword; look"),
     ],
 )
-def test_actor_that_can_not_begin_is_reported_with_its_cause(
+def test_actor_that_can_not_start_is_a_build_failure_with_its_cause(
     error: Exception, message: str
 ) -> None:
     failure = find_build_failure(error, RAY)
@@ -99,5 +99,5 @@ def test_actor_that_can_not_begin_is_reported_with_its_cause(
 
 
 @pytest.mark.parametrize("kind", [ActorDiedError, ActorUnavailableError, OutOfMemoryError])
-def test_end_in_the_middle_is_no_failure_to_begin(kind: type[Exception]) -> None:
+def test_end_of_a_running_actor_is_no_build_failure(kind: type[Exception]) -> None:
     assert find_build_failure(kind(HEAD), RAY) is None

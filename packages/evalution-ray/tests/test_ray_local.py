@@ -25,7 +25,6 @@ from evalution_ray import RayReplicas
 
 MODEL = Model("mock")
 WAIT_S = 240
-STARTS = 2
 STARTED = "Ray runtime started"
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
@@ -42,9 +41,15 @@ def listening_addresses(process: psutil.Process) -> set[str]:
 @pytest.mark.usefixtures("no_cluster")
 def test_cluster_is_started_shared_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
+    from ray._private.runtime_env import uv_runtime_env_hook
 
     monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
     monkeypatch.setattr(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", True)
+    # Under `uv run`, it would start the actors by that command.
+    monkeypatch.setattr(ray._private.ray_constants, "RAY_ENABLE_UV_RUN_RUNTIME_ENV", True)
+    monkeypatch.setattr(
+        uv_runtime_env_hook, "_get_uv_run_cmdline", lambda: pytest.fail("copies the folder")
+    )
     before = signal.getsignal(signal.SIGTERM)
     engine = RayReplicas(Mock(), 1, num_cpus=0.1)
 
@@ -85,29 +90,30 @@ def test_client_drives_actors_too(tmp_path: Path, wait_until: Callable[..., None
 @contextmanager
 def start_head(folder: Path, wait_until: Callable[..., None]) -> Generator[str]:
     """Yield the address for clients of a cluster that `ray start` made."""
-    gcs, client = free_port(), free_port()
-    command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block"]
-    command += ["--num-cpus=1", "--include-dashboard=false", "--disable-usage-stats"]
-    command += [f"--port={gcs}", f"--ray-client-server-port={client}"]
-    with (folder / "log").open("wb") as log:
-        for _ in range(STARTS):
-            log.truncate(0)
-            head = subprocess.Popen(command, stdout=log, stderr=log)
-            # The port for clients is open before the node can serve them.
-            wait_until(lambda: STARTED in read(log.name) or head.poll() is not None)  # noqa: B023
-            if head.poll() is None:
-                break
-        try:
-            assert head.poll() is None, read(log.name)
-            wait_until(lambda: is_open(client))
-            yield f"ray://127.0.0.1:{client}"
-        finally:
-            head.terminate()
-            head.wait(WAIT_S)
+    log = folder / "log"
 
+    def start(client: int) -> subprocess.Popen[bytes]:
+        command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block"]
+        command += ["--num-cpus=1", "--include-dashboard=false", "--disable-usage-stats"]
+        command += [f"--port={free_port()}", f"--ray-client-server-port={client}"]
+        with log.open("wb") as output:
+            head = subprocess.Popen(command, stdout=output, stderr=output)
+        # The port for clients is open before the node can serve them.
+        wait_until(lambda: STARTED in log.read_text() or head.poll() is not None)
+        return head
 
-def read(path: str) -> str:
-    return Path(path).read_text(errors="replace")
+    port = free_port()
+    head = start(port)
+    if head.poll() is not None:  # too slow for Ray, or a port was taken meanwhile
+        port = free_port()
+        head = start(port)
+    try:
+        assert head.poll() is None, log.read_text()
+        wait_until(lambda: is_open(port))
+        yield f"ray://127.0.0.1:{port}"
+    finally:
+        head.terminate()
+        head.wait(WAIT_S)
 
 
 def free_port() -> int:
@@ -134,20 +140,20 @@ def test_address_where_nothing_listens_is_reported(address: str) -> None:
 
 @pytest.mark.usefixtures("no_cluster")
 @pytest.mark.parametrize("address", ["", "my-cluster", ":6379", "http://127.0.0.1:8265"])
-def test_address_of_another_form_is_reported(address: str) -> None:
+def test_malformed_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigurationError, match=r"must be 'auto', 'host:port' or 'ray://host"):
         RayReplicas(Mock(), 1, address).build(MODEL)
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_address_of_the_environment_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_of_the_environment_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(EngineUnavailableError, match=r"at '127.0.0.1:1'.* or unset RAY_ADDRESS"):
         RayReplicas(Mock(), 1).build(MODEL)
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_field_that_ray_would_leave_out_is_refused_before_anything_is_started() -> None:
+def test_unknown_runtime_env_field_is_refused_before_the_start() -> None:
     import ray
 
     text = "has a field 'env_var' that Ray doesn't know; did you mean 'env_vars'"

@@ -15,12 +15,12 @@ from evalution_core import ConfigurationError, EngineSpec
 from evalution_core.options import numeric_options
 from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock
 from evalution_ray import RayReplicas
-from evalution_ray.capacity import count_actors, format_nodes, format_resources
+from evalution_ray.engine import count_actors, format_nodes, format_resources
 
 MOCK = "evalution_enginekit.mock:Mock"
 
 
-def test_engine_within_may_be_written_in_any_form() -> None:
+def test_inner_engine_may_be_given_in_any_form() -> None:
     made = RayReplicas(Mock(99), 2)
     assert made == RayReplicas(EngineSpec(MOCK, {"max_model_len": 99}), 2)
     written = {"engine": {"type": MOCK, "max_model_len": 99}, "replicas": 2}
@@ -30,14 +30,14 @@ def test_engine_within_may_be_written_in_any_form() -> None:
     assert pickle.loads(pickle.dumps(made)) == made
 
 
-def test_where_it_runs_is_no_part_of_a_runs_identity() -> None:
+def test_placement_options_are_not_part_of_a_runs_identity() -> None:
     here = RayReplicas(Mock(), 2)
     there = RayReplicas(Mock(), 9, "auto", num_gpus=1, resources={"big": 1}, restarts=2)
     assert numeric_options(here).keys() == {"engine"}
     assert {**here.to_dict(), "engine": None}.keys() == {**there.to_dict(), "engine": None}.keys()
 
 
-def test_runtime_environment_is_taken_for_secret() -> None:
+def test_runtime_environment_is_redacted() -> None:
     environment = {"env_vars": {"SERVICE": "kept-secret-4711"}}
     made = RayReplicas(Mock(), 2, runtime_env=environment)
     assert "kept-secret" not in repr(made)
@@ -78,12 +78,12 @@ def test_runtime_environment_is_taken_for_secret() -> None:
         ({"engine": Replicas(Mock(), 2), "replicas": 2}, "is another Replicas; replicas of"),
     ],
 )
-def test_misuse_is_reported(options: dict[str, Any], message: str) -> None:
+def test_invalid_option_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         RayReplicas(**options)
 
 
-def test_what_an_actor_takes_has_rays_names() -> None:
+def test_needed_resources_have_rays_names() -> None:
     made = RayReplicas(Mock(), 1, num_cpus=0, num_gpus=0.5, memory=2**30, resources={"big": 2})
     assert made.need == {"GPU": 0.5, "memory": 2**30, "big": 2}
 
@@ -92,7 +92,7 @@ def node(address: str, *, alive: bool = True, **resources: float) -> dict[str, A
     return {"Alive": alive, "NodeManagerAddress": address, "Resources": resources}
 
 
-def test_room_is_counted_node_by_node() -> None:
+def test_capacity_is_counted_per_node() -> None:
     nodes = [node("a", CPU=3.0, GPU=1.0), node("b", CPU=3.0), node("c", alive=False, CPU=64.0)]
     assert count_actors(nodes, {"CPU": 2.0}) == 2, "two halves of nodes are no room"
     assert count_actors(nodes, {"CPU": 1.0, "GPU": 0.5}) == 2
@@ -100,7 +100,7 @@ def test_room_is_counted_node_by_node() -> None:
 
 
 @given(st.integers(1, 50), st.integers(1, 20))
-def test_shares_of_a_node_fill_it(cpus: int, parts: int) -> None:
+def test_fractional_actors_fill_a_node(cpus: int, parts: int) -> None:
     assert count_actors([node("a", CPU=float(cpus))], {"CPU": 1 / parts}) == cpus * parts
 
 

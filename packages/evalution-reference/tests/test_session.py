@@ -115,6 +115,7 @@ def test_scoring_forwards_no_more_than_the_unique_tokens(forwarded: list[int]) -
         session.check()
         forwarded.clear()
         outputs = session.loglikelihood(requests)
+        assert session.tokenizer is not None
         encode = session.tokenizer.encode
         spans = [
             TokenSpan(
@@ -236,4 +237,5 @@ def test_every_id_that_the_model_declares_ends_a_text(tiny_copy: Path, apart: bo
     (tiny_copy / "generation_config.json").write_text('{"eos_token_id": [563, 566]}')
     tokenizer = str(builtin_path("builtin:tiny", "safetensors")) if apart else None
     with Reference().build(Model(str(tiny_copy), tokenizer_path=tokenizer)) as session:
+        assert session.tokenizer is not None
         assert session.tokenizer.eos_ids == {563, 566}

@@ -48,7 +48,7 @@ def serving(answer: Write) -> Generator[str]:
             thread.join()
 
 
-def test_a_server_that_fails_after_its_sign_of_life_is_unavailable(
+def test_server_that_fails_after_its_sign_of_life_is_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def failing(request: Any) -> None:
@@ -65,7 +65,7 @@ def test_a_server_that_fails_after_its_sign_of_life_is_unavailable(
         engine.build(Model("a-model"))
 
 
-def test_a_server_of_another_protocol_is_unavailable() -> None:
+def test_server_of_another_protocol_is_unavailable() -> None:
     engine = Tinker()
     with (
         serving(lambda request: request.wfile.write(b"SSH-2.0-a-shell\r\n\r\n")) as engine.base_url,
@@ -74,7 +74,7 @@ def test_a_server_of_another_protocol_is_unavailable() -> None:
         engine.build(Model("a-model"))
 
 
-def test_models_of_an_unknown_form_are_no_models() -> None:
+def test_malformed_model_list_counts_as_empty() -> None:
     def odd(request: Any) -> None:
         body = b'{"supported_models": ["a-model", {"model_name": 3}]}'
         request.send_response(200)
@@ -90,13 +90,13 @@ def test_models_of_an_unknown_form_are_no_models() -> None:
         engine.build(Model())
 
 
-def test_a_key_in_place_of_its_variable_is_not_repeated() -> None:
+def test_key_in_place_of_its_variable_is_not_repeated() -> None:
     with pytest.raises(ConfigurationError, match="the name of an environment variable") as raised:
         Tinker(api_key_env="tml-the-key-itself")
     assert "tml-the-key-itself" not in str(raised.value)
 
 
-def test_a_server_that_refuses_connections_is_unavailable() -> None:
+def test_server_that_refuses_connections_is_unavailable() -> None:
     with socket.socket() as taken:  # bound and not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -104,7 +104,7 @@ def test_a_server_that_refuses_connections_is_unavailable() -> None:
             Tinker(base_url=url).build(Model("builtin:tiny"))
 
 
-def test_a_server_that_never_answers_is_unavailable() -> None:
+def test_server_that_never_answers_is_unavailable() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

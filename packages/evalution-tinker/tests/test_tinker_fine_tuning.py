@@ -44,7 +44,7 @@ def example() -> Any:
     not hasattr(tarfile, "data_filter"),
     reason="SkyRL 0.3.0 unpacks adapters by tarfile's filters, which Python has from 3.11.4 on",
 )
-def test_the_example_learns_and_its_report_shows_it(
+def test_example_learns_and_its_report_shows_it(
     example: Any, skyrl_url: str, tmp_path: Path
 ) -> None:
     tiny = str(builtin_path("builtin:tiny", "safetensors"))

@@ -62,7 +62,7 @@ def reference() -> Generator[Any]:
         yield found
 
 
-def test_the_servers_capabilities_are_probed(session: Any) -> None:
+def test_servers_capabilities_are_probed(session: Any) -> None:
     described = session.describe_execution()
     assert described["is_greedy_by"] == "greedy sample", "it ignores topk_prompt_logprobs"
     assert described["scores_suffixes_alone"] is False
@@ -98,7 +98,7 @@ def test_completions_equal_those_of_the_reference(session: Any, reference: Any) 
         )
 
 
-def test_a_seed_gives_the_same_sample(session: Any) -> None:
+def test_seed_gives_the_same_sample(session: Any) -> None:
     hot: dict[str, Any] = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 8}
     asked = [GenerationRequest("The", seed=seed, **hot) for seed in (3, 3, 4)]
     first, again, other = (output.token_ids for output in session.generate(asked))
@@ -110,7 +110,7 @@ def test_a_seed_gives_the_same_sample(session: Any) -> None:
     not hasattr(tarfile, "data_filter"),
     reason="SkyRL 0.3.0 unpacks adapters by tarfile's filters, which Python has from 3.11.4 on",
 )
-def test_the_next_session_answers_with_the_trained_lora(skyrl_url: str, session: Any) -> None:
+def test_next_session_answers_with_the_trained_lora(skyrl_url: str, session: Any) -> None:
     """Twelve steps on one sentence: its score rises with each session that is attached."""
     pair = [LoglikelihoodRequest(TASK, TAUGHT)]
     (base,) = session.loglikelihood(pair)
@@ -142,7 +142,7 @@ def test_the_next_session_answers_with_the_trained_lora(skyrl_url: str, session:
     assert session.loglikelihood(pair)[0].logprob == pytest.approx(base.logprob, abs=1e-4)
 
 
-def test_the_folder_of_the_server_is_its_own(tmp_path: Path) -> None:
+def test_folder_of_the_server_is_its_own(tmp_path: Path) -> None:
     """Its defaults would put a database beside its code."""
     import skyrl
 

@@ -77,7 +77,7 @@ def test_is_greedy_is_decided_by_value(rows: Any, expected: bool | None) -> None
 
 
 @pytest.mark.parametrize("quirk", ["short", "no-topk", "no-suffix"])
-def test_a_server_with_a_quirk_scores_as_one_without(server: Any, quirk: str) -> None:
+def test_server_with_a_quirk_scores_as_one_without(server: Any, quirk: str) -> None:
     with Tinker(base_url=server.url).build(TINY) as session:
         expected = session.loglikelihood([RIGHT, WRONG])
     server.quirks.add(quirk)
@@ -119,7 +119,7 @@ def test_incompatible_client_and_server_versions_are_named(server: Any, quirk: s
         Tinker(base_url=server.url).build(TINY)
 
 
-def test_a_stop_that_comes_with_the_tokens_is_cut(server: Any) -> None:
+def test_stop_that_comes_with_the_tokens_is_cut(server: Any) -> None:
     with Tinker(base_url=server.url).build(TINY) as session:
         (output,) = session.generate([GenerationRequest(QUESTION, stop=[" ="], max_new_tokens=40)])
         (ended,) = session.generate([GenerationRequest(QUESTION, max_new_tokens=40)])
@@ -140,7 +140,7 @@ def test_stops_are_sent_as_texts_or_as_ids(server: Any) -> None:
     assert stops == [["\n"], [], [563]], "text; nothing at all; the end of sequence"
 
 
-def test_an_empty_prompt_and_a_prompt_of_one_token_are_answered(server: Any) -> None:
+def test_empty_prompt_and_a_prompt_of_one_token_are_answered(server: Any) -> None:
     with Tinker(base_url=server.url).build(TINY) as session:
         one = GenerationRequest(input_ids=[5], max_new_tokens=1)
         outputs = session.generate([GenerationRequest("", max_new_tokens=1), one])
@@ -149,7 +149,7 @@ def test_an_empty_prompt_and_a_prompt_of_one_token_are_answered(server: Any) -> 
         assert score.token_count == len(score.token_ids or ())
 
 
-def test_the_window_leaves_room_for_the_sampled_token(server: Any) -> None:
+def test_window_leaves_room_for_the_sampled_token(server: Any) -> None:
     server.window = 64
     try:
         with Tinker(base_url=server.url).build(TINY) as session:
@@ -166,14 +166,14 @@ def test_the_window_leaves_room_for_the_sampled_token(server: Any) -> None:
         server.window = 513
 
 
-def test_the_first_model_of_the_server_is_the_default(server: Any) -> None:
+def test_first_model_of_the_server_is_the_default(server: Any) -> None:
     engine = Tinker(base_url=server.url, tokenizer_path="builtin:tiny")
     assert engine.default_model() == "builtin:tiny"
     with engine.build(Model()) as session:
         assert session.describe_execution()["model"] == "builtin:tiny"
 
 
-def test_an_unknown_model_is_refused_when_the_session_is_built(server: Any) -> None:
+def test_unknown_model_is_refused_when_the_session_is_built(server: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=r"no model 'builtin:tinny'; did you mean 'builtin"
     ):
@@ -185,7 +185,7 @@ def test_weights_need_a_tokenizer_that_is_named(server: Any) -> None:
         Tinker(base_url=server.url).build(Model("tinker://run/weights/last"))
 
 
-def test_a_missing_or_refused_key_is_a_configuration_error(
+def test_missing_or_refused_key_is_a_configuration_error(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigurationError, match="environment variable NO_KEY, which isn't set"):
@@ -195,7 +195,7 @@ def test_a_missing_or_refused_key_is_a_configuration_error(
         Tinker(base_url=server.url).build(TINY)
 
 
-def test_a_key_that_the_client_rejects_is_an_error(
+def test_key_that_the_client_rejects_is_an_error(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ODD_KEY", "no-prefix")
@@ -221,7 +221,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
         Tinker(**options).build(TINY)
 
 
-def test_a_session_attaches_to_the_callers_client_and_leaves_it_open(server: Any) -> None:
+def test_session_attaches_to_the_callers_client_and_leaves_it_open(server: Any) -> None:
     service = tinker.ServiceClient(base_url=server.url, api_key="tml-x")
     made = service.create_sampling_client(base_model="builtin:tiny")
     sampling = made.result() if hasattr(made, "result") else made
@@ -238,7 +238,7 @@ def test_a_session_attaches_to_the_callers_client_and_leaves_it_open(server: Any
         service.close("success").result()
 
 
-def test_a_spec_with_the_training_backend_runs_on_the_same_server(
+def test_spec_with_the_training_backend_runs_on_the_same_server(
     server: Any, tmp_path: Path
 ) -> None:
     pytest.importorskip("evalution_training", reason="evalution-training is not installed")
@@ -288,7 +288,7 @@ def test_handles_of_another_kind_are_refused(handles: Any, message: str) -> None
     raised.match(message)
 
 
-def test_a_client_without_a_model_name_needs_a_tokenizer(server: Any) -> None:
+def test_client_without_a_model_name_needs_a_tokenizer(server: Any) -> None:
     class Client:
         def sample(self) -> None: ...
 

@@ -31,8 +31,8 @@ from evalution_enginekit.tokenizer import Tokenizer
 class TokenPrompt:
     """A prompt as ids, with all that decides its completion.
 
-    A completion ends by itself at a token of `stop_ids` or after `max_new_tokens`. Stop strings
-    aren't here: the kit matches them and then cancels the key.
+    A completion ends by itself at a token of `stop_ids` or after `max_new_tokens`. The kit matches
+    the strings of `stop` and then cancels the key; a runtime that can may end by them itself.
     """
 
     key: int
@@ -47,7 +47,6 @@ class TokenPrompt:
     num_beams: int = 1
     logprobs: int | None = None
     stop: tuple[str, ...] = ()
-    """For a runtime that can end early by text; the kit cuts the text whether it does or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class TokenEvent:
 
 
 class Completion:
-    """Collects the tokens of one prompt and knows when it is finished.
+    """Collect the tokens of one prompt until it is finished.
 
     Stop strings are matched on the text with special tokens spelled out, since suites stop on
     `</s>`; the text that is returned has neither special tokens nor the stop string.
@@ -221,19 +220,16 @@ class StopMatcher:
         return self._length - self._count_held() if self.cut is None else self.cut
 
     def push(self, piece: str) -> bool:
-        """Take the next piece; whether a stop string is complete now."""
+        """Take the next piece; return whether a stop string is complete now."""
         if self.cut is not None:
             return True
-        begin = self._length - len(self._tail)
         text = self._tail + piece
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         self._length += len(piece)
-        if found:
-            _, at = min(found)
-            self.cut = begin + at
-            return True
         self._tail = text[-self._reach :] if self._reach else ""
-        return False
+        if found:
+            self.cut = self._length - len(text) + min(found)[1]
+        return self.cut is not None
 
     def _count_held(self) -> int:
         for size in range(len(self._tail), 0, -1):
@@ -372,7 +368,6 @@ class GenerationLoop:
 
     @property
     def running(self) -> int:
-        """Prompts that the engine has not released."""
         return len(self._running)
 
     def step(self) -> float:
@@ -425,8 +420,7 @@ class GenerationLoop:
     def take_cancelled(self) -> list[int]:
         """Running keys that are finished or that nobody wants now; they count as let go."""
         with self._thread.lock:
-            running = self._running.items()
-            dropped = [k for k, one in running if k in self._finished or not one.stream.wants(k)]
+            dropped = [key for key in self._running if not self._is_wanted(key)]
             for key in dropped:
                 self._release(key)
             return dropped
@@ -443,8 +437,7 @@ class GenerationLoop:
         number = next(self._numbers)
         key, job = stream.admit(number)
         prompt = replace(job.prompt, key=number)
-        completion = Completion(self._tokenizer, prompt)
-        self._running[number] = _Running(stream, key, job, completion)
+        self._running[number] = _Running(stream, key, job, Completion(self._tokenizer, prompt))
         return prompt
 
     def _apply(self, event: TokenEvent) -> None:
@@ -455,13 +448,12 @@ class GenerationLoop:
             running.stream.deliver(event.key, RequestFailure(event.error, running.job.metadata))
             self._release(event.key)
             return
-        completion = running.completion
+        completion, job = running.completion, running.job
         completion.take(event)
-        if running.job.is_live and (delta := completion.delta()) is not None:
+        if job.is_live and (delta := completion.delta()) is not None:
             running.stream.deliver_part(event.key, delta)
         if completion.finish is None:
             return
-        job = running.job
         output = completion.output(job.prompt_text, job.metadata, job.truncated_tokens)
         running.stream.deliver(event.key, output)
         if completion.is_cut:
@@ -490,7 +482,7 @@ class GenerationLoop:
         with self._thread.lock:
             lost: dict[GenerationStream, list[Hashable]] = {}
             for key, running in list(self._running.items()):
-                if key not in self._finished and running.stream.wants(key):
+                if self._is_wanted(key):
                     lost.setdefault(running.stream, []).append(running.key)
                 self._release(key)
             for stream in self._streams:
@@ -498,6 +490,9 @@ class GenerationLoop:
                 if not keys and (lost or not stream.admissible()):
                     continue
                 stream.fail(name_lost_requests(error, keys))
+
+    def _is_wanted(self, key: int) -> bool:
+        return key not in self._finished and self._running[key].stream.wants(key)
 
     def _release(self, key: int) -> None:
         running = self._running.pop(key)

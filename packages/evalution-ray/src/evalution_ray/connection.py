@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
 
@@ -37,30 +37,6 @@ class _Own:
 _own: _Own | None = None
 
 
-@dataclass(slots=True)
-class Connection:
-    """One user's part of the process's connection, which is shared."""
-
-    ray: Ray
-    is_own: bool
-    """True if it was started here. A cluster that was found is never ended."""
-    _is_closed: bool = field(default=False, init=False)
-
-    def close(self) -> None:
-        """Give it up; the last user of one that was made here ends it. Idempotent."""
-        global _own
-        with _lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            if not self.is_own or _own is None:
-                return
-            _own.users -= 1
-            if _own.users == 0:
-                _own = None
-                self.ray.shutdown()
-
-
 def load_ray() -> Ray:
     """The module `ray`.
 
@@ -76,8 +52,11 @@ def load_ray() -> Ray:
         ) from error
 
 
-def connect(address: str | None, *, log_to_driver: bool) -> Connection:
-    """Connect this process, unless it is connected.
+@contextmanager
+def connect(address: str | None, *, log_to_driver: bool) -> Generator[Ray]:
+    """Connect this process, unless it is connected; the last user ends what was started here.
+
+    A cluster that was found is never ended.
 
     Args:
         address: `auto`, `host:port` or `ray://host:port` of a cluster that runs. None for the one
@@ -96,13 +75,21 @@ def connect(address: str | None, *, log_to_driver: bool) -> Connection:
     with _lock:
         if ray.is_initialized():
             _check_same(ray, address)
-            if _own is None:
-                return Connection(ray, is_own=False)
         else:
             _init(ray, address, log_to_driver=log_to_driver)
             _own = _Own(address)
-        _own.users += 1
-        return Connection(ray, is_own=True)
+        own = _own
+        if own is not None:
+            own.users += 1
+    try:
+        yield ray
+    finally:
+        with _lock:
+            if own is not None:
+                own.users -= 1
+                if not own.users:
+                    _own = None
+                    ray.shutdown()
 
 
 def _check_same(ray: Ray, address: str | None) -> None:

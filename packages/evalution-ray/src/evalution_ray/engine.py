@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -17,8 +18,7 @@ from evalution.workers import SupervisedSession, Supervision, WorkerOptions, pac
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, secret, speed_only
 from evalution_core.plugins import did_you_mean
 from evalution_ray.actor import Plan, SessionActor
-from evalution_ray.capacity import count_actors, format_nodes, format_resources
-from evalution_ray.connection import Connection, connect, load_ray
+from evalution_ray.connection import connect, load_ray
 from evalution_ray.upstream import Actor, MakesRemote, Notes, Ray, RuntimeEnv
 from evalution_ray.worker import ActorWorker, Cluster, Dispatcher
 
@@ -28,6 +28,8 @@ _LONGEST_BEAT_S = 15.0
 _PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
 _BEATS = 8
 """Signs of life within the shortest deadline."""
+_OBJECTS = ("object_store_memory", "node:")
+_LITTLE = 1e-9
 
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -39,22 +41,17 @@ class RaySession(SupervisedSession):
     def __init__(
         self,
         supervision: Supervision,
-        dispatcher: Dispatcher,
-        connection: Connection,
+        resources: ExitStack,
         *,
         requests_limit: int | None,
         description: dict[str, Any],
     ):
         super().__init__(supervision, requests_limit=requests_limit, description=description)
-        self._dispatcher = dispatcher
-        self._connection = connection
+        self._resources = resources
 
     def close(self) -> None:
-        try:
+        with self._resources:
             super().close()
-        finally:
-            self._dispatcher.close()
-            self._connection.close()
 
 
 @dataclass(slots=True)
@@ -161,33 +158,26 @@ class RayReplicas(ReplicatedEngine):
         pack_configuration(self.inner)
         pack_configuration(model)
         _check_environment(self.runtime_env)
-        connection = connect(self.address, log_to_driver=self.log_to_driver)
-        dispatcher = Dispatcher()
-        try:
-            self._check_room(connection.ray)
-            supervision = self._supervision(connection, dispatcher, model)
+        with ExitStack() as resources:
+            ray = resources.enter_context(connect(self.address, log_to_driver=self.log_to_driver))
+            dispatcher = Dispatcher()
+            resources.callback(dispatcher.close)
+            self._check_room(ray)
+            supervision = self._supervision(ray, dispatcher, model)
             supervision.start()
-        except BaseException:
-            dispatcher.close()
-            connection.close()
-            raise
-        return RaySession(
-            supervision,
-            dispatcher,
-            connection,
-            requests_limit=self.requests_limit,
-            description={
-                "isolated": True,
-                "replicas": self.count,
-                "ray": connection.ray.__version__,
-                "replica_resources": self.need,
-            },
-        )
+            return RaySession(
+                supervision,
+                resources.pop_all(),
+                requests_limit=self.requests_limit,
+                description={
+                    "isolated": True,
+                    "replicas": self.count,
+                    "ray": ray.__version__,
+                    "replica_resources": self.need,
+                },
+            )
 
-    def _supervision(
-        self, connection: Connection, dispatcher: Dispatcher, model: Model
-    ) -> Supervision:
-        ray = connection.ray
+    def _supervision(self, ray: Ray, dispatcher: Dispatcher, model: Model) -> Supervision:
         options = self.worker_options()
         dumps = ray.cloudpickle.dumps
         plan = ray.put(Plan(dumps(self.inner), dumps(model), _beat(options)))
@@ -260,3 +250,36 @@ def _beat(options: WorkerOptions) -> float:
     """Return the seconds between an actor's heartbeats, which carry progress too."""
     deadlines = [options.request_timeout, options.heartbeat_timeout]
     return min([_LONGEST_BEAT_S, *(limit / _BEATS for limit in deadlines if limit is not None)])
+
+
+def count_actors(nodes: Sequence[Mapping[str, Any]], need: Mapping[str, float]) -> int:
+    """Return how many actors the living nodes could hold together if they were empty."""
+    return sum(_count_on_node(node["Resources"], need) for node in nodes if node["Alive"])
+
+
+def format_resources(resources: Mapping[str, float]) -> str:
+    """Return resources in words: `CPU 2, GPU 1`."""
+    shown = {
+        name: amount for name, amount in sorted(resources.items()) if not name.startswith(_OBJECTS)
+    }
+    return (
+        ", ".join(f"{name} {_format_amount(name, amount)}" for name, amount in shown.items())
+        or "none"
+    )
+
+
+def format_nodes(nodes: Sequence[Mapping[str, Any]]) -> str:
+    """Return each living node with its total resources."""
+    return "; ".join(
+        f"node {node['NodeManagerAddress']}: {format_resources(node['Resources'])}"
+        for node in nodes
+        if node["Alive"]
+    )
+
+
+def _count_on_node(has: Mapping[str, float], need: Mapping[str, float]) -> int:
+    return min(int(has.get(name, 0.0) / amount + _LITTLE) for name, amount in need.items())
+
+
+def _format_amount(name: str, amount: float) -> str:
+    return f"{amount / 2**30:.1f} GiB" if name == "memory" else f"{amount:g}"

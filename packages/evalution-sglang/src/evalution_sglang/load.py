@@ -60,13 +60,14 @@ def load(options: SGLangOptions, model: Model, resources: ExitStack) -> ServedMo
         arguments = make_arguments(options, model, path, sglang)
         if folder is not None:
             check_weights(folder)
-        return lambda: _start(options, sglang, arguments, resources)
+        return lambda: _start(options, model, sglang, arguments, resources)
 
     return load_serving(model, engine="SGLang", hints=_HINTS, prepare=prepare)
 
 
 def _start(
     options: SGLangOptions,
+    model: Model,
     sglang: Library,
     arguments: dict[str, Any],
     resources: ExitStack,
@@ -77,7 +78,7 @@ def _start(
         option, asked = _window_option(options)
         window = choose_window(asked, config.context_len, option=option)
         arguments["context_length"] = window + _RESERVED
-        with loading_errors(arguments["model_path"], _START_HINTS):
+        with loading_errors(str(model.path), _START_HINTS):
             thread = EngineThread(sglang.engine, arguments)
         resources.callback(thread.end)
     return StartedModel(

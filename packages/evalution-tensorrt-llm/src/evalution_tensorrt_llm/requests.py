@@ -43,30 +43,53 @@ _GRACE_S = 10.0
 """Time for an aborted request to end; the runtime ends it with its next step."""
 
 
-class Parameters:
-    """Makes `SamplingParams`.
+class RequestFactory:
+    """Makes the requests that go one by one or in batches.
 
     Args:
         module: the runtime.
         source: the part of a result that scores are read from.
         vocabulary: how many tokens can be ranked; None if unknown.
+        reuses_blocks: the runtime shares computed prefixes. A scored request then has a salt that
+            no other one has, because what comes from the cache has no rows.
     """
 
-    def __init__(self, module: ModuleType, source: ScoreSource, vocabulary: int | None):
-        self._make: MakesParameters = module.SamplingParams
+    def __init__(
+        self,
+        module: ModuleType,
+        source: ScoreSource,
+        vocabulary: int | None,
+        *,
+        reuses_blocks: bool,
+    ):
+        self._make_parameters: MakesParameters = module.SamplingParams
         self._source = source
         self._vocabulary = vocabulary
+        self._reuses_blocks = reuses_blocks
+        self._salts = count()
         self.request_error: type[Exception] = module.executor.utils.RequestError
         """The error that TensorRT-LLM raises where a request fails alone."""
         self.refusals: tuple[type[Exception], ...] = (self.request_error, ValueError)
         """Errors that it raises over one request that it can't serve."""
 
-    def generation(self, prompt: TokenPrompt) -> Any:
-        """Return parameters to generate up to one of the prompt's own stop ids, or its limit.
+    def make(self, request_id: str, work: ServingRequest) -> _Request:
+        """Return a request of the runtime.
 
         Raises:
-            InvalidRequestError: TensorRT-LLM refuses the prompt's values.
+            InvalidRequestError: TensorRT-LLM refuses its values.
         """
+        if isinstance(work, TokenPrompt):
+            parameters = self._generation(work)
+            return _Request(request_id, work, list(work.token_ids), parameters, None, self._source)
+        salt = f"evalution-{next(self._salts)}" if self._reuses_blocks else None
+        token_ids = scored_ids(work, self._source)
+        return _Request(request_id, work, token_ids, self._scoring(), salt, self._source)
+
+    def to_invalid_request(self, error: Exception) -> EvalutionError:
+        return InvalidRequestError(f"TensorRT-LLM refuses the request: {redact_text(str(error))}")
+
+    def _generation(self, prompt: TokenPrompt) -> Any:
+        """Return parameters to generate up to one of the prompt's own stop ids, or its limit."""
         sampling: dict[str, Any] = {}
         if prompt.do_sample:
             sampling = {
@@ -75,7 +98,7 @@ class Parameters:
                 "top_k": prompt.top_k,
             }
         try:
-            return self._make(
+            return self._make_parameters(
                 end_id=_NO_END,
                 pad_id=_PADDING,
                 max_tokens=prompt.max_new_tokens,
@@ -89,16 +112,15 @@ class Parameters:
         except self.refusals as error:
             raise self.to_invalid_request(error) from error
 
-    def scoring(self) -> Any:
+    def _scoring(self) -> Any:
         """Return parameters to generate one token, with all that `group_scores` reads."""
         rows: dict[str, Any] = {"return_context_logits": True}
         if self._source is ScoreSource.PROMPT_LOGPROBS:
             # One, since releases of 1.2 took none for a request without log-probabilities.
             rows = {"prompt_logprobs": 1}
-        return self._make(end_id=_NO_END, pad_id=_PADDING, max_tokens=1, detokenize=False, **rows)
-
-    def to_invalid_request(self, error: Exception) -> EvalutionError:
-        return InvalidRequestError(f"TensorRT-LLM refuses the request: {redact_text(str(error))}")
+        return self._make_parameters(
+            end_id=_NO_END, pad_id=_PADDING, max_tokens=1, detokenize=False, **rows
+        )
 
     def _limit_ranked(self, wanted: int | None) -> int | None:
         if wanted is None:
@@ -124,36 +146,6 @@ class _Request:
         )
 
 
-class RequestFactory:
-    """Makes the requests that go one by one or in batches.
-
-    Args:
-        parameters: makes their sampling parameters.
-        source: the part of a result that scores are read from.
-        reuses_blocks: the runtime shares computed prefixes. A scored request then has a salt that
-            no other one has, because what comes from the cache has no rows.
-    """
-
-    def __init__(self, parameters: Parameters, source: ScoreSource, *, reuses_blocks: bool):
-        self.parameters = parameters
-        self._source = source
-        self._reuses_blocks = reuses_blocks
-        self._salts = count()
-
-    def make(self, request_id: str, work: ServingRequest) -> _Request:
-        """Return a request of the runtime.
-
-        Raises:
-            InvalidRequestError: TensorRT-LLM refuses its values.
-        """
-        if isinstance(work, TokenPrompt):
-            parameters = self.parameters.generation(work)
-            return _Request(request_id, work, list(work.token_ids), parameters, None, self._source)
-        salt = f"evalution-{next(self._salts)}" if self._reuses_blocks else None
-        token_ids = scored_ids(work, self._source)
-        return _Request(request_id, work, token_ids, self.parameters.scoring(), salt, self._source)
-
-
 class AsyncRequests(EventLoopRequests):
     """A `ServingRuntime` on `LLM.generate_async`.
 
@@ -167,7 +159,6 @@ class AsyncRequests(EventLoopRequests):
         super().__init__(loop)
         self._llm = llm
         self._factory = factory
-        self._parameters = factory.parameters
         # Upstream reports a dead worker nowhere else, and whoever waits for it waits without end.
         self._executor = llm._executor  # pyright: ignore[reportPrivateUsage]
 
@@ -185,7 +176,7 @@ class AsyncRequests(EventLoopRequests):
         """Raise the error that has ended the executor."""
         try:
             self._executor._handle_background_error()  # pyright: ignore[reportPrivateUsage]
-        except self._parameters.request_error as error:
+        except self._factory.request_error as error:
             _log.warning("TensorRT-LLM: a request failed: %s", redact_text(str(error)))
         if self._executor.is_shutdown():
             raise RuntimeError("TensorRT-LLM's executor has shut down")
@@ -200,7 +191,7 @@ class AsyncRequests(EventLoopRequests):
         except asyncio.CancelledError:
             await self._abort(result)
             raise
-        except self._parameters.request_error as error:
+        except self._factory.request_error as error:
             raise EngineRuntimeError(
                 f"TensorRT-LLM failed the request: {redact_text(str(error))}"
             ) from error
@@ -213,8 +204,8 @@ class AsyncRequests(EventLoopRequests):
                 streaming=streams,
                 cache_salt=request.cache_salt,
             )
-        except self._parameters.refusals as error:
-            raise self._parameters.to_invalid_request(error) from error
+        except self._factory.refusals as error:
+            raise self._factory.to_invalid_request(error) from error
 
     async def _abort(self, result: Output) -> None:
         """Abort a request, and wait until the runtime no longer works on it."""
@@ -230,7 +221,7 @@ class AsyncRequests(EventLoopRequests):
             raise RuntimeError(f"TensorRT-LLM didn't end an aborted request within {_GRACE_S:g} s")
         try:
             ending.result()
-        except self._parameters.request_error:
+        except self._factory.request_error:
             return  # it has failed instead, so it is over
 
 
@@ -241,14 +232,13 @@ async def _exhaust(result: Output) -> None:
 
 def make_batch_requests(llm: Engine, factory: RequestFactory) -> FixedBatchRequests[_Request]:
     """Return the requests of fixed batches, each a call of `LLM.generate`."""
-    parameters = factory.parameters
 
     def run(requests: Sequence[_Request]) -> list[RequestUpdate]:
         try:
             return _complete(llm, requests)
-        except parameters.refusals as error:
+        except factory.refusals as error:
             if len(requests) == 1:
-                refused = parameters.to_invalid_request(error)
+                refused = factory.to_invalid_request(error)
                 return [RequestUpdate.from_error(requests[0].request_id, refused)]
             # The error doesn't name the request that it is about.
             return [update for request in requests for update in run([request])]

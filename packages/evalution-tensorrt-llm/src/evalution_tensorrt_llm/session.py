@@ -18,7 +18,6 @@ from evalution_tensorrt_llm.load import Runtime, load
 from evalution_tensorrt_llm.options import TensorRTLLMOptions
 from evalution_tensorrt_llm.requests import (
     AsyncRequests,
-    Parameters,
     RequestFactory,
     make_batch_requests,
 )
@@ -46,8 +45,9 @@ def open_session(
         llm, checkpoint = runtime.llm, runtime.checkpoint
         args: Any = llm.args
         factory = RequestFactory(
-            Parameters(runtime.module, runtime.source, checkpoint.vocabulary),
+            runtime.module,
             runtime.source,
+            checkpoint.vocabulary,
             reuses_blocks=bool(args.kv_cache_config.enable_block_reuse),
         )
         fallback = find_fallback_reason(

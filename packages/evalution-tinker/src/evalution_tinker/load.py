@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,8 +18,8 @@ from evalution_tinker.options import TinkerOptions
 from evalution_tinker.probe import probe_server
 from evalution_tinker.runtime import (
     WEIGHTS,
-    OwnClient,
     Server,
+    close_service,
     connect_within,
     find_server,
     import_tinker,
@@ -47,31 +48,24 @@ def build_session(
         )
     _check_known(name, server)
     tokenizer = _load_tokenizer(options, model, name)
-    service = connect_within(
-        lambda: tinker.ServiceClient(base_url=server.url, api_key=server.key),
-        server.timeout_s,
-        server.url,
-    )
-    own = OwnClient(tinker, service)
-    try:
+    with ExitStack() as resources:
+        service = connect_within(
+            lambda: tinker.ServiceClient(base_url=server.url, api_key=server.key),
+            server.timeout_s,
+            server.url,
+        )
+        resources.callback(close_service, tinker, service)
         client = connect_within(
             lambda: make_sampling_client(service, name), server.timeout_s, server.url
         )
-    except BaseException:
-        own.close()
-        raise
-    return _make_session(
-        tinker,
-        options,
-        capabilities,
-        client,
-        tokenizer,
-        {"model": name, "server": redact_text(server.url), "attached": False},
-        own=own,
-        window=server.models.get(name),
-        url=server.url,
-        secrets=(server.key,),
-    )
+        sampling = Sampling(
+            tinker, client, server.url, options.request_timeout_s, secrets=(server.key,)
+        )
+        described = {"model": name, "server": redact_text(server.url), "attached": False}
+        window = _choose_window(options, server.models.get(name))
+        return _make_session(
+            options, capabilities, sampling, tokenizer, window, described, resources
+        )
 
 
 def attach_session(
@@ -84,45 +78,46 @@ def attach_session(
     tinker = import_tinker()
     found = read_attachment(handles, connect_s=options.timeout_s, save_s=options.request_timeout_s)
     tokenizer = _load_tokenizer(options, model or Model(), found.base_model)
+    sampling = Sampling(tinker, found.client, None, options.request_timeout_s)
     described = {"model": found.model, "server": None, "attached": True}
-    return _make_session(tinker, options, capabilities, found.client, tokenizer, described)
+    return _make_session(
+        options,
+        capabilities,
+        sampling,
+        tokenizer,
+        options.max_model_len,
+        described,
+        ExitStack(),
+    )
 
 
 def _make_session(
-    tinker: Any,
     options: TinkerOptions,
     capabilities: frozenset[Capability],
-    client: Any,
+    sampling: Sampling,
     tokenizer: Tokenizer,
+    window: int | None,
     described: dict[str, Any],
-    *,
-    own: OwnClient | None = None,
-    window: int | None = None,
-    url: str | None = None,
-    secrets: tuple[str, ...] = (),
+    resources: ExitStack,
 ) -> TinkerSession:
-    limit = _choose_window(options, window)
-    missing = {} if limit is not None else {Capability.TRUNCATION: _NO_WINDOW}
-    loop = RequestLoop("the Tinker session", options.batch_size)
-    try:
-        sampling = Sampling(tinker, client, url, options.request_timeout_s, secrets=secrets)
-        probe = [*tokenizer.leading_ids, *tokenizer.encode(_PROBE)]
+    missing = {} if window is not None else {Capability.TRUNCATION: _NO_WINDOW}
+    probe = [*tokenizer.leading_ids, *tokenizer.encode(_PROBE)]
+    with ExitStack() as unbuilt:
+        loop = RequestLoop("the Tinker session", options.batch_size)
+        unbuilt.callback(loop.close, _nothing)
         with runtime_errors("asking the server for a first token"):
             server = loop.call(lambda: probe_server(sampling, probe, capabilities, missing))
-        return TinkerSession(
+        session = TinkerSession(
             sampling,
             server,
             {**described, "client": read_client_version()},
-            own,
+            resources.pop_all(),
             loop=loop,
             tokenizer=tokenizer,
-            max_model_len=limit,
+            max_model_len=window,
         )
-    except BaseException:
-        loop.close(_nothing)
-        if own is not None:
-            own.close()
-        raise
+        unbuilt.pop_all()
+        return session
 
 
 async def _nothing() -> None:

@@ -136,35 +136,29 @@ CLOSING_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class OwnClient:
-    """A service client that a session made for itself."""
+def close_service(tinker: Any, service: Any) -> None:
+    """End a client's session at the server and close its connections, within ten seconds.
 
-    def __init__(self, tinker: Any, service: Any):
-        self._tinker = tinker
-        self._service = service
+    A server that can't be reached any more drops the session by itself.
+    """
 
-    def close(self) -> None:
-        """End its session at the server and close its connections, within ten seconds.
-
-        A server that can't be reached any more drops the session by itself.
-        """
-        # On a thread: while the client still tries to connect, it holds the lock that its `close`
-        # takes (tinker 0.38), and it never gives up.
-        results = _start_call(self._close)
-        try:
-            _, error = results.get(timeout=CLOSING_S)
-        except Empty:
-            error = TimeoutError(f"nothing within {CLOSING_S:g} s")
-        if isinstance(error, self._tinker.TinkerError | TimeoutError):
-            _log.info("the session at the server was not ended: %s", redact_text(str(error)))
-        elif error is not None:
-            raise error
-
-    def _close(self) -> None:
-        if hasattr(self._service, "close"):
-            self._service.close("success").result(timeout=CLOSING_S)
+    def close() -> None:
+        if hasattr(service, "close"):
+            service.close("success").result(timeout=CLOSING_S)
         else:  # tinker 0.24 closes what is inside
-            self._service.holder.close()
+            service.holder.close()
+
+    # On a thread: while the client still tries to connect, it holds the lock that its `close`
+    # takes (tinker 0.38), and it never gives up.
+    results = _start_call(close)
+    try:
+        _, error = results.get(timeout=CLOSING_S)
+    except Empty:
+        error = TimeoutError(f"nothing within {CLOSING_S:g} s")
+    if isinstance(error, tinker.TinkerError | TimeoutError):
+        _log.info("the session at the server was not ended: %s", redact_text(str(error)))
+    elif error is not None:
+        raise error
 
 
 def make_sampling_client(service: Any, name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Any
 
 from evalution_core import EngineRuntimeError
@@ -16,7 +17,6 @@ from evalution_enginekit import (
     TokenSpan,
 )
 from evalution_tinker.probe import ServerCapabilities
-from evalution_tinker.runtime import OwnClient
 from evalution_tinker.upstream import Sampling, align_logprobs, are_greedy
 
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
@@ -29,7 +29,7 @@ class TinkerSession(RequestSession):
         sampling: makes the requests.
         server: the requests that the server understands.
         described: goes into `describe_execution`: model, server, client.
-        own: the client that the session closes; None where the caller closes it.
+        resources: closes the client, unless that is the caller's; the session's from now on.
         base: arguments of `RequestSession`.
     """
 
@@ -38,7 +38,7 @@ class TinkerSession(RequestSession):
         sampling: Sampling,
         server: ServerCapabilities,
         described: dict[str, Any],
-        own: OwnClient | None,
+        resources: ExitStack,
         **base: Any,
     ) -> None:
         super().__init__(
@@ -50,7 +50,7 @@ class TinkerSession(RequestSession):
         self._sampling = sampling
         self._server = server
         self._described = described
-        self._own = own
+        self._resources = resources
 
     async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionChunk]:
         request = prompt.request
@@ -91,8 +91,7 @@ class TinkerSession(RequestSession):
         return answer.sequences[0].tokens == wanted
 
     async def _release(self) -> None:
-        if self._own is not None:
-            await asyncio.to_thread(self._own.close)
+        await asyncio.to_thread(self._resources.close)
 
     def _describe(self) -> dict[str, Any]:
         return {

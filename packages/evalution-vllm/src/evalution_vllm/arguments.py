@@ -36,22 +36,6 @@ _REFUSED = {
     **dict.fromkeys(_FIXED, SET_BY_THE_ENGINE),
     **_UNSUPPORTED,
 }
-_MODEL_ARGUMENTS = (
-    "model",
-    "revision",
-    "code_revision",
-    "trust_remote_code",
-    "skip_tokenizer_init",
-    "dtype",
-    "quantization",
-    "load_format",
-    "config_format",
-    "hf_config_path",
-    "hf_overrides",
-    "hf_token",
-    "model_impl",
-    "download_dir",
-)
 _CPU_CACHE_BYTES = 1 << 30
 _CPU_BLOCK = 32
 
@@ -83,11 +67,6 @@ def make_arguments(
         "logprobs_mode": "raw_logprobs",
         "max_logprobs": -1,
     }
-
-
-def select_model_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return those of `make_arguments` that decide how long the model's own window is."""
-    return {name: arguments[name] for name in _MODEL_ARGUMENTS if name in arguments}
 
 
 def _defaults(given: dict[str, Any], vllm: ModuleType) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from evalution_enginekit.serving_session import (
     load_serving,
 )
 from evalution_enginekit.tokenizer import parse_eos_ids
-from evalution_vllm.arguments import make_arguments, select_model_arguments
+from evalution_vllm.arguments import make_arguments
 from evalution_vllm.engine_core import InprocCore, SubprocessCore
 from evalution_vllm.options import VLLMOptions
 from evalution_vllm.runtime import PRIVATE, QUIET, import_vllm, is_cpu
@@ -68,7 +68,7 @@ def _start(
     with process_environment(_switches(options, vllm), defaults=QUIET):
         # An engine core in this process has frozen what vLLM reads of the environment.
         vllm.envs.disable_envs_cache()
-        config = vllm.EngineArgs(**select_model_arguments(arguments)).create_model_config()
+        config = vllm.EngineArgs(**arguments).create_model_config()
         window = fit_window(config, choose_window(options.max_model_len, config.max_model_len))
         # One more than is ever fed: the token that a scored request generates.
         arguments["max_model_len"] = window + 1

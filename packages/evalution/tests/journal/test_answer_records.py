@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evalution_core
-from evalution.journal import UnreadableAnswerError, decode_answer, encode_answer
+from evalution.journal.records import UnreadableAnswerError, decode_answer, encode_answer
 from evalution_core import (
     EngineRuntimeError,
     EvalutionError,

@@ -9,8 +9,8 @@ from threading import Event, Thread
 
 import pytest
 
-from evalution.journal import Journal, JournalError
-from evalution.journal.database import open_alone, open_shared
+from evalution.journal.database import JournalError, open_alone, open_shared
+from evalution.journal.store import Journal
 from evalution_core import ConfigurationError
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -55,7 +55,7 @@ def _bytes_of(file: Path) -> bytes:
 
 def in_child(code: str, path: Path) -> subprocess.CompletedProcess[str]:
     program = (
-        "import sys; from pathlib import Path; from evalution.journal import *\n"
+        "import sys; from pathlib import Path; from evalution.journal.store import *\n"
         "path = Path(sys.argv[1]); key = b'k' * 32\n" + code
     )
     return subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True)
@@ -252,7 +252,7 @@ def test_cache_is_shared_and_its_first_answer_stays(path: Path) -> None:
 
 def test_processes_make_and_fill_one_cache_at_once(path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from evalution.journal import Journal\n"
+        "import sys; from pathlib import Path; from evalution.journal.store import Journal\n"
         "with Journal.shared(Path(sys.argv[1])) as journal:\n"
         "    for number in range(200):\n"
         "        key = f'{sys.argv[2]} {number}'.encode()\n"

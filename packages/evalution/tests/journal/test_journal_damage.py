@@ -14,7 +14,8 @@ from typing import NoReturn
 
 import pytest
 
-from evalution.journal import Journal, JournalError
+from evalution.journal.database import JournalError
+from evalution.journal.store import Journal
 from evalution_core import ConfigurationError
 
 PAGE = 4096
@@ -137,7 +138,7 @@ def test_second_damage_keeps_the_first_file(path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from evalution.journal import Journal
+from evalution.journal.store import Journal
 journal = Journal.create(Path(sys.argv[1]))
 for number in range(300):
     text = '{"generation":{"prompt":"p","text":"%d %s"}}' % (number, "x" * (number % 300))
@@ -191,7 +192,7 @@ def last_error_line(code: str, path: Path) -> str:
     """The last line of the errors of a process that runs `code`."""
     program = (
         "import os, resource, sys; from pathlib import Path\n"
-        "from evalution.journal import Journal\n"
+        "from evalution.journal.store import Journal\n"
         f"path = Path(sys.argv[1])\n{code}"
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True)

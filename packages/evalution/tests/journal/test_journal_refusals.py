@@ -10,13 +10,13 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from evalution.journal import Journal
+from evalution.journal.store import Journal
 from evalution_core import ConfigurationError
 
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from evalution.journal import Journal
+from evalution.journal.store import Journal
 
 if os.geteuid() == 0:  # who may write anywhere
     os.setuid(65534)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 GOLDEN = """
-from evalution.journal import make_answer_base, make_request_key
+from evalution.journal.records import make_answer_base, make_request_key
 from evalution_core import GenerationRequest, LoglikelihoodRequest, Model
 from evalution_core import RollingLoglikelihoodRequest
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalution.journal import AnswerBase, make_answer_base, make_cache_key, make_request_key
+from evalution.journal.records import AnswerBase, make_answer_base, make_cache_key, make_request_key
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,

@@ -11,7 +11,7 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice, Run
-from evalution.journal import Journal
+from evalution.journal.store import Journal
 from evalution.progress import Progress
 from evalution.runs.options import RunOptions, TooManyFailuresError
 from evalution_core import (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution import MultipleChoice
-from evalution.journal import AnswerBase
+from evalution.journal.records import AnswerBase
 from evalution.runs.answer_cache import CachedAnswers
 from evalution.runs.in_flight import InFlightSamples, SampleSource
 from evalution.suites import RequestKind, Sample

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.rows.local import Row
-from evalution.suites.prompted_suite import FixedShots, SeededShots
+from evalution.suites.generation_suite import Generation
+from evalution.suites.prompted_suite import SeededShots
+from evalution.suites.row_suite import Split
 from evalution_core import ConfigurationError
 
 
@@ -94,8 +99,13 @@ def test_no_row_is_ever_its_own_example(
         assert row.index not in found
 
 
+def fixed(count: int, pool: Any) -> Callable[[Row], Sequence[Row]]:
+    suite = Generation(data=[], prompt="q", target="a", num_fewshot=count, fixed_shots=True)
+    return suite.choose_shots(Split(pool))
+
+
 def test_fixed_shots_are_the_first_rows() -> None:
-    assert ids(FixedShots(POOL, 2).before(POOL[5])) == [0, 1]
+    assert ids(fixed(2, POOL)(POOL[5])) == [0, 1]
 
 
 def test_too_few_rows_say_how_many_are_needed() -> None:
@@ -106,7 +116,7 @@ def test_too_few_rows_say_how_many_are_needed() -> None:
         "num_fewshot, or name a fewshot_data with more rows"
     )
     with pytest.raises(ConfigurationError, match="there are 3 few-shot rows, but 5 are needed;"):
-        FixedShots(POOL[:3], 5)
+        fixed(5, POOL[:3])
 
 
 def test_rows_that_are_all_the_question_itself_can_show_nothing() -> None:

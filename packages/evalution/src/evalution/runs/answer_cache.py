@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from evalution.journal import (
+from evalution.journal.records import (
     AnswerBase,
     DamagedAnswerError,
-    Journal,
     decode_answer,
     encode_answer,
     make_cache_key,
     make_request_key,
 )
+from evalution.journal.store import Journal
 from evalution.suites.suite import Sample
 from evalution_core import EvalutionError, GenerationRequest, RequestFailure
 from evalution_core.requests import Output, Request

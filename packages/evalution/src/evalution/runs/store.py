@@ -16,7 +16,8 @@ from evalution.environment import (
     find_answering_engine,
     read_answering_software,
 )
-from evalution.journal import AnswerBase, Journal, make_answer_base
+from evalution.journal.records import AnswerBase, make_answer_base
+from evalution.journal.store import Journal
 from evalution.redaction import mask_value
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
 from evalution.runs.answer_cache import CachedAnswers

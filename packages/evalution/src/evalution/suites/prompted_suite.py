@@ -134,20 +134,6 @@ class SeededShots:
         return (self.shared and shot.index == row.index) or shot.columns == row.columns
 
 
-@dataclass(slots=True)
-class FixedShots:
-    """The first `count` rows of the pool, the same before every question."""
-
-    pool: Sequence[Row]
-    count: int
-
-    def __post_init__(self) -> None:
-        _require(len(self.pool), self.count, shared=False)
-
-    def before(self, row: Row) -> Sequence[Row]:
-        return self.pool[: self.count]
-
-
 def _require(found: int, needed: int, shared: bool) -> None:
     if found < needed:
         question = ", one of them the question itself" if shared else ""
@@ -244,7 +230,9 @@ class PromptedSuite(RowSuite[S, A]):
             return super().choose_shots(split)
         source = split.rows if split.fewshot is None else split.fewshot
         if self.fixed_shots:
-            return FixedShots(list(islice(source, self.num_fewshot)), self.num_fewshot).before
+            first = list(islice(source, self.num_fewshot))
+            _require(len(first), self.num_fewshot, shared=False)
+            return lambda row: first
         pool = source if isinstance(source, Sequence) else list(source)
         is_shared = split.fewshot is None
         shots = SeededShots(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from random import Random
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
@@ -23,7 +23,8 @@ from evalution_core.plugins import nearest_name
 from evalution_core.requests import Output, Request
 
 NATIVE = "native"
-_SPELLINGS = (NATIVE, "shuffle", "shuffle|<seed>", "length|asc", "length|desc")
+_BY_LENGTH = ("length|asc", "length|desc")
+_SPELLINGS = (NATIVE, "shuffle", "shuffle|<seed>", *_BY_LENGTH)
 _SHUFFLE = re.compile(r"shuffle(?:\|(\d{1,18}))?")
 
 
@@ -35,56 +36,34 @@ class FewshotRow:
     shots: Sequence[Row] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """In what order the selected rows are run; the scores don't depend on it.
-
-    `length` is that of a sample's longest request, in characters.
-    """
-
-    kind: Literal["native", "shuffle", "length"]
-    seed: int = 0
-    descending: bool = False
-
-    def __str__(self) -> str:
-        match self.kind:
-            case "native":
-                return NATIVE
-            case "shuffle":
-                return f"shuffle|{self.seed}"
-            case "length":
-                return f"length|{'desc' if self.descending else 'asc'}"
-
-    def of(
-        self, cases: Iterator[FewshotRow], length: Callable[[FewshotRow], int]
-    ) -> Iterator[FewshotRow]:
-        """`cases` in this order; all of them are held unless it is the native one."""
-        if self.kind == "native":
-            return cases
-        held = list(cases)
-        if self.kind == "shuffle":
-            Random(self.seed).shuffle(held)
-        else:
-            held.sort(key=length, reverse=self.descending)
-        return iter(held)
-
-
-def parse_order(text: str) -> Order:
-    """An order as a person writes it; case and blanks don't count, `shuffle` is `shuffle|0`.
+def parse_order(text: str) -> str:
+    """Return an order in its one spelling; case and blanks don't count, `shuffle` is `shuffle|0`.
 
     Raises:
         ValueError: it is none; says which there are, and the nearest.
     """
     plain = "".join(text.split()).casefold()
-    if plain == NATIVE:
-        return Order("native")
     if found := _SHUFFLE.fullmatch(plain):
-        return Order("shuffle", seed=int(found[1] or 0))
-    if plain in ("length|asc", "length|desc"):
-        return Order("length", descending=plain == "length|desc")
+        return f"shuffle|{int(found[1] or 0)}"
+    if plain in (NATIVE, *_BY_LENGTH):
+        return plain
     near = nearest_name(plain, _SPELLINGS)
     hint = f" (did you mean {near!r}?)" if near else ""
     raise ValueError(f"must be one of {', '.join(_SPELLINGS)}{hint}")
+
+
+def order_rows(
+    order: str, cases: Iterator[FewshotRow], length: Callable[[FewshotRow], int]
+) -> Iterator[FewshotRow]:
+    """Return `cases` in this order; all of them are held unless it is the native one."""
+    if order == NATIVE:
+        return cases
+    held = list(cases)
+    if order in _BY_LENGTH:
+        held.sort(key=length, reverse=order == _BY_LENGTH[1])
+    else:
+        Random(int(order.partition("|")[2])).shuffle(held)
+    return iter(held)
 
 
 def select_rows(
@@ -141,8 +120,8 @@ class RowSuite(Suite[S, A]):
 
     `row_indices` are the rows to take, in that order; `max_rows` bounds them from the front.
     `order` is how what was selected is run: `native`, `shuffle`, `shuffle|<seed>`, `length|asc` or
-    `length|desc`. None of the three changes what a row is asked: its solved rows are those that it
-    has in a run of all rows.
+    `length|desc`, by the characters of a sample's longest request. None of the three changes what a
+    row is asked: its solved rows are those that it has in a run of all rows.
     """
 
     max_rows: Annotated[
@@ -179,7 +158,7 @@ class RowSuite(Suite[S, A]):
         if self.row_indices is not None and (problem := _indices_problem(self.row_indices)):
             raise self.wrong("row_indices", problem)
         try:
-            self.order = str(parse_order(self.order))
+            self.order = parse_order(self.order)
         except ValueError as error:
             raise self.wrong("order", str(error)) from None
 
@@ -193,7 +172,7 @@ class RowSuite(Suite[S, A]):
         chosen = select_rows(
             self._cases(splits), self.row_indices, min(bounds, default=None), place
         )
-        for fewshot in parse_order(self.order).of(chosen, self._length):
+        for fewshot in order_rows(parse_order(self.order), chosen, self._length):
             yield self._made(fewshot)
 
     def choose_shots(self, split: Split) -> Callable[[Row], Sequence[Row]]:

@@ -75,7 +75,9 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         """
         for name in [name for name in vars(self) if _is_cached(type(self), name)]:
             delattr(self, name)
-        validate_suite(self)
+        if problems := option_problems(self):
+            lines = [text + _hint(getattr(self, name)) for name, text in problems.items()]
+            raise ConfigurationError("; ".join(lines))
         if self.name is not None and not self.name.isprintable():
             raise self.wrong("name", "must be one line of text that can be shown")
         self.check_options()
@@ -93,14 +95,34 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         """Make what a spec's mapping declares; relative paths in it start from `base`.
 
         Raises:
-            ConfigurationError: an unknown option, with the nearest name, or a value of a wrong
-                type.
+            ConfigurationError: an unknown option, with the nearest name, a missing one, or a value
+                of a wrong type.
         """
-        return cls(**parse_options(cls, options, base))
+        check_option_names(cls, options)
+        parsed = dict(options)
+        for option in option_fields(cls):
+            has_default = option.default is not MISSING or option.default_factory is not MISSING
+            if option.name not in options:
+                if has_default:
+                    continue
+                raise ConfigurationError(f"suite {cls.__name__} needs the option {option.name!r}")
+            if parse := option.metadata.get(_PARSE):
+                parsed[option.name] = parse(options[option.name])
+            if option.metadata.get(_IS_PATH):
+                parsed[option.name] = _placed(options[option.name], base)
+        return cls(**parsed)
 
     def to_dict(self) -> dict[str, Any]:
-        """All options as JSON-safe values."""
-        return options_to_dict(self)
+        """All options as JSON-safe values, for results; rows given in memory are only counted."""
+        shown: dict[str, Any] = {}
+        for option in option_fields(type(self)):
+            value: Any = getattr(self, option.name)
+            if show := option.metadata.get(_SHOW):
+                value = show(value)
+            if option.metadata.get(_IS_PATH) and isinstance(value, list | tuple):
+                value = f"<{len(cast(Sequence[Any], value))} rows in memory>"
+            shown[option.name] = redact(value)
+        return shown
 
     def wrong(self, option: str, problem: str) -> ConfigurationError:
         """The error for an option whose value is out of range, to be raised."""
@@ -113,50 +135,6 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
 def yaml_form(parse: Callable[[object], Any], shown_by: Callable[[object], Any]) -> dict[str, Any]:
     """Metadata of a field whose value has one form in a spec and another in Python."""
     return {_PARSE: parse, _SHOW: shown_by}
-
-
-def validate_suite(suite: SuiteDeclaration) -> None:
-    """Raise `ConfigurationError` for each option whose value doesn't fit its type."""
-    if problems := option_problems(suite):
-        lines = [text + _hint(getattr(suite, name)) for name, text in problems.items()]
-        raise ConfigurationError("; ".join(lines))
-
-
-def parse_options(
-    suite: type[SuiteDeclaration], options: Mapping[str, Any], base: Path | None
-) -> dict[str, Any]:
-    """Constructor arguments from a spec's mapping; paths become relative to `base`.
-
-    Raises:
-        ConfigurationError: an unknown or missing name, or a value its option can't be made of.
-    """
-    check_option_names(suite, options)
-    for option in option_fields(suite):
-        has_default = option.default is not MISSING or option.default_factory is not MISSING
-        if not has_default and option.name not in options:
-            raise ConfigurationError(f"suite {suite.__name__} needs the option {option.name!r}")
-    parsed = dict(options)
-    for option in option_fields(suite):
-        if option.name not in options:
-            continue
-        if parse := option.metadata.get(_PARSE):
-            parsed[option.name] = parse(options[option.name])
-        if option.metadata.get(_IS_PATH):
-            parsed[option.name] = _placed(options[option.name], base)
-    return parsed
-
-
-def options_to_dict(suite: SuiteDeclaration) -> dict[str, Any]:
-    """All options as JSON-safe values, for results; rows given in memory are only counted."""
-    shown: dict[str, Any] = {}
-    for option in option_fields(type(suite)):
-        value: Any = getattr(suite, option.name)
-        if show := option.metadata.get(_SHOW):
-            value = show(value)
-        if option.metadata.get(_IS_PATH) and isinstance(value, list | tuple):
-            value = f"<{len(cast(Sequence[Any], value))} rows in memory>"
-        shown[option.name] = redact(value)
-    return shown
 
 
 def path_options(suite: type[SuiteDeclaration]) -> list[str]:
