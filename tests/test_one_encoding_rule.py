@@ -52,9 +52,10 @@ def test_parity_check_encodes_by_the_rule(
 
     def encode() -> list[int]:
         assert session.tokenizer is not None
-        ids = RequestEncoder(session.tokenizer).encode(LoglikelihoodRequest(CONTEXT, CONTINUATION))
-        assert ids is not None
-        return ids.token_ids.tolist()
+        request = LoglikelihoodRequest(CONTEXT, CONTINUATION)
+        encoded = RequestEncoder(session.tokenizer).encode(request)
+        assert isinstance(encoded, LoglikelihoodRequest)
+        return list(encoded.continuation_input_ids or ())
 
     assert encode() == IDS
     drift()
