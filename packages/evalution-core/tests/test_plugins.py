@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evalution_core.errors import ConfigurationError, EngineUnavailableError
-from evalution_core.plugins import PluginRegistry, did_you_mean, nearest_name, normalized
+from evalution_core.plugins import PluginRegistry, did_you_mean, nearest_name, normalize
 
 
 class Sorter:
@@ -88,6 +88,6 @@ def test_plugin_whose_module_is_missing_is_unavailable_or_unknown() -> None:
 
 
 def test_names_are_compared_without_case_and_separators() -> None:
-    assert normalized("My-Engine_2") == "myengine2"
+    assert normalize("My-Engine_2") == "myengine2"
     assert nearest_name("tokeniser", ["tokenizer", "model"]) == "tokenizer"
     assert did_you_mean("zzz", ["tokenizer"]) == ""

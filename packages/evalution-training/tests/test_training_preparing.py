@@ -15,7 +15,7 @@ from evalution_core import (
     Model,
 )
 from evalution_training import make_backend, prepare_model
-from evalution_training.models import evaluated_model, training_model
+from evalution_training.models import to_evaluated_model, training_model
 
 
 class Params(BaseModel):
@@ -156,10 +156,10 @@ def test_backend_gets_the_declared_model() -> None:
 
 def test_checkpoint_is_evaluated_under_the_models_name() -> None:
     declared = training_model({"name": "org/m", "load_checkpoint_path": "out/last"})
-    assert evaluated_model(declared) == Model("out/last", label="org/m", tokenizer_path="org/m")
+    assert to_evaluated_model(declared) == Model("out/last", label="org/m", tokenizer_path="org/m")
     declared = training_model({"name": "org/m", "init_from_checkpoint": "a", "label": "mine"})
-    assert evaluated_model(declared) == Model("a", label="mine", tokenizer_path="org/m")
-    assert evaluated_model({"name": "org/m", "renderer_name": "qwen3"}) == Model("org/m")
+    assert to_evaluated_model(declared) == Model("a", label="mine", tokenizer_path="org/m")
+    assert to_evaluated_model({"name": "org/m", "renderer_name": "qwen3"}) == Model("org/m")
 
 
 def test_files_beside_a_spec_are_found(tmp_path: Path) -> None:

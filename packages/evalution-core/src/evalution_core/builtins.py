@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from evalution_core.errors import ConfigurationError
-from evalution_core.plugins import did_you_mean, installed
+from evalution_core.plugins import did_you_mean, list_entry_points
 
 PREFIX = "builtin:"
 
@@ -22,7 +22,7 @@ def builtin_path(name: str, kind: str) -> Path:
         ConfigurationError: no installed package offers it; the message lists what is.
     """
     wanted = name.removeprefix(PREFIX)
-    points = {point.name: point for point in installed("evalution.builtins")}
+    points = {point.name: point for point in list_entry_points("evalution.builtins")}
     if wanted not in points:
         listed = ", ".join(f"{PREFIX}{known}" for known in sorted(points)) or "none"
         raise ConfigurationError(

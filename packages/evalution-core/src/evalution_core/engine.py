@@ -21,7 +21,7 @@ from evalution_core.options import (
     parse_options,
     validate_options,
 )
-from evalution_core.plugins import installed
+from evalution_core.plugins import list_entry_points
 from evalution_core.redaction import redact_fields, redact_repr
 from evalution_core.session import BaseInferenceSession
 
@@ -164,7 +164,7 @@ class BaseEngine(ABC):
         Raises:
             ConfigurationError: no runner is installed (`pip install evalution` brings one).
         """
-        runners = installed("evalution.runner")
+        runners = list_entry_points("evalution.runner")
         if not runners:
             raise ConfigurationError(
                 "engine.model() needs a runner and none is installed; pip install evalution"

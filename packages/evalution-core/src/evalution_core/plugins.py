@@ -23,7 +23,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
 
 
-def normalized(name: str) -> str:
+def normalize(name: str) -> str:
     """Return `name` as names are compared: without case, `-` and `_`."""
     return name.casefold().replace("-", "").replace("_", "")
 
@@ -35,8 +35,8 @@ def nearest_name(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str
     """
     import difflib  # noqa: PLC0415 - only a mistake needs it, and it costs a tenth of core's import
 
-    by_normal = {normalized(candidate): candidate for candidate in known}
-    near = difflib.get_close_matches(normalized(name), by_normal, n=1, cutoff=cutoff)
+    by_normal = {normalize(candidate): candidate for candidate in known}
+    near = difflib.get_close_matches(normalize(name), by_normal, n=1, cutoff=cutoff)
     return by_normal[near[0]] if near else None
 
 
@@ -46,7 +46,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near!r}?" if near else ""
 
 
-def installed(group: str) -> list[EntryPoint]:
+def list_entry_points(group: str) -> list[EntryPoint]:
     """Return all entry points of a group, by name and then by distribution; imports none."""
     folders = tuple((folder, _last_change(folder)) for folder in sys.path)
     found = _read_entry_points(group, folders)
@@ -131,11 +131,11 @@ class PluginRegistry(Generic[T]):
     def entries(self) -> list[PluginEntry[T]]:
         """Return every plugin that is installed, built in or registered, by name; imports none."""
         found = {
-            *(self._read_entry_point(point) for point in installed(self.group)),
+            *(self._read_entry_point(point) for point in list_entry_points(self.group)),
             *self._built_in,
             *self._registered.values(),
         }
-        return sorted(found, key=lambda entry: (normalized(entry.name), entry.distribution or ""))
+        return sorted(found, key=lambda entry: (normalize(entry.name), entry.distribution or ""))
 
     def find(self, name: str, *, hints: Mapping[str, str] | None = None) -> PluginEntry[T]:
         """Return the entry of this name; one that is spelt exactly goes before one that is alike.
@@ -154,8 +154,8 @@ class PluginRegistry(Generic[T]):
         matches = [
             entry
             for entry in self.entries()
-            if normalized(entry.name) == normalized(wanted)
-            and (not distribution or normalized(entry.source) == normalized(distribution))
+            if normalize(entry.name) == normalize(wanted)
+            and (not distribution or normalize(entry.source) == normalize(distribution))
         ]
         matches = [entry for entry in matches if entry.name == wanted] or matches
         if not matches:
@@ -207,7 +207,7 @@ class PluginRegistry(Generic[T]):
                 )
             value = f"{plugin.__module__}:{plugin.__qualname__}"
             entry = PluginEntry(name, value, None, None, self)
-            known = self._registered.setdefault(normalized(name), entry)
+            known = self._registered.setdefault(normalize(name), entry)
             if known.value != value:
                 raise ConfigurationError(
                     f"{self._noun} {name!r} is already registered by {known.value}; choose another "
@@ -229,7 +229,7 @@ class PluginRegistry(Generic[T]):
         if likely in known:
             advice = f"; did you mean {likely!r}?"
         elif likely is not None:
-            meant = "" if normalized(likely) == normalized(name) else f"did you mean {likely!r}? "
+            meant = "" if normalize(likely) == normalize(name) else f"did you mean {likely!r}? "
             advice = f"; {meant}pip install {hints[likely]}"
         listed = ", ".join(dict.fromkeys(known)) or "none"
         return self._unknown(f"no {self._noun} {name!r} is installed{advice} (installed: {listed})")

@@ -97,7 +97,7 @@ def _check_same(ray: Ray, address: str | None) -> None:
         return
     here = "a cluster of its own" if _own is not None and _own.address is None else None
     if here is None:
-        here = _own.address if _own is not None else _found_address(ray)
+        here = _own.address if _own is not None else _find_address(ray)
         if here == address:
             return
     raise ConfigurationError(
@@ -107,7 +107,7 @@ def _check_same(ray: Ray, address: str | None) -> None:
     )
 
 
-def _found_address(ray: Ray) -> str:
+def _find_address(ray: Ray) -> str:
     try:
         return ray.get_runtime_context().gcs_address
     except AttributeError:  # a client, whose context has no address

@@ -57,7 +57,7 @@ def training_model(declared: object, folder: Path | None = None) -> dict[str, An
     return found
 
 
-def evaluated_model(declared: Mapping[str, Any]) -> Model:
+def to_evaluated_model(declared: Mapping[str, Any]) -> Model:
     """Return the model as results name it: its checkpoint where one is loaded, else its name.
 
     A checkpoint is given the tokenizer and the label of the model that it was made from, unless

@@ -16,7 +16,7 @@ from evalution_core import (
     Model,
 )
 from evalution_core.redaction import find_secrets, redact, redact_text
-from evalution_training.models import NAME, evaluated_model, training_model
+from evalution_training.models import NAME, to_evaluated_model, training_model
 from evalution_training.registry import TrainingBackend, load_backend, validate_params
 
 
@@ -28,7 +28,7 @@ def make_backend(name: str, params: Mapping[str, Any] | None = None) -> Training
         EngineUnavailableError: its module can't be imported.
         EngineRuntimeError: it refuses valid params.
     """
-    given = {} if params is None else params
+    given: Mapping[str, Any] = {} if params is None else params
     kind: Any = load_backend(name)
     config = validate_params(kind.Config, given, name)
     with _wrap_errors(f"backend {name!r} can't be made of these params", given):
@@ -138,7 +138,7 @@ class TrainingModel:
         self._params = dict(params or {})
         self._backend = make_backend(kind, self._params)
         self._declared = training_model(model, folder)
-        self.model = evaluated_model(self._declared)
+        self.model = to_evaluated_model(self._declared)
         """The model under evaluation, as results name it."""
 
     def to_dict(self) -> dict[str, Any]:

@@ -256,7 +256,7 @@ class ContinuousBatching(Generation):
         common = min(len(prompt) - 1 for prompt in prompts)
         for prompt in prompts[1:]:
             common = min(common, shared_prefix(first, prompt))
-        cached = min(common, self._prefix.shared_with(first))
+        cached = min(common, self._prefix.count_shared(first))
         if len(prompts) == 1 and cached >= _LEAST_KEPT and len(first) - cached <= self._pass_tokens:
             # Its own tokens are of no use to the next prompt, which shares what the last ones did.
             common = cached

@@ -232,7 +232,7 @@ class SharedPrefix:
     def __len__(self) -> int:
         return len(self._token_ids)
 
-    def shared_with(self, token_ids: Sequence[int]) -> int:
+    def count_shared(self, token_ids: Sequence[int]) -> int:
         """Return how many tokens at the beginning of `token_ids` are cached."""
         return shared_prefix(self._token_ids, token_ids)
 

@@ -92,7 +92,7 @@ class Probe:
     def shares_prefixes(self, *, splits: bool) -> bool:
         """Return whether sequences behind one cached beginning may stand side by side in a row."""
         expected = torch.cat((self._with_left, self._with_right[6:]))
-        return self._agrees(expected, lambda: self._shared_logits(splits))
+        return self._agrees(expected, lambda: self._run_shared(splits))
 
     def pads(self) -> bool:
         """Return whether `generate` gives a padded prompt the logits that it gives it alone."""
@@ -136,7 +136,7 @@ class Probe:
         dtype = str(self._model.dtype).removeprefix("torch.")
         return logits_alike(distances.tolist(), expected.std(dim=-1).tolist(), dtype)
 
-    def _shared_logits(self, splits: bool) -> Tensor:
+    def _run_shared(self, splits: bool) -> Tensor:
         """Run half of the beginning into a cache, then its rest with both ends in one pass."""
         forward = Forward(self._model, splits=splits)
         cache = DynamicCache()

@@ -221,7 +221,7 @@ class PrefixScorer(Scorer):
         if not self._keeps_prefix:
             self._prefix.clear()
         tree = PrefixTree(plan_scoring(spans))
-        cached = self._prefix.shared_with(tree.first_path)
+        cached = self._prefix.count_shared(tree.first_path)
         if cached >= _LEAST_KEPT:
             tree.begin_behind(cached)
         while (tree_pass := tree.next_pass(self._pass_tokens)) is not None:
@@ -231,7 +231,7 @@ class PrefixScorer(Scorer):
     def _run(self, tree: PrefixTree, tree_pass: TreePass, scores: SpanScores) -> None:
         path = tree.path_ids(tree_pass.cached)
         wanted = [target for at in tree_pass.cached for target in tree.nodes[at].targets]
-        begin = self._prefix.shared_with(path)
+        begin = self._prefix.count_shared(path)
         begin = min([begin, *(target.position for target in wanted)])
         for place, inputs in self._prefix.passes(path, begin, self._pass_tokens):
             inside = [target for target in wanted if target.position in place]

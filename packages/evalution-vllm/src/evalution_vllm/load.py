@@ -75,7 +75,7 @@ def _start(
         arguments.setdefault("long_prefill_token_threshold", min(_PROMPT_PART, window + 1))
         llm = _start_llm(vllm, arguments, resources, multiprocessing=options.multiprocessing)
     return StartedModel(
-        Runtime(vllm, llm), window, _declared_eos(config), read_commit_hash(config.hf_config)
+        Runtime(vllm, llm), window, _read_declared_eos(config), read_commit_hash(config.hf_config)
     )
 
 
@@ -125,7 +125,7 @@ def _switches(options: VLLMOptions, vllm: ModuleType) -> dict[str, str]:
     return switches
 
 
-def _declared_eos(config: Any) -> frozenset[int]:
+def _read_declared_eos(config: Any) -> frozenset[int]:
     """Return the ids that the model's generation settings say end a generation."""
     settings: Any = config.try_get_generation_config()
     return parse_eos_ids(

@@ -29,7 +29,7 @@ from evalution.error_boundary import wrap_errors
 from evalution.redaction import mask_text, mask_value
 from evalution_core import BaseEngine, BaseInferenceSession, EvalutionError, TextCodec
 from evalution_core.discovery import available
-from evalution_core.plugins import normalized
+from evalution_core.plugins import normalize
 
 
 def read_requirements(name: str, extras: Iterable[str] = ()) -> list[Requirement]:
@@ -176,7 +176,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _normalize_name(name: str) -> str:
-    return normalized(name).replace(".", "")
+    return normalize(name).replace(".", "")
 
 
 PROBE = (

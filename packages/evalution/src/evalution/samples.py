@@ -316,7 +316,7 @@ class FileSamples:
         with path_errors(self._file), self._file.open("rb", _SMALL_BUFFER) as lines:
             for row in rows:
                 if row not in self._offsets:
-                    raise _changed(self._file)
+                    raise _make_changed(self._file)
                 lines.seek(self._offsets[row])
                 yield self._parse(lines.readline(), row)
 
@@ -324,9 +324,9 @@ class FileSamples:
         try:
             sample = parse_sample(line)
         except ValueError as error:
-            raise _damaged(self._file, error) from error
+            raise _make_damaged(self._file, error) from error
         if (sample.suite, sample.index) != (self._suite, row):
-            raise _changed(self._file)
+            raise _make_changed(self._file)
         return sample
 
 
@@ -374,16 +374,16 @@ class SamplesReader:
                 try:
                     suite, row = parse_place(line)
                 except ValueError as error:
-                    damage = damage or _damaged(self._file, error)
+                    damage = damage or _make_damaged(self._file, error)
                 else:
                     found.setdefault(suite, {})[row] = offset
                 offset += len(line)
         return found, damage
 
 
-def _damaged(file: Path, error: ValueError) -> ConfigurationError:
+def _make_damaged(file: Path, error: ValueError) -> ConfigurationError:
     return ConfigurationError(f"{file} is damaged or was not written by a run: {error}")
 
 
-def _changed(file: Path) -> ConfigurationError:
+def _make_changed(file: Path) -> ConfigurationError:
     return ConfigurationError(f"{file} changed while it was read; try again once its run has ended")

@@ -237,11 +237,11 @@ def test_killed_process_leaves_its_committed_answers_and_no_lock(path: Path) -> 
 
 def test_cache_is_shared_and_its_first_answer_stays(path: Path) -> None:
     cache = path.parent / "new" / "answers.sqlite"
-    with Journal.shared(cache) as journal:
+    with Journal.open_shared(cache) as journal:
         record(journal, KEY, "a")
         journal.flush()
         code = (
-            "with Journal.shared(path) as journal:\n"
+            "with Journal.open_shared(path) as journal:\n"
             "    journal.record(key, 'b', suite='s', row=0, position=0)\n"
             "    journal.record(b'o' * 32, 'c', suite='s', row=1, position=0)\n"
             "    print(journal.find(key))"
@@ -253,7 +253,7 @@ def test_cache_is_shared_and_its_first_answer_stays(path: Path) -> None:
 def test_processes_make_and_fill_one_cache_at_once(path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from evalution.journal.store import Journal\n"
-        "with Journal.shared(Path(sys.argv[1])) as journal:\n"
+        "with Journal.open_shared(Path(sys.argv[1])) as journal:\n"
         "    for number in range(200):\n"
         "        key = f'{sys.argv[2]} {number}'.encode()\n"
         "        journal.record(key, 'a', suite='s', row=number, position=0)\n"
@@ -263,7 +263,7 @@ def test_processes_make_and_fill_one_cache_at_once(path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code, path, str(number)]) for number in range(4)
     ]
     assert [writer.wait() for writer in writers] == [0] * 4
-    with Journal.shared(path) as journal:
+    with Journal.open_shared(path) as journal:
         assert journal.count() == 800
 
 

@@ -185,7 +185,7 @@ def test_damaged_write_ahead_log_keeps_what_came_before(
 def test_damaged_cache_is_left_alone(path: Path) -> None:
     cut_short(path)
     with pytest.raises(ConfigurationError, match=r"is damaged \(.*\); move it away, and a new one"):
-        Journal.shared(path)
+        Journal.open_shared(path)
 
 
 def last_error_line(code: str, path: Path) -> str:

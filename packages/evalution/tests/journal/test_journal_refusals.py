@@ -27,7 +27,7 @@ Journal.{call}(Path(sys.argv[1]))
 def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     path.write_text("rows, rows, rows\n" * 100)
-    for call in (Journal.open, Journal.shared, Journal.delete):
+    for call in (Journal.open, Journal.open_shared, Journal.delete):
         with pytest.raises(ConfigurationError, match="is no journal: it isn't a SQLite database"):
             call(path)
     assert path.exists()
@@ -56,7 +56,7 @@ def test_journal_of_a_newer_version_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no read-only folders")
-@pytest.mark.parametrize("call", ["create", "open", "shared", "delete"])
+@pytest.mark.parametrize("call", ["create", "open", "open_shared", "delete"])
 def test_folder_that_cannot_be_written_is_reported(call: str) -> None:
     # Not below pytest's folder, which nobody but its owner can look into.
     with TemporaryDirectory() as base:

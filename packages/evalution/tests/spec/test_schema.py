@@ -22,7 +22,7 @@ from evalution.yaml_spec.run_spec import SECTIONS, load_spec
 from evalution.yaml_spec.schema import make_spec_schema
 from evalution_core import ConfigurationError
 from evalution_core.builtins import builtin_path
-from evalution_core.plugins import normalized
+from evalution_core.plugins import normalize
 
 ROOT = Path(__file__).parents[4]
 EXAMPLES = [
@@ -156,7 +156,7 @@ def _file(folder: Path, written: Mapping[str, Any]) -> str:
     ],
 )
 def test_name_is_matched_as_the_runner_matches_it(name: str, spelling: str) -> None:
-    assert normalized(name) == normalized(spelling)
+    assert normalize(name) == normalize(spelling)
     declared = [NamedDeclaration(name, "engine", None, {"type": "object", "properties": {}})]
     names = {**make_declaration_schema("engine", declared), "$defs": declared[0].definitions}
     validator = Draft202012Validator(names)

@@ -20,7 +20,7 @@ NAMES = ["a.x_1", "a.y", "b.z"]
 
 
 def chosen(names: Any, subsets: Subsets = SMALL) -> list[str]:
-    return [subset.name for subset in subsets.chosen(names)]
+    return [subset.name for subset in subsets.select(names)]
 
 
 @pytest.fixture

@@ -232,7 +232,7 @@ def test_a_misspelt_suite_names_the_nearest() -> None:
 def test_a_suite_of_a_package_that_is_missing_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("evalution_core.plugins.installed", lambda group: [])
+    monkeypatch.setattr("evalution_core.plugins.list_entry_points", lambda group: [])
     told = f"no suite {name!r} is installed; pip install evalution-lm-eval (installed: "
     with pytest.raises(ConfigurationError, match=re.escape(told)):
         load_suite(name)

@@ -236,7 +236,7 @@ def _rank_merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[
 def _add_tokens(built: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
     from tokenizers import AddedToken  # noqa: PLC0415
 
-    def added(kinds: tuple[int, ...], *, special: bool) -> list[AddedToken]:
+    def list_added(kinds: tuple[int, ...], *, special: bool) -> list[AddedToken]:
         return [
             AddedToken(token, special=special, normalized=False)
             for token, kind in zip(tokens, types, strict=True)
@@ -244,8 +244,8 @@ def _add_tokens(built: tokenizers.Tokenizer, tokens: list[str], types: list[int]
         ]
 
     open_ended = cast(Any, built)
-    open_ended.add_special_tokens(added((_UNKNOWN, _CONTROL), special=True))
-    open_ended.add_tokens(added((_USER_DEFINED,), special=False))
+    open_ended.add_special_tokens(list_added((_UNKNOWN, _CONTROL), special=True))
+    open_ended.add_tokens(list_added((_USER_DEFINED,), special=False))
 
 
 def _read_value(file: GGUFFile, key: str, default: Any) -> Any:

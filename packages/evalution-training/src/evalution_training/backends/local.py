@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from evalution_core import ConfigurationError, EngineUnavailableError
 from evalution_core.builtins import builtin_path
 from evalution_training.backends import import_library
-from evalution_training.models import NAME, evaluated_model
+from evalution_training.models import NAME, to_evaluated_model
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -57,7 +57,7 @@ class LocalBackend:
         )
         config = self._config
         device = _find_device(torch, config.device)
-        weights = evaluated_model(model)
+        weights = to_evaluated_model(model)
         common: dict[str, Any] = {
             "trust_remote_code": config.trust_remote_code,
             "revision": weights.revision,

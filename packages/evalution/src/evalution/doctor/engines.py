@@ -20,7 +20,7 @@ from evalution.environment import read_requirements
 from evalution.hints import INSTALL_HINTS
 from evalution.redaction import mask_text
 from evalution_core.discovery import ENGINES, EngineEntry, available
-from evalution_core.plugins import normalized
+from evalution_core.plugins import normalize
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -108,12 +108,12 @@ def choose_engines(names: Sequence[str] = ()) -> list[EngineEntry | str]:
         ConfigurationError: a name is neither of an installed nor of a known engine.
     """
     installed = available()
-    taken = {normalized(entry.name) for entry in installed}
-    absent = {normalized(name): name for name in INSTALL_HINTS if normalized(name) not in taken}
+    taken = {normalize(entry.name) for entry in installed}
+    absent = {normalize(name): name for name in INSTALL_HINTS if normalize(name) not in taken}
     if not names:
         return [*installed, *absent.values()]
     return [
-        absent.get(normalized(name)) or ENGINES.find(name, hints=INSTALL_HINTS) for name in names
+        absent.get(normalize(name)) or ENGINES.find(name, hints=INSTALL_HINTS) for name in names
     ]
 
 

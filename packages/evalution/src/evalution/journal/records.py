@@ -198,7 +198,7 @@ def make_answer_base(
         found["engine"] = f"{kind.__module__}:{kind.__qualname__}"
         found["options"] = {name: getattr(engine, name) for name in numeric_options(engine)}
     objects: list[object] = []
-    text = json.dumps(_spelled(found, objects), ensure_ascii=False, sort_keys=True)
+    text = json.dumps(_to_json_value(found, objects), ensure_ascii=False, sort_keys=True)
     return AnswerBase(
         _digest(b"", text),
         engine is not None and identity is not None and not objects,
@@ -238,28 +238,30 @@ def _digest(base: bytes, text: str) -> bytes:
     return blake2b(encoded, digest_size=_DIGEST_SIZE, key=base).digest()
 
 
-def _spelled(value: object, objects: list[object]) -> object:
+def _to_json_value(value: object, objects: list[object]) -> object:
     """Return `value` as JSON, without declared secrets; objects known only by class are noted.
 
     Nothing is redacted: options that differ in what looks like a secret may differ in numbers.
     """
     if isinstance(value, Enum):
-        return _spelled(value.value, objects)
+        return _to_json_value(value.value, objects)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, PurePath):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
         shown = [f.name for f in fields(value) if not f.metadata.get(SECRET_FIELD)]
-        return {name: _spelled(getattr(value, name), objects) for name in shown}
+        return {name: _to_json_value(getattr(value, name), objects) for name in shown}
     if isinstance(value, Mapping):
         items = cast(Mapping[object, object], value).items()
-        pairs = [[_spelled(key, objects), _spelled(member, objects)] for key, member in items]
+        pairs = [
+            [_to_json_value(key, objects), _to_json_value(member, objects)] for key, member in items
+        ]
         return {"pairs": sorted(pairs, key=json.dumps)}
     if isinstance(value, list | tuple):
-        return [_spelled(member, objects) for member in cast(Sequence[object], value)]
+        return [_to_json_value(member, objects) for member in cast(Sequence[object], value)]
     if isinstance(value, set | frozenset):
-        members = [_spelled(member, objects) for member in cast("frozenset[object]", value)]
+        members = [_to_json_value(member, objects) for member in cast("frozenset[object]", value)]
         return sorted(members, key=json.dumps)
     objects.append(value)
     return f"<{type(value).__module__}.{type(value).__qualname__}>"

@@ -108,7 +108,7 @@ class Journal:
         return journal
 
     @classmethod
-    def shared(cls, path: Path) -> Journal:
+    def open_shared(cls, path: Path) -> Journal:
         """Open the answers that several processes share; the file is made where there is none.
 
         The first answer to a key stays. Record no failures in it.

@@ -113,7 +113,7 @@ class SplitFolder:
 
     def __iter__(self) -> Iterator[Row]:
         with path_errors(self.folder):
-            saved = self._saved()
+            saved = self._find_saved()
             files = [] if saved else self._files()
         if saved:
             yield from read_saved_rows(saved)
@@ -129,7 +129,7 @@ class SplitFolder:
         below = [self.folder / self.config] if self.config else []
         return [base for base in [*below, self.folder] if base.is_dir()]
 
-    def _saved(self) -> Path | None:
+    def _find_saved(self) -> Path | None:
         states = [base / self.split for base in self._bases()]
         return next((state for state in states if (state / "state.json").is_file()), None)
 

@@ -396,4 +396,4 @@ def _open_cache(folder: Path) -> Journal:
         raise ConfigurationError(
             f"the cache folder {folder} can't be made: {error.strerror}; name another --cache"
         ) from error
-    return Journal.shared(folder / CACHE)
+    return Journal.open_shared(folder / CACHE)

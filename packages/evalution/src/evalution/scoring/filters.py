@@ -51,7 +51,7 @@ class Regex:
     fallback: Annotated[str, Field(description="Text where nothing matches.")] = "[invalid]"
 
     def __post_init__(self) -> None:
-        compiled = _compiled("regex", self.pattern)
+        compiled = _compile("regex", self.pattern)
         if self.match not in ("first", "last"):
             raise ConfigurationError(
                 f"filter regex: match must be 'first' or 'last', got {self.match!r}"
@@ -68,7 +68,7 @@ class Regex:
         return re.compile(self.pattern)
 
     def apply(self, text: str) -> str:
-        found = self._found(text)
+        found = self._find_match(text)
         if found is None:
             return self.fallback
         if self.group is not None:
@@ -79,7 +79,7 @@ class Regex:
             taken = found[found.re.groups] or ""
         return self.fallback if taken is None else taken.strip()
 
-    def _found(self, text: str) -> re.Match[str] | None:
+    def _find_match(self, text: str) -> re.Match[str] | None:
         if self.match == "first":
             return self._compiled.search(text)
         return next(iter(deque(self._compiled.finditer(text), maxlen=1)), None)
@@ -93,7 +93,7 @@ class Replace:
     by: Annotated[str, Field(description="Replacement; it may refer to groups.")] = ""
 
     def __post_init__(self) -> None:
-        _compiled("replace", self.pattern)
+        _compile("replace", self.pattern)
         # An alternative that always matches makes `re` read the replacement now.
         always = re.compile(f"{self.pattern}\n|")
         try:
@@ -132,7 +132,7 @@ class FirstLine:
         return text.split("\n", 1)[0]
 
 
-def _compiled(name: str, pattern: str) -> re.Pattern[str]:
+def _compile(name: str, pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -187,10 +187,10 @@ def filters_to_yaml(filters: object) -> Any:
     if isinstance(filters, Mapping):
         named = cast(Mapping[str, Any], filters)
         return {name: filters_to_yaml(steps) for name, steps in named.items()}
-    return [_declared_step(step) for step in cast(Sequence[Filter], filters)]
+    return [_declare_step(step) for step in cast(Sequence[Filter], filters)]
 
 
-def _declared_step(step: Filter) -> Any:
+def _declare_step(step: Filter) -> Any:
     for name, kind in FILTERS.items():
         if type(step) is kind:
             options = {field.name: getattr(step, field.name) for field in fields(kind)}  # pyright: ignore[reportArgumentType]

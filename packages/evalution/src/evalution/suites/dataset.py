@@ -16,7 +16,7 @@ from evalution.suites.row_suite import Split
 from evalution.suites.suite import PATH
 from evalution.user_input import parse_path, path_errors
 from evalution_core import ConfigurationError
-from evalution_core.plugins import nearest_name, normalized
+from evalution_core.plugins import nearest_name, normalize
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,10 @@ class DatasetRows:
         """The evaluated rows of `dataset` where they lie in `data`, with the source of shots."""
         rows = self._split(dataset, data, dataset.split)
         return Split(
-            rows, self._solved(dataset, data), draw_extra_shot=dataset.draw_extra_shot, name=name
+            rows,
+            self._find_solved_rows(dataset, data),
+            draw_extra_shot=dataset.draw_extra_shot,
+            name=name,
         )
 
     @property
@@ -117,7 +120,7 @@ class DatasetRows:
             }
         }
 
-    def _solved(self, dataset: Dataset, data: Data | None) -> RowSource | None:
+    def _find_solved_rows(self, dataset: Dataset, data: Data | None) -> RowSource | None:
         if self.fewshot_data is not None:
             if data is None or local_folder(data) is not None:
                 return Rows(self.fewshot_data)
@@ -176,7 +179,7 @@ class Subsets:
 
     groups: Mapping[str, Sequence[str]]
 
-    def chosen(self, names: str | Sequence[str]) -> list[Subset]:
+    def select(self, names: str | Sequence[str]) -> list[Subset]:
         """The union of what is named, each subset once, in the order in which they are declared.
 
         A name is `all`, a group, or `group.child`; case, `-` and `_` don't count.
@@ -186,8 +189,8 @@ class Subsets:
         """
         wanted = [names] if isinstance(names, str) else list(names)
         if not wanted:
-            raise ValueError(f"must name at least one of {self._listed()}")
-        taken = {subset.name for name in wanted for subset in self._named(name)}
+            raise ValueError(f"must name at least one of {self._list_names()}")
+        taken = {subset.name for name in wanted for subset in self._find_named(name)}
         return [subset for subset in self._all() if subset.name in taken]
 
     def whole_groups(self, chosen: Sequence[Subset]) -> list[str]:
@@ -202,12 +205,12 @@ class Subsets:
     def _all(self) -> list[Subset]:
         return [Subset(group, child) for group in self.groups for child in self.groups[group]]
 
-    def _named(self, name: str) -> list[Subset]:
-        plain = normalized(name.strip())
+    def _find_named(self, name: str) -> list[Subset]:
+        plain = normalize(name.strip())
         found = [
             subset
             for subset in self._all()
-            if plain in (ALL, normalized(subset.group), normalized(subset.name))
+            if plain in (ALL, normalize(subset.group), normalize(subset.name))
         ]
         if not found:
             raise ValueError(self._complaint(name))
@@ -215,13 +218,13 @@ class Subsets:
 
     def _complaint(self, name: str) -> str:
         group, dot, _ = name.partition(".")
-        known = {normalized(known): known for known in self.groups}
-        if dot and (spelt := known.get(normalized(group.strip()))):
+        known = {normalize(known): known for known in self.groups}
+        if dot and (spelt := known.get(normalize(group.strip()))):
             possible = [f"{spelt}.{child}" for child in self.groups[spelt]]
             listed = ", ".join(possible)
         else:
             possible = [ALL, *self.groups, *(subset.name for subset in self._all())]
-            listed = self._listed()
+            listed = self._list_names()
         near = self._nearest(name, possible)
         hint = f" (did you mean {near!r} for {name!r}?)" if near else ""
         return f"must be among {listed}{hint}"
@@ -233,6 +236,6 @@ class Subsets:
             return children[near]
         return nearest_name(name, possible)
 
-    def _listed(self) -> str:
+    def _list_names(self) -> str:
         example = self._all()[0].name
         return f"{ALL}, {', '.join(self.groups)} or a part of one, such as {example}"

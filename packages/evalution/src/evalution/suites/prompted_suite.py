@@ -109,7 +109,7 @@ class SeededShots:
             return self._besides(row)
         drawn = self._random.sample(self.pool, self.count)
         if self.shared and any(shot.index == row.index for shot in drawn):
-            return self._replaced(drawn, row)
+            return self._replace_own_row(drawn, row)
         return drawn
 
     def _besides(self, row: Row) -> Sequence[Row]:
@@ -121,7 +121,7 @@ class SeededShots:
             others = self._random.sample(distinct, self.count)
         return others
 
-    def _replaced(self, drawn: Sequence[Row], row: Row) -> Sequence[Row]:
+    def _replace_own_row(self, drawn: Sequence[Row], row: Row) -> Sequence[Row]:
         # A generator of its own: the shots of all later rows stay lm-evaluation-harness's.
         taken = {shot.index for shot in drawn}
         other = Random(f"{self.seed}-{row.index}")

@@ -173,7 +173,7 @@ class RowSuite(Suite[S, A]):
             self._cases(splits), self.row_indices, min(bounds, default=None), place
         )
         for fewshot in order_rows(parse_order(self.order), chosen, self._length):
-            yield self._made(fewshot)
+            yield self._make_sample(fewshot)
 
     def choose_shots(self, split: Split) -> Callable[[Row], Sequence[Row]]:
         """Return a function that gives a row's solved rows, called once for each, in order."""
@@ -189,7 +189,7 @@ class RowSuite(Suite[S, A]):
             solved, skipped, count = self.choose_shots(split), self.skipped(split), 0
             for count, row in enumerate(split.rows, start=1):
                 if count > skipped:
-                    yield FewshotRow(_placed(row, offset, split.name), solved(row))
+                    yield FewshotRow(_place(row, offset, split.name), solved(row))
             if count <= skipped:
                 shots = f" after the {skipped} few-shot rows" if skipped else ""
                 raise ConfigurationError(f"{split.rows.place} holds no rows{shots}")
@@ -203,19 +203,19 @@ class RowSuite(Suite[S, A]):
                 "rows and aren't evaluated; leave it out, or name a fewshot_data"
             )
 
-    def _made(self, fewshot: FewshotRow) -> S:
+    def _make_sample(self, fewshot: FewshotRow) -> S:
         with wrap_errors(fewshot.row.place, ConfigurationError):
             return self.sample(fewshot)
 
     def _length(self, fewshot: FewshotRow) -> int:
-        return max(map(_characters, self._made(fewshot).requests), default=0)
+        return max(map(_characters, self._make_sample(fewshot).requests), default=0)
 
 
 def _no_rows(row: Row) -> Sequence[Row]:
     return ()
 
 
-def _placed(row: Row, offset: int, subset: str) -> Row:
+def _place(row: Row, offset: int, subset: str) -> Row:
     # A copy costs as much as the rest of a row's way: most suites need none.
     return replace(row, index=offset + row.index, subset=subset) if offset or subset else row
 

@@ -109,7 +109,7 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
             if parse := option.metadata.get(_PARSE):
                 parsed[option.name] = parse(options[option.name])
             if option.metadata.get(_IS_PATH):
-                parsed[option.name] = _placed(options[option.name], base)
+                parsed[option.name] = _resolve_path(options[option.name], base)
         return cls(**parsed)
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def path_options(suite: type[SuiteDeclaration]) -> list[str]:
     return [option.name for option in option_fields(suite) if option.metadata.get(_IS_PATH)]
 
 
-def _placed(value: Any, base: Path | None) -> Any:
+def _resolve_path(value: Any, base: Path | None) -> Any:
     if not isinstance(value, str) or base is None or value.startswith((BUILTIN, "~")):
         return value
     return str(base / value)

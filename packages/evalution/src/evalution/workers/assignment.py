@@ -225,7 +225,7 @@ class Assignment:
                 share = None if stream.batch_size is None else self._compute_share(stream, slot)
                 worker_stream = slot.current[stream] = slot.open_stream(stream, share)
             slot.place(worker_stream, stream.backlog.popleft())
-            stream.placed_on(slot)
+            stream.place_on(slot)
         if stream.input_ended and not stream.backlog:
             for slot in self.slots:
                 if worker_stream := slot.current.get(stream):

@@ -135,7 +135,7 @@ class PooledStream:
         """True if the next item should go where the last one went."""
         return self._run_left > 0 and self._run_slot is slot
 
-    def placed_on(self, slot: object) -> None:
+    def place_on(self, slot: object) -> None:
         if not self.stays_on(slot):
             self._run_slot, self._run_left = slot, self._run
         self._run_left -= 1

@@ -24,10 +24,10 @@ class ARCEasy(DatasetRows, ChoiceSuite):
         return f"Question: {row.text('question')}\nAnswer:"
 
     def choice_texts(self, row: Row) -> Sequence[str]:
-        return _listed(row, "text")
+        return _read_list(row, "text")
 
     def gold_index(self, row: Row, choices: Sequence[str]) -> int:
-        labels, key = _listed(row, "label"), row.text("answerKey")
+        labels, key = _read_list(row, "label"), row.text("answerKey")
         if key not in labels[: len(choices)]:
             raise ConfigurationError(
                 f"{row.place}: answerKey {key!r} is none of the labels {', '.join(labels)}"
@@ -43,7 +43,7 @@ class ARCChallenge(ARCEasy):
     dataset = Dataset("allenai/ai2_arc", "test", "ARC-Challenge", fewshot_split="train")
 
 
-def _listed(row: Row, name: str) -> list[str]:
+def _read_list(row: Row, name: str) -> list[str]:
     choices = row["choices"]
     found = cast(Mapping[str, Any], choices).get(name) if isinstance(choices, Mapping) else None
     if not isinstance(found, list):

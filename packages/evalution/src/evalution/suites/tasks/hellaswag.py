@@ -24,16 +24,16 @@ class HellaSwag(DatasetRows, ChoiceSuite):
 
     def question_text(self, row: Row) -> str:
         scene = row.text("ctx_a") + " " + row.text("ctx_b").capitalize()
-        return _cleaned(row.text("activity_label") + ": " + scene)
+        return _clean(row.text("activity_label") + ": " + scene)
 
     def choice_texts(self, row: Row) -> Sequence[str]:
-        return [_cleaned(ending) for ending in row.texts("endings")]
+        return [_clean(ending) for ending in row.texts("endings")]
 
     def gold_index(self, row: Row, choices: Sequence[str]) -> int:
         return row.index_in("label", len(choices))
 
 
-def _cleaned(text: str) -> str:
+def _clean(text: str) -> str:
     # The brackets are left over from WikiHow, where half of the scenes come from.
     unbracketed = _BRACKETS.sub("", text.strip().replace(" [title]", ". "))
     return unbracketed.replace("  ", " ")

@@ -152,21 +152,21 @@ class MMLU(DatasetRows, ChoiceSuite):
         self, sample: ChoiceSample, chosen: Mapping[str, int]
     ) -> Mapping[str, Measure | None]:
         right = Measure(float(chosen["acc"] == sample.gold))
-        return {**dict.fromkeys(self._metrics), **dict.fromkeys(self._metrics_of(sample), right)}
+        return {**dict.fromkeys(self._metrics), **dict.fromkeys(self._find_metrics(sample), right)}
 
     def failure(self, sample: ChoiceSample) -> Mapping[str, Measure]:
-        return dict.fromkeys(self._metrics_of(sample), Measure(0.0))
+        return dict.fromkeys(self._find_metrics(sample), Measure(0.0))
 
     @cached_property
     def _chosen(self) -> Sequence[Subset]:
-        return SUBJECTS.chosen(self.subsets)
+        return SUBJECTS.select(self.subsets)
 
     @cached_property
     def _metrics(self) -> Mapping[str, Metric]:
         names = [*SUBJECTS.whole_groups(self._chosen), *(subset.name for subset in self._chosen)]
         return dict.fromkeys(["acc", *(f"acc,{name}" for name in names)], Mean())
 
-    def _metrics_of(self, sample: ChoiceSample) -> list[str]:
+    def _find_metrics(self, sample: ChoiceSample) -> list[str]:
         group = sample.subset.partition(".")[0]
         names = ("acc", f"acc,{group}", f"acc,{sample.subset}")
         return [name for name in names if name in self._metrics]
