@@ -17,6 +17,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from random_llama import draw_text, write_checkpoint
 
 from evalution_core import GenerationRequest, LoglikelihoodRequest, Model
 from evalution_vllm import VLLM
+from evalution_vllm.load import load
+from evalution_vllm.session import make_session
 
 Config = dict[str, Any]
 
@@ -178,8 +181,12 @@ def main() -> int:
             max_num_seqs=config["max_num_seqs"],
             multiprocessing=False,
         )
-        with engine.build(Model(folder)) as session:
-            llm = session.llm
+        with ExitStack() as resources:
+            served = load(engine, Model(folder), resources)
+            session = resources.enter_context(
+                make_session(engine, served, engine.capabilities, resources)
+            )
+            llm = served.runtime.llm
             session.check()
             kept = [benches[name](session, llm, config, pairs) for name in wanted or benches]
     return 0 if all(kept) else 1

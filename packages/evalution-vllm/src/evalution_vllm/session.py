@@ -28,33 +28,42 @@ def open_session(
 ) -> ServingSession:
     """Load `model`, and return a session that steps vLLM's engine, or completes fixed batches."""
     with ExitStack() as resources:
-        served = load(options, model, resources)
-        engine = served.runtime.llm.llm_engine
-        config = engine.vllm_config
-        fallback = find_fallback_reason(
-            engine, _STEP_CALLS, continuous_batching=options.continuous_batching
-        )
-        requests, cache_problem = _make_requests(served, is_fixed=fallback is not None)
-        return ServingSession(
-            engine="VLLM",
-            options=options,
-            capabilities=capabilities,
-            served=served,
-            requests=requests,
-            slots=int(config.scheduler_config.max_num_seqs),
-            listed_tokens=LISTED_LIMIT,
-            dtype=name_precision(
-                config.model_config.dtype,
-                config.model_config.quantization,
-                config.cache_config.cache_dtype,
-            ),
-            execution={
-                **_describe_execution(options, served.runtime, config),
-                "scoring_cache": cache_problem or "after the cached prefix",
-            },
-            resources=resources,
-            fallback=fallback,
-        )
+        return make_session(options, load(options, model, resources), capabilities, resources)
+
+
+def make_session(
+    options: VLLMOptions,
+    served: ServedModel[Runtime],
+    capabilities: frozenset[Capability],
+    resources: ExitStack,
+) -> ServingSession:
+    """Return a session on a started vLLM; `resources`, which end vLLM, are the session's."""
+    engine = served.runtime.llm.llm_engine
+    config = engine.vllm_config
+    fallback = find_fallback_reason(
+        engine, _STEP_CALLS, continuous_batching=options.continuous_batching
+    )
+    requests, cache_problem = _make_requests(served, is_fixed=fallback is not None)
+    return ServingSession(
+        engine="VLLM",
+        options=options,
+        capabilities=capabilities,
+        served=served,
+        requests=requests,
+        slots=int(config.scheduler_config.max_num_seqs),
+        listed_tokens=LISTED_LIMIT,
+        dtype=name_precision(
+            config.model_config.dtype,
+            config.model_config.quantization,
+            config.cache_config.cache_dtype,
+        ),
+        execution={
+            **_describe_execution(options, served.runtime, config),
+            "scoring_cache": cache_problem or "after the cached prefix",
+        },
+        resources=resources,
+        fallback=fallback,
+    )
 
 
 def _make_requests(
