@@ -1,7 +1,7 @@
 """For engine authors: text above, tokens below, and everything in between written once."""
 
 from evalution_core.encoding import TokenSpan
-from evalution_enginekit.batching import BatchLimits, batches, run_continuous_batching, run_halving
+from evalution_enginekit.batching import batches, run_continuous_batching
 from evalution_enginekit.chat import ChatTemplate
 from evalution_enginekit.completion import CompletionChunk, RequestPrompt
 from evalution_enginekit.generation import PromptQueue, TokenEvent, TokenPrompt
@@ -29,7 +29,6 @@ from evalution_enginekit.tokenizer import (
 )
 
 __all__ = [
-    "BatchLimits",
     "ByteTokenizer",
     "ChatTemplate",
     "CompletionChunk",
@@ -56,7 +55,6 @@ __all__ = [
     "model_identity",
     "plan_scoring",
     "run_continuous_batching",
-    "run_halving",
     "runtime_errors",
     "shared_prefix",
 ]
