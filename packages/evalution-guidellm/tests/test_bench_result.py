@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,7 +134,16 @@ def test_folder_that_stays_empty_is_removed(tmp_path: Any) -> None:
     assert not (tmp_path / "b").exists()
     (tmp_path / "file").touch()
     with (
-        pytest.raises(ConfigurationError, match="can't be made"),
+        pytest.raises(ConfigurationError, match="can't be written to: File exists; name another"),
         open_folder(tmp_path / "file", "x", NOW),
+    ):
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a folder that root can't write to")
+def test_folder_that_takes_no_file_is_refused_before_work() -> None:
+    with (
+        pytest.raises(ConfigurationError, match="/proc can't be written to"),
+        open_folder(Path("/proc"), "x", NOW),
     ):
         pass

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from rich import box
@@ -157,7 +158,7 @@ def open_folder(output: Path | None, label: str, now: datetime) -> Generator[Pat
     One that was made here and is still empty when an error leaves is removed.
 
     Raises:
-        ConfigurationError: it can't be made, or holds a benchmark.
+        ConfigurationError: it can't be made or written to, or holds a benchmark.
     """
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.")
     path = output or Path("runs") / f"{now:%Y%m%d-%H%M%S}-bench-{safe[-60:]}"
@@ -166,9 +167,11 @@ def open_folder(output: Path | None, label: str, now: datetime) -> Generator[Pat
     is_new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
     except OSError as error:
         raise ConfigurationError(
-            f"{path} can't be made: {error.strerror}; name another --output"
+            f"{path} can't be written to: {error.strerror}; name another --output"
         ) from error
     try:
         yield path
