@@ -21,7 +21,7 @@ from lint_imports import source_folders
 ROOT = Path(__file__).parents[1]
 CORE = "evalution_core"
 
-MODULES, LINES = 350, 61_000
+MODULES, LINES = 340, 57_500
 PACKAGE_MODULES = {"evalution": 110, "evalution_enginekit": 26}
 MODULE_CEILING, MODULE_FLOOR, FUNCTION_CEILING, CORE_CEILING = 500, 40, 50, 1_200
 REASON = "own module"
