@@ -28,8 +28,8 @@ K = TypeVar("K", bound=Hashable)
 class RequestKind(Enum):
     """Kind of a request, which one pair of a session's calls serves; the value is its label.
 
-    The runner, the journal, workers, the server and the kit read this table, so that a kind is
-    added in one place.
+    The runner, the journal, workers, the server and the kit read this table and list no kinds
+    themselves; docs/decisions/0019 names the files that a new kind touches.
     """
 
     GENERATION = (

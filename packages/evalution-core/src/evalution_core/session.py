@@ -96,7 +96,8 @@ class BaseInferenceSession(ABC):
     List calls keep the order of their requests, check all of them first, and raise one
     `InvalidRequestError` (or `UnsupportedRequestError`) whose `failures` name the bad ones before
     anything ran. Continuous calls yield `(id, output or RequestFailure)` as requests finish.
-    `batch_size` is a cap on what runs at once; None leaves it to the session.
+    `batch_size` is a cap on what runs at once, in place of the engine's option of that name; None
+    leaves it to the session.
 
     `info` has what is known of the session, `tokenizer` its tokenizer where callers may use it, and
     `requests_in_flight` how many requests its runtime is working on, None where it doesn't count

@@ -41,10 +41,11 @@ in a shared one, the requests of others would wait for that."""
 class AsyncSession:
     """A session as tasks see it: each awaits its own requests, and the session runs them together.
 
-    Requests to generate go into one long stream of the session, where a new one joins those that
-    run; a session that doesn't declare `continuous_batching` gets rounds of the requests that wait.
-    Requests to score go in rounds of those that wait. A stream takes the callers in turns, one
-    request of each, so that a caller with many holds up none with few.
+    Requests to generate go into long streams of the session, where a new one joins those that run:
+    one each for whole and for growing texts, and for short and for long prompts. A session that
+    doesn't declare `continuous_batching` gets rounds of the requests that wait instead, as all
+    requests to score do. A stream takes the callers in turns, one request of each, so that a caller
+    with many holds up none with few; the session shares itself among streams.
 
     A runtime that fails costs the callers that had requests in it: they get the error, and all
     others go on in a stream that follows. A task that is cancelled, or closes its iterator, gives

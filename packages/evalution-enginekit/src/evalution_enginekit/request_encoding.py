@@ -202,7 +202,7 @@ class RequestValidator:
 
 
 def parse_batch_size(batch_size: int | Literal["auto"] | None) -> int | None:
-    """Return the cap that a call asks for; None for None and "auto", which leave it to the session.
+    """Return the cap that a call or option sets; None for None and "auto": the session decides.
 
     Raises:
         InvalidRequestError: it is neither of these nor a positive int.

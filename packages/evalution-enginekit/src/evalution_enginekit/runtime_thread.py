@@ -120,7 +120,7 @@ class RuntimeTask(Protocol):
 
 
 class RuntimeThread:
-    """Runs calls and tasks one after the other, from whatever thread they were asked for.
+    """One thread that runs calls and tasks in turn; any thread may ask for them.
 
     `lock` guards the state that tasks share with callers; it is never held during a step.
     The thread starts with the first work and is a daemon.

@@ -84,10 +84,12 @@ class ScoringLoop:
     """
 
     def __init__(
-        self, thread: RuntimeThread, score: Callable[[Sequence[TokenSpan]], Iterator[SpanScores]]
+        self,
+        thread: RuntimeThread,
+        score_tokens: Callable[[Sequence[TokenSpan]], Iterator[SpanScores]],
     ) -> None:
         self._thread = thread
-        self._score = score
+        self._score_tokens = score_tokens
         self._streams: list[ScoringStream] = []
         self._chunks: deque[_Chunk] = deque()
         self._liveness: Liveness[TokenSpan] = Liveness()
@@ -113,7 +115,7 @@ class ScoringLoop:
         try:
             with runtime_errors("scoring"):
                 if chunk.steps is None:
-                    chunk.steps = iter(self._score(self._spans(chunk)))
+                    chunk.steps = iter(self._score_tokens(self._spans(chunk)))
                 scores = next(chunk.steps, None)
                 if chunk.fault is None:
                     self._deliver(chunk, scores)

@@ -380,7 +380,7 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
         """Yield the scores of each runtime step, in the order of `spans`, until all have theirs.
 
         In place of a score, an error is that span's alone. Spans that share a prefix are next to
-        each other.
+        each other. `ScoringLoop.step` calls this, on the session's runtime thread.
         """
         ...
 

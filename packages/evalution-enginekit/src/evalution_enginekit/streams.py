@@ -46,7 +46,8 @@ _ABORT_WAIT_S = 10.0
 class StreamLimits:
     """Bounds of a stream.
 
-    `running` jobs at once; `ahead` more may wait; with `running` results unread no job is admitted.
+    At most `running` jobs are in the runtime. Input is read until `running + ahead` jobs run or
+    wait. Both stop while `running` results are unread.
     """
 
     running: int

@@ -115,7 +115,7 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], 
         vars(module)["other"] = function
         monkeypatch.setitem(sys.modules, "another_package", module)
         point = EntryPoint("other", "another_package:other", extensions.COMMANDS.group)
-        monkeypatch.setattr(plugins, "installed", lambda _: [point])
+        monkeypatch.setattr(plugins, "list_entry_points", lambda _: [point])
         program = typer.Typer(rich_markup_mode=None)
         extensions.add_commands(program, set())
         return program

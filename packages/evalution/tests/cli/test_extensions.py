@@ -124,8 +124,8 @@ def test_verb_of_two_packages_is_refused(evalution: CommandLine, plugin: Any) ->
 ALONE = """
 import sys
 from evalution_core import plugins as entries
-found = entries.installed
-entries.installed = lambda group: [] if group == "evalution.servers" else found(group)
+found = entries.list_entry_points
+entries.list_entry_points = lambda group: [] if group == "evalution.servers" else found(group)
 """
 """The runner as it is where no other package brings a server."""
 
@@ -133,10 +133,10 @@ entries.installed = lambda group: [] if group == "evalution.servers" else found(
 def test_known_command_says_what_to_install(
     evalution: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = plugins_module.installed
+    found = plugins_module.list_entry_points
     monkeypatch.setattr(
         plugins_module,
-        "installed",
+        "list_entry_points",
         lambda group: [] if group == "evalution.commands" else found(group),
     )
     done = evalution("serve")

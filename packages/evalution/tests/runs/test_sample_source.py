@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from evalution import MultipleChoice
 from evalution.journal.records import AnswerBase
-from evalution.runs.answer_cache import CachedAnswers
 from evalution.runs.in_flight import InFlightSamples, SampleSource
+from evalution.runs.known_answers import KnownAnswers
 from evalution.suites import RequestKind, Sample
 from evalution_core import LoglikelihoodOutput
 
@@ -20,10 +20,10 @@ ROWS = [{"q": str(i), "choices": ["x", "yy"], "right": 0} for i in range(20)]
 SUITE = MultipleChoice(data=ROWS, prompt="q", choices="choices", target="right")
 
 
-NOTHING = CachedAnswers("rows", AnswerBase(b"", False), None, None)
+NOTHING = KnownAnswers("rows", AnswerBase(b"", False), None, None)
 
 
-class Known(CachedAnswers):
+class Known(KnownAnswers):
     """Knows the answers at these keys."""
 
     @property
@@ -40,7 +40,7 @@ class Known(CachedAnswers):
 
 
 def source(
-    store: CachedAnswers | None = None, stop: Event | None = None
+    store: KnownAnswers | None = None, stop: Event | None = None
 ) -> tuple[SampleSource, InFlightSamples]:
     in_flight = InFlightSamples(RequestKind.LOGLIKELIHOOD)
     found = SampleSource(SUITE, "rows", None, in_flight, store or NOTHING, stop or Event())

@@ -25,7 +25,7 @@ from evalution.runs.preflight import (
 )
 from evalution.runs.run_identity import find_free_name
 from evalution.runs.session import SessionHolder
-from evalution.runs.suite_run import open_stream
+from evalution.runs.suite_run import call_session
 from evalution.suites.suite import AnySuite, SuiteDeclaration
 from evalution_core import (
     BaseEngine,
@@ -146,7 +146,7 @@ def collect(
             yield key, request
 
     with wrap_errors(f"suite {suite.title!r}"):
-        for key, answer in open_stream(session, suite, note_asked()):
+        for key, answer in call_session(session, suite, note_asked()):
             if key not in asked or key in found:
                 raise EngineRuntimeError(
                     f"the session answered {key!r}, which was not asked or is answered already"

@@ -15,7 +15,7 @@ from threading import Event, Lock
 from typing import cast
 
 from evalution.error_boundary import wrap_errors
-from evalution.runs.answer_cache import CachedAnswers
+from evalution.runs.known_answers import KnownAnswers
 from evalution.suites.suite import AnySuite, Sample
 from evalution_core import (
     ConfigurationError,
@@ -163,7 +163,7 @@ class SampleSource:
     Args:
         name: the suite's name in this run.
         limit: at most that many rows, within the suite's own bound.
-        cached: answers that need not be computed again.
+        known: answers that need not be computed again.
         stop: once set, no further request is given out.
     """
 
@@ -173,14 +173,14 @@ class SampleSource:
         name: str,
         limit: int | None,
         in_flight: InFlightSamples,
-        cached: CachedAnswers,
+        known: KnownAnswers,
         stop: Event,
     ):
         self._suite = suite
         self._name = name
         self._limit = limit
         self._in_flight = in_flight
-        self._answers = cached
+        self._known = known
         self._stop = stop
         self._samples: Iterator[Sample] | None = None
         self._count = 0
@@ -198,13 +198,13 @@ class SampleSource:
         Raises:
             ConfigurationError: a row can't be read.
         """
-        if self._answers.is_empty:
+        if self._known.is_empty:
             return
         while (sample := self._read()) is not None:
             if self._stop.is_set():
                 self.is_stopped = True
                 return
-            found = self._answers.find(sample)
+            found = self._known.find(sample)
             if len(found) < len(sample.requests):
                 if found:
                     self._partial.add(sample.index)
@@ -257,7 +257,7 @@ class SampleSource:
         keys = self._in_flight.open(sample)
         if sample.index not in self._partial:
             return keys
-        found = self._answers.find(sample)
+        found = self._known.find(sample)
         # One request at least goes to the session: a sample is finished where answers arrive.
         missing = [key for key in keys if key[1] not in found] or keys[-1:]
         if known := [key for key in keys if key not in missing]:

@@ -283,7 +283,7 @@ class Run:
         session = self._holder.prepare(suite)
         name = find_free_name(suite.title, [found.name for found in self.result.suites])
         expected = self._checked[id(suite)].count
-        cached = self._store.begin_suite(name, declare_suite(suite))
+        known = self._store.begin_suite(name, declare_suite(suite))
         self._options.progress.suite_started(name, expected)
         self._is_running_suite = True
         try:
@@ -294,7 +294,7 @@ class Run:
                 options=self._options,
                 expected=expected,
                 failed_before=self.result.failed,
-                cached=cached,
+                known=known,
                 write=self._store.write,
                 notices=self.result.notices,
                 stop=self._stop,

@@ -20,7 +20,7 @@ from evalution.journal.records import AnswerBase, make_answer_base
 from evalution.journal.store import Journal
 from evalution.redaction import mask_value
 from evalution.results import RunResult, SampleResult, SuiteResult, to_json
-from evalution.runs.answer_cache import CachedAnswers
+from evalution.runs.known_answers import KnownAnswers
 from evalution.runs.options import DefaultFolder, RunOptions, parse_output
 from evalution.runs.run_identity import (
     RUN,
@@ -295,7 +295,7 @@ class RunStore:
             self._cache.close()
             self._cache = None
 
-    def begin_suite(self, name: str, declared: Mapping[str, Any]) -> CachedAnswers:
+    def begin_suite(self, name: str, declared: Mapping[str, Any]) -> KnownAnswers:
         """Return the answers of a suite that are kept.
 
         Raises:
@@ -306,7 +306,7 @@ class RunStore:
             self._check(self._folder, None, {name: declared}, is_whole=False)
         assert self._base is not None
         journal = None if self._folder is None else self._folder.journal
-        return CachedAnswers(
+        return KnownAnswers(
             name, self._base, journal, self._cache, retry_failed=self._options.retry_failed
         )
 

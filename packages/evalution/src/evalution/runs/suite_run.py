@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from evalution.error_boundary import wrap_errors
 from evalution.redaction import mask_text
 from evalution.results import SampleResult, SuiteResult
-from evalution.runs.answer_cache import CachedAnswers
 from evalution.runs.in_flight import InFlightSamples, OpenSample, SampleSource
+from evalution.runs.known_answers import KnownAnswers
 from evalution.runs.options import RunOptions
 from evalution.suites.suite import AnySuite, Sample
 from evalution_core import (
@@ -32,10 +32,10 @@ class ScoringError(EvalutionError, RuntimeError):
     """A suite could not make a score of an answer."""
 
 
-def open_stream(
+def call_session(
     session: BaseInferenceSession, suite: AnySuite, requests: Iterable[tuple[K, Request]]
 ) -> Iterable[tuple[K, Any]]:
-    """Send the requests of `suite` to the call that serves them; events come unchecked."""
+    """Return what `session` yields for `requests`, which it reads when it has room; unchecked."""
     call = getattr(session, suite.request_kind.continuous_call)
     return call(requests, batch_size=suite.batch_size)
 
@@ -51,7 +51,7 @@ class SuiteRun:
         options: the limit of rows, the progress, and the failures that end the run.
         expected: how many samples there were when the rows were checked.
         failed_before: how many samples failed in the suites before this one.
-        cached: keeps each answer as it comes, and knows those of an earlier run.
+        known: keeps each answer as it comes, and knows those of an earlier run.
         write: takes each sample as it is finished.
         notices: gets a sentence for each note that the scores of several samples share.
         stop: once set, what is in flight is finished and the rest left out.
@@ -66,7 +66,7 @@ class SuiteRun:
         options: RunOptions,
         expected: int,
         failed_before: int,
-        cached: CachedAnswers,
+        known: KnownAnswers,
         write: Callable[[SampleResult], None],
         notices: list[str],
         stop: Event,
@@ -77,11 +77,11 @@ class SuiteRun:
         self._options = options
         self._expected = expected
         self._failed_before = failed_before
-        self._cached = cached
+        self._known = known
         self._write = write
         self._notices = notices
         self._in_flight = InFlightSamples(suite.request_kind)
-        self._source = SampleSource(suite, name, options.limit, self._in_flight, cached, stop)
+        self._source = SampleSource(suite, name, options.limit, self._in_flight, known, stop)
         with wrap_errors(f"suite {name!r}: tally"):
             self._tally = suite.make_accumulator()
         self._suite_options = suite.to_dict()
@@ -146,7 +146,7 @@ class SuiteRun:
 
     def _stream(self) -> Generator[tuple[Any, Any]]:
         with wrap_errors(f"suite {self._name!r}"):
-            answers = open_stream(self._session, self._suite, self._source.read_requests())
+            answers = call_session(self._session, self._suite, self._source.read_requests())
             try:
                 for event in answers:
                     yield _to_pair(event)
@@ -165,11 +165,11 @@ class SuiteRun:
         failure = opened.failures.get(position)
         if failure is None:
             try:
-                self._cached.keep(opened.sample, position, opened.answers[position])
+                self._known.keep(opened.sample, position, opened.answers[position])
                 return
             except EngineRuntimeError as error:  # an answer with a value that no file can hold
                 failure = error
-        opened.failures[position] = self._cached.keep_failure(opened.sample, position, failure)
+        opened.failures[position] = self._known.keep_failure(opened.sample, position, failure)
 
     def _finish(self, opened: OpenSample) -> None:
         sample = opened.sample
@@ -188,7 +188,7 @@ class SuiteRun:
 
     def _report(self) -> None:
         # What a person sees finished is on disk.
-        self._cached.flush()
+        self._known.flush()
         self._reported_at = time.monotonic()
         self._options.progress.sample_finished(self._done, self._failed, self._tally.running)
 

@@ -103,7 +103,11 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
     def measures(
         self, sample: ChoiceSample, chosen: Mapping[str, int]
     ) -> Mapping[str, Measure | None]:
-        """Return a sample's measure of each metric, from the choices by the four rules."""
+        """Return a sample's measure of each metric.
+
+        `chosen` is the index of the choice by each rule of `score`. A suite with a metric of
+        another sort overrides this.
+        """
         return {name: Measure(float(chosen[name] == sample.gold)) for name in self.metric_names}
 
     def request(self, prompt: str | list[Message], choice: str) -> LoglikelihoodRequest:

@@ -234,9 +234,10 @@ class Scheduler:
     def _session_failed(
         self, slot: WorkerSlot, lost: list[StreamItem], error: EvalutionError
     ) -> None:
-        """Run what was lost again on the same process, until one request alone fails.
+        """Run each lost request again alone on this process.
 
-        The request or the session may be at fault, so the second try gets a fresh worker.
+        One that fails alone is tried once more on a fresh worker, since the session may be at
+        fault; if it fails there too, the request is.
         """
         _reset(lost)
         poisonous = self._assignment.poison.report_crash(lost)

@@ -18,7 +18,7 @@ from evalution_core import EvalutionError, GenerationRequest, RequestFailure
 from evalution_core.requests import Output, Request
 
 
-class CachedAnswers:
+class KnownAnswers:
     """Answers of one suite by sample and position of the request; without files it keeps nothing.
 
     `find` may be called from the thread on which a session reads its input.
