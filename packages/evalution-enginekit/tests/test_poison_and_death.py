@@ -278,7 +278,7 @@ def noted(echo: Echoes, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         session = echo()
         session.check()
         session.noted = Noted(answer)
-        monkeypatch.setattr(session._scoring, "_score", session.noted)
+        monkeypatch.setattr(session._scoring, "_score_tokens", session.noted)
         return session
 
     return build

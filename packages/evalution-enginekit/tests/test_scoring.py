@@ -166,7 +166,7 @@ def test_scores_are_handed_on_step_by_step_and_an_abort_stops_the_rest(
             steps.append(number)
             yield [session.score(span)]
 
-    monkeypatch.setattr(session._scoring, "_score", slowly)
+    monkeypatch.setattr(session._scoring, "_score_tokens", slowly)
     stream = session.loglikelihood_continuous(zip("abcd", asked(*"abcd"), strict=True))
     key, _ = next(stream)
     assert key in "abcd"
@@ -186,7 +186,9 @@ def test_a_missing_score_is_not_given_to_another_request(
 ) -> None:
     session = echo()
     session.check()
-    monkeypatch.setattr(session._scoring, "_score", lambda spans: iter([[TokenScore([-1.0])]]))
+    monkeypatch.setattr(
+        session._scoring, "_score_tokens", lambda spans: iter([[TokenScore([-1.0])]])
+    )
     with pytest.raises(EngineRuntimeError, match="scored 1 of 2 spans"):
         session.loglikelihood(asked("x", "y"))
 

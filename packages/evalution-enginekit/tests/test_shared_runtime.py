@@ -91,7 +91,9 @@ def test_malformed_scores_fail_that_call_alone(
 ) -> None:
     session = echo()
     session.check()
-    monkeypatch.setattr(session._scoring, "_score", lambda spans: iter([[None] * len(spans)]))
+    monkeypatch.setattr(
+        session._scoring, "_score_tokens", lambda spans: iter([[None] * len(spans)])
+    )
     with pytest.raises(EngineRuntimeError, match="scoring failed: TypeError"):
         session.loglikelihood([LoglikelihoodRequest("a", "b")])
     assert session.generate([ask("ab")])[0].text == "ab"
