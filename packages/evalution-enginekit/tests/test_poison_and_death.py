@@ -293,7 +293,7 @@ def test_a_chunk_ends_at_the_engine_before_its_halves_begin(noted: Callable[...,
         held.append(score(spans))
         return held[-1]
 
-    session._scoring._score = holding
+    session._scoring._score_tokens = holding
     results = dict(session.loglikelihood_continuous(questions([0], choices=1, rows=3)))
     assert failed_rows(results) == {0}
     assert isinstance(results[1, 0], LoglikelihoodOutput)
@@ -312,7 +312,7 @@ def test_error_while_an_engine_releases_is_logged(
         finally:
             raise OSError("it holds on")
 
-    session._scoring._score = stubborn
+    session._scoring._score_tokens = stubborn
     results = dict(session.loglikelihood_continuous(questions([], choices=2, rows=1)))
     assert failed_rows(results) == set()
     assert "ending scoring failed: OSError: it holds on" in caplog.text
