@@ -155,7 +155,7 @@ def test_a_literal_is_refused_with_its_choices() -> None:
     )
 
 
-def test_all_ill_typed_options_are_told_at_once() -> None:
+def test_all_ill_typed_options_are_reported_at_once() -> None:
     message = refusal(Acme, device=3, max_model_len="x")
     assert "option 'device' of engine Acme" in message
     assert "; option 'max_model_len' of engine Acme" in message
@@ -258,7 +258,7 @@ def test_a_value_that_json_can_not_hold_is_refused() -> None:
 # authors' mistakes
 
 
-def test_an_engine_that_is_no_dataclass_is_told_what_to_do() -> None:
+def test_an_engine_that_is_no_dataclass_is_refused_with_advice() -> None:
     told = "engine Plain must be a dataclass; put @dataclass above it"
     assert refusal(Plain) == told
     assert refusal(Plain, device="cpu") == told
@@ -291,7 +291,7 @@ class Listing(Buildable):
 
 
 @pytest.mark.parametrize("given", ["text", 3])
-def test_what_is_no_list_is_told_in_plain_words(given: object) -> None:
+def test_value_that_is_no_list_is_refused_in_plain_words(given: object) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Listing(stop=given)  # pyright: ignore[reportArgumentType]
     told = f"option 'stop' of engine Listing must be a list, got {given!r}"

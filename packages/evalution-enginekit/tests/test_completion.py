@@ -175,7 +175,7 @@ def test_log_probabilities_run_beside_the_ids_that_are_kept() -> None:
     assert output.top_logprobs == tops[:2]
 
 
-def test_log_probabilities_that_nobody_asked_for_are_left_out() -> None:
+def test_log_probabilities_not_asked_for_are_left_out() -> None:
     completion = start()
     completion.take(TokenEvent(0, [97, EOS], logprobs=[-1.0, -2.0], top_logprobs=[{}, {}]))
     output = completion.output("", {}, 0)

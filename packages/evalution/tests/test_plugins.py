@@ -116,7 +116,7 @@ def test_a_broken_one_is_named_with_its_cause(
     assert "Traceback" not in done.stderr
 
 
-def test_a_suite_beside_the_spec_is_told_how_it_is_found(
+def test_a_suite_beside_the_spec_is_refused_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -132,7 +132,7 @@ def test_a_suite_beside_the_spec_is_told_how_it_is_found(
     ]
 
 
-def test_an_engine_beside_the_spec_is_told_how_it_is_found(
+def test_an_engine_beside_the_spec_is_refused_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -147,7 +147,7 @@ def test_an_engine_beside_the_spec_is_told_how_it_is_found(
     assert not getattr(caught.value, "__notes__", ())
 
 
-def test_an_engine_that_lacks_its_runtime_is_not_told_how_it_is_found(
+def test_an_engine_that_lacks_its_runtime_gets_no_advice_on_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -38,6 +38,6 @@ def test_the_python_runs_as_written(
     assert (tmp_path / "results" / "results.json").exists()
 
 
-def test_every_option_of_generation_is_told() -> None:
+def test_every_option_of_generation_is_documented() -> None:
     told = set(re.findall(r"`(\w+)`", README))
     assert {option.name for option in fields(Generation)} <= told

@@ -150,7 +150,7 @@ def test_a_command_of_another_package_may_have_a_status_of_its_own(
     assert (done.exit_code, done.stderr) == (3, "")
 
 
-def test_ctrl_c_while_a_command_of_another_package_is_imported_is_told(
+def test_ctrl_c_while_a_command_of_another_package_is_imported_is_reported(
     plugged: Callable[..., typer.Typer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = plugged(lambda: None)
@@ -192,9 +192,9 @@ def test_no_command_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("words", "message"), NOT_THERE)
 def test_what_is_named_and_is_not_there_ends_in_2(
-    command_line: Any, assert_told: Any, words: list[str], message: str
+    command_line: Any, assert_reported: Any, words: list[str], message: str
 ) -> None:
-    assert_told(command_line(*words), 2, message)
+    assert_reported(command_line(*words), 2, message)
 
 
 @pytest.mark.parametrize("words", [["run"], ["validate"], ["parity"]])

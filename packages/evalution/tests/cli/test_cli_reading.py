@@ -92,7 +92,7 @@ def test_a_failed_run_is_shown_with_its_error_and_what_is_finished(
 
 
 def test_samples_of_a_suite_that_was_cut_off_are_shown(
-    ran: Any, command_line: Any, assert_told: Any, folder: Path
+    ran: Any, command_line: Any, assert_reported: Any, folder: Path
 ) -> None:
     ran("one")
     file, samples = folder / "one" / "results.json", folder / "one" / "samples.jsonl"
@@ -110,14 +110,14 @@ def test_samples_of_a_suite_that_was_cut_off_are_shown(
     assert [(row["suite"], row["index"]) for row in rows] == [("questions", 1), ("questions", 3)]
     wrong = command_line("show", "one", "--samples", "questions", "--wrong", "--json")
     assert json.loads(wrong.stdout) == [row for row in rows if row["metrics"]["acc"] == 0.0]
-    assert_told(
+    assert_reported(
         command_line("show", "one", "--samples", "question"),
         2,
         "no samples of a suite 'question'; did you mean 'questions'? (suites: sums, questions)",
     )
     samples.write_bytes(samples.read_bytes() + b"\xff\n")
     assert "questions: not finished" in command_line("show", "one").stdout
-    assert_told(
+    assert_reported(
         command_line("show", "one", "--samples", "questions"), 2, "samples.jsonl is damaged"
     )
 
@@ -137,7 +137,7 @@ def test_failed_samples_are_found(ran: Any, command_line: Any) -> None:
     assert done.stdout.splitlines()[-1] == "6 of 6 samples"
 
 
-def test_samples_that_were_not_kept_are_told(ran: Any, command_line: Any, folder: Path) -> None:
+def test_samples_that_were_not_kept_are_reported(ran: Any, command_line: Any, folder: Path) -> None:
     ran("one")
     (folder / "one" / "samples.jsonl").unlink()
     assert command_line("show", "one", "--samples", "sums").stdout == "no samples were kept\n"
@@ -182,16 +182,18 @@ def test_samples_are_shown_one_below_the_other(ran: Any, command_line: Any) -> N
         (["--wrong"], "--failed, --wrong and --limit choose samples; name --samples SUITE"),
     ],
 )
-def test_a_wrong_choice_of_samples_is_told(
-    ran: Any, command_line: Any, assert_told: Any, arguments: list[str], message: str
+def test_a_wrong_choice_of_samples_is_reported(
+    ran: Any, command_line: Any, assert_reported: Any, arguments: list[str], message: str
 ) -> None:
     ran("one")
-    assert_told(command_line("show", "one", *arguments), 2, message)
+    assert_reported(command_line("show", "one", *arguments), 2, message)
 
 
-def test_a_folder_without_a_run_is_told(command_line: Any, assert_told: Any, folder: Path) -> None:
-    assert_told(command_line("show", "."), 2, "holds no results.json")
-    assert_told(command_line("compare", ".", "gone"), 2, "holds no results.json")
+def test_a_folder_without_a_run_is_reported(
+    command_line: Any, assert_reported: Any, folder: Path
+) -> None:
+    assert_reported(command_line("show", "."), 2, "holds no results.json")
+    assert_reported(command_line("compare", ".", "gone"), 2, "holds no results.json")
 
 
 # compare
@@ -227,7 +229,7 @@ def test_a_run_is_the_same_as_itself(ran: Any, command_line: Any) -> None:
     assert "flipped in" not in done.stdout
 
 
-def test_runs_without_a_common_suite_are_told(ran: Any, command_line: Any) -> None:
+def test_runs_without_a_common_suite_are_reported(ran: Any, command_line: Any) -> None:
     ran("one")
     ran("two", tests="[{type: perplexity, data: rows.jsonl, text: answer, name: other}]")
     done = command_line("compare", "one", "two")
@@ -261,7 +263,7 @@ def test_engines_that_agree_end_in_0(command_line: Any, folder: Path) -> None:
     assert "right: prose: 1/1" in done.stderr
 
 
-def test_engines_that_differ_end_in_3_and_are_told(command_line: Any, folder: Path) -> None:
+def test_engines_that_differ_end_in_3_and_are_reported(command_line: Any, folder: Path) -> None:
     spec = parity_spec(folder, f"{{engine: {MOCK}, model: another}}")
     done = command_line("parity", spec)
     assert done.returncode == 3, done.stderr
@@ -275,15 +277,15 @@ def test_engines_that_differ_end_in_3_and_are_told(command_line: Any, folder: Pa
     assert shown["complaints"]
 
 
-def test_what_is_wrong_is_told_before_anything_is_loaded(
-    spec: Any, command_line: Any, assert_told: Any, folder: Path
+def test_mistakes_are_reported_before_anything_is_loaded(
+    spec: Any, command_line: Any, assert_reported: Any, folder: Path
 ) -> None:
     done = command_line("parity", spec(folder))
-    assert_told(done, 2, "has no section 'against', so there is nothing to hold Mock against")
+    assert_reported(done, 2, "has no section 'against', so there is nothing to hold Mock against")
     name = parity_spec(folder, f"{{engine: {MOCK}}}")
     (folder / "parity.json").write_text("{}", encoding="utf-8")
     done = command_line("parity", name, "--output", ".")
-    assert_told(done, 2, "already holds a parity.json")
+    assert_reported(done, 2, "already holds a parity.json")
     assert "loading" not in done.stderr
 
 

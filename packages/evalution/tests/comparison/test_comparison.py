@@ -281,7 +281,7 @@ def test_infinite_scores_have_a_winner() -> None:
     assert json.loads(to_json(compare(left, right).to_dict()))
 
 
-def test_what_differs_besides_the_scores_is_named_by_field() -> None:
+def test_differences_beside_the_scores_are_named_by_field() -> None:
     left = run([sample(0)], engine={"name": "E", "options": {"dtype": "float32"}}, limit=3)
     right = run([sample(0)], engine={"name": "E", "options": {"dtype": "float64", "x": 1}})
     right.engine["capabilities"] = ["chat"]
@@ -333,7 +333,7 @@ outcomes = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_siz
 
 
 @pytest.mark.parametrize(("width", "columns"), [(50, 3), (71, 3), (72, 5), (109, 5), (110, 6)])
-def test_narrow_terminal_still_tells_which_score_it_is(width: int, columns: int) -> None:
+def test_narrow_terminal_still_shows_which_score_it_is(width: int, columns: int) -> None:
     left = run([sample(n, float(n < 5)) for n in range(9)], name="rows")
     found = compare(left, run([sample(n) for n in range(9)], name="rows"))
     terminal = Console(width=width)

@@ -105,7 +105,7 @@ def test_two_precisions_of_a_real_model_agree(result: ParityResult) -> None:
 
 
 @pytest.mark.parametrize(("width", "is_wide"), [(50, False), (89, False), (90, True)])
-def test_narrow_terminal_still_tells_which_suite_it_is(
+def test_narrow_terminal_still_shows_which_suite_it_is(
     result: ParityResult, width: int, is_wide: bool
 ) -> None:
     terminal = Console(width=width)

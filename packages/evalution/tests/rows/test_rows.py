@@ -136,7 +136,7 @@ def test_a_name_that_is_not_alike_is_no_guess(write_rows: Any) -> None:
         ("~nobody-here/rows.jsonl", "there is no such home folder"),
     ],
 )
-def test_a_path_that_the_system_refuses_is_told(path: str, message: str) -> None:
+def test_a_path_that_the_system_refuses_is_reported(path: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         rows_path(path)
     assert message in str(caught.value)

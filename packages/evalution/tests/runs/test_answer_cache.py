@@ -76,7 +76,7 @@ def test_replicas_find_the_answers_of_the_engine_within(tmp_path: Path) -> None:
     assert found["sums"].cached == 3
 
 
-def test_another_release_of_a_runtime_is_asked_anew(
+def test_another_release_of_a_runtime_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run() -> int:

@@ -250,7 +250,7 @@ def test_progress_bar_shows_brackets_as_they_are() -> None:
         assert text in terminal.file.getvalue()
 
 
-def test_failures_are_told_with_the_first() -> None:
+def test_failures_are_reported_with_the_first() -> None:
     found = run_result(failed=2, first_failure="row 1: too long", errors=["a stranger"])
     assert list_complaints(found) == [
         "sums: 2 of 4 samples failed; row 1: too long",

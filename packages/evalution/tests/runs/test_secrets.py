@@ -190,7 +190,7 @@ class Refusing(Planted):
     ],
     ids=" ".join,
 )
-def test_key_among_an_engine_s_defaults_is_not_told(
+def test_key_among_an_engine_s_defaults_is_not_printed(
     command_line: Any, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     (tmp_path / "planted_defaults.py").write_text(PLANTED, encoding="utf-8")

@@ -100,7 +100,7 @@ def test_equal_rows_in_memory_are_shared() -> None:
         assert str(sample.prompt).count(str(row["question"])) == 1
 
 
-def test_a_suite_that_was_changed_is_checked_and_read_anew() -> None:
+def test_a_suite_that_was_changed_is_checked_and_read_again() -> None:
     suite = Generation(**OPTIONS, max_new_tokens=4)
     next(suite.samples())
     suite.prompt, suite.filters = "again {question}", {"strict": [NUMBER]}

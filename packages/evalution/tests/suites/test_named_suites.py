@@ -238,7 +238,7 @@ def test_a_suite_of_a_package_that_is_missing_says_what_to_install(
         load_suite(name)
 
 
-def test_a_hook_that_breaks_is_told_with_the_row() -> None:
+def test_a_hook_that_breaks_is_reported_with_the_row() -> None:
     suite = named("hellaswag", data=[HELLASWAG, HELLASWAG])
     suite.question_text = lambda row: {}[row.index]
     with pytest.raises(ConfigurationError, match="suite 'hellaswag': row 0 of data: KeyError: 0"):

@@ -92,7 +92,7 @@ def test_an_answer_is_taken_from_behind_the_thought(thinker: Any) -> None:
     assert found.notices == [ABSENT, UNFINISHED]
 
 
-def test_without_the_option_nothing_is_told_of_thoughts(thinker: Any) -> None:
+def test_without_the_option_thoughts_are_not_mentioned(thinker: Any) -> None:
     found = run(thinker(), stop=[])
     assert found.notices == []
     assert found["sums"].samples[0].extracted == {"exact_match": WRITTEN["1 + 1?"][0]}
@@ -196,7 +196,7 @@ def test_a_run_goes_on_with_the_same_token_alone(
     assert stored["notices"] == found.notices
 
 
-def test_answers_of_a_cache_are_scored_anew_with_another_token(tmp_path: Path) -> None:
+def test_answers_of_a_cache_are_scored_again_with_another_token(tmp_path: Path) -> None:
     def cached(token: str) -> evalution.SuiteResult:
         tests = [sums(think_end_token=token, max_new_tokens=40)]
         return evalution.run(engine=Mock(), model="m", tests=tests, cache=tmp_path)["sums"]
@@ -210,7 +210,7 @@ def test_answers_of_a_cache_are_scored_anew_with_another_token(tmp_path: Path) -
         assert sample.extracted["answer"] == answer.partition("\n\n")[0]
 
 
-def test_unfinished_thoughts_are_told_on_the_command_line(
+def test_unfinished_thoughts_are_reported_on_the_command_line(
     command_line: Any, folder: Path, spec: Any
 ) -> None:
     name = spec(folder, tests=SPEC.format("max_new_tokens: 1, "))
