@@ -158,7 +158,7 @@ def plugin(tmp_path: Path) -> Callable[..., None]:
 
 
 @pytest.fixture
-def assert_reported() -> Callable[[Any, int, str], None]:
+def assert_says() -> Callable[[Any, int, str], None]:
     """Asserts that a command ended with this code and one line of error, without a traceback."""
 
     def check(done: Any, code: int, message: str) -> None:

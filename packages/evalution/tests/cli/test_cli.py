@@ -64,17 +64,17 @@ def test_brackets_in_a_name_are_no_markup(spec: Any, command_line: Any, folder: 
 
 
 def test_an_empty_output_is_refused(
-    assert_reported: Any, spec: Any, command_line: Any, folder: Path
+    assert_says: Any, spec: Any, command_line: Any, folder: Path
 ) -> None:
-    assert_reported(command_line("run", spec(folder), "--output", ""), 2, "output is empty")
+    assert_says(command_line("run", spec(folder), "--output", ""), 2, "output is empty")
     assert not (folder / "samples.jsonl").exists()
 
 
 def test_a_limit_that_no_machine_can_count_is_refused(
-    assert_reported: Any, spec: Any, command_line: Any, folder: Path
+    assert_says: Any, spec: Any, command_line: Any, folder: Path
 ) -> None:
     done = command_line("run", spec(folder), "--limit", str(10**30))
-    assert_reported(done, 2, "limit must be at most 2147483647")
+    assert_says(done, 2, "limit must be at most 2147483647")
 
 
 CASES: list[tuple[dict[str, Any], int, str]] = [
@@ -95,7 +95,7 @@ CASES: list[tuple[dict[str, Any], int, str]] = [
 @pytest.mark.parametrize("verb", ["run", "validate"])
 @pytest.mark.parametrize(("sections", "code", "message"), CASES)
 def test_a_wrong_spec_is_one_line(
-    assert_reported: Any,
+    assert_says: Any,
     spec: Any,
     command_line: Any,
     folder: Path,
@@ -105,7 +105,7 @@ def test_a_wrong_spec_is_one_line(
     message: str,
 ) -> None:
     done = command_line(verb, spec(folder, **sections))
-    assert_reported(done, code, message)
+    assert_says(done, code, message)
     assert not (folder / "runs").exists()
 
 
@@ -117,20 +117,20 @@ REFERENCE_CASES = [
 
 @pytest.mark.parametrize(("option", "message"), REFERENCE_CASES)
 def test_a_wrong_engine_option_is_one_line(
-    assert_reported: Any, command_line: Any, folder: Path, option: str, message: str
+    assert_says: Any, command_line: Any, folder: Path, option: str, message: str
 ) -> None:
     text = f"engine: {{type: Reference, {option}}}\nmodel: builtin:tiny\ntests: [{TEST}]\n"
     (folder / "spec.yaml").write_text(text)
-    assert_reported(command_line("run", "spec.yaml"), 2, message)
+    assert_says(command_line("run", "spec.yaml"), 2, message)
 
 
 @pytest.mark.parametrize("path", ["./nothing", "org/nothing"])
 def test_a_missing_model_is_one_line_and_leaves_no_folder(
-    assert_reported: Any, command_line: Any, folder: Path, path: str
+    assert_says: Any, command_line: Any, folder: Path, path: str
 ) -> None:
     (folder / "spec.yaml").write_text(f"engine: Reference\nmodel: {path}\ntests: [{TEST}]\n")
     done = command_line("run", "spec.yaml")
-    assert_reported(done, 2, "nothing")
+    assert_says(done, 2, "nothing")
     assert list((folder / "runs").iterdir() if (folder / "runs").exists() else []) == []
 
 
@@ -144,9 +144,9 @@ def test_a_missing_model_is_one_line_and_leaves_no_folder(
     ],
 )
 def test_what_is_not_there_is_one_line(
-    assert_reported: Any, command_line: Any, folder: Path, arguments: list[str], message: str
+    assert_says: Any, command_line: Any, folder: Path, arguments: list[str], message: str
 ) -> None:
-    assert_reported(command_line(*arguments), 2, message)
+    assert_says(command_line(*arguments), 2, message)
 
 
 @pytest.mark.parametrize(
@@ -198,16 +198,16 @@ def test_validate_names_two_suites_of_one_file_as_the_run_does(
 
 
 def test_validate_reads_every_row(
-    assert_reported: Any, spec: Any, command_line: Any, folder: Path
+    assert_says: Any, spec: Any, command_line: Any, folder: Path
 ) -> None:
     with (folder / "rows.jsonl").open("a", encoding="utf-8") as rows:
         rows.write('{"question": "who?"}\n')
     message = "suite 'rows': rows.jsonl, line 31: there is no column 'answer' (columns: question)"
-    assert_reported(command_line("validate", spec(folder)), 2, message)
+    assert_says(command_line("validate", spec(folder)), 2, message)
 
 
 def test_validate_compares_what_a_suite_needs_with_what_the_engine_can(
-    assert_reported: Any, spec: Any, command_line: Any, folder: Path
+    assert_says: Any, spec: Any, command_line: Any, folder: Path
 ) -> None:
     (folder / "deaf.py").write_text(
         "from dataclasses import dataclass\n"
@@ -219,9 +219,7 @@ def test_validate_compares_what_a_suite_needs_with_what_the_engine_can(
         "        raise AssertionError('built')\n"
     )
     done = command_line("validate", spec(folder, engine="deaf:Deaf"))
-    assert_reported(
-        done, 2, "suite 'rows' needs generate; the capabilities of engine Deaf are logl"
-    )
+    assert_says(done, 2, "suite 'rows' needs generate; the capabilities of engine Deaf are logl")
 
 
 def test_engines_are_listed_and_shown(command_line: Any, folder: Path) -> None:

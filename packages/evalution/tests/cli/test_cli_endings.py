@@ -43,7 +43,7 @@ def test_a_terminal_without_arrows_shows_the_scores(spec: Any, folder: Path) -> 
     ],
 )
 def test_an_odd_engine_is_one_line(
-    assert_reported: Any,
+    assert_says: Any,
     spec: Any,
     command_line: Any,
     folder: Path,
@@ -59,11 +59,11 @@ def test_an_odd_engine_is_one_line(
     )
     sys.modules.pop("odd", None)
     done = command_line("run", spec(folder, engine="odd:Odd"))
-    assert_reported(done, code, message)
+    assert_says(done, code, message)
 
 
 def test_an_error_of_closing_is_no_wrong_spec(
-    assert_reported: Any, spec: Any, command_line: Any, folder: Path
+    assert_says: Any, spec: Any, command_line: Any, folder: Path
 ) -> None:
     (folder / "closing.py").write_text(
         "from dataclasses import dataclass\n"
@@ -78,7 +78,7 @@ def test_an_error_of_closing_is_no_wrong_spec(
         "        return Session('m', 512, 2)\n"
     )
     done = command_line("run", spec(folder, engine="closing:Closing"), "--limit", "1")
-    assert_reported(done, 1, "odd close")
+    assert_says(done, 1, "odd close")
 
 
 def test_a_second_ctrl_c_ends_in_130_too(spec: Any, command_line: Any, folder: Path) -> None:
@@ -121,7 +121,7 @@ def test_ctrl_c_while_the_command_line_is_imported_ends_in_130(
 
 
 def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(
-    assert_reported: Any, spec: Any, command_line: Any, folder: Path
+    assert_says: Any, spec: Any, command_line: Any, folder: Path
 ) -> None:
     (folder / "dying.py").write_text(
         "from dataclasses import dataclass\n"
@@ -140,7 +140,7 @@ def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(
     tests = "[" + TEST[:-1] + ", max_new_tokens: 4}]"
     path = spec(folder, engine="dying:Dying", tests=tests)
     done = command_line("run", path, "--output", "out", "--cache", "my answers")
-    assert_reported(done, 1, "device lost")
+    assert_says(done, 1, "device lost")
     assert done.stderr.endswith(
         "in flight)\nhint: if it happens again, `isolate: true` at the top of the spec finds the "
         "request and records it as failed\n"

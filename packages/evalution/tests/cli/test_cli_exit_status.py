@@ -192,9 +192,9 @@ def test_no_command_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("words", "message"), NOT_THERE)
 def test_what_is_named_and_is_not_there_ends_in_2(
-    command_line: Any, assert_reported: Any, words: list[str], message: str
+    command_line: Any, assert_says: Any, words: list[str], message: str
 ) -> None:
-    assert_reported(command_line(*words), 2, message)
+    assert_says(command_line(*words), 2, message)
 
 
 @pytest.mark.parametrize("words", [["run"], ["validate"], ["parity"]])

@@ -28,7 +28,7 @@ WITHOUT_EFFECT = [
 @pytest.mark.parametrize(("words", "message"), WITHOUT_EFFECT)
 def test_an_option_without_effect_is_refused(
     command_line: Any,
-    assert_reported: Any,
+    assert_says: Any,
     spec: Any,
     folder: Path,
     words: list[str],
@@ -37,7 +37,7 @@ def test_an_option_without_effect_is_refused(
     assert command_line("run", spec(folder), "--limit", "1", "--output", "out").returncode == 0
     before = sorted(path.name for path in folder.iterdir())
     done = command_line(*words)
-    assert_reported(done, 2, message)
+    assert_says(done, 2, message)
     assert done.stdout == ""
     assert sorted(path.name for path in folder.iterdir()) == before
 

@@ -92,7 +92,7 @@ def test_a_failed_run_is_shown_with_its_error_and_what_is_finished(
 
 
 def test_samples_of_a_suite_that_was_cut_off_are_shown(
-    ran: Any, command_line: Any, assert_reported: Any, folder: Path
+    ran: Any, command_line: Any, assert_says: Any, folder: Path
 ) -> None:
     ran("one")
     file, samples = folder / "one" / "results.json", folder / "one" / "samples.jsonl"
@@ -110,14 +110,14 @@ def test_samples_of_a_suite_that_was_cut_off_are_shown(
     assert [(row["suite"], row["index"]) for row in rows] == [("questions", 1), ("questions", 3)]
     wrong = command_line("show", "one", "--samples", "questions", "--wrong", "--json")
     assert json.loads(wrong.stdout) == [row for row in rows if row["metrics"]["acc"] == 0.0]
-    assert_reported(
+    assert_says(
         command_line("show", "one", "--samples", "question"),
         2,
         "no samples of a suite 'question'; did you mean 'questions'? (suites: sums, questions)",
     )
     samples.write_bytes(samples.read_bytes() + b"\xff\n")
     assert "questions: not finished" in command_line("show", "one").stdout
-    assert_reported(
+    assert_says(
         command_line("show", "one", "--samples", "questions"), 2, "samples.jsonl is damaged"
     )
 
@@ -183,17 +183,17 @@ def test_samples_are_shown_one_below_the_other(ran: Any, command_line: Any) -> N
     ],
 )
 def test_a_wrong_choice_of_samples_is_reported(
-    ran: Any, command_line: Any, assert_reported: Any, arguments: list[str], message: str
+    ran: Any, command_line: Any, assert_says: Any, arguments: list[str], message: str
 ) -> None:
     ran("one")
-    assert_reported(command_line("show", "one", *arguments), 2, message)
+    assert_says(command_line("show", "one", *arguments), 2, message)
 
 
 def test_a_folder_without_a_run_is_reported(
-    command_line: Any, assert_reported: Any, folder: Path
+    command_line: Any, assert_says: Any, folder: Path
 ) -> None:
-    assert_reported(command_line("show", "."), 2, "holds no results.json")
-    assert_reported(command_line("compare", ".", "gone"), 2, "holds no results.json")
+    assert_says(command_line("show", "."), 2, "holds no results.json")
+    assert_says(command_line("compare", ".", "gone"), 2, "holds no results.json")
 
 
 # compare
@@ -278,14 +278,14 @@ def test_engines_that_differ_end_in_3_and_are_reported(command_line: Any, folder
 
 
 def test_mistakes_are_reported_before_anything_is_loaded(
-    spec: Any, command_line: Any, assert_reported: Any, folder: Path
+    spec: Any, command_line: Any, assert_says: Any, folder: Path
 ) -> None:
     done = command_line("parity", spec(folder))
-    assert_reported(done, 2, "has no section 'against', so there is nothing to hold Mock against")
+    assert_says(done, 2, "has no section 'against', so there is nothing to hold Mock against")
     name = parity_spec(folder, f"{{engine: {MOCK}}}")
     (folder / "parity.json").write_text("{}", encoding="utf-8")
     done = command_line("parity", name, "--output", ".")
-    assert_reported(done, 2, "already holds a parity.json")
+    assert_says(done, 2, "already holds a parity.json")
     assert "loading" not in done.stderr
 
 

@@ -56,8 +56,8 @@ def test_one_suite_is_shown_with_its_options(command_line: Any) -> None:
     )
 
 
-def test_a_misspelt_suite_is_reported(command_line: Any, assert_reported: Any) -> None:
-    assert_reported(command_line("suites", "genration"), 2, "did you mean 'Generation'?")
+def test_a_misspelt_suite_is_reported(command_line: Any, assert_says: Any) -> None:
+    assert_says(command_line("suites", "genration"), 2, "did you mean 'Generation'?")
 
 
 @pytest.mark.parametrize(

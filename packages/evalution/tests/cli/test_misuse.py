@@ -72,7 +72,7 @@ def write(folder: Path) -> Any:
     return spec
 
 
-def assert_reported(done: Any, code: int, parts: Sequence[str]) -> None:
+def assert_says(done: Any, code: int, parts: Sequence[str]) -> None:
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -92,7 +92,7 @@ def test_a_wrong_spec(command_line: Any, write: Any, folder: Path, name: str, ve
     mistake = MISTAKES[name]
     test = {**TEST, **mistake.get("test", {})}
     write(**{"tests": [test], **mistake.get("spec", {})})
-    assert_reported(command_line(verb, "spec.yaml"), 2, mistake["told"])
+    assert_says(command_line(verb, "spec.yaml"), 2, mistake["told"])
     assert not (folder / "runs").exists()
 
 
@@ -113,7 +113,7 @@ FILES: dict[str, tuple[bytes, Sequence[str]]] = {
 def test_a_file_that_is_no_spec(command_line: Any, folder: Path, mistake: str) -> None:
     written, parts = FILES[mistake]
     (folder / "spec.yaml").write_bytes(written)
-    assert_reported(command_line("run", "spec.yaml"), 2, parts)
+    assert_says(command_line("run", "spec.yaml"), 2, parts)
 
 
 COMMANDS: dict[str, tuple[Sequence[str], int, Sequence[str]]] = {
@@ -154,7 +154,7 @@ COMMANDS: dict[str, tuple[Sequence[str], int, Sequence[str]]] = {
 def test_a_wrong_argument(command_line: Any, write: Any, mistake: str) -> None:
     words, code, parts = COMMANDS[mistake]
     write()
-    assert_reported(command_line(*words), code, parts)
+    assert_says(command_line(*words), code, parts)
 
 
 @pytest.mark.parametrize(
@@ -185,13 +185,13 @@ def test_a_line_of_rows_that_lacks_a_column(command_line: Any, write: Any, folde
     with (folder / "rows.jsonl").open("a", encoding="utf-8") as rows:
         rows.write('{"question": "who?"}\n')
     parts = ["suite 'rows'", "rows.jsonl, line 31", "no column 'answer'", "(columns: question)"]
-    assert_reported(command_line("run", "spec.yaml"), 2, parts)
+    assert_says(command_line("run", "spec.yaml"), 2, parts)
 
 
 def test_an_engine_whose_runtime_is_missing(command_line: Any, write: Any) -> None:
     write(engine="faulty:Needs")
     done = command_line("run", "spec.yaml", "--output", "out")
-    assert_reported(done, 1, ['rt is not installed; pip install "rt>=3"'])
+    assert_says(done, 1, ['rt is not installed; pip install "rt>=3"'])
     assert "hint: `evalution doctor` shows which engines work here" in done.stderr
 
 
@@ -220,10 +220,10 @@ def test_a_number_that_is_none(command_line: Any, write: Any, folder: Path) -> N
 def test_the_folder_of_another_spec(command_line: Any, write: Any) -> None:
     write(engine={"type": "faulty:Dying", "dies": True})
     done = command_line("run", "spec.yaml", "--output", "out")
-    assert_reported(done, 1, ["the runtime died"])
+    assert_says(done, 1, ["the runtime died"])
     write(engine={"type": "faulty:Dying", "max_model_len": 300})
     done = command_line("run", "spec.yaml", "--output", "out")
-    assert_reported(done, 2, ["out", "max_model_len was 512, now 300", "--fresh"])
+    assert_says(done, 2, ["out", "max_model_len was 512, now 300", "--fresh"])
     write(engine="faulty:Dying")
     done = command_line("run", "spec.yaml", "--output", "out")
     assert done.returncode == 0, done.stderr
@@ -234,7 +234,7 @@ def test_the_folder_of_a_finished_run(command_line: Any, write: Any) -> None:
     words = ["run", "spec.yaml", "--output", "out", "--limit", "2"]
     assert command_line(*words).returncode == 0
     parts = ["out already holds a finished run", "name another --output", "--fresh"]
-    assert_reported(command_line(*words), 2, parts)
+    assert_says(command_line(*words), 2, parts)
     assert command_line(*words, "--fresh").returncode == 0
 
 
@@ -253,7 +253,7 @@ def locked(folder: Path) -> Path:
 def test_a_folder_that_can_t_be_written(command_line: Any, write: Any, locked: Path) -> None:
     write()
     done = command_line("run", "spec.yaml", "--output", str(locked / "out"))
-    assert_reported(
+    assert_says(
         done, 2, [f"the run folder {locked / 'out'} can't be written: ", "another --output"]
     )
 
@@ -261,9 +261,7 @@ def test_a_folder_that_can_t_be_written(command_line: Any, write: Any, locked: P
 def test_an_output_below_a_file(command_line: Any, write: Any) -> None:
     write()
     done = command_line("run", "spec.yaml", "--output", "rows.jsonl/out")
-    assert_reported(
-        done, 2, ["rows.jsonl/out can't be written: Not a directory", "another --output"]
-    )
+    assert_says(done, 2, ["rows.jsonl/out can't be written: Not a directory", "another --output"])
 
 
 def test_results_of_a_newer_version(command_line: Any, write: Any, folder: Path) -> None:
@@ -273,4 +271,4 @@ def test_results_of_a_newer_version(command_line: Any, write: Any, folder: Path)
     found = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps({**found, "schema_version": 99}), encoding="utf-8")
     for words in (["show", "out"], ["compare", "out", "out"]):
-        assert_reported(command_line(*words), 2, ["out", "99", "1", "upgrade"])
+        assert_says(command_line(*words), 2, ["out", "99", "1", "upgrade"])

@@ -209,10 +209,10 @@ def test_command_prints_json(command_line: Any) -> None:
     assert set(engine["needs"]) >= {"evalution-core", "numpy"}
 
 
-def test_command_fails_if_no_engine_works(command_line: Any, assert_reported: Any) -> None:
+def test_command_fails_if_no_engine_works(command_line: Any, assert_says: Any) -> None:
     done = command_line("doctor", "TensorRTLLM")
     assert done.returncode == 1
-    assert_reported(command_line("doctor", "VLM"), 2, "did you mean 'VLLM'?")
+    assert_says(command_line("doctor", "VLM"), 2, "did you mean 'VLLM'?")
 
 
 def test_all_installed_engines_work_here() -> None:

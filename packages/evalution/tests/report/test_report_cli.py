@@ -33,10 +33,10 @@ def test_command_prints_path_and_size_of_the_page(run_folder: Path, command_line
 
 @pytest.mark.parametrize("output", ["", "/"])
 def test_output_that_names_no_file_is_reported(
-    run_folder: Path, command_line: Any, assert_reported: Any, output: str
+    run_folder: Path, command_line: Any, assert_says: Any, output: str
 ) -> None:
     told = "names no file for the report; name an --output"
-    assert_reported(command_line("report", "done", "--output", output), 2, told)
+    assert_says(command_line("report", "done", "--output", output), 2, told)
 
 
 def test_folder_of_a_parity_check_is_a_report_too(
@@ -64,14 +64,14 @@ def test_folder_of_a_parity_check_is_a_report_too(
     ],
 )
 def test_wrong_folders_are_reported(
-    run_folder: Path, command_line: Any, assert_reported: Any, arguments: list[str], message: str
+    run_folder: Path, command_line: Any, assert_says: Any, arguments: list[str], message: str
 ) -> None:
-    assert_reported(command_line("report", *arguments), 2, message)
+    assert_says(command_line("report", *arguments), 2, message)
 
 
 def test_missing_extra_is_reported(
-    run_folder: Path, command_line: Any, assert_reported: Any, monkeypatch: pytest.MonkeyPatch
+    run_folder: Path, command_line: Any, assert_says: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
 
-    assert_reported(command_line("report", "done"), 2, "pip install 'evalution[report]'")
+    assert_says(command_line("report", "done"), 2, "pip install 'evalution[report]'")

@@ -253,12 +253,12 @@ def test_secret_has_no_default_and_a_broken_plugin_no_place(command_line: Any, p
     assert "engine.Bad" not in shown
 
 
-def test_it_is_written_into_a_file(command_line: Any, assert_reported: Any, tmp_path: Path) -> None:
+def test_it_is_written_into_a_file(command_line: Any, assert_says: Any, tmp_path: Path) -> None:
     done = command_line("schema", "--output", "spec.schema.json")
     assert done.stdout == "written: spec.schema.json\n"
     shown = json.loads((tmp_path / "spec.schema.json").read_text(encoding="utf-8"))
     assert shown["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    assert_reported(
+    assert_says(
         command_line("schema", "--output", "no/such/folder.json"),
         2,
         "no/such/folder.json can't be written: No such file or directory; name another --output",
