@@ -5,7 +5,8 @@
     server.py load           many clients for a minute: no 5xx, all answered, memory stays
 
 The server runs on one core with one BLAS thread, the clients on the other. Shapes stand in
-server.toml. Needs the package with its extra `server`.
+server.toml. Needs the package with its extra `server`, and psutil:
+`uv run --with psutil tools/bench/server.py throughput`.
 """
 
 from __future__ import annotations
