@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from evalution_core import BaseEngine
 
 PACKAGES = Path(__file__).parent / "packages"
 MISSING = sorted(
@@ -67,3 +70,24 @@ def _installed(name: str) -> bool:
     except PackageNotFoundError:
         return False
     return True
+
+
+@pytest.fixture(scope="session")
+def assert_runs_suites() -> Callable[[BaseEngine], None]:
+    """Asserts that an engine runs suites of two kinds through `engine.model(…).run(suite)`."""
+    from evalution import suites
+
+    def check(engine: BaseEngine) -> None:
+        prose = suites.Perplexity(data="builtin:tiny/prose", text="text", max_rows=2)
+        sums = suites.Generation(
+            data="builtin:tiny/sums",
+            prompt="Question: {question}\nAnswer:",
+            target="answer",
+            max_rows=3,
+        )
+        with engine.model(path="builtin:tiny") as run:
+            run.run(prose).run(sums)
+        assert [suite.failed for suite in run.result.suites] == [0, 0]
+        assert [suite.n for suite in run.result.suites] == [2, 3]
+
+    return check
