@@ -27,9 +27,9 @@ from optimum.intel.openvino import OVConfig, OVModelForCausalLM
 
 from evalution_core import ConfigurationError, Model
 from evalution_core.redaction import redact
+from evalution_enginekit import load_tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
 from evalution_enginekit.runtime import merge_arguments
-from evalution_enginekit.tokenizer import checkpoint_tokenizer
 from evalution_transformers.load import LoadedModel, check_complete, read_declared_eos, to_plain
 from evalution_transformers.runtime import loading_errors
 
@@ -127,7 +127,7 @@ def load_model(model: Model, device: str, properties: Mapping[str, Any]) -> Load
     if folder is not None:
         check_files(model, folder)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
-    tokenizer = checkpoint_tokenizer(model, folder)
+    tokenizer = load_tokenizer(model, folder)
     source = str(folder or model.path)
     # Tracing a model warns of each Python value that it keeps as a constant, and compressing its
     # weights shows progress where results are expected.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import httpx
@@ -21,7 +21,6 @@ from evalution_core import (
 )
 from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
-from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_openai.client.connection import ServerConnection, is_unreachable
 from evalution_openai.client.dialects import BodyWriter, find_dialect
 from evalution_openai.client.responses import (
@@ -362,6 +361,4 @@ def _first_listed(served: ModelListing, options: OpenAIOptions) -> str:
 def _load_tokenizer(model: Model) -> Tokenizer | None:
     if model.tokenizer is None and model.tokenizer_path is None:
         return None
-    named = find_tokenizer_name(model)
-    path = Path(named).expanduser() if named else Path()
-    return load_tokenizer(model, path if path.is_dir() else path.parent)
+    return load_tokenizer(model, None)
