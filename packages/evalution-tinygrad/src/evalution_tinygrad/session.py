@@ -60,6 +60,7 @@ class TinygradSession(TokenSession):
             scoring_window=_SCORING_WINDOW,
             # Whatever type the weights have, tinygrad's transformer computes in float32.
             dtype="float32",
+            model_vocabulary=int(loaded.weights.transformer.token_embd.weight.shape[0]),
         )
         self._model = model
         self._file = loaded.file

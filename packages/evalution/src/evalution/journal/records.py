@@ -140,7 +140,7 @@ def _spellings(kind: type[Request]) -> list[tuple[str, _Spelling | None]]:
 _SPELT = {kind.request: (kind.label, _spellings(kind.request)) for kind in RequestKind}
 
 
-_KEY_VERSION = 1
+_KEY_VERSION = 2
 """Changes when the same answer gets another key, or a default of a request another meaning."""
 
 _DIGEST_SIZE = 32
