@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 from packaging.version import InvalidVersion
 
 from evalution.environment import read_requirements
-from evalution.hints import INSTALL_HINTS
+from evalution.hints import ENGINE_HINTS
 from evalution.redaction import mask_text
 from evalution_core.discovery import ENGINES, EngineEntry, available
 from evalution_core.plugins import normalize
@@ -109,18 +109,16 @@ def choose_engines(names: Sequence[str] = ()) -> list[EngineEntry | str]:
     """
     installed = available()
     taken = {normalize(entry.name) for entry in installed}
-    absent = {normalize(name): name for name in INSTALL_HINTS if normalize(name) not in taken}
+    absent = {normalize(name): name for name in ENGINE_HINTS if normalize(name) not in taken}
     if not names:
         return [*installed, *absent.values()]
-    return [
-        absent.get(normalize(name)) or ENGINES.find(name, hints=INSTALL_HINTS) for name in names
-    ]
+    return [absent.get(normalize(name)) or ENGINES.find(name) for name in names]
 
 
 def examine_engine(entry: EngineEntry | str, patience: float = PATIENCE) -> EngineHealth:
     """Ask one engine, for at most `patience` seconds; one that isn't installed is only named."""
     if isinstance(entry, str):
-        package = INSTALL_HINTS[entry]
+        package = ENGINE_HINTS[entry]
         problem, remedy = f"{package} is not installed", f"pip install {package}"
         return EngineHealth(entry, package, problem=problem, remedy=remedy)
     needs = find_requirements(entry.distribution) if entry.distribution else []
