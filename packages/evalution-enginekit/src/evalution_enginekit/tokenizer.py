@@ -135,8 +135,10 @@ def load_tokenizer(
     if file.is_file():
         declared = declared or read_declared_eos(file.parent)
         source = str(file.parent if file.name == "tokenizer.json" else file)
-    elif path.is_dir() and not any(any(path.glob(name)) for name in _TOKENIZER_FILES) and (
-        "gguf_file" not in model.tokenizer_kwargs
+    elif (
+        path.is_dir()
+        and not any(any(path.glob(name)) for name in _TOKENIZER_FILES)
+        and ("gguf_file" not in model.tokenizer_kwargs)
     ):
         raise ConfigurationError(
             f"no tokenizer in {path}: expected tokenizer.json; set tokenizer_path to a folder "
