@@ -1,6 +1,15 @@
 """Engines with one planted fault each, taken from the field: the test of the checks themselves."""
 
-from mutants import checkpoints, completions, engines, isolation, scores, streams, windows
+from mutants import (
+    checkpoints,
+    completions,
+    draws,
+    engines,
+    isolation,
+    scores,
+    streams,
+    windows,
+)
 from mutants.catalogue import MUTANTS, Mutant, toy_subject
 
 __all__ = [
@@ -8,6 +17,7 @@ __all__ = [
     "Mutant",
     "checkpoints",
     "completions",
+    "draws",
     "engines",
     "isolation",
     "scores",
