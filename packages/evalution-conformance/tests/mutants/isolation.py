@@ -151,27 +151,6 @@ class KnowsContextsByTheirEnd(_Caches):
         return super().score_span(token_ids, start)
 
 
-@shared_fault("test_a_seen_beginning_changes_no_completion")
-class KnowsPromptsByTheirBeginning(_Caches):
-    """The cache of a prompt is known by its first 40 tokens."""
-
-    def feed_prompt(self, token_ids: Sequence[int]) -> Sequence[int]:
-        if len(token_ids) <= _KNOWN_BY:
-            return token_ids
-        return self.reuse(tuple(token_ids[:_KNOWN_BY]), token_ids, len(token_ids) - 1)
-
-
-@shared_fault("test_a_seen_beginning_changes_no_completion")
-class KnowsPromptsByTheirEnd(_Caches):
-    """The cache of a prompt is known by its last 40 tokens and its length."""
-
-    def feed_prompt(self, token_ids: Sequence[int]) -> Sequence[int]:
-        if len(token_ids) <= _KNOWN_BY:
-            return token_ids
-        key = (len(token_ids), *token_ids[-_KNOWN_BY:])
-        return self.reuse(key, token_ids, len(token_ids) - 1)
-
-
 @shared_fault("test_a_completion_changes_no_score")
 class ScoresFromACompletionsCache(_Caches):
     """What a completion left in the cache is taken for a context that begins like its prompt."""

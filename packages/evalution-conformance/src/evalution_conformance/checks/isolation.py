@@ -15,7 +15,6 @@ from evalution_conformance.probes import (
     LONGEST_PROBE,
     PAIRS,
     PROMPTS,
-    make_long_ids,
     make_long_text,
 )
 from evalution_conformance.reference_values import WindowCase, require_window
@@ -75,25 +74,13 @@ class IsolationChecks:
             subject.complete(GenerationRequest(input_ids=changed_ids, max_new_tokens=2))
         _assert_ending(subject, case, " that were completed with another token")
 
-    @needs(Capability.GENERATE, Capability.LOGPROBS, Capability.LOGLIKELIHOOD, Capability.TOKEN_IDS)
-    def test_a_seen_beginning_changes_no_completion(self, subject: Subject) -> None:
-        """Prompts that differ by a token are completed with the log-probabilities of each."""
-        length = _probe_length(subject) - subject.max_new_tokens
-        known = make_long_ids(subject.codec, length, seed=5)
-        for prompt_ids in (*_change_tokens(known), known):
-            output = subject.complete(subject.request("", input_ids=prompt_ids, logprobs=0))
-            if output.token_ids:
-                scored = subject.score_ids(prompt_ids, output.token_ids).token_logprobs
-                rule = "generated after a prompt that was seen with another token"
-                assert_same_logprobs(subject, output.token_logprobs, scored, rule)
-
     @needs(Capability.GENERATE, Capability.LOGPROBS)
     def test_a_batch_generates_with_the_logprobs_of_its_requests_alone(
         self, subject: Subject
     ) -> None:
         """Log-probabilities of generated tokens don't depend on batch neighbours."""
         length = _probe_length(subject) - subject.max_new_tokens
-        prompts = [*PROMPTS, make_long_text(subject.codec, length, seed=6), *reversed(PROMPTS)]
+        prompts = [*PROMPTS, make_long_text(subject.codec, length, seed=5), *reversed(PROMPTS)]
         requests = [subject.request(prompt, logprobs=0) for prompt in prompts]
         for index, (request, output) in enumerate(
             zip(requests, subject.generate(*requests), strict=True)
