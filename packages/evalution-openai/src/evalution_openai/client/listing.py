@@ -51,9 +51,7 @@ async def fetch_listing(connection: ServerConnection, name: str | None) -> Model
         ConfigurationError: it rejected the credentials, or speaks TLS where http was asked for.
     """
     try:
-        answer = await connection.get(
-            f"{connection.address.api}/models", max_retries=PROBE_RETRIES
-        )
+        answer = await connection.get(f"{connection.address.api}/models", max_retries=PROBE_RETRIES)
         if "data" not in answer:
             raise EngineRuntimeError(f"/models answered without 'data': {quote(str(answer))}")
     except ConfigurationError:
