@@ -53,8 +53,10 @@ def _restore_infinity(metric: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class MetricResult:
-    """A score over `n` samples; `stderr` and `value` are None where they are undefined.
+    """A score over `n` samples; `value`, `stderr` and `interval` are None where undefined.
 
+    `interval` contains the value with 95 % confidence: for a share of right rows it is Wilson's,
+    which has a width even where all are right; for others, 1.96 standard errors on either side.
     `n` leaves out failed samples for a metric without a natural zero (a perplexity).
     """
 
@@ -62,6 +64,7 @@ class MetricResult:
     stderr: float | None
     higher_is_better: bool
     n: StrictInt
+    interval: tuple[float, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         shown: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}

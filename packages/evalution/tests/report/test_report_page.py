@@ -33,7 +33,7 @@ def test_page_of_one_run_has_scores_and_no_differences(
     page = write_page(make_run(make_suite("sums", [make_sample(0), make_sample(1, 0.0)])))
 
     assert "my model on Mock" in page.text
-    assert "0.5000 ± 0.1000" in page.text
+    assert "0.5000 0.0945 to 0.9055" in page.text
     assert "n 2 0 failed 0 truncated" in page.text
     assert "2026-01-02 03:04 UTC 1 min 0 s" in page.text
     assert "Differences" not in page.text
@@ -48,7 +48,7 @@ def test_page_of_several_runs_has_scores_and_differences(
     better = make_suite("sums", [make_sample(index, 1.0) for index in range(20)])
     page = write_page(make_run(worse), make_run(better, limit=7))
 
-    assert "1.0000 ± 0.1000 best" in page.text
+    assert "1.0000 0.8389 to 1.0000 best" in page.text
     assert "limit=7" in page.text
     assert "Differences to A" in page.text
     assert "+1.0000 +0.7" in page.text  # the interval begins with its lower end
