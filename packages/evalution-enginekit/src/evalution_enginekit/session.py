@@ -271,6 +271,7 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
             "max_model_len": self._info.max_model_len,
             "tokenizer": None if self._tokenizer is None else self._tokenizer.source,
             "notices": list(self._notices),
+            "eos_ids": None if self._tokenizer is None else sorted(self._tokenizer.eos_ids),
             "fallback": None,
             "self_check": check.outcome if check else "not run",
             **self._describe(),

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from evalution.results import MetricResult
-from evalution.scoring.metrics import Measure, Score
+from evalution.scoring.metrics import Mean, Measure, Score, normal_interval
 from evalution_lm_eval.documents import ItemKey, Items
 from evalution_lm_eval.loading import LoadedTask, LoadedTasks
 from evalution_lm_eval.upstream import Aggregation, Group, upstream_metrics
@@ -86,7 +86,13 @@ class TaskScores:
             draws = min(bootstrap_iters, _DRAWS) if key[0] in _FEW_DRAWS else bootstrap_iters
             error = _estimate_error(aggregate, items, draws)
             is_better = better.get(key[0]) is not False
-            results[key] = MetricResult(float(aggregate(items)), error, is_better, len(items))
+            value = float(aggregate(items))
+            interval = (
+                Mean().estimate([Measure(float(item)) for item in items]).interval
+                if is_mean(loaded, key[0])
+                else normal_interval(value, error)
+            )
+            results[key] = MetricResult(value, error, is_better, len(items), interval)
         return cls(loaded, results)
 
     def to_upstream(self) -> dict[str, Any]:
@@ -111,11 +117,13 @@ def sum_up_group(group: Group, members: Mapping[str, TaskScores]) -> dict[ItemKe
         if not metric or error is None:
             continue
         key = (metric, filtered)
+        stderr = None if error == _NONE else float(error)
         found[key] = MetricResult(
             float(value),
-            None if error == _NONE else float(error),
+            stderr,
             all(s.loaded.task.higher_is_better().get(metric) is not False for s in taken),
             sum(s.results[key].n for s in taken if key in s.results),
+            normal_interval(float(value), stderr),
         )
     return found
 

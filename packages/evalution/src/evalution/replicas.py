@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Self, cast
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from evalution.hints import INSTALL_HINTS
 from evalution.workers import SupervisedSession, WorkerOptions, build_supervised, check_workers
 from evalution_core import (
     BaseEngine,
@@ -77,6 +76,7 @@ class ReplicatedEngine(BaseEngine):
     capabilities: ClassVar[frozenset[Capability]] = cast(
         "frozenset[Capability]", _InnerCapabilities()
     )
+    is_out_of_process = True
 
     def __post_init__(self) -> None:
         self.check()
@@ -95,7 +95,7 @@ class ReplicatedEngine(BaseEngine):
         validate_options(self)
         if isinstance(self.engine, EngineSpec):
             # Kept as an engine, which hides what is secret of its options.
-            kind = load_engine(self.engine.kind, hints=INSTALL_HINTS)
+            kind = load_engine(self.engine.kind)
             self.engine = kind.from_options(self.engine.params)
         if self.engine is None:
             raise ConfigurationError(

@@ -18,8 +18,9 @@ _WIDTH = 120
 """Of a table that goes to no terminal."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_INTERVAL = "95 % interval"
+_WIDE = 100
 _NARROW = 64
-_NUMBERS = ("value", "stderr", "n", "failed", "cut")
 
 
 class _VerbatimConsole(Console):
@@ -40,14 +41,12 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def make_result_table(result: RunResult, *, width: int = _WIDTH) -> Table:
-    """Suite, metric, value ± standard error, n, failed, truncated; ↑ or ↓ says what is better.
+    """Suite, metric, value, standard error, interval, n, failed, truncated; ↑ is better higher.
 
-    On a terminal of less than 64 columns value and n stay, and what was truncated if something
-    was: a score must be readable in full.
+    On a terminal of less than 100 columns the standard error is left out, and failed and truncated
+    where nothing was; on one of less than 64 also the interval: a score must be readable in full.
     """
-    has_cut = any(suite.truncated for suite in result.suites)
-    narrow = ("value", "n", "cut") if has_cut else ("value", "n")
-    shown = _NUMBERS if width >= _NARROW else narrow
+    shown = _choose_columns(result, width)
     table = Table(title=_make_title(result), box=box.SIMPLE_HEAD, title_justify="left")
     for name in ("suite", "metric"):
         table.add_column(name, overflow="fold")
@@ -74,6 +73,17 @@ def list_complaints(result: RunResult) -> list[str]:
     return lines
 
 
+def _choose_columns(result: RunResult, width: int) -> list[str]:
+    if width >= _WIDE:
+        return ["value", "stderr", _INTERVAL, "n", "failed", "cut"]
+    found = ["value", _INTERVAL, "n"] if width >= _NARROW else ["value", "n"]
+    if any(suite.failed for suite in result.suites):
+        found.append("failed")
+    if any(suite.truncated for suite in result.suites):
+        found.append("cut")
+    return found
+
+
 def _escape(control: re.Match[str]) -> str:
     return control[0].encode("unicode_escape").decode()
 
@@ -96,11 +106,20 @@ def _format_metric(name: str, metric: MetricResult) -> str:
 def _make_cells(suite: SuiteResult, metric: MetricResult) -> dict[str, str]:
     return {
         "value": format_number(metric.value),
-        "stderr": "" if metric.stderr is None else f"± {format_number(metric.stderr)}",
+        "stderr": f"± {format_number(metric.stderr)}" if metric.stderr else "",
+        _INTERVAL: format_interval(metric.interval),
         "n": str(metric.n),
         "failed": str(suite.failed),
         "cut": "–" if suite.truncated is None else str(suite.truncated),
     }
+
+
+def format_interval(interval: tuple[float, float] | None) -> str:
+    """Return both ends with three decimals, and nothing for no interval: `[0.676, 1.000]`."""
+    if interval is None:
+        return ""
+    low, high = (f"{end:.3f}" if abs(end) < 1000 else f"{end:.6g}" for end in interval)
+    return f"[{low}, {high}]"
 
 
 def format_number(value: float | None, *, sign: str = "") -> str:

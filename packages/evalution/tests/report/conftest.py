@@ -13,6 +13,7 @@ from evalution import MetricResult, RunResult, SampleResult, SuiteResult
 from evalution.parity import Tolerance, check_parity, write_parity
 from evalution.report import write_report
 from evalution.runs.preflight import EngineAndModel
+from evalution.scoring.metrics import wilson_interval
 from evalution.yaml_spec.run_spec import load_spec
 
 
@@ -99,7 +100,13 @@ def make_suite() -> Callable[..., SuiteResult]:
             for metric in names
         }
         metrics = {
-            metric: MetricResult(sum(found) / len(found), 0.1, higher, len(found))
+            metric: MetricResult(
+                share := sum(found) / len(found),
+                0.1,
+                higher,
+                len(found),
+                wilson_interval(share, len(found)) if 0 <= share <= 1 else None,
+            )
             for metric, found in values.items()
         }
         failed = sum(sample.error is not None for sample in samples)

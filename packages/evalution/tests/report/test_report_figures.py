@@ -66,11 +66,11 @@ def test_points_of_several_runs_lie_beside_each_other(
 
 
 def test_error_bar_is_the_95_percent_interval(make_run: Any, make_suite: Any) -> None:
-    suite = make_suite("sums", metrics={"acc": MetricResult(0.5, 0.1, True, 9)})
+    suite = make_suite("sums", metrics={"acc": MetricResult(0.9, 0.1, True, 9, (0.57, 0.99))})
     bars = figures_of(make_run(suite))[0].spec["data"][0]["error_x"]
 
-    assert bars["array"] == pytest.approx([0.196], abs=1e-4)
-    assert bars["arrayminus"] == pytest.approx([0.196], abs=1e-4)
+    assert bars["array"] == pytest.approx([0.09])
+    assert bars["arrayminus"] == pytest.approx([0.33])
 
 
 def test_values_that_can_t_be_drawn_are_left_out(make_run: Any, make_suite: Any) -> None:

@@ -33,7 +33,7 @@ def test_page_of_one_run_has_scores_and_no_differences(
     page = write_page(make_run(make_suite("sums", [make_sample(0), make_sample(1, 0.0)])))
 
     assert "my model on Mock" in page.text
-    assert "0.5000 ± 0.1000" in page.text
+    assert "0.5000 0.0945 to 0.9055" in page.text
     assert "n 2 0 failed 0 truncated" in page.text
     assert "2026-01-02 03:04 UTC 1 min 0 s" in page.text
     assert "Differences" not in page.text
@@ -48,7 +48,7 @@ def test_page_of_several_runs_has_scores_and_differences(
     better = make_suite("sums", [make_sample(index, 1.0) for index in range(20)])
     page = write_page(make_run(worse), make_run(better, limit=7))
 
-    assert "1.0000 ± 0.1000 best" in page.text
+    assert "1.0000 0.8389 to 1.0000 best" in page.text
     assert "limit=7" in page.text
     assert "Differences to A" in page.text
     assert "+1.0000 +0.7" in page.text  # the interval begins with its lower end
@@ -79,6 +79,20 @@ def test_error_of_a_failed_run_is_shown(write_page: Any, make_run: Any) -> None:
     assert page.data("samples-data") is None
     assert page.data("figures-data") is None
     assert len(page.html) < 200_000  # without a figure, Plotly stays out
+
+
+def test_precision_of_each_run_is_shown_and_a_difference_named(
+    write_page: Any, make_run: Any, make_suite: Any
+) -> None:
+    runs = [
+        make_run(make_suite("sums"), engine={"name": "E", "execution": {"dtype": dtype}})
+        for dtype in ("float32", "bfloat16")
+    ]
+    difference = "Computed in bfloat16, the first run in float32: the scores differ by rounding too"
+    assert difference in write_page(*runs).text
+    alone = write_page(runs[0]).text.split("Run conditions")[0]
+    assert "float32" in alone
+    assert "Computed in" not in alone
 
 
 def test_unfinished_run_is_marked(write_page: Any, make_run: Any) -> None:

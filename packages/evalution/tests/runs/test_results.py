@@ -169,7 +169,7 @@ def test_default_folders_are_new_and_have_plain_names(
 def run_result(**suite: Any) -> RunResult:
     metrics = {
         "ppl": MetricResult(1.5e9, None, False, 3),
-        "acc": MetricResult(0.25, 0.125, True, 4),
+        "acc": MetricResult(0.25, 0.125, True, 4, (0.0456, 0.6994)),
         "none": MetricResult(None, None, True, 0),
     }
     return RunResult(
@@ -202,7 +202,7 @@ def test_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["p", "on", "Mock,", "at", "most", "4", "rows", "of", "each", "suite"]
     assert ["sums", "ppl", "↓", "1.5e+09", "3", "0", "2"] in lines
-    assert ["acc", "↑", "0.2500", "±", "0.1250", "4", "0", "2"] in lines
+    assert ["acc", "↑", "0.2500", "±", "0.1250", "[0.046,", "0.699]", "4", "0", "2"] in lines
     assert ["none", "↑", "–", "0", "0", "2"] in lines
 
 
@@ -215,7 +215,7 @@ def test_brackets_in_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> 
     assert "[/INST] x on Mock" in shown
 
 
-@pytest.mark.parametrize("width", [30, 40, 64, 120])
+@pytest.mark.parametrize("width", [30, 40, 64, 80, 120])
 def test_every_score_is_readable_on_a_narrow_terminal(width: int) -> None:
     terminal = Console(width=width, markup=False)
     found = run_result(name="a_suite_with_a_rather_long_name")
@@ -223,7 +223,8 @@ def test_every_score_is_readable_on_a_narrow_terminal(width: int) -> None:
         terminal.print(make_result_table(found, width=width))
     for value in ("1.5e+09", "0.2500"):
         assert value in shown.get()
-    assert ("± 0.1250" in shown.get()) == (width >= 64)
+    assert ("± 0.1250" in shown.get()) == (width >= 100)
+    assert ("[0.046, 0.699]" in shown.get()) == (width >= 64)
     assert "…" not in shown.get()
 
 

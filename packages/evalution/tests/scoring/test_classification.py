@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from evalution.scoring.metrics import (
     F1,
+    Estimate,
     MatthewsCorrelation,
     Measure,
     make_prediction,
@@ -102,17 +103,15 @@ def test_no_answer_is_a_wrong_answer(number: int) -> None:
 
 
 def test_one_class_alone_has_no_correlation_and_no_error() -> None:
-    assert MatthewsCorrelation().estimate([make_prediction(1, 1)] * 3) == (0.0, None)
-    assert MatthewsCorrelation().estimate([make_prediction(1, 0), make_prediction(1, 1)]) == (
-        0.0,
-        None,
-    )
-    assert F1().estimate([make_prediction(0, 0)] * 3) == (0.0, None)
+    assert MatthewsCorrelation().estimate([make_prediction(1, 1)] * 3) == Estimate(0.0, None)
+    both = [make_prediction(1, 0), make_prediction(1, 1)]
+    assert MatthewsCorrelation().estimate(both) == Estimate(0.0, None)
+    assert F1().estimate([make_prediction(0, 0)] * 3) == Estimate(0.0, None)
 
 
 @pytest.mark.parametrize("metric", [F1(), MatthewsCorrelation()])
 def test_nothing_has_no_score(metric: F1 | MatthewsCorrelation) -> None:
-    assert metric.estimate([]) == (None, None)
+    assert metric.estimate([]) == Estimate(None, None)
 
 
 @pytest.mark.parametrize("metric", [F1(), MatthewsCorrelation()])

@@ -86,7 +86,7 @@ def test_a_sample_alone_has_the_value_of_its_suite(measure: Measure) -> None:
 
 @pytest.mark.parametrize("metric", [Mean(), WeightedPerplexity(), BitsPerWeight()])
 def test_nothing_has_no_score(metric: Mean | WeightedPerplexity | BitsPerWeight) -> None:
-    assert metric.estimate([]) == (None, None)
+    assert metric.estimate([]) == Estimate(None, None)
 
 
 def test_an_impossible_text_has_an_infinite_perplexity() -> None:
@@ -158,3 +158,43 @@ def test_only_a_mean_is_shown_while_it_runs() -> None:
     found = MeasureAccumulator({"ppl": WeightedPerplexity()})
     found.record(0, Score({"ppl": Measure(-1, 1)}))
     assert found.running is None
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "interval"),
+    [
+        (8, 8, (0.6756, 1.0)),
+        (0, 8, (0.0, 0.3244)),
+        (1, 1, (0.2065, 1.0)),
+        (59, 60, (0.9114, 0.9971)),
+    ],
+)
+def test_share_of_right_rows_has_wilsons_interval(
+    right: int, count: int, interval: tuple[float, float]
+) -> None:
+    found = Mean().estimate([Measure(float(row < right)) for row in range(count)])
+    assert found.interval == pytest.approx(interval, abs=5e-5)
+    percent = Mean(largest=100.0).estimate([Measure(100.0 * (row < right)) for row in range(count)])
+    assert percent.interval == pytest.approx([100 * end for end in interval], abs=5e-3)
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=60))
+def test_interval_of_a_share_contains_it_and_has_a_width(values: list[float]) -> None:
+    found = Mean().estimate([Measure(value) for value in values])
+    assert found.value is not None
+    assert found.interval is not None
+    low, high = found.interval
+    assert 0.0 <= low <= found.value <= high <= 1.0
+    assert high - low > 3.8 / (len(values) + 4)  # at the edges z²/(n + z²)
+
+
+def test_other_intervals_keep_to_a_metrics_bounds_and_are_never_a_point() -> None:
+    assert Mean().estimate([Measure(v) for v in (1.0, 0.9, 1.0)]).interval == pytest.approx(
+        (0.9013, 1.0), abs=5e-5
+    )
+    assert Mean().estimate([Measure(v) for v in (-3.0, 5.0)]).interval == pytest.approx(
+        (-6.84, 8.84), abs=5e-3
+    )
+    assert Mean().estimate([Measure(0.5)] * 8).interval is None
+    found = WeightedPerplexity().estimate([Measure(-1.0), Measure(-3.0)])
+    assert found.interval == pytest.approx((math.exp(0.04), math.exp(3.96)), rel=1e-3)

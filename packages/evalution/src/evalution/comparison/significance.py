@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from evalution.scoring.metrics import NORMAL_QUANTILE
+
 _SMALLEST = 1e-300
 _STEPS = 100_000
 """Far beyond what is needed: the fraction takes some √(freedom) steps."""
@@ -72,7 +74,6 @@ def _evaluate_fraction(x: float, a: float, b: float) -> float:
 
 CONFIDENCE = 0.95
 """Of every interval."""
-_NORMAL_QUANTILE = 1.959963984540054
 
 TestName = Literal["mcnemar", "paired t", "sign"]
 
@@ -122,7 +123,8 @@ def paired_t_test(
 ) -> PairedTest:
     """Student's test of the rows' differences (Biometrika 6, 1908), for scores that are a mean.
 
-    Differences that are all the same, but not zero, give p = 0: nothing about them is chance.
+    Differences that are all the same, but not zero, give p = 0: nothing about them is chance. They
+    have no interval: a few rows that agree say nothing about the width.
     """
     differences = [
         0.0 if is_rounding(before, after) else after - before
@@ -139,7 +141,7 @@ def paired_t_test(
     error = math.sqrt(squares / (pairs - 1) / pairs)
     if error == 0.0:
         p_value = 1.0 if mean == 0.0 else 0.0
-        return PairedTest("paired t", pairs, *better, p_value, mean, (mean, mean))
+        return PairedTest("paired t", pairs, *better, p_value, mean)
     margin = two_sided_quantile(1 - CONFIDENCE, pairs - 1) * error
     p_value = two_sided_p(mean / error, pairs - 1)
     return PairedTest("paired t", pairs, *better, p_value, mean, (mean - margin, mean + margin))
@@ -206,5 +208,5 @@ def _count_better(
 def _make_agresti_min_interval(lost: int, won: int, pairs: int) -> tuple[float, float]:
     count, difference, changed = pairs + 2, won - lost, lost + won + 1
     error = math.sqrt(changed - difference**2 / count) / count
-    middle, margin = difference / count, _NORMAL_QUANTILE * error
+    middle, margin = difference / count, NORMAL_QUANTILE * error
     return max(-1.0, middle - margin), min(1.0, middle + margin)

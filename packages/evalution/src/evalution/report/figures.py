@@ -11,9 +11,6 @@ from typing import Any, NamedTuple, TypeGuard
 from evalution.report.rendering import RunLabel, format_score
 from evalution.report.scores import MetricRow, Score, SuiteScores
 
-_NORMAL_95 = 1.959963984540054
-"""Standard errors on either side of a value that hold 95 % of a normal distribution."""
-
 _ROWS_SHOWN = 40
 """Lines that a figure can hold before it must leave some out."""
 _LEGEND_HEIGHT = 26
@@ -103,17 +100,16 @@ def _make_title(metric: str, *, higher_is_better: bool) -> str:
 
 
 def _make_score_point(line: Line, score: Score) -> Point:
-    value, stderr = score.metric.value, score.metric.stderr
+    value = score.metric.value
     assert value is not None
-    margin = _NORMAL_95 * (stderr or 0.0)
-    interval = None if stderr is None else (value - margin, value + margin)
-    return Point(line, value, interval, f"{' · '.join(line)}: {_describe_score(score)}")
+    about = f"{' · '.join(line)}: {_describe_score(score)}"
+    return Point(line, value, score.metric.interval, about)
 
 
 def _describe_score(score: Score) -> str:
     found = score.metric
-    margin = "" if found.stderr is None else f" ± {found.stderr:.3g}"
-    return f"{found.value:.6g}{margin}, n = {found.n}"
+    interval = found.interval and f" [{found.interval[0]:.4g}, {found.interval[1]:.4g}]"
+    return f"{found.value:.6g}{interval or ''}, n = {found.n}"
 
 
 def leave_one_legend(figures: list[Figure]) -> list[Figure]:
@@ -187,17 +183,24 @@ def _make_dots(
         "meta": {"run": label.position},
         "x": [point.value for point in found],
         "y": [places[point.line] + offset for point in found],
-        "error_x": {
-            "type": "data",
-            "symmetric": False,
-            "array": [p.interval and max(p.interval[1] - p.value, 0.0) for p in found],
-            "arrayminus": [p.interval and max(p.value - p.interval[0], 0.0) for p in found],
-            "thickness": 1.5,
-            "width": 4,
-        },
+        "error_x": _make_error_bars((point.value, point.interval) for point in found),
         "marker": {"size": 9, "symbol": choose_marker(label.position)},
         "text": [escape_text(point.about) for point in found],
         "hovertemplate": "%{text}<extra>" + escape_text(label.letter) + "</extra>",
+    }
+
+
+def _make_error_bars(
+    points: Iterable[tuple[float, tuple[float, float] | None]],
+) -> dict[str, Any]:
+    pairs = list(points)
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [interval and max(interval[1] - value, 0.0) for value, interval in pairs],
+        "arrayminus": [interval and max(value - interval[0], 0.0) for value, interval in pairs],
+        "thickness": 1.5,
+        "width": 4,
     }
 
 
@@ -277,7 +280,6 @@ def _make_curve_figure(metric: str, higher_is_better: bool, curves: Sequence[_Cu
 
 
 def _make_curve(position: int, name: str, points: Sequence[tuple[int, Score]]) -> dict[str, Any]:
-    margins = [s.metric.stderr and _NORMAL_95 * s.metric.stderr for _, s in points]
     return {
         "type": "scatter",
         "mode": "lines+markers",
@@ -285,7 +287,9 @@ def _make_curve(position: int, name: str, points: Sequence[tuple[int, Score]]) -
         "meta": {"run": position},  # lines of a curve look different as runs do elsewhere
         "x": [step for step, _ in points],
         "y": [score.metric.value for _, score in points],
-        "error_y": {"type": "data", "array": margins, "thickness": 1.5, "width": 4},
+        "error_y": _make_error_bars(
+            (score.metric.value or 0.0, score.metric.interval) for _, score in points
+        ),
         "marker": {"size": 8, "symbol": choose_marker(position)},
         "line": {"width": 2},
         "text": [

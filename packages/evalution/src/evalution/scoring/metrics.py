@@ -1,4 +1,4 @@
-"""Scores over samples, each with its standard error.
+"""Scores over samples, each with its standard error and its 95 % interval.
 
 The same values give the same digits in whatever order they came: sums are rounded once.
 """
@@ -38,10 +38,41 @@ class Score:
 
 
 class Estimate(NamedTuple):
-    """A score and its standard error; None where too few samples allow one."""
+    """A score, its standard error and its 95 % interval; None where the samples allow none."""
 
     value: float | None
     stderr: float | None
+    interval: tuple[float, float] | None = None
+
+
+NORMAL_QUANTILE = 1.959963984540054
+"""Standard errors on either side of a value that hold 95 % of a normal distribution."""
+
+
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share of `count` rows: 8 of 8 are 0.676 to 1.
+
+    It stays within 0 and 1, and has a width where all rows are right or all are wrong (Wilson, JASA
+    22, 1927).
+    """
+    square = NORMAL_QUANTILE**2 / count
+    middle = (share + square / 2) / (1 + square)
+    margin = math.sqrt(share * (1 - share) * square + square**2 / 4) / (1 + square)
+    return max(0.0, middle - margin), min(1.0, middle + margin)
+
+
+def normal_interval(
+    value: float, stderr: float | None, least: float = -math.inf, largest: float = math.inf
+) -> tuple[float, float] | None:
+    """The 95 % interval by the normal distribution, cut at a metric's bounds.
+
+    None where the standard error is unknown, or zero: rows that are all alike don't make a score
+    certain.
+    """
+    if not stderr or not math.isfinite(value):
+        return None
+    margin = NORMAL_QUANTILE * stderr
+    return max(least, value - margin), min(largest, value + margin)
 
 
 class Metric(Protocol):
@@ -66,24 +97,38 @@ class Metric(Protocol):
 class Mean:
     """The mean, with the sample standard deviation over √n: lm-evaluation-harness's `mean_stderr`.
 
-    With `failed=0.0`, the default, a failed request counts as a wrong answer.
+    With `failed=0.0`, the default, a failed request counts as a wrong answer. `largest` is the
+    value of a row that is wholly right: if rows are worth that or 0, the interval is Wilson's, else
+    the normal one.
     """
 
     higher_is_better: bool = True
     failed: float | None = 0.0
+    largest: float = 1.0
 
     def of_sample(self, measure: Measure) -> float:
         return measure.value
 
     def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        count = len(measures)
+        values = array("d", (measure.value for measure in measures))
+        count = len(values)
         if not count:
             return Estimate(None, None)
-        mean = math.fsum(measure.value for measure in measures) / count
-        if count == 1:
-            return Estimate(mean, None)
-        squares = math.fsum((measure.value - mean) ** 2 for measure in measures)
-        return Estimate(mean, math.sqrt(squares / (count - 1) / count))
+        mean, stderr = math.fsum(values) / count, None
+        if count > 1:
+            squares = math.fsum((value - mean) ** 2 for value in values)
+            stderr = math.sqrt(squares / (count - 1) / count)
+        return Estimate(mean, stderr, self._find_interval(values, mean, stderr))
+
+    def _find_interval(
+        self, values: array[float], mean: float, stderr: float | None
+    ) -> tuple[float, float] | None:
+        if all(value in (0.0, self.largest) for value in values):
+            low, high = wilson_interval(mean / self.largest, len(values))
+            return low * self.largest, high * self.largest
+        if min(values) < 0.0 or max(values) > self.largest:  # a value of another sort than a share
+            return normal_interval(mean, stderr)
+        return normal_interval(mean, stderr, 0.0, self.largest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +146,15 @@ class WeightedPerplexity:
         return _exp(-measure.value / measure.weight)
 
     def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        ratio, stderr = estimate_ratio(measures)
+        ratio, stderr, _ = estimate_ratio(measures)
         if ratio is None:
             return Estimate(None, None)
         value = _exp(-ratio)
         if stderr is None or math.isinf(value):
             return Estimate(value, None)
-        return Estimate(value, stderr * value)
+        within = normal_interval(-ratio, stderr)
+        interval = None if within is None else (_exp(within[0]), _exp(within[1]))
+        return Estimate(value, stderr * value, interval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +168,12 @@ class BitsPerWeight:
         return -measure.value / measure.weight / math.log(2)
 
     def estimate(self, measures: Sequence[Measure]) -> Estimate:
-        ratio, stderr = estimate_ratio(measures)
+        ratio, stderr, _ = estimate_ratio(measures)
         if ratio is None:
             return Estimate(None, None)
-        return Estimate(-ratio / math.log(2), None if stderr is None else stderr / math.log(2))
+        value = -ratio / math.log(2)
+        stderr = None if stderr is None else stderr / math.log(2)
+        return Estimate(value, stderr, normal_interval(value, stderr))
 
 
 def estimate_ratio(measures: Sequence[Measure]) -> Estimate:
@@ -176,10 +225,10 @@ class F1:
 
     def estimate(self, measures: Sequence[Measure]) -> Estimate:
         shares = [self._share(measure) for measure in measures]
-        value, stderr = estimate_ratio(shares)
+        value, stderr, _ = estimate_ratio(shares)
         if value is None:
             return Estimate(0.0 if measures else None, None)
-        return Estimate(value, stderr)
+        return Estimate(value, stderr, normal_interval(value, stderr, 0.0, 1.0))
 
     def _share(self, measure: Measure) -> Measure:
         predicted, right = measure.value == self.positive, measure.weight == self.positive
@@ -213,7 +262,9 @@ class MatthewsCorrelation:
             number * table.influence(predicted, right) ** 2
             for (predicted, right), number in table.cells.items()
         )
-        return Estimate(table.correlation, math.sqrt(squares / (table.count - 1) / table.count))
+        value = table.correlation
+        stderr = math.sqrt(squares / (table.count - 1) / table.count)
+        return Estimate(value, stderr, normal_interval(value, stderr, -1.0, 1.0))
 
 
 class _Confusion:
@@ -310,9 +361,9 @@ class MeasureAccumulator:
         found: dict[str, MetricResult] = {}
         for name, metric in self._metrics.items():
             measures = self._measures[name]
-            estimate = metric.estimate(measures)
+            value, stderr, interval = metric.estimate(measures)
             found[name] = MetricResult(
-                estimate.value, estimate.stderr, metric.higher_is_better, len(measures)
+                value, stderr, metric.higher_is_better, len(measures), interval
             )
         return found
 
