@@ -57,6 +57,7 @@ class Subject:
             the same tolerance.
         max_new_tokens: length of the completions that checks request.
         timeout: seconds for one check, not counting the building of sessions.
+        incomplete: the model, or one like it, without one of its weights.
     """
 
     engine: BaseEngine
@@ -68,6 +69,7 @@ class Subject:
     declared_reference_tolerance: float | None = None
     max_new_tokens: int = 16
     timeout: float = 60.0
+    incomplete: Model | None = None
     returns_streams: bool = field(default=False, init=False)
     _session: BaseInferenceSession | None = field(default=None, init=False)
     _build_error: Exception | None = field(default=None, init=False)

@@ -76,6 +76,8 @@ class Conformance:
     """The model of `oracle`, where it is another one, such as a quantised model's float weights."""
     untemplated: ClassVar[Model | None] = None
     """A model without a chat template; not needed with `builtin:tiny`."""
+    incomplete: ClassVar[Model | None] = None
+    """A model that lacks one of its weights; not needed with `builtin:tiny`."""
     tolerance: ClassVar[float | None] = None
     """Nats by which a token's log-probability may be off; None: by the session's dtype."""
     reference_tolerance: ClassVar[float | None] = None
@@ -125,6 +127,7 @@ def make_subject(declaration: type[Conformance]) -> Subject:
         declaration.reference_tolerance,
         declaration.max_new_tokens,
         declaration.timeout,
+        declaration.incomplete,
     )
 
 

@@ -23,6 +23,7 @@ from evalution_core import (
     LoglikelihoodRequest,
     Model,
     RequestFailure,
+    RollingLoglikelihoodRequest,
 )
 from evalution_core.engine import CONTRACT_VERSION
 from evalution_core.kinds import RequestKind, find_kind
