@@ -231,7 +231,7 @@ def test_engines_are_listed_and_shown(command_line: Any, folder: Path) -> None:
     entries = json.loads(command_line("engines", "--json").stdout)
     assert "Reference" in {entry["name"] for entry in entries}
     schema = json.loads(command_line("engines", "Reference", "--json").stdout)
-    assert schema["options_schema"]["properties"]["dtype"]["default"] == "float32"
+    assert schema["options_schema"]["properties"]["dtype"]["default"] == "auto"
 
 
 def test_the_package_runs_as_a_module() -> None:
