@@ -30,7 +30,7 @@ class GPTQModel(GPTQModelOptions, BaseEngine):
     Precision: float32: float32; bfloat16: bfloat16; float16: float16; kernels round further.
     Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
         tokenizer.
-    Recorded: `dtype`, `quantized_backend`, `quantization`, `eos_ids`.
+    Recorded: `dtype`, `quantized_backend`, `quantization`, `tokenizer`, `eos_ids`.
     """
 
     capabilities: ClassVar[frozenset[Capability]] = GPTQMODEL_CAPABILITIES

@@ -32,7 +32,7 @@ class LlamaCpp(LlamaCppOptions, BaseEngine):
     Precision: float32: float32; bfloat16: bfloat16; float16: float16.
     Ends: as file and `tokenizer_path` declare; and, unless
         `ends_by_name` is false, tokens by name.
-    Recorded: `dtype`, `weights`, `kv_cache`, `eos_ids`, `ends_by_name`.
+    Recorded: `dtype`, `weights`, `kv_cache`, `tokenizer`, `eos_ids`, `ends_by_name`.
     """
 
     capabilities = CAPABILITIES

@@ -25,7 +25,7 @@ class OpenAICompatible(OpenAIOptions, BaseEngine):
     Tokenizer: the server's, or `tokenizer_path`.
     Precision: the server's own.
     Ends: the server's own.
-    Recorded: `dtype` where the server lists it, `eos_ids`.
+    Recorded: `dtype` where the server lists it, `tokenizer`, `eos_ids`.
     """
 
     capabilities = CAPABILITIES

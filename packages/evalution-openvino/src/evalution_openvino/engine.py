@@ -31,7 +31,7 @@ class OpenVINO(OpenVINOOptions, BaseEngine):
     Precision: float32: float32; bfloat16: bfloat16 or float32; float16: float16 or float32.
     Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
         tokenizer.
-    Recorded: `dtype`, `kv_cache_dtype`, `eos_ids`.
+    Recorded: `dtype`, `kv_cache_dtype`, `tokenizer`, `eos_ids`.
     """
 
     capabilities: ClassVar[frozenset[Capability]] = OPENVINO_CAPABILITIES

@@ -38,7 +38,7 @@ class Reference(ReferenceOptions, BaseEngine):
     Precision: float32: float32; bfloat16: float32; float16: float32; float64: float64.
     Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
         tokenizer.
-    Recorded: `dtype`, `eos_ids`.
+    Recorded: `dtype`, `tokenizer`, `eos_ids`.
     """
 
     capabilities = CAPABILITIES

@@ -25,7 +25,7 @@ class SGLang(SGLangOptions, BaseEngine):
     Precision: float32: float32; bfloat16: bfloat16; float16: float16.
     Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
         tokenizer.
-    Recorded: `dtype`, `kv_cache_dtype`, `quantization`, `eos_ids`.
+    Recorded: `dtype`, `kv_cache_dtype`, `quantization`, `tokenizer`, `eos_ids`.
     """
 
     capabilities = SERVING_CAPABILITIES

@@ -29,7 +29,7 @@ class TensorRTLLM(TensorRTLLMOptions, BaseEngine):
     Precision: that of the checkpoint, by TensorRT-LLM's own `auto`.
     Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
         tokenizer.
-    Recorded: `dtype`, `kv_cache_dtype`, `quantization`, `eos_ids`.
+    Recorded: `dtype`, `kv_cache_dtype`, `quantization`, `tokenizer`, `eos_ids`.
     """
 
     capabilities = CAPABILITIES

@@ -36,7 +36,7 @@ class Tinker(TinkerOptions, BaseEngine):
     Tokenizer: that of the base model on the Hub, or `tokenizer_path`.
     Precision: the server's own.
     Ends: as the tokenizer and its folder declare.
-    Recorded: `eos_ids`.
+    Recorded: `tokenizer`, `eos_ids`.
     """
 
     capabilities = TINKER_CAPABILITIES

@@ -36,7 +36,7 @@ class Tinygrad(TinygradOptions, BaseEngine):
     Precision: float32: float32; bfloat16: float32; float16: float32.
     Ends: as file and `tokenizer_path` declare; and, unless
         `ends_by_name` is false, tokens by name.
-    Recorded: `dtype`, `weight_type`, `quantization`, `eos_ids`, `ends_by_name`.
+    Recorded: `dtype`, `weight_type`, `quantization`, `tokenizer`, `eos_ids`, `ends_by_name`.
     """
 
     capabilities = CAPABILITIES

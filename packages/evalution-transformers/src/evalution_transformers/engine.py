@@ -84,7 +84,7 @@ class TransformersCompat(TransformersCompatOptions, _Engine):
     Precision: float32: float32; bfloat16: bfloat16; float16: float16.
     Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
         tokenizer.
-    Recorded: `dtype`, `quantization`, `eos_ids`.
+    Recorded: `dtype`, `quantization`, `tokenizer`, `eos_ids`.
     """
 
     capabilities: ClassVar[frozenset[Capability]] = COMPAT_CAPABILITIES
@@ -103,7 +103,7 @@ class Transformers(TransformersOptions, _Engine):
     Precision: float32: float32; bfloat16: bfloat16; float16: float16.
     Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
         tokenizer.
-    Recorded: `dtype`, `quantization`, `eos_ids`.
+    Recorded: `dtype`, `quantization`, `tokenizer`, `eos_ids`.
     """
 
     capabilities: ClassVar[frozenset[Capability]] = COMPAT_CAPABILITIES | {

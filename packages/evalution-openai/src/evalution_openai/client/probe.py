@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -14,14 +12,12 @@ from evalution_core import (
     CheckResult,
     ConfigurationError,
     EngineRuntimeError,
-    EngineUnavailableError,
     EvalutionError,
     Model,
     UnsupportedRequestError,
 )
 from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
-from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_openai.client.connection import ServerConnection
 from evalution_openai.client.dialects import BodyWriter, find_dialect
 from evalution_openai.client.listing import (
@@ -274,6 +270,4 @@ class ServerProbe:
 def _load_tokenizer(model: Model) -> Tokenizer | None:
     if model.tokenizer is None and model.tokenizer_path is None:
         return None
-    named = find_tokenizer_name(model)
-    path = Path(named).expanduser() if named else Path()
-    return load_tokenizer(model, path if path.is_dir() else path.parent)
+    return load_tokenizer(model, None)
