@@ -16,7 +16,7 @@ from evalution.suites import available_suites
 from evalution.yaml_spec.option_schema import (
     NamedDeclaration,
     make_declaration_schema,
-    make_filter_definitions,
+    make_step_definitions,
 )
 from evalution.yaml_spec.run_spec import SECTIONS, load_spec
 from evalution.yaml_spec.schema import make_spec_schema
@@ -207,9 +207,7 @@ def test_definitions_of_two_engines_do_not_meet() -> None:
 
 
 def test_every_filter_is_known() -> None:
-    validator = Draft202012Validator(
-        {"$ref": "#/$defs/filters", "$defs": make_filter_definitions()}
-    )
+    validator = Draft202012Validator({"$ref": "#/$defs/filters", "$defs": make_step_definitions()})
     for right in (
         "strip",
         ["strip"],

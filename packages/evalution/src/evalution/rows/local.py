@@ -9,10 +9,10 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from evalution.hints import import_extra
 from evalution.user_input import parse_path, path_errors
 from evalution_core import ConfigurationError
 from evalution_core.builtins import builtin_path
@@ -281,13 +281,8 @@ def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        arrow: Any = import_module("pyarrow")
-        parquet: Any = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{path}: reading Parquet needs pyarrow; pip install 'evalution[parquet]'"
-        ) from error
+    arrow = import_extra("pyarrow", "parquet", f"reading {path}", "pyarrow")
+    parquet = import_extra("pyarrow.parquet", "parquet", f"reading {path}", "pyarrow")
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=256):
