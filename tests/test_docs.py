@@ -14,6 +14,7 @@ A block is left out by `<!-- not run: the reason -->` on the line before it.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -162,6 +163,25 @@ def test_links_of_a_page_resolve(page: Path) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
+
+
+def test_definitions_that_the_map_names_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = {
+        path.relative_to(source).as_posix(): path
+        for source in (ROOT / "packages").glob("*/src")
+        for path in source.rglob("*.py")
+    }
+    found = re.findall(r"`(evalution\w*/[\w/]+\.py)(?:::([\w.]+))?`", text)
+    assert len(found) > 40
+    for file, name in found:
+        tree = ast.parse(files[file].read_text("utf-8"))
+        defined = {
+            node.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        assert not name or set(name.split(".")) <= defined, f"{file}::{name}"
 
 
 def test_readme_and_pipeline_run_the_same_commands() -> None:

@@ -44,15 +44,27 @@ def test_an_unknown_name_lists_what_there_is_and_where_tiny_comes_from() -> None
     with pytest.raises(ConfigurationError) as caught:
         builtin_path("builtin:tiny", "gguf")
     assert str(caught.value) == (
-        "builtin:tiny is not installed (there are: builtin:garden); "
-        "builtin:tiny comes with evalution-reference"
+        "no builtin 'tiny' is installed; pip install evalution-reference (installed: garden)"
     )
 
 
 def test_without_any_installed_the_message_says_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(ConfigurationError, match=r"builtin:x is not installed \(there are: none\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"no builtin 'x' is installed \(installed: none\)"
+    ):
         builtin_path("x", "gguf")
+
+
+@pytest.mark.usefixtures("garden")
+def test_other_package_never_replaces_a_builtin_in_silence(tmp_path: Path) -> None:
+    folder = tmp_path / "zebra-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: zebra\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[evalution.builtins]\ngarden = zebra_files:GARDEN\n")
+    with pytest.raises(ConfigurationError, match="name one of: evalution-garden/garden, zebra/ga"):
+        builtin_path("builtin:garden", "gguf")
+    assert builtin_path("builtin:evalution-garden/garden", "gguf") == Path("/garden.gguf")
 
 
 @pytest.mark.usefixtures("garden")

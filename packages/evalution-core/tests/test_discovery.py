@@ -48,6 +48,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     pydantic.create_model("Loaded")  # its parts are imported at first use, which must find them
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(discovery.ENGINES, "_registered", {})
+    monkeypatch.setattr(discovery.ENGINES, "own", {"VLLM": "evalution-vllm"})
+    monkeypatch.setattr(discovery.ENGINES, "aliases", {"pagedattention": "VLLM block_size: 16"})
 
     def install(distribution: str, engines: dict[str, str], *, source: str | None = None) -> None:
         folder = tmp_path / f"{distribution.replace('-', '_')}-2.5.dist-info"
@@ -149,6 +151,22 @@ def test_a_clash_is_refused_with_both_names_and_either_can_be_picked(install: In
     assert load_engine("ACME_two/acme").__module__ == "acme_two_plugin"
 
 
+@pytest.mark.parametrize("name", ["VLLM", "vllm", "v-llm"])
+def test_name_of_this_project_stays_with_its_package(install: Install, name: str) -> None:
+    install("evalution_vllm", {"VLLM": "real_plugin:VLLM"})
+    install("same-name", {"vllm": "shadow_plugin:VLLM"})
+    assert load_engine(name).__module__ == "real_plugin"
+    assert load_engine("same-name/VLLM").__module__ == "shadow_plugin"
+    assert set(discovery.ENGINES.names()) == {"VLLM", "same-name/vllm"}
+
+
+def test_engine_registered_in_this_process_is_not_shadowed(install: Install) -> None:
+    install("evalution-vllm", {"VLLM": "real_plugin:VLLM"})
+    register_engine("vllm")(Buildable)
+    with pytest.raises(ConfigurationError, match="name one of: in-process/vllm, evalution-vllm/V"):
+        load_engine("vLLM")
+
+
 def test_a_name_in_a_distribution_that_lacks_it_is_unknown(install: Install) -> None:
     install("acme-one", {"Acme": "acme_one_plugin:Acme"})
     with pytest.raises(UnknownEngineError, match="no engine 'acme-three/Acme' is installed"):
@@ -167,16 +185,28 @@ def test_an_unknown_name_names_the_nearest_and_lists_all(install: Install) -> No
 def test_an_unknown_name_with_a_hint_says_what_to_install(install: Install) -> None:
     install("acme-engines", {"Acme": "acme_plugin:Acme"})
     with pytest.raises(UnknownEngineError) as caught:
-        load_engine("V-LLM", hints={"VLLM": "evalution-vllm"})
+        load_engine("V-LLM")
     assert str(caught.value) == (
         "no engine 'V-LLM' is installed; pip install evalution-vllm (installed: Acme)"
     )
     with pytest.raises(UnknownEngineError) as caught:
-        load_engine("vlm", hints={"VLLM": "evalution-vllm"})
+        load_engine("vlm")
     assert str(caught.value) == (
         "no engine 'vlm' is installed; did you mean 'VLLM'? pip install evalution-vllm "
         "(installed: Acme)"
     )
+
+
+def test_word_of_another_tool_leads_to_the_engine_and_its_options(install: Install) -> None:
+    with pytest.raises(UnknownEngineError) as caught:
+        load_engine("paged-attention")
+    assert str(caught.value) == (
+        "no engine 'paged-attention' is installed; did you mean 'VLLM' with block_size: 16? "
+        "pip install evalution-vllm (installed: none)"
+    )
+    install("evalution-vllm", {"VLLM": "vllm_plugin:VLLM"})
+    with pytest.raises(UnknownEngineError, match=r"block_size: 16\? \(installed: VLLM\)$"):
+        load_engine("PagedAttention")
 
 
 def test_an_unknown_name_where_nothing_is_installed(install: Install) -> None:
@@ -194,6 +224,11 @@ BROKEN = {
     ),
     "x = (": "SyntaxError: '(' was never closed (broken_plugin.py, line 1)",
     "x = 1": "AttributeError: module 'broken_plugin' has no attribute 'Broken'",
+    "raise SystemExit(7)": "SystemExit: 7",
+    "class Panic(BaseException): pass\nraise Panic('a Rust extension')": "Panic: a Rust extension",
+    ENGINE.format(name="Broken") + "    contract = '1'\n": (
+        "TypeError: '<' not supported between instances of 'str' and 'int'"
+    ),
 }
 
 
@@ -211,6 +246,41 @@ def test_a_broken_plugin_is_named_with_its_cause_and_hurts_no_other(
     assert caught.value.__cause__ is not None
     assert [entry.name for entry in available()] == ["Acme", "Broken"]
     assert load_engine("Acme").__name__ == "Acme"
+
+
+def test_import_error_is_scrubbed_of_secrets(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACME_API_KEY", "acme-0123456789")
+    source = "import os\nraise OSError(f'{os.environ[\"ACME_API_KEY\"]} at https://me:pass@acme')"
+    install("broken-engine", {"Broken": "broken_plugin:Broken"}, source=source)
+    with pytest.raises(EngineUnavailableError, match=r"OSError: \*\*\* at https://\*\*\*@acme$"):
+        load_engine("Broken")
+
+
+def test_entry_point_without_a_class_says_how_to_write_it(install: Install) -> None:
+    install("broken-engine", {"Broken": "broken_plugin"}, source="")
+    with pytest.raises(
+        EngineUnavailableError, match=r"names no class; write it as package\.module:C"
+    ):
+        load_engine("Broken")
+
+
+def test_entry_point_may_have_blanks_and_extras(install: Install) -> None:
+    install(
+        "acme-engines", {"Acme": "acme_plugin : Acme [fast]"}, source=ENGINE.format(name="Acme")
+    )
+    (folder,) = sys.path
+    Path(folder, "acme_plugin .py").rename(Path(folder, "acme_plugin.py"))
+    assert load_engine("Acme").__name__ == "Acme"
+
+
+def test_abstract_engine_is_refused_when_it_is_loaded(install: Install) -> None:
+    source = "from evalution_core import BaseEngine\nclass Broken(BaseEngine): ..."
+    install("broken-engine", {"Broken": "broken_plugin:Broken"}, source=source)
+    with pytest.raises(ConfigurationError) as caught:
+        load_engine("Broken")
+    assert str(caught.value) == "engine 'Broken' of broken-engine is abstract: it lacks build"
 
 
 def test_an_error_of_our_own_comes_out_as_it_is(install: Install) -> None:

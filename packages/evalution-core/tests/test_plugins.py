@@ -20,7 +20,12 @@ def check(found: object, what: str) -> type:
 
 def registry(**built_in: str) -> PluginRegistry[type]:
     return PluginRegistry(
-        "evalution.tests.sorters", "sorter", check, built_in=built_in, distribution="acme"
+        "evalution.tests.sorters",
+        "sorter",
+        check,
+        built_in=built_in,
+        distribution="acme",
+        own={"heap": '"acme-heap[fast]"'},
     )
 
 
@@ -71,8 +76,8 @@ def test_unknown_name_lists_what_is_there_and_the_nearest() -> None:
     assert str(caught.value) == (
         "no sorter 'quik' is installed; did you mean 'quick'? (installed: quick)"
     )
-    with pytest.raises(ConfigurationError, match=r"; pip install acme-heap \(installed: quick\)"):
-        sorters.load("heap", hints={"heap": "acme-heap"})
+    with pytest.raises(ConfigurationError, match=r'; pip install "acme-heap\[fast\]" \(inst'):
+        sorters.load("heap")
 
 
 def test_plugin_that_is_no_such_thing_is_refused_by_the_check() -> None:
@@ -91,3 +96,9 @@ def test_names_are_compared_without_case_and_separators() -> None:
     assert normalize("My-Engine_2") == "myengine2"
     assert nearest_name("tokeniser", ["tokenizer", "model"]) == "tokenizer"
     assert did_you_mean("zzz", ["tokenizer"]) == ""
+
+
+def test_only_name_that_begins_so_is_the_nearest() -> None:
+    assert nearest_name("ref", ["Reference", "Rerank"]) == "Reference"
+    assert nearest_name("openai", ["OpenVINO", "OpenAICompatible"]) == "OpenAICompatible"
+    assert nearest_name("transformer", ["TransformersCompat", "Transformers"]) == "Transformers"

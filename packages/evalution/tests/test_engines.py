@@ -12,8 +12,10 @@ import evalution.engines.base as base
 import evalution_core
 from evalution.config import Model
 from evalution.engines import EngineNotInstalledError
-from evalution.hints import INSTALL_HINTS
-from evalution_core import UnknownEngineError
+from evalution.hints import ENGINE_ALIASES, ENGINE_HINTS
+from evalution_core import UnknownEngineError, load_engine
+from evalution_core.discovery import ENGINES
+from evalution_core.plugins import normalize
 
 
 def test_an_installed_engine_is_an_attribute_whatever_its_case() -> None:
@@ -35,6 +37,46 @@ def test_an_engine_that_is_not_installed_says_what_to_install() -> None:
         engines.TensorRTLLM  # noqa: B018
     with pytest.raises(UnknownEngineError, match="did you mean 'Reference'"):
         engines.Referense  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("hf", "'Transformers'? pip install evalution-transformers"),
+        ("torch", "'Transformers'? pip install evalution-transformers"),
+        ("GGUF", "'LlamaCpp'? pip install evalution-llama-cpp"),
+        ("llama.cpp", "'LlamaCpp'? pip install evalution-llama-cpp"),
+        ("trt-llm", "'TensorRTLLM'? pip install evalution-tensorrt-llm"),
+        ("ray", "'RayReplicas'? pip install evalution-ray"),
+        ("Ref", "'Reference'? pip install evalution-reference"),
+        ("local-completions", "'OpenAICompatible'? pip install evalution-openai"),
+        (
+            "openai",
+            "'OpenAICompatible' with base_url: https://api.openai.com? pip install "
+            "evalution-openai",
+        ),
+        (
+            "ollama",
+            "'OpenAICompatible' with base_url: http://127.0.0.1:11434? pip install "
+            "evalution-openai",
+        ),
+    ],
+)
+def test_words_of_other_tools_lead_to_the_engine(
+    monkeypatch: pytest.MonkeyPatch, name: str, advice: str
+) -> None:
+    monkeypatch.setattr(ENGINES, "entries", list)  # nothing is installed
+    with pytest.raises(UnknownEngineError) as caught:
+        load_engine(name)
+    assert str(caught.value) == (
+        f"no engine {name!r} is installed; did you mean {advice} (installed: none)"
+    )
+
+
+def test_words_of_other_tools_are_no_engines_and_mean_engines() -> None:
+    assert {meant.partition(" ")[0] for meant in ENGINE_ALIASES.values()} <= {*ENGINE_HINTS}
+    taken = {normalize(name) for name in ENGINE_HINTS}
+    assert not taken & {normalize(word) for word in ENGINE_ALIASES}
 
 
 def test_a_missing_engine_is_a_missing_attribute() -> None:
@@ -63,7 +105,7 @@ def test_hints_name_the_packages_of_this_repository() -> None:
     packages = Path(__file__).parents[2]
     if not (packages / "evalution-core").is_dir():
         pytest.skip("the other packages of the repository are not beside this one")
-    assert set(INSTALL_HINTS.values()) <= {path.name for path in packages.iterdir()}
+    assert set(ENGINE_HINTS.values()) <= {path.name for path in packages.iterdir()}
 
 
 def test_importing_an_engine_that_is_not_installed_names_its_package() -> None:

@@ -160,7 +160,7 @@ class Subject:
 
     @property
     def conditioning_id(self) -> int:
-        """BOS, else EOS: an empty context is conditioned on it."""
+        """BOS, else EOS, on which an empty context is conditioned; core's own rule is checked."""
         codec = self.codec
         prefix = codec.bos_id if codec.bos_id is not None else codec.eos_id
         assert prefix is not None, "the model has neither BOS nor EOS"

@@ -9,12 +9,14 @@ from typing import TypeVar
 
 from evalution_conformance.subject import Subject
 from evalution_core import BaseEngine, Model
-from mutants.toy import SESSIONS, UNTEMPLATED, Toy, ToySession
+from mutants.toy import SESSIONS, UNTEMPLATED, Toy, ToyHooks, ToyRequestSession, ToySession
 
-S = TypeVar("S", bound=type[ToySession])
+S = TypeVar("S", bound=type[ToyHooks])
 E = TypeVar("E", bound=Callable[[], BaseEngine])
 P = TypeVar("P", bound=Callable[[], AbstractContextManager[BaseEngine]])
 
+REQUESTS = "OnRequests"
+"""Ends the names of mutants whose session takes whole requests."""
 _TIMEOUT_S = 8.0
 
 
@@ -50,6 +52,18 @@ def session_fault(*caught_by: str) -> Callable[[S], S]:
         name = session.__name__
         _add(name, session.__doc__, caught_by, lambda: _always(Toy(fault=name)))
         return session
+
+    return register
+
+
+def shared_fault(*caught_by: str) -> Callable[[S], S]:
+    """The class is a fault that sessions of both bases can have; each is a mutant."""
+
+    def register(fault: S) -> S:
+        for base, suffix in ((ToySession, ""), (ToyRequestSession, REQUESTS)):
+            name = fault.__name__ + suffix
+            session_fault(*caught_by)(type(name, (fault, base), {"__doc__": fault.__doc__}))
+        return fault
 
     return register
 

@@ -6,10 +6,11 @@ shifted position or a cut context shows in every number.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -32,7 +33,11 @@ from evalution_core import (
 )
 from evalution_enginekit import (
     ByteTokenizer,
+    CompletionChunk,
     PromptQueue,
+    RequestLoop,
+    RequestPrompt,
+    RequestSession,
     TokenEvent,
     TokenPrompt,
     TokenScore,
@@ -41,6 +46,7 @@ from evalution_enginekit import (
     bind_tokenizer,
     run_continuous_batching,
 )
+from evalution_enginekit.session import KitSession
 
 _MERGES = ("answer", "garden", " the", "the", " an", "an", " is", "ne", "ng", "é", ". ")
 _FIRST_MERGE = ByteTokenizer().vocabulary_size
@@ -144,39 +150,23 @@ class Toy(BaseEngine):
         return SESSIONS.get(self.fault, ToySession)(self, model)
 
 
-class ToySession(TokenSession):
-    """A sound session with places to plant a fault: before a request is run, and after.
+class ToyHooks(KitSession[Any, Any]):
+    """Places to plant a fault in a session of either base: before a request is run, and after.
 
     `change_request`, `change_pair` and `change_text` give the request that is really run;
-    `change_output`, `change_score` and `change_rolling_score` the output that is given back.
+    `change_output`, `change_score` and `change_rolling_score` the output that is given back;
+    `feed_prompt` the ids that the model is fed to complete a prompt. `score_span` is the model.
     """
 
     salt = 0
-
-    def __init__(self, engine: Toy, model: Model):
-        unbound = MergingTokenizer(has_template=model.path != UNTEMPLATED)
-        self.codec = bind_tokenizer(model, unbound)
-        super().__init__(
-            engine=type(engine).__name__,
-            capabilities=engine.capabilities,
-            tokenizer=self.codec,
-            max_model_len=engine.max_model_len,
-            batch_size=engine.batch_size,
-            dtype="float64",
-        )
+    codec: Any
 
     @property
     def table(self) -> Table:
         return table(self.salt)
 
-    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
-        return run_continuous_batching(feed, self._batch_size, _Sequence, self._step)
-
-    def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:
-        return [sequence.step(self.table) for sequence in sequences]
-
-    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
-        yield [self.score_span(span.token_ids, span.start) for span in spans]
+    def feed_prompt(self, token_ids: Sequence[int]) -> Sequence[int]:
+        return token_ids
 
     def score_span(self, token_ids: Sequence[int], start: int) -> TokenScore:
         """Scores `token_ids[start:]`, however long the span is."""
@@ -193,8 +183,6 @@ class ToySession(TokenSession):
 
     def identity(self) -> dict[str, object] | None:
         return {"toy": self.salt}
-
-    # where faults go
 
     def change_request(self, request: GenerationRequest) -> GenerationRequest:
         return request
@@ -282,15 +270,93 @@ class ToySession(TokenSession):
                 yield key, result
 
 
-SESSIONS: dict[str, type[ToySession]] = {}
+class ToySession(ToyHooks, TokenSession):
+    """A sound session on token ids; its faults are planted as in `ToyHooks`."""
+
+    def __init__(self, engine: Toy, model: Model):
+        unbound = MergingTokenizer(has_template=model.path != UNTEMPLATED)
+        self.codec = bind_tokenizer(model, unbound)
+        super().__init__(
+            engine=type(engine).__name__,
+            capabilities=engine.capabilities,
+            tokenizer=self.codec,
+            max_model_len=engine.max_model_len,
+            batch_size=engine.batch_size,
+            dtype="float64",
+        )
+
+    def _generate_tokens(self, feed: PromptQueue) -> Iterator[Sequence[TokenEvent]]:
+        return run_continuous_batching(feed, self._batch_size, self._start, self._step)
+
+    def _start(self, prompt: TokenPrompt) -> _Sequence:
+        return _Sequence(prompt, self.feed_prompt(prompt.token_ids))
+
+    def _step(self, sequences: list[_Sequence]) -> list[TokenEvent]:
+        return [sequence.step(self.table) for sequence in sequences]
+
+    def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
+        yield [self.score_span(span.token_ids, span.start) for span in spans]
+
+
+class ToyRequestSession(ToyHooks, RequestSession):
+    """A sound session on whole requests, as a server has it."""
+
+    def __init__(self, engine: Toy, model: Model):
+        unbound = MergingTokenizer(has_template=model.path != UNTEMPLATED)
+        self.codec = bind_tokenizer(model, unbound)
+        super().__init__(
+            engine=type(engine).__name__,
+            capabilities=engine.capabilities,
+            loop=RequestLoop("the toy session", engine.batch_size),
+            tokenizer=self.codec,
+            max_model_len=engine.max_model_len,
+            dtype="float64",
+        )
+
+    async def _complete(self, prompt: RequestPrompt) -> AsyncIterator[CompletionChunk]:
+        asked = prompt.request
+        token_ids = list(prompt.token_ids or ())
+        known = TokenPrompt(
+            0,
+            token_ids,
+            asked.max_new_tokens,
+            prompt.stop_ids,
+            asked.do_sample,
+            asked.temperature,
+            asked.top_p,
+            asked.top_k,
+            asked.seed,
+            logprobs=asked.logprobs,
+        )
+        sequence = _Sequence(known, self.feed_prompt(token_ids))
+        while True:
+            await asyncio.sleep(0)
+            event = sequence.step(self.table)
+            finish = None
+            if sequence.is_done:
+                finish = "stop" if event.token_ids[0] in prompt.stop_ids else "length"
+            yield CompletionChunk(
+                token_ids=event.token_ids,
+                logprobs=event.logprobs,
+                top_logprobs=event.top_logprobs,
+                finish=finish,
+            )
+            if finish:
+                return
+
+    async def _score(self, span: TokenSpan) -> TokenScore:
+        return self.score_span(span.token_ids, span.start)
+
+
+SESSIONS: dict[str, Any] = {}
 """Faulty sessions by name, for the option `fault`."""
 
 
 class _Sequence:
-    def __init__(self, prompt: TokenPrompt):
+    def __init__(self, prompt: TokenPrompt, token_ids: Sequence[int]):
         self._prompt = prompt
         self._state, self._last = 0, 0
-        for token_id in prompt.token_ids:
+        for token_id in token_ids:
             self._take(token_id)
         self._count = 0
         self._random = random.Random(prompt.seed)

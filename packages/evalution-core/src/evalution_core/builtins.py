@@ -8,31 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 from evalution_core.errors import ConfigurationError
-from evalution_core.plugins import did_you_mean, list_entry_points
+from evalution_core.plugins import PluginRegistry, did_you_mean
 
 PREFIX = "builtin:"
+
+
+def _check_files(found: object, what: str) -> Mapping[str, Path]:
+    if not isinstance(found, Mapping):
+        raise ConfigurationError(f"{what} is no mapping from kinds of files to paths")
+    return cast("Mapping[str, Path]", found)
+
+
+BUILTINS = PluginRegistry(
+    "evalution.builtins", "builtin", _check_files, own={"tiny": "evalution-reference"}
+)
+"""Every model that comes inside a package."""
 
 
 def builtin_path(name: str, kind: str) -> Path:
     """Return the path of the file or folder of this kind: `builtin_path("builtin:tiny", "gguf")`.
 
     Raises:
-        ConfigurationError: no installed package offers it; the message lists what is.
+        ConfigurationError: no installed package offers it, or two do; the message lists what is.
+        EngineUnavailableError: the package can't be imported.
     """
-    wanted = name.removeprefix(PREFIX)
-    points = {point.name: point for point in list_entry_points("evalution.builtins")}
-    if wanted not in points:
-        listed = ", ".join(f"{PREFIX}{known}" for known in sorted(points)) or "none"
-        raise ConfigurationError(
-            f"{PREFIX}{wanted} is not installed (there are: {listed}); "
-            f"{PREFIX}tiny comes with evalution-reference"
-        )
-    offered: Mapping[str, Path] = points[wanted].load()
+    offered = BUILTINS.load(name.removeprefix(PREFIX))
     if kind not in offered:
         hint = did_you_mean(kind, offered)
         raise ConfigurationError(
-            f"{PREFIX}{wanted} has no {kind!r}{hint} (it has: {', '.join(sorted(offered))})"
+            f"{name} has no {kind!r}{hint} (it has: {', '.join(sorted(offered))})"
         )
     return offered[kind]

@@ -7,7 +7,7 @@ one registered in this process, `distribution/Name` where two packages clash, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 from evalution_core.engine import BaseEngine, check_contract
@@ -23,12 +23,11 @@ def available() -> list[EngineEntry]:
     return ENGINES.entries()
 
 
-def load_engine(name: str, *, hints: Mapping[str, str] | None = None) -> type[BaseEngine]:
+def load_engine(name: str) -> type[BaseEngine]:
     """Return the engine class of this name; imports that one engine and no runtime.
 
     Args:
         name: a public name, `distribution/Name`, or `package.module:Class`.
-        hints: names of engines that may not be installed, and what to install for them.
 
     Raises:
         UnknownEngineError: nothing installed has the name; lists what is, and what to install. Or
@@ -37,7 +36,7 @@ def load_engine(name: str, *, hints: Mapping[str, str] | None = None) -> type[Ba
         EngineUnavailableError: the engine's module is there and can't be imported, or it was
             written for another contract.
     """
-    return ENGINES.load(name, hints=hints)
+    return ENGINES.load(name)
 
 
 def register_engine(name: str) -> Callable[[E], E]:
@@ -52,6 +51,8 @@ def _check_engine(found: object, what: str) -> type[BaseEngine]:
     if not (isinstance(found, type) and issubclass(found, BaseEngine)):
         raise ConfigurationError(f"{what} isn't a BaseEngine, but {found!r}")
     check_contract(found, what)
+    if lacking := sorted(found.__abstractmethods__):
+        raise ConfigurationError(f"{what} is abstract: it lacks {', '.join(lacking)}")
     return found
 
 

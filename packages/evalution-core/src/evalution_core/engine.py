@@ -164,7 +164,7 @@ class BaseEngine(ABC):
         Raises:
             ConfigurationError: no runner is installed (`pip install evalution` brings one).
         """
-        runners = list_entry_points("evalution.runner")
+        runners = sorted(list_entry_points("evalution.runner"), key=lambda found: found.name)
         if not runners:
             raise ConfigurationError(
                 "engine.model() needs a runner and none is installed; pip install evalution"

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from evalution_core.errors import ConfigurationError, EngineUnavailableError, EvalutionError
+from evalution_core.redaction import find_secrets, redact_text
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -31,12 +32,16 @@ def normalize(name: str) -> str:
 def nearest_name(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
     """Return the most alike of `known`, or None if none is at least `cutoff` alike (0 to 1).
 
-    The measure is `difflib.SequenceMatcher.ratio` of the normalized names.
+    The only one that begins with `name`, of three letters at least, comes first. Else the measure
+    is `difflib.SequenceMatcher.ratio` of the normalized names.
     """
     import difflib  # noqa: PLC0415 - only a mistake needs it, and it costs a tenth of core's import
 
     by_normal = {normalize(candidate): candidate for candidate in known}
-    near = difflib.get_close_matches(normalize(name), by_normal, n=1, cutoff=cutoff)
+    start = normalize(name)
+    near = [longer for longer in by_normal if longer.startswith(start)]
+    if len(near) != 1 or not start[2:]:
+        near = difflib.get_close_matches(start, by_normal, n=1, cutoff=cutoff)
     return by_normal[near[0]] if near else None
 
 
@@ -47,10 +52,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def list_entry_points(group: str) -> list[EntryPoint]:
-    """Return all entry points of a group, by name and then by distribution; imports none."""
+    """Return all entry points of a group; imports none."""
     folders = tuple((folder, _last_change(folder)) for folder in sys.path)
-    found = _read_entry_points(group, folders)
-    return sorted(found, key=lambda point: (point.name, point.dist.name if point.dist else ""))
+    return list(_read_entry_points(group, folders))
 
 
 @lru_cache
@@ -84,6 +88,11 @@ class PluginEntry(Generic[T]):
         """The distribution, or `in-process` for a registered plugin; picks one of a clash."""
         return self.distribution or "in-process"
 
+    @property
+    def qualified(self) -> str:
+        """Return its name with the source, which no other plugin shares."""
+        return f"{self.source}/{self.name}"
+
     def load(self) -> T:
         """Import the plugin; raises as `PluginRegistry.load`."""
         return self.registry.load_entry(self)
@@ -93,7 +102,8 @@ class PluginRegistry(Generic[T]):
     """All plugins of one kind: entry points of a group, and what is registered in this process.
 
     A plugin is asked for by its name (case, `-` and `_` don't count), by `distribution/Name` where
-    two packages clash, or by `package.module:Class`.
+    two packages clash, or by `package.module:Class`. A name of this project's own stays with the
+    package that brings it: a plugin of that name in another one needs its `distribution/Name`.
 
     Args:
         group: the entry-point group.
@@ -104,6 +114,10 @@ class PluginRegistry(Generic[T]):
         unavailable: raised where a plugin can't be imported.
         built_in: names and values of plugins that need no entry point; `distribution` has them.
         distribution: where the built-in ones come from.
+        own: names of this project, and the requirements that bring them, as a shell needs them.
+
+    `aliases` has other words that people use, normalized, and the name that they mean; what follows
+    a blank there is advice on its options. Both of engines are the runner's to add.
     """
 
     def __init__(
@@ -116,8 +130,11 @@ class PluginRegistry(Generic[T]):
         unavailable: type[EvalutionError] = EngineUnavailableError,
         built_in: Mapping[str, str] | None = None,
         distribution: str | None = None,
+        own: Mapping[str, str] | None = None,
     ):
         self.group = group
+        self.own = {**dict.fromkeys(built_in or (), distribution or ""), **(own or {})}
+        self.aliases: dict[str, str] = {}
         self._noun = noun
         self._check = check
         self._unknown = unknown
@@ -137,12 +154,17 @@ class PluginRegistry(Generic[T]):
         }
         return sorted(found, key=lambda entry: (normalize(entry.name), entry.distribution or ""))
 
-    def find(self, name: str, *, hints: Mapping[str, str] | None = None) -> PluginEntry[T]:
+    def names(self) -> dict[str, PluginEntry[T]]:
+        """Return every plugin by its name, or by `distribution/Name` where that alone finds it."""
+        entries = self.entries()
+        alone = [entry for entry in entries if self._match(entry.name, entries) == [entry]]
+        return {entry.name if entry in alone else entry.qualified: entry for entry in entries}
+
+    def find(self, name: str) -> PluginEntry[T]:
         """Return the entry of this name; one that is spelt exactly goes before one that is alike.
 
         Args:
             name: a public name, `distribution/Name`, or `package.module:Class`.
-            hints: names that may not be installed, and the packages that bring them.
 
         Raises:
             ConfigurationError: nothing has the name; the message lists what there is and what to
@@ -150,26 +172,31 @@ class PluginRegistry(Generic[T]):
         """
         if ":" in name:
             return PluginEntry(name, name, None, None, self)
-        distribution, _, wanted = name.rpartition("/")
-        matches = [
-            entry
-            for entry in self.entries()
-            if normalize(entry.name) == normalize(wanted)
-            and (not distribution or normalize(entry.source) == normalize(distribution))
-        ]
-        matches = [entry for entry in matches if entry.name == wanted] or matches
+        matches = self._match(name, self.entries())
         if not matches:
-            raise self._make_unknown_error(name, hints or {})
+            raise self._make_unknown_error(name)
         if len(matches) > 1:
-            choices = ", ".join(f"{match.source}/{match.name}" for match in matches)
             raise ConfigurationError(
-                f"{self._noun} {name!r} is provided more than once; name one of: {choices}"
+                f"{self._noun} {name!r} is provided more than once; name one of: "
+                f"{', '.join(match.qualified for match in matches)}"
             )
         return matches[0]
 
-    def load(self, name: str, *, hints: Mapping[str, str] | None = None) -> T:
+    def _match(self, name: str, entries: list[PluginEntry[T]]) -> list[PluginEntry[T]]:
+        distribution, _, wanted = name.rpartition("/")
+        owners = {normalize(known): bringer for known, bringer in self.own.items()}
+        source = distribution or owners.get(normalize(wanted), "").strip('"').partition("[")[0]
+        matches = [entry for entry in entries if normalize(entry.name) == normalize(wanted)]
+        theirs = [entry for entry in matches if normalize(entry.source) == normalize(source)]
+        if distribution:
+            matches = theirs
+        elif theirs:  # what this process registers is its user's own choice
+            matches = [entry for entry in matches if entry in theirs or not entry.distribution]
+        return [entry for entry in matches if entry.name == wanted] or matches
+
+    def load(self, name: str) -> T:
         """Import the plugin of this name and no other; raises as `find` and `load_entry`."""
-        return self.find(name, hints=hints).load()
+        return self.find(name).load()
 
     def load_entry(self, entry: PluginEntry[T]) -> T:
         """Import a plugin.
@@ -180,17 +207,18 @@ class PluginRegistry(Generic[T]):
             EngineUnavailableError: its module fails to import.
         """
         source = f" of {entry.distribution}" if entry.distribution else ""
+        what = f"{self._noun} {entry.name!r}{source}"
         try:
-            found = _import_value(entry.value)
-        except EvalutionError:
+            return self._check(_import_value(entry.value), what)
+        except (EvalutionError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:  # the border: a plugin may raise anything
+        except BaseException as error:  # the border: a plugin may raise anything, exit, or panic
             is_typo = entry.name == entry.value and _is_absent(entry.value, error)
+            # A module that is imported knows the secrets of the environment, and may print them.
+            message = redact_text(str(error), find_secrets(dict(os.environ)))
             raise (self._unknown if is_typo else self._unavailable)(
-                f"{self._noun} {entry.name!r}{source} ({entry.value}) can't be loaded: "
-                f"{type(error).__name__}: {error}"
+                f"{what} ({entry.value}) can't be loaded: {type(error).__name__}: {message}"
             ) from error
-        return self._check(found, f"{self._noun} {entry.name!r}{source}")
 
     def register(self, name: str) -> Callable[[C], C]:
         """Return a decorator that makes a class known by `name` in this process.
@@ -222,22 +250,26 @@ class PluginRegistry(Generic[T]):
         distribution, version = (dist.name, dist.version) if dist else (None, None)
         return PluginEntry(point.name, point.value, distribution, version, self)
 
-    def _make_unknown_error(self, name: str, hints: Mapping[str, str]) -> ConfigurationError:
+    def _make_unknown_error(self, name: str) -> ConfigurationError:
         known = [entry.name for entry in self.entries()]
-        likely = nearest_name(name, [*known, *hints], cutoff=0.6)
+        meant, _, options = self.aliases.get(normalize(name), "").partition(" ")
+        likely = meant or nearest_name(name, [*known, *self.own], cutoff=0.6)
         advice = ""
-        if likely in known:
-            advice = f"; did you mean {likely!r}?"
-        elif likely is not None:
-            meant = "" if normalize(likely) == normalize(name) else f"did you mean {likely!r}? "
-            advice = f"; {meant}pip install {hints[likely]}"
+        if likely is not None and normalize(likely) != normalize(name):
+            advice = f"; did you mean {likely!r}{options and f' with {options}'}?"
+        if likely is not None and likely not in known:
+            advice += f"{' ' if advice else '; '}pip install {self.own[likely]}"
         listed = ", ".join(dict.fromkeys(known)) or "none"
         return self._unknown(f"no {self._noun} {name!r} is installed{advice} (installed: {listed})")
 
 
 def _import_value(value: str) -> object:
-    module_name, _, qualified = value.partition(":")
-    return attrgetter(qualified)(sys.modules.get(module_name) or import_module(module_name))
+    # Without blanks and extras, as in `module : Class [extra]`.
+    module_name, _, qualified = value.replace(" ", "").partition("[")[0].partition(":")
+    if not qualified:
+        raise ValueError("it names no class; write it as package.module:Class")
+    module = sys.modules.get(module_name) or import_module(module_name)
+    return attrgetter(qualified)(module)
 
 
 def _is_absent(value: str, error: BaseException) -> bool:

@@ -206,7 +206,8 @@ class BaseInferenceSession(ABC):
     def describe_execution(self) -> dict[str, Any] | None:
         """Describe what is really in use, JSON-safe and without counters.
 
-        Common keys: backend, device, dtype, batching, attention, max_model_len, fallback.
+        Common keys: backend, device, dtype, batching, attention, max_model_len, fallback. `dtype`
+        names the arithmetic, and what is narrower beside it, as in `bfloat16, cache in u8`.
         """
         return None
 

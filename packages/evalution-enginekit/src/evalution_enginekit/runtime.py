@@ -286,10 +286,7 @@ class ServingOptions:
     ] = None
     dtype: Annotated[
         Literal["auto", "float32", "float16", "bfloat16"],
-        Field(
-            description="Precision of weights and arithmetic; auto: the runtime's choice for the "
-            "checkpoint."
-        ),
+        Field(description="Precision of weights and arithmetic; auto: that of the checkpoint."),
     ] = "auto"
     kv_cache_dtype: Annotated[
         str | None, Field(description="Precision of the cache; None: that of the arithmetic.")

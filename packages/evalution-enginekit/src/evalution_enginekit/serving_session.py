@@ -158,20 +158,6 @@ def load_serving(
     return ServedModel(started.runtime, tokenizer, started.max_model_len, identity)
 
 
-def name_precision(dtype: object, quantization: object, cache_dtype: object) -> str:
-    """Return the name of an arithmetic; with quantization one to which no close tolerance belongs.
-
-    `dtype` may be torch's. `cache_dtype` is the precision of the cache; None and `auto` mean the
-    same as `dtype`.
-    """
-    name = str(dtype).removeprefix("torch.")
-    if quantization is not None:
-        return f"{name}, {quantization}"
-    if cache_dtype is None or str(cache_dtype) in ("auto", name):
-        return name
-    return f"{name}, cache in {cache_dtype}"
-
-
 def find_fallback_reason(
     runtime: object, calls: Sequence[str], *, continuous_batching: bool
 ) -> str | None:

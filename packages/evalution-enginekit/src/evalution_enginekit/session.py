@@ -267,6 +267,7 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
             "batching": "continuous" if is_continuous else "fixed batches",
             "attention": None,
             "max_model_len": self._info.max_model_len,
+            "eos_ids": None if self._tokenizer is None else sorted(self._tokenizer.eos_ids),
             "fallback": None,
             "self_check": check.outcome if check else "not run",
             **self._describe(),

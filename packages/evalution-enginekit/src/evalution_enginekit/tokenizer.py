@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, TextCodec
-from evalution_enginekit.chat import SPECIAL_TOKENS, ChatTemplate, bind_template
-from evalution_enginekit.runtime import import_runtime
-
-if TYPE_CHECKING:
-    import tokenizers
+from evalution_core.redaction import redact_text
+from evalution_enginekit.chat import ChatTemplate, bind_template
+from evalution_enginekit.runtime import (
+    describe_distribution,
+    import_runtime,
+    is_in_range,
+    require_distribution,
+)
+from evalution_enginekit.tokenizer_classes import read_json, read_tokenizer
 
 
 @runtime_checkable
@@ -39,6 +40,16 @@ class Tokenizer(TextCodec, Protocol):
 
     @property
     def chat_template(self) -> ChatTemplate | None: ...
+
+    @property
+    def source(self) -> str:
+        """The reader of its files, for the record: `transformers 5.23.0`, `tokenizer.json`."""
+        ...
+
+    @property
+    def notice(self) -> str | None:
+        """A sentence for the person who reads the scores: another reader gives other ids."""
+        ...
 
 
 def find_leading_ids(whole: Sequence[int], alone: Sequence[int]) -> tuple[int, ...]:
@@ -74,6 +85,8 @@ class ByteTokenizer:
         self.special_ids = frozenset(range(_BYTES, _BYTES + len(_SPECIALS)))
         self.vocabulary_size = _BYTES + len(_SPECIALS)
         self.chat_template = ChatTemplate(_TEMPLATE) if has_template else None
+        self.source = "bytes"
+        self.notice: str | None = None
 
     def encode(self, text: str) -> list[int]:
         token_ids: list[int] = []
@@ -95,64 +108,49 @@ class ByteTokenizer:
         return spelled.decode("utf-8", errors="replace")
 
 
-def load_tokenizer(model: Model, folder: Path) -> Tokenizer:
-    """The tokenizer of `model`, whose files are in `folder` unless `tokenizer_path` says otherwise.
+def load_tokenizer(
+    model: Model, folder: Path | None, declared_eos: Iterable[int] = ()
+) -> Tokenizer:
+    """Load the tokenizer of `model`, whose files are in `folder` or, without one, on the Hub.
 
-    A `tokenizer.json` is read with the `tokenizers` library alone. Anything else, and any model
-    with `trust_remote_code` or `tokenizer_kwargs`, goes through Transformers, the kit's `[hf]`.
-    What ends a generation is the model's to declare, whichever tokenizer it is read with: its
-    `eos_ids` have the ids that `folder` declares, or else those declared beside the tokenizer.
+    It is what `AutoTokenizer` of Transformers makes of the checkpoint. Where Transformers isn't
+    installed, `tokenizer.json` is read by the same rules; where both readings are possible and
+    differ, Transformers' is taken, and `notice` says so.
 
-    Its chat template is rendered with `chat_template_kwargs`.
+    The model declares the ends of a generation, whichever tokenizer it is read with: `eos_ids` has
+    the ids that `folder` declares, or else those declared beside the tokenizer; for a model on the
+    Hub, `declared_eos`. The chat template is rendered with `chat_template_kwargs`.
 
     Raises:
         ConfigurationError: no tokenizer is there, a file that describes it is broken, or it has no
             chat template for the variables.
         EngineUnavailableError: the loader's library is not installed.
     """
+    declared = declared_eos if folder is None else read_declared_eos(folder)
     if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-        return find_given_tokenizer(model, model.tokenizer, lambda: read_declared_eos(folder))
-    named = find_tokenizer_name(model)
-    path = Path(named) if named else folder
-    file = path / "tokenizer.json" if path.is_dir() else path
-    declared = read_declared_eos(folder) or read_declared_eos(file.parent)
-    plain = not model.trust_remote_code and not model.tokenizer_kwargs
-    if file.name.endswith(".json") and file.is_file() and plain:
-        tokenizer = TokenizerFile(file, declared)
-        tokenizer.chat_template = bind_template(model, tokenizer.chat_template)
-        return tokenizer
-    if named is None and not any(path.glob("tokenizer*")) and not any(path.glob("vocab*")):
+        return find_given_tokenizer(model, model.tokenizer, declared)
+    source = find_tokenizer_name(model) or str(folder or model.path)
+    path = Path(source).expanduser()
+    file = path if path.is_file() else path / "tokenizer.json"
+    if file.is_file():
+        declared = declared or read_declared_eos(file.parent)
+        source = str(file.parent if file.name == "tokenizer.json" else file)
+    elif (
+        path.is_dir()
+        and not any(any(path.glob(name)) for name in _TOKENIZER_FILES)
+        and ("gguf_file" not in model.tokenizer_kwargs)
+    ):
         raise ConfigurationError(
             f"no tokenizer in {path}: expected tokenizer.json; set tokenizer_path to a folder "
             "that has one"
         )
-
-    return load_hf_tokenizer(model, str(path), declared)
-
-
-def checkpoint_tokenizer(
-    model: Model, folder: Path | None, declared_eos: Iterable[int] = ()
-) -> Tokenizer:
-    """The tokenizer of `model`, whose files are in `folder` or, without one, on the Hub.
-
-    `declared_eos` are the ids that a model of the Hub says end a generation.
-
-    Raises:
-        ConfigurationError: none can be loaded.
-        EngineUnavailableError: the loader's library is not installed.
-    """
-    if folder is not None:
-        return load_tokenizer(model, folder)
-    if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-        return find_given_tokenizer(model, model.tokenizer, lambda: declared_eos)
-
-    return load_hf_tokenizer(model, find_tokenizer_name(model) or str(model.path), declared_eos)
+    tokenizer = _read(model, source, file if file.is_file() else None, declared)
+    tokenizer.chat_template = bind_template(model, tokenizer.chat_template)
+    return tokenizer
 
 
-def find_given_tokenizer(
-    model: Model, given: Any, declared_eos: Callable[[], Iterable[int]]
-) -> Tokenizer:
-    """A tokenizer object of the caller's: one of the kit's protocol, or a Transformers one.
+def find_given_tokenizer(model: Model, given: Any, declared_eos: Iterable[int]) -> Tokenizer:
+    """Return a tokenizer of the caller's: an object of the kit's protocol, or a Transformers one.
 
     It isn't changed; variables of the chat template are bound beside it. `declared_eos` has the
     ids that the model says end a generation, which the kit's protocol has already.
@@ -163,7 +161,7 @@ def find_given_tokenizer(
     if hasattr(given, "leading_ids"):
         return bind_tokenizer(model, given)
 
-    tokenizer = HFTokenizer(given, declared_eos())
+    tokenizer = HFTokenizer(given, declared_eos, f"given {type(given).__name__}")
     tokenizer.chat_template = bind_template(model, tokenizer.chat_template)
     return tokenizer
 
@@ -195,7 +193,7 @@ def read_declared_eos(folder: Path) -> frozenset[int]:
         ConfigurationError: one of them isn't a JSON object, or declares something else than ids.
     """
     for file in (folder / "generation_config.json", folder / "config.json"):
-        declared = _read_json(file).get("eos_token_id")
+        declared = read_json(file).get("eos_token_id")
         if declared is not None:
             return parse_eos_ids(declared, str(file))
     return frozenset()
@@ -218,7 +216,7 @@ def parse_eos_ids(declared: object, source: str = "the checkpoint") -> frozenset
 
 
 class TokenizerFile:
-    """A `tokenizer.json` with what lies beside it: special tokens and template.
+    """A `tokenizer.json` with what lies beside it, read without Transformers by the same rules.
 
     `declared_eos` are the ids that the model says end a generation, beside the tokenizer's own;
     None: those that the files beside `file` declare.
@@ -230,17 +228,14 @@ class TokenizerFile:
 
     def __init__(self, file: Path, declared_eos: Iterable[int] | None = None):
         self._file = file
-        self._tokenizer = tokenizer = _load_file(file)
-        config = _read_json(file.with_name("tokenizer_config.json"))
-        specials = {
-            name: text for name in SPECIAL_TOKENS if (text := _read_token_text(config.get(name)))
-        }
+        read = read_tokenizer(file)
+        self._tokenizer = tokenizer = read.tokenizer
         self.leading_ids = find_leading_ids(
             tokenizer.encode("a", add_special_tokens=True).ids,
             tokenizer.encode("a", add_special_tokens=False).ids,
         )
-        self.bos_id = self._find_id(specials.get("bos_token"))
-        self.eos_id = self._find_id(specials.get("eos_token"))
+        self.bos_id = self._find_id(read.named.get("bos_token"))
+        self.eos_id = self._find_id(read.named.get("eos_token"))
         own = () if self.eos_id is None else (self.eos_id,)
         declared = read_declared_eos(file.parent) if declared_eos is None else declared_eos
         self.eos_ids = frozenset((*own, *declared))
@@ -250,10 +245,18 @@ class TokenizerFile:
             if token.special
         )
         self.vocabulary_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        self.chat_template = _read_chat_template(file, config, specials)
+        self.chat_template = _read_chat_template(file, read.settings, read.named)
+        self.source = file.name
+        self.notice = None
+        if read.unknown is not None:
+            self.notice = (
+                f"{file} was read as it stands, and its class {read.unknown} may have rules of its "
+                f"own, by which the ids would be others; install transformers to read it by them"
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._file, self.eos_ids), {"chat_template": self.chat_template}
+        state = {"chat_template": self.chat_template, "notice": self.notice}
+        return type(self), (self._file, self.eos_ids), state
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -265,62 +268,21 @@ class TokenizerFile:
         return None if token is None else self._tokenizer.token_to_id(token)
 
 
-def import_tokenizers(source: str) -> Any:
-    """Import the `tokenizers` library, which reading `source` needs.
-
-    Raises:
-        EngineUnavailableError: it is not installed.
-    """
-    if find_spec("tokenizers") is None:
-        raise EngineUnavailableError(
-            f"reading {source} needs the tokenizers library; "
-            'pip install "evalution-enginekit[tokenizers]"'
-        )
-    return import_module("tokenizers")
-
-
-def _load_file(file: Path) -> tokenizers.Tokenizer:
-    tokenizers = import_tokenizers("tokenizer.json")
-
-    if not file.is_file():
-        raise ConfigurationError(f"no tokenizer at {file}")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception for a file it can't parse
-        raise ConfigurationError(f"{file} is not a tokenizer file: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
 def _read_chat_template(
-    file: Path, config: Mapping[str, Any], specials: Mapping[str, str]
+    file: Path, settings: Mapping[str, Any], specials: Mapping[str, str]
 ) -> ChatTemplate | None:
+    """Return the default template: files go before the configuration, and named ones first."""
+    templates = {each.stem: each for each in file.parent.glob("additional_chat_templates/*.jinja")}
     beside = file.with_name("chat_template.jinja")
-    source: Any = beside.read_text("utf-8") if beside.is_file() else config.get("chat_template")
+    if templates or beside.is_file():
+        default = templates.get("default", beside)
+        source: Any = default.read_text("utf-8") if default.is_file() else None
+    else:
+        source = settings.get("chat_template")
     if isinstance(source, list):
         named = cast("list[dict[str, str]]", source)
         source = {entry["name"]: entry["template"] for entry in named}.get("default")
     return ChatTemplate(source, specials) if isinstance(source, str) else None
-
-
-def _read_token_text(value: Any) -> str | None:
-    """A special token's text, which configurations store bare or as `{"content": …}`."""
-    if isinstance(value, Mapping):
-        return str(cast("Mapping[str, Any]", value)["content"])
-    return value if isinstance(value, str) else None
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise ConfigurationError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{file} is not a JSON object")
-    return cast("dict[str, Any]", content)
 
 
 class AdaptedTokenizer:
@@ -339,11 +301,14 @@ class AdaptedTokenizer:
         self.special_ids = tokenizer.special_ids
         self.vocabulary_size = tokenizer.vocabulary_size
         self.chat_template = chat_template
+        self.source = tokenizer.source
+        self.notice = tokenizer.notice
         self.encode = tokenizer.encode
         self.decode = tokenizer.decode
 
 
 TRANSFORMERS = ">=4.57,<6"
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "tekken*", "*.model")
 
 
 class AddedToken(Protocol):
@@ -371,15 +336,52 @@ class TransformersTokenizer(Protocol):
     ) -> str: ...
 
 
-def load_hf_tokenizer(model: Model, path: str, declared_eos: Iterable[int] = ()) -> HFTokenizer:
-    """`AutoTokenizer.from_pretrained`, with the model's revision, trust and extra arguments.
+def _read(
+    model: Model, source: str, file: Path | None, declared_eos: Iterable[int]
+) -> HFTokenizer | TokenizerFile:
+    """Return the tokenizer of a folder, a file or a Hub id, with the difference of its readings."""
+    if model.trust_remote_code or model.tokenizer_kwargs:
+        return _load_hf_tokenizer(model, source, declared_eos)
+    alone = None if file is None else TokenizerFile(file, declared_eos)
+    if alone is not None and (source == str(file) or not _has_transformers()):
+        return alone
+    try:
+        tokenizer = _load_hf_tokenizer(model, source, declared_eos)
+    except ConfigurationError as error:
+        if alone is None:
+            raise
+        alone.notice = f"{file} was read without Transformers, which refuses it: {error}"
+        return alone
+    if alone is None and (cached := _find_cached_file(source, model.revision)) is not None:
+        alone = TokenizerFile(cached, declared_eos)
+    if alone is not None and (difference := find_difference(tokenizer, alone)) is not None:
+        tokenizer.notice = (
+            f"the tokenizer of {source} was read by {tokenizer.source}; an engine without "
+            f"Transformers reads it otherwise: {difference}"
+        )
+    return tokenizer
 
-    `declared_eos` are the ids that the model says end a generation.
 
-    Raises:
-        EngineUnavailableError: Transformers is missing or too old.
-        ConfigurationError: nothing loadable is there, or no chat template for the variables.
-    """
+def _has_transformers() -> bool:
+    try:
+        return is_in_range(require_distribution("transformers", install="")[1], TRANSFORMERS)
+    except EngineUnavailableError:
+        return False
+
+
+def _find_cached_file(repository: str, revision: str | None) -> Path | None:
+    """Return the `tokenizer.json` of a model in the Hub's cache, if it is there."""
+    if Path(repository).exists():
+        return None
+    import huggingface_hub  # noqa: PLC0415 - it comes with Transformers
+
+    found: object = huggingface_hub.try_to_load_from_cache(
+        repository, "tokenizer.json", revision=revision
+    )
+    return Path(found) if isinstance(found, str) else None
+
+
+def _load_hf_tokenizer(model: Model, path: str, declared_eos: Iterable[int]) -> HFTokenizer:
     transformers = import_runtime(
         "transformers",
         TRANSFORMERS,
@@ -392,18 +394,74 @@ def load_hf_tokenizer(model: Model, path: str, declared_eos: Iterable[int] = ())
             trust_remote_code=model.trust_remote_code,
             **model.tokenizer_kwargs,
         )
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"no tokenizer could be loaded from {path!r}: {error}") from error
-    tokenizer = HFTokenizer(loaded, declared_eos)
-    tokenizer.chat_template = bind_template(model, tokenizer.chat_template)
-    return tokenizer
+        return HFTokenizer(loaded, declared_eos, describe_distribution("transformers"))
+    except ImportError as error:
+        raise EngineUnavailableError(
+            f"the tokenizer of {path!r} needs more: {redact_text(str(error))}"
+        ) from error
+    except Exception as error:  # the border: classes raise what their files make them raise
+        raise ConfigurationError(
+            f"no tokenizer could be loaded from {path!r}: {redact_text(str(error))}"
+        ) from error
+
+
+_PROBES = (
+    "The quick brown fox", " the cat", "a  b   c", "12345 and 1 2 34 567", "don't DON'T we'll",
+    "\n\n\ta\n b  ", "Gr\u00fc\u00dfe, Gru\u0308\u00dfe", "\u6771\u4eac \u041c\u043e\u0441\u043a\u0432\u0430",
+    "\ufb01ne \u00bd \u2460", "\U0001f642 f(x): x**2 # 3.14e-10", "", " ",
+)  # fmt: skip
+"""Texts on which readings may part: blanks, digits, contractions, accents, scripts, code."""
+
+
+def find_difference(left: Tokenizer, right: Tokenizer) -> str | None:
+    """Return the first thing on which two readings of one tokenizer part; None if there is none.
+
+    They are compared on probe texts, alone and around each of up to 64 special tokens, and by
+    what stands before a text, ends a generation, is no text, and renders chat.
+    """
+    specials = sorted(left.special_ids)[:64]
+    spelled = [left.decode([at], skip_special_tokens=False) for at in specials]
+    for text in (*_PROBES, *(f"a {token} b{token}c" for token in spelled)):
+        ours, theirs = _describe_encoding(left, text), _describe_encoding(right, text)
+        if ours != theirs:
+            return f"{text!r} is {theirs} there and {ours} here"
+    for name in ("leading_ids", "bos_id", "eos_id", "eos_ids", "special_ids"):
+        if (ours := getattr(left, name)) != (theirs := getattr(right, name)):
+            return f"{name} is {theirs} there and {ours} here"
+    return _find_template_difference(left.chat_template, right.chat_template)
+
+
+def _describe_encoding(tokenizer: Tokenizer, text: str) -> str:
+    try:
+        token_ids = tokenizer.encode(text)
+        return f"{token_ids} (as text {tokenizer.decode(token_ids)!r})"
+    except Exception as error:  # the library raises bare Exception, as for a lack of unk_token
+        return f"an error ({error})"
+
+
+def _find_template_difference(left: ChatTemplate | None, right: ChatTemplate | None) -> str | None:
+    if left is None or right is None:
+        return None if left is right else "one of them has a chat template, the other has none"
+    if left.source != right.source:
+        return "their chat templates are different texts"
+    for name in sorted({*left.special_tokens, *right.special_tokens}):
+        if left.special_tokens.get(name) != right.special_tokens.get(name):
+            return f"their chat templates print another {name}"
+    return None
 
 
 class HFTokenizer:
     """The kit's tokenizer on a Transformers one; `eos_ids` adds what the model declares."""
 
-    def __init__(self, tokenizer: TransformersTokenizer, declared_eos: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: TransformersTokenizer,
+        declared_eos: Iterable[int] = (),
+        source: str = "given",
+    ) -> None:
         self._tokenizer = tokenizer
+        self.source = source
+        self.notice: str | None = None
         self.leading_ids = find_leading_ids(
             tokenizer.encode("a", add_special_tokens=True),
             tokenizer.encode("a", add_special_tokens=False),

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
-from evalution.hints import INSTALL_HINTS
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
 from evalution_core.discovery import available
 from evalution_core.options import option_fields
@@ -53,7 +52,7 @@ def parse_arguments(
         UnknownEngineError: no engine of that name is installed; says what to install.
     """
     left = dict(given)
-    kind = load_engine(_check_engine_name(left.pop("engine", None)), hints=INSTALL_HINTS)
+    kind = load_engine(_check_engine_name(left.pop("engine", None)))
     rendered = left.pop("use_chat_template", True)
     if not isinstance(rendered, bool):
         raise ConfigurationError(f"-M use_chat_template must be true or false, got {rendered!r}")

@@ -67,13 +67,14 @@ class CacheTypes:
     v: CacheType
 
 
-def choose_cache_types(options: LlamaCppOptions, device: Device) -> CacheTypes:
-    """Return the cache's types: those of the options, else the most precise that costs little.
+def choose_cache_types(options: LlamaCppOptions, device: Device, weights: str) -> CacheTypes:
+    """Return the cache's types: those of the options, else none narrower than the weights.
 
     llama.cpp's own choice, f16, moves log-probabilities by up to 5e-3 nats; on a CPU f32 costs
     about a tenth of the time. Its flash attention rounds to f16 whatever the cache's type is.
     """
-    usual = "f16" if device.offloads or options.flash_attn is not False else "f32"
+    is_exact = options.flash_attn is False and (weights == "F32" or not device.offloads)
+    usual = "f32" if is_exact else "f16"
     return CacheTypes(options.type_k or usual, options.type_v or usual)
 
 
@@ -161,6 +162,7 @@ def make_context_params(
     library: Library,
     options: LlamaCppOptions,
     device: Device,
+    cache: CacheTypes,
     *,
     n_ctx: int,
     sequences: int,
@@ -185,7 +187,6 @@ def make_context_params(
         params.n_threads_batch = options.n_threads_batch
     params.flash_attn_type = _FLASH[options.flash_attn]
     params.offload_kqv = options.offload_kqv
-    cache = choose_cache_types(options, device)
     params.type_k, params.type_v = _GGML_TYPES[cache.k], _GGML_TYPES[cache.v]
     _set_fields(params, library.llama_context_params, options.llama_kwargs or {})
     return params

@@ -15,7 +15,12 @@ from evalution_core import ConfigurationError, Model, SessionClosedError
 from evalution_enginekit import Tokenizer, files_identity, model_identity
 from evalution_enginekit.chat import ChatTemplate, bind_template
 from evalution_enginekit.gguf.file import GGUFFile, list_parts, read_model_file
-from evalution_enginekit.gguf.tokenizer import load_gguf_tokenizer, read_chat_template
+from evalution_enginekit.gguf.tokenizer import (
+    find_end_ids,
+    find_named_ends,
+    load_gguf_tokenizer,
+    read_chat_template,
+)
 from evalution_enginekit.model_source import list_identity_arguments
 from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_llama_cpp.arguments import (
@@ -38,6 +43,7 @@ class LoadedModel:
     """A model in memory with its tokenizer and the file that it was read from.
 
     `identity` holds SHA-256 of its files; None with a tokenizer that has no files here.
+    `named_ends` are tokens that end a generation by their names alone.
     """
 
     weights: Weights
@@ -45,6 +51,7 @@ class LoadedModel:
     file: GGUFFile
     device: Device
     identity: dict[str, Any] | None
+    named_ends: dict[str, int]
 
 
 def load_model(options: LlamaCppOptions, model: Model, library: Library) -> LoadedModel:
@@ -62,29 +69,39 @@ def load_model(options: LlamaCppOptions, model: Model, library: Library) -> Load
     file = read_model_file(model, "LlamaCpp")
     if file.hyperparameter("attention.causal") is False:
         raise unsuitable_model_error(file.path.name, "a model whose tokens see those behind them")
-    type_k = choose_cache_types(options, device).k
+    type_k = choose_cache_types(options, device, file.weight_type).k
     check_key_type(type_k, file, flash_attn=options.flash_attn)
     params = make_model_params(library, options, [gpus[name] for name in device.gpus])
     with ExitStack() as half_built:
         weights = Weights(library, file.path, params)
         half_built.callback(weights.free)
-        tokenizer = _load_tokenizer(model, file, weights)
+        tokenizer, named_ends = _load_tokenizer(options, model, file, weights)
         identity = _identify(model, file)
         half_built.pop_all()
-    return LoadedModel(weights, tokenizer, file, device, identity)
+    return LoadedModel(weights, tokenizer, file, device, identity, named_ends)
 
 
-def _load_tokenizer(model: Model, file: GGUFFile, weights: Weights) -> Tokenizer:
-    """Return llama.cpp's tokenizer, unless the model names one or it would abort the process."""
+def _load_tokenizer(
+    options: LlamaCppOptions, model: Model, file: GGUFFile, weights: Weights
+) -> tuple[Tokenizer, dict[str, int]]:
+    """Return llama.cpp's tokenizer, unless the model names one or it would abort the process.
+
+    Beside it, the tokens that end a generation by their names.
+    """
+    by_name = options.ends_by_name
     if model.tokenizer is None and find_tokenizer_name(model) is None and accepts_any_text(file):
-        return LlamaTokenizer(weights, bind_template(model, read_chat_template(file)))
-    tokenizer = load_gguf_tokenizer(model, file)
+        own = LlamaTokenizer(weights, bind_template(model, read_chat_template(file)))
+        declared = find_end_ids(file, by_name=False)
+        added = own.eos_ids - declared if by_name else frozenset[int]()
+        own.eos_ids = declared | added
+        return own, {own.decode([i], skip_special_tokens=False): i for i in sorted(added)}
+    tokenizer = load_gguf_tokenizer(model, file, ends_by_name=by_name)
     if tokenizer.vocabulary_size > weights.vocabulary_size:
         raise ConfigurationError(
             f"the tokenizer has {tokenizer.vocabulary_size} tokens and the model in {weights.name} "
             f"{weights.vocabulary_size}: it is another model's"
         )
-    return tokenizer
+    return tokenizer, find_named_ends(file) if by_name else {}
 
 
 def _identify(model: Model, file: GGUFFile) -> dict[str, Any] | None:

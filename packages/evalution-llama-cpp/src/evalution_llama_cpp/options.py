@@ -121,6 +121,14 @@ class LlamaCppOptions:
             "None and auto mean 16."
         ),
     ] = speed_only(default=None)
+    ends_by_name: Annotated[
+        bool,
+        Field(
+            description="End a generation also at control tokens that llama.cpp takes for ends by "
+            "their names, such as <|im_end|> or <|end|>; false ends it where file and tokenizer "
+            "declare it, as the checkpoint's other engines do."
+        ),
+    ] = True
     llama_kwargs: Annotated[
         dict[str, int | float | bool] | None,
         Field(

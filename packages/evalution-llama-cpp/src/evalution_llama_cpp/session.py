@@ -42,7 +42,7 @@ class LlamaCppSession(TokenSession):
     ):
         trained = loaded.weights.trained_length
         cells = options.n_ctx or trained
-        cache = choose_cache_types(options, loaded.device)
+        cache = choose_cache_types(options, loaded.device, loaded.file.weight_type)
         super().__init__(
             engine="LlamaCpp",
             capabilities=capabilities,
@@ -59,7 +59,9 @@ class LlamaCppSession(TokenSession):
         sequences = min(options.rows + _SCORING_SEQUENCES, library.llama_max_parallel_sequences())
         self._context = Context(
             loaded.weights,
-            make_context_params(library, options, loaded.device, n_ctx=cells, sequences=sequences),
+            make_context_params(
+                library, options, loaded.device, cache, n_ctx=cells, sequences=sequences
+            ),
         )
         self._description = _describe_options(options, loaded) | {
             "kv_cache": {"k": cache.k, "v": cache.v, "cells": cells},
@@ -124,6 +126,7 @@ def _describe_options(options: LlamaCppOptions, loaded: LoadedModel) -> dict[str
         "requested_device": options.device,
         "n_gpu_layers": "all" if layers is None else layers,
         "weights": loaded.file.weight_type,
+        "ends_by_name": loaded.named_ends,
         "attention": {None: "llama.cpp's choice", True: "flash", False: "eager"}[
             options.flash_attn
         ],

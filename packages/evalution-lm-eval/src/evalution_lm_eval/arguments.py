@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from evalution.hints import INSTALL_HINTS
 from evalution_core import BaseEngine, ConfigurationError, Model, load_engine
 from evalution_core.options import option_fields
 from evalution_core.plugins import did_you_mean
@@ -72,7 +71,7 @@ def _load_engine_class(name: object) -> type[BaseEngine]:
             "model_args name no engine; for instance "
             "--model_args engine=Transformers,pretrained=builtin:tiny"
         )
-    return load_engine(name, hints=INSTALL_HINTS)
+    return load_engine(name)
 
 
 def _check_names(kind: type[BaseEngine], given: Mapping[str, Any], options: set[str]) -> None:

@@ -11,6 +11,7 @@ from evalution_core import (
     Model,
     validate_options,
 )
+from evalution_openai.address import Address
 from evalution_openai.options import CAPABILITIES, OpenAIOptions
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class OpenAICompatible(OpenAIOptions, BaseEngine):
 
     def __post_init__(self) -> None:
         validate_options(self)
+        Address.parse(self.base_url)
         if self.scoring == "stepwise" and not self.stepwise_top:
             raise ConfigurationError(
                 "option 'scoring' of engine OpenAICompatible is 'stepwise', which costs a request "
@@ -36,9 +38,9 @@ class OpenAICompatible(OpenAIOptions, BaseEngine):
         """Return the first model that the server lists; None where it lists none.
 
         Raises:
-            EngineUnavailableError: no server answers.
+            EngineUnavailableError: no server answers, or none with OpenAI's routes.
         """
-        from evalution_openai.client.probe import fetch_default_model  # noqa: PLC0415 - httpx
+        from evalution_openai.client.listing import fetch_default_model  # noqa: PLC0415 - httpx
 
         return fetch_default_model(self)
 
@@ -55,9 +57,9 @@ class OpenAICompatible(OpenAIOptions, BaseEngine):
         """Find out what the server is and which method of scoring is right.
 
         Raises:
-            EngineUnavailableError: no server answers at `base_url`.
-            ConfigurationError: the key isn't accepted or its variable isn't set, no model is named
-                and the server lists none, `max_model_len` is more than the server's, or `model` has
+            EngineUnavailableError: no server answers at `base_url`, or none with OpenAI's routes.
+            ConfigurationError: the key isn't accepted or its variable isn't set, the server doesn't
+                list the model, or no model is named and the server lists none, `max_model_len` is more than the server's, or `model` has
                 a field that the server decides (`revision`, `model_kwargs`) or isn't known to use
                 (`chat_template_kwargs`).
         """

@@ -48,6 +48,13 @@ class OpenAIOptions:
             "that the server lists."
         ),
     ] = None
+    allow_unlisted: Annotated[
+        bool,
+        Field(
+            description="Accept a model's name that the server doesn't list, such as an Azure "
+            "deployment."
+        ),
+    ] = speed_only(default=False)
     timeout_s: Annotated[float, Field(gt=0, description="Seconds for one try of a request.")] = (
         speed_only(default=300.0)
     )

@@ -49,6 +49,7 @@ class ScriptedServer:
 
     `faults` are answers that come first, one for each request to a path that ends so. `lie` may
     change the choice of an answer with echoed log-probabilities. `routes` that are missing are 404.
+    `everything`, where it is set, answers all requests.
     """
 
     def __init__(self) -> None:
@@ -60,6 +61,7 @@ class ScriptedServer:
         self.takes_ids = True
         self.has_template = False
         self.faults: dict[str, deque[Answer]] = {}
+        self.everything: Answer | None = None
         self.lie: Lie | None = None
         self.requests: list[httpx.Request] = []
 
@@ -72,6 +74,8 @@ class ScriptedServer:
     async def __call__(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
         path = request.url.path.removeprefix("/v1")
+        if self.everything is not None:
+            return self.everything(request)
         if self.faults.get(path):
             return self.faults[path].popleft()(request)
         if path not in self.routes:
@@ -99,6 +103,8 @@ class ScriptedServer:
             case "/detokenize":
                 text = self.tokenizer.decode(body["tokens"], skip_special_tokens=False)
                 return httpx.Response(200, json={"prompt": text})
+            case "/chat/completions" | "/completions" if body.keys() <= {"model"}:
+                return httpx.Response(400, json={"error": {"message": "field required"}})
             case "/chat/completions":
                 return self._completed(body, self.tokenizer.encode(str(body["messages"])))
             case _:

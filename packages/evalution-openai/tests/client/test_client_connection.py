@@ -98,6 +98,15 @@ def test_retries_are_limited(connect: Callable[..., Any], server: Any, faulty: A
     assert len(server.bodies(PATH)) == 3
 
 
+def test_retries_are_logged_once_for_all_requests(
+    connect: Callable[..., Any], server: Any, faulty: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = connect(scoring="none", batch_size=2)
+    server.fails(PATH, *[faulty(500, "no luck")] * 5)
+    session.generate([REQUEST] * 2)
+    assert caplog.messages == ["/v1/completions answered 500: no luck; trying again"]
+
+
 def test_a_refused_request_fails_alone(session: Any, server: Any, faulty: Any) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content)
@@ -217,8 +226,8 @@ def test_a_broken_answer_is_asked_for_again(session: Any, server: Any) -> None:
     server.fails(PATH, lambda _: httpx.Response(200, text='{"choices": [{"text": "ha'))
     (output,) = session.generate([REQUEST])
     assert output.finish_reason == "length"
-    server.fails(PATH, *[lambda _: httpx.Response(200, text="<html>")] * 9)
-    with pytest.raises(EngineRuntimeError, match="invalid JSON: '<html>'; given up after 6 tries"):
+    server.fails(PATH, *[lambda _: httpx.Response(200, text="<no html>")] * 9)
+    with pytest.raises(EngineRuntimeError, match="JSON: '<no html>'; given up after 6 tries"):
         session.generate([REQUEST])
 
 
@@ -299,22 +308,3 @@ def test_scores_cost_tokens_too(connect: Callable[..., Any], clock: Any) -> None
     before = clock.time
     session.loglikelihood(requests)
     assert clock.time - before > 7 * 12.0, "12 ids a request, and one generated"
-
-
-def test_another_models_window_is_not_taken(connect: Callable[..., Any], server: Any) -> None:
-    listed = [{"id": "one", "max_model_len": 64}, {"id": "two", "max_model_len": 128}]
-    server.fails("/models", *[lambda _: httpx.Response(200, json={"data": listed})] * 2)
-    assert connect(Model("three"), scoring="none", api="chat").info.max_model_len is None
-    assert connect(Model("two"), scoring="none", api="chat").info.max_model_len == 128
-
-
-def test_unknown_model_of_evalutions_server_is_refused(
-    connect: Callable[..., Any], server: Any
-) -> None:
-    server.owner = "evalution"
-    with pytest.raises(ConfigurationError, match=r"has no model 'three'; .* to 'scripted', or"):
-        connect(Model("three"))
-    with pytest.raises(
-        ConfigurationError, match=r"a folder called 'scripted' .* model_name to 'sc"
-    ):
-        connect(Model("/runs/scripted"))

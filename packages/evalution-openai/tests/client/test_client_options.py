@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evalution_core import ConfigurationError, load_engine
-from evalution_openai.client.connection import Address
+from evalution_openai.address import Address
 from evalution_openai.engine import OpenAICompatible
 
 

@@ -20,7 +20,7 @@ def test_bodies_held_at_once_are_bounded_in_bytes(
 ) -> None:
     client = serving(session=mock, max_body_bytes=50_000, max_held_bytes=60_000)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50000\r\n\r\n"
-    large = {"prompt": "a", "x": "x" * 30_000}
+    large = {"prompt": "a", "user": "x" * 30_000}
     assert client.post("/v1/completions", json=large).status_code == 200
     with socket.create_connection((client.base_url.host, client.base_url.port)) as half:
         half.sendall(head + b"x" * 40_000)

@@ -112,6 +112,75 @@ def test_a_wrong_conversation_names_its_field(
     assert field in refused(client.post("/v1/chat/completions", json=body))["message"]
 
 
+ELSEWHERE = [
+    "max_completion_tokens", "functions", "function_call", "chat_template", "documents", "audio",
+    "modalities", "prediction", "reasoning_effort", "verbosity", "web_search_options",
+    "stop_token_ids", "bad_words", "allowed_token_ids", "use_beam_search", "length_penalty",
+    "typical_p", "prompt_logprobs", "add_special_tokens", "skip_special_tokens",
+    "include_stop_str_in_output", "truncate_prompt_tokens", "guided_json", "guided_regex",
+    "structured_outputs", "grammar", "json_schema", "prompt_embeds", "do_sample",
+]  # fmt: skip
+"""Fields that change an answer on other servers, and that completions here don't have."""
+
+
+@pytest.mark.parametrize("field", ELSEWHERE)
+def test_field_of_another_server_is_refused(client: httpx.Client, field: str) -> None:
+    error = refused(client.post("/v1/completions", json={"prompt": "a", field: 1}))
+    assert f"this route has no field {field!r}" in error["message"]
+    assert (error["code"], error["param"]) == ("unknown_parameter", field)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (POSTS[0], {"prompt": "a", "temprature": 1}, "'temprature'; did you mean 'temperature'?"),
+        (POSTS[0], {"promt": "a"}, "'promt'; did you mean 'prompt'?"),
+        (
+            POSTS[0],
+            {"prompt": "a", "stream_options": {"include_usge": True}},
+            "'stream_options.include_usge'; did you mean 'include_usage'?",
+        ),
+        (POSTS[1], {"messages": CHAT, "chat_template": "x"}, "mean 'chat_template_kwargs'?"),
+        (
+            POSTS[2],
+            {"requests": [{"context": "a", "continuatoin": "b"}]},
+            "'requests.0.continuatoin'; did you mean 'continuation'?",
+        ),
+        (POSTS[3], {"txt": "a"}, "did you mean 'text'? (fields: text, input_ids, model, requests)"),
+        (POSTS[4], {"prompt": "a", "add_special_token": False}, "mean 'add_special_tokens'?"),
+        (POSTS[5], {"tokens": [1], "skip_specials": True}, "mean 'skip_special_tokens'?"),
+    ],
+)
+def test_misspelt_field_is_refused_with_the_nearest_name(
+    client: httpx.Client, path: str, body: dict[str, Any], message: str
+) -> None:
+    assert message in refused(client.post(path, json=body))["message"]
+
+
+def test_fields_that_cannot_change_an_answer_are_accepted(client: httpx.Client) -> None:
+    unread = {
+        "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "flex",
+        "safety_identifier": "x", "prompt_cache_key": "k", "request_id": "1", "priority": 3,
+    }  # fmt: skip
+    neutral = {"parallel_tool_calls": True, "continue_final_message": False, "num_beams": 1}
+    options = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": False}
+    body = {"messages": CHAT, "max_tokens": 1, **unread, **neutral}
+    assert client.post("/v1/chat/completions", json=body).status_code == 200
+    streamed = {"stream": True, "stream_options": options}
+    assert client.post("/v1/chat/completions", json={**body, **streamed}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("parallel_tool_calls", False), ("continue_final_message", True), ("num_beams", 4)],
+)
+def test_field_with_an_effect_that_no_engine_has_is_unsupported(
+    client: httpx.Client, field: str, value: object
+) -> None:
+    error = refused(client.post("/v1/chat/completions", json={"messages": CHAT, field: value}))
+    assert (error["code"], error["param"]) == ("unsupported", field)
+
+
 def test_stream_with_an_invalid_prompt_gets_400(client: httpx.Client) -> None:
     refused(client.post("/v1/completions", json={"prompt": "a" * 5000, "stream": True}))
 

@@ -28,8 +28,11 @@ from optimum.intel.openvino import OVConfig, OVModelForCausalLM
 from evalution_core import ConfigurationError, Model
 from evalution_core.redaction import redact
 from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
+from evalution_enginekit.precision import find_checkpoint_dtype
 from evalution_enginekit.runtime import merge_arguments
 from evalution_enginekit.tokenizer import checkpoint_tokenizer
+from evalution_openvino.options import PRECISION_HINT, OpenVINOOptions
+from evalution_openvino.runtime import make_compile_properties
 from evalution_transformers.load import LoadedModel, check_complete, read_declared_eos, to_plain
 from evalution_transformers.runtime import loading_errors
 
@@ -109,8 +112,10 @@ _WANTED = (
 )
 
 
-def load_model(model: Model, device: str, properties: Mapping[str, Any]) -> LoadedModel:
-    """Find or export OpenVINO files, and read them; the model isn't compiled yet.
+def load_model(
+    model: Model, device: str, options: OpenVINOOptions
+) -> tuple[LoadedModel, dict[str, Any]]:
+    """Find or export OpenVINO files, and read them; return model and properties to compile it with.
 
     Its attribute `evalution_export` holds the folder of files that were made for it, if they were.
 
@@ -137,14 +142,35 @@ def load_model(model: Model, device: str, properties: Mapping[str, Any]) -> Load
         loading_errors("causal model for OpenVINO", source),
     ):
         warnings.simplefilter("ignore")
-        identity = _find_identity(model, folder)
+        config = _read_config(model, source)
+        identity = _find_identity(model, folder, config)
+        properties = make_compile_properties(device, options, _choose_dtype(options, config, folder))
         export = None if _is_exported(model, folder) else _export(source, model, identity)
         loaded = _read(source, export, model, device, properties)
     # With the model, not with the session: its weights are read from there as they are needed.
     loaded.evalution_export = export
     if folder is None:
         tokenizer.eos_ids |= read_declared_eos(loaded)  # pyright: ignore[reportAttributeAccessIssue]
-    return LoadedModel(loaded, tokenizer, identity)
+    return LoadedModel(loaded, tokenizer, identity), properties
+
+
+def _read_config(model: Model, source: str) -> Any:
+    return transformers.AutoConfig.from_pretrained(
+        source,
+        revision=model.revision,
+        subfolder=str(model.model_kwargs.get("subfolder", "")),
+        trust_remote_code=model.trust_remote_code,
+    )
+
+
+def _choose_dtype(options: OpenVINOOptions, config: Any, folder: Path | None) -> str | None:
+    """Return the precision to compile for; None: `ov_config` says it."""
+    if options.dtype != "auto":
+        return options.dtype
+    if PRECISION_HINT in options.ov_config:
+        return None
+    found = find_checkpoint_dtype(config.to_dict(), folder)
+    return found if found in ("float16", "bfloat16") else "float32"
 
 
 def _is_exported(model: Model, folder: Path | None) -> bool:
@@ -248,17 +274,11 @@ def _read(
     )
 
 
-def _find_identity(model: Model, folder: Path | None) -> dict[str, Any] | None:
+def _find_identity(model: Model, folder: Path | None, config: Any) -> dict[str, Any] | None:
     """Return hashes of a folder's files, or the commit of a repository; None if not known."""
-    revision = None
-    if folder is None:
-        config: Any = transformers.AutoConfig.from_pretrained(
-            str(model.path), revision=model.revision, trust_remote_code=model.trust_remote_code
-        )
-        revision = read_commit_hash(config)
-    else:
+    if folder is not None:
         folder /= str(model.model_kwargs.get("subfolder", ""))
-    found = checkpoint_identity(model, folder, _WEIGHTS, revision)
+    found = checkpoint_identity(model, folder, _WEIGHTS, read_commit_hash(config))
     if found is not None and model.model_kwargs:
         found["model_kwargs"] = redact(to_plain(model.model_kwargs))
     return found

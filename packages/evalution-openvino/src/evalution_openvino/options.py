@@ -30,9 +30,9 @@ class OpenVINOOptions:
     dtype: Annotated[
         DType,
         Field(
-            description="Precision of arithmetic and of the key-value cache; auto: the device's "
-            "default, bfloat16 on many CPUs and float16 on GPUs. A device may take another: see "
-            "describe_execution."
+            description="Precision of arithmetic and of the key-value cache; auto: that of the "
+            "checkpoint. A device that lacks it computes in float32. What is cheaper, such as a "
+            "cache in u8, is asked for in ov_config."
         ),
     ] = "auto"
     ov_config: Annotated[

@@ -10,6 +10,7 @@ import numpy
 
 from evalution_core import ConfigurationError
 from evalution_core.redaction import redact_text
+from evalution_enginekit.precision import name_precision
 from evalution_enginekit.self_check import logits_alike, probe_ids
 from evalution_openvino.runtime import load_openvino, read_execution
 from evalution_openvino.stateful import (
@@ -73,8 +74,10 @@ def compile_and_probe(loaded: Any, device: str, window: int) -> ProbedModel:
         obstacle = "its logits differ when prefixes are shared"
     if obstacle is not None:
         forms = RunForms(shares=False, cuts=False, pads=forms.pads and not equal_lengths)
+    named = name_precision(execution["dtype"] or "unknown", None, execution["kv_cache_dtype"])
     described = {
         **execution,
+        "dtype": named,
         "exported": "before" if loaded.evalution_export is None else "on load",
         "scoring": "shared prefixes" if forms.shares else "padded rows",
         "scoring_fallback": obstacle,

@@ -24,6 +24,8 @@ INSTALL_GENAI = 'pip install "evalution-openvino[genai]"'
 _OVER_OTHERS = ("AUTO", "MULTI", "HETERO", "BATCH")
 """Names that aren't devices, but ways to use some."""
 _HINTS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_ARITHMETICS = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}
+"""Their names among a device's capabilities."""
 _DTYPES = {hint: dtype for dtype, hint in _HINTS.items()}
 _KV_PRECISION = "KV_CACHE_PRECISION"
 
@@ -100,26 +102,26 @@ def resolve_device(name: str | None) -> str:
     return device
 
 
-def make_compile_properties(device: str, options: OpenVINOOptions) -> dict[str, Any]:
-    """Return the properties to compile with; `ov_config` goes through as it is.
+def make_compile_properties(
+    device: str, options: OpenVINOOptions, dtype: str | None
+) -> dict[str, Any]:
+    """Return the properties to compile with; `ov_config` goes through as it is, and last.
 
-    float32 is asked of the key-value cache too, whose default is half as wide, and of layers with
-    compressed weights, whose inputs a CPU otherwise rounds to int8.
+    `dtype` is also asked of the key-value cache, whose default is narrower, and layers with
+    compressed weights, whose inputs a CPU otherwise rounds to int8, keep their inputs. A device
+    that has no arithmetic of that type, for which OpenVINO might take a narrower one, computes in
+    float32. None leaves the precision to the device, or to `ov_config`.
     """
     config = dict(options.ov_config)
     if options.cache_dir is not None:
         config["CACHE_DIR"] = options.cache_dir
-    if options.dtype == "auto":
+    if dtype is None:
         return config
-    hints = {PRECISION_HINT: _HINTS[options.dtype]}
-    if options.dtype == "float32":
-        hints |= {_KV_PRECISION: "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
     core = load_openvino().Core()
     if not device.startswith(_OVER_OTHERS):
-        return {**_supported_hints(core, device, hints), **config}
+        return {**_make_hints(core, device, dtype), **config}
     parts = _parse_devices(device) or core.available_devices
-    each = {part: _supported_hints(core, part, hints) for part in parts}
-    return {"DEVICE_PROPERTIES": each, **config}
+    return {"DEVICE_PROPERTIES": {part: _make_hints(core, part, dtype) for part in parts}, **config}
 
 
 def read_execution(compiled: Properties) -> dict[str, str | None]:
@@ -169,8 +171,12 @@ def _is_there(name: str, available: Iterable[str]) -> bool:
     return any(found == name or found.startswith(f"{name}.") for found in available)
 
 
-def _supported_hints(core: Core, device: str, hints: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the hints that the device knows."""
+def _make_hints(core: Core, device: str, dtype: str) -> dict[str, str]:
+    """Return those hints for a precision that the device knows."""
+    hint = _HINTS[dtype]
+    if _ARITHMETICS[hint] not in core.get_property(device, "OPTIMIZATION_CAPABILITIES"):
+        hint = _HINTS["float32"]
+    hints = {PRECISION_HINT: hint, _KV_PRECISION: hint, "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
     supported = core.get_property(device, "SUPPORTED_PROPERTIES")
     return {name: value for name, value in hints.items() if name in supported}
 

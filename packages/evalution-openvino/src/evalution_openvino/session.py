@@ -16,7 +16,7 @@ from evalution_openvino.generate import (
 from evalution_openvino.load import load_model
 from evalution_openvino.options import OpenVINOOptions
 from evalution_openvino.probe import compile_and_probe
-from evalution_openvino.runtime import make_compile_properties, resolve_device
+from evalution_openvino.runtime import resolve_device
 from evalution_openvino.score import PrefixTreeScorer
 from evalution_transformers.generate import FixedBatches, Generation
 from evalution_transformers.paged import cache_size
@@ -33,8 +33,7 @@ def make_session(
     """Load, compile and probe a model, and make a session on it; errors as `OpenVINO.build`."""
     device = resolve_device(options.device)
     genai, fallback = find_genai(options, model)
-    properties = make_compile_properties(device, options)
-    loaded = load_model(model, device, properties)
+    loaded, properties = load_model(model, device, options)
     exported: Any = loaded.model
     window = find_window(exported, options.max_model_len)
     probed = compile_and_probe(exported, device, window)
@@ -57,7 +56,7 @@ def make_session(
     return TransformersSession(
         type(options).__name__,
         capabilities,
-        replace(loaded, dtype=probed.execution["dtype"] or "unknown"),
+        replace(loaded, dtype=probed.execution["dtype"]),
         max_model_len=window,
         batch_size=rows,
         scorer=PrefixTreeScorer(

@@ -53,8 +53,14 @@ class Llama:
     def __init__(
         self, config: LlamaConfig, weights: Mapping[str, Floats], dtype: str = "float32"
     ) -> None:
-        """Take the weights of `load_checkpoint`; they are copied where `dtype` is another."""
+        """Take the weights of `load_checkpoint`; they are copied where `dtype` is another.
+
+        `auto` is float64 for weights in float64, else float32.
+        """
         self.config = config
+        if dtype == "auto":
+            found = np.result_type(np.float32, *weights.values())
+            dtype = found.name
         if dtype not in _PRECISIONS:
             raise ConfigurationError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
         self.dtype = _PRECISIONS[dtype]

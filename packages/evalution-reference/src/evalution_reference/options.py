@@ -15,9 +15,12 @@ class ReferenceOptions:
     """Options of the reference engine."""
 
     dtype: Annotated[
-        Literal["float32", "float64"],
-        Field(description="Precision of all arithmetic, norms and softmax included."),
-    ] = "float32"
+        Literal["auto", "float32", "float64"],
+        Field(
+            description="Precision of all arithmetic, norms and softmax included; auto: float64 "
+            "for a checkpoint in float64, else float32, which is no narrower than any other."
+        ),
+    ] = "auto"
     max_model_len: Annotated[
         int | None,
         Field(

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.model_source import choose_window, read_commit_hash
+from evalution_enginekit.precision import choose_serving_dtype
 from evalution_enginekit.runtime import process_environment
 from evalution_enginekit.serving_session import (
     LoadingHints,
@@ -60,7 +61,7 @@ def load(options: SGLangOptions, model: Model, resources: ExitStack) -> ServedMo
         arguments = make_arguments(options, model, path, sglang)
         if folder is not None:
             check_weights(folder)
-        return lambda: _start(options, model, sglang, arguments, resources)
+        return lambda: _start(options, model, sglang, arguments, folder, resources)
 
     return load_serving(model, engine="SGLang", hints=_HINTS, prepare=prepare)
 
@@ -70,11 +71,16 @@ def _start(
     model: Model,
     sglang: Library,
     arguments: dict[str, Any],
+    folder: Path | None,
     resources: ExitStack,
 ) -> StartedModel[Runtime]:
     switches = SCORES | (CPU if arguments["device"] == "cpu" else {})
     with process_environment(switches, defaults=_defaults(arguments)), _start_method():
-        config = sglang.model_config(arguments["model_path"], **select_model_arguments(arguments))
+        config = _read_config(sglang, arguments)
+        declared = config.hf_config.to_dict()
+        if (dtype := choose_serving_dtype(options.dtype, declared, folder)) != options.dtype:
+            arguments["dtype"] = dtype
+            config = _read_config(sglang, arguments)
         option, asked = _window_option(options)
         window = choose_window(asked, config.context_len, option=option)
         arguments["context_length"] = window + _RESERVED
@@ -88,6 +94,10 @@ def _start(
         frozenset(config.hf_eos_token_id or ()),
         read_commit_hash(config.hf_config),
     )
+
+
+def _read_config(sglang: Library, arguments: dict[str, Any]) -> ModelConfig:
+    return sglang.model_config(arguments["model_path"], **select_model_arguments(arguments))
 
 
 def fit_window(options: SGLangOptions, window: int, engine: Engine) -> int:

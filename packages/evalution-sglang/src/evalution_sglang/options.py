@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -27,13 +27,6 @@ class SGLangOptions(ServingOptions):
     device: Annotated[
         str | None, Field(description="cuda, cpu, …; None: the device that torch finds.")
     ] = None
-    dtype: Annotated[
-        Literal["auto", "float32", "float16", "bfloat16"],
-        Field(
-            description="Precision of weights and arithmetic; auto: SGLang's choice, which is "
-            "float16 for float32 checkpoints."
-        ),
-    ] = "auto"
     quantization: Annotated[
         str | None,
         Field(description="SGLang's name of the quantization; None: that of the checkpoint."),

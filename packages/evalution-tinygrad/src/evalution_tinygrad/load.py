@@ -82,6 +82,12 @@ class LoadedModel:
     weights: Weights
     max_model_len: int
 
+    @property
+    def dtype(self) -> str:
+        """The arithmetic, float32 whatever the weights are, and what they were rounded to."""
+        rounded = self.weights.dtype == "float16" and self.file.weight_type != "F16"
+        return "float32, weights in float16" if rounded else "float32"
+
 
 def load_model(options: TinygradOptions, model: Model, placement: Placement) -> LoadedModel:
     """Read the model's file and put its weights on the device.
@@ -94,7 +100,7 @@ def load_model(options: TinygradOptions, model: Model, placement: Placement) -> 
     file = read_file(model)
     check_weight_types(file, placement.target)
     max_model_len = choose_window(options.max_model_len, _find_own_window(file))
-    tokenizer = load_gguf_tokenizer(model, file)
+    tokenizer = load_gguf_tokenizer(model, file, ends_by_name=options.ends_by_name)
     with placement.activate():
         weights = read_weights(file, options.dtype, placement.device, realize=options.realize)
     return LoadedModel(file, tokenizer, weights, max_model_len)

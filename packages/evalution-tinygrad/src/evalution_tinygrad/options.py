@@ -32,7 +32,8 @@ class TinygradOptions:
         WeightType,
         Field(
             description="Type of the weight matrices in memory; auto means float32 on a CPU and "
-            "for files of float32 or bfloat16, else float16. Arithmetic is always float32."
+            "for files of float32 or bfloat16, else float16, which rounds quantised weights. "
+            "Arithmetic is always float32."
         ),
     ] = "auto"
     max_model_len: Annotated[
@@ -41,6 +42,14 @@ class TinygradOptions:
             ge=2, description="Tokens that the model is fed at most; None takes what the file says."
         ),
     ] = None
+    ends_by_name: Annotated[
+        bool,
+        Field(
+            description="End a generation also at control tokens whose names mean an end, such as "
+            "<|im_end|> or <|end|>, as llama.cpp does; false ends it where file and tokenizer "
+            "declare it, as the checkpoint's other engines do."
+        ),
+    ] = True
     jit: Annotated[
         int | None,
         Field(

@@ -16,6 +16,7 @@ from evalution_enginekit import (
     model_identity,
 )
 from evalution_enginekit.gguf.file import list_parts
+from evalution_enginekit.gguf.tokenizer import find_named_ends
 from evalution_tinygrad.device import Placement
 from evalution_tinygrad.generate import Generator
 from evalution_tinygrad.kv_cache import Prefixes
@@ -58,7 +59,7 @@ class TinygradSession(TokenSession):
             max_model_len=loaded.max_model_len,
             batch_size=options.rows,
             scoring_window=_SCORING_WINDOW,
-            # Whatever type the weights have, tinygrad's transformer computes in float32.
+            # The self check scores the same weights in two ways, whatever they were rounded to.
             dtype="float32",
         )
         self._model = model
@@ -69,7 +70,9 @@ class TinygradSession(TokenSession):
             "batching": "continuous",
             "attention": "packed rows",
             "prefix_sharing": True,
+            "dtype": loaded.dtype,
             "weight_type": loaded.weights.dtype,
+            "ends_by_name": find_named_ends(loaded.file) if options.ends_by_name else {},
             "quantization": loaded.file.weight_type,
             "jit": placement.jit,
             "jitbeam": placement.beam,

@@ -215,19 +215,16 @@ def _load(
         )
         loaded, report = found
         check_complete(path, report)
-        return _move(loaded, options.dtype, arguments, device)
+        return _move(loaded, arguments, device)
 
 
 def _move(
-    loaded: LoadableModel, dtype: str, arguments: Mapping[str, Any], device: torch.device
+    loaded: LoadableModel, arguments: Mapping[str, Any], device: torch.device
 ) -> LoadableModel:
     """Return the model on its device; one that Transformers has placed itself stays there."""
     is_quantized = getattr(loaded, "quantization_method", None) is not None
     if "device_map" in arguments or (is_quantized and loaded.device.type != "cpu"):
         return loaded
-    if dtype == "auto" and device.type == "cpu" and loaded.dtype == torch.float16:
-        # Half precision has no fast kernels on a CPU, and some operations none at all.
-        loaded = loaded if is_quantized else loaded.float()
     return loaded if loaded.device == device else loaded.to(device)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.model_source import choose_window, read_commit_hash
+from evalution_enginekit.precision import choose_serving_dtype
 from evalution_enginekit.runtime import process_environment
 from evalution_enginekit.serving_session import (
     LoadingHints,
@@ -49,7 +50,7 @@ def load(options: VLLMOptions, model: Model, resources: ExitStack) -> ServedMode
         EngineUnavailableError: vLLM is missing, or memory doesn't suffice.
     """
 
-    def prepare(path: str, _: Path | None) -> Callable[[], StartedModel[Runtime]]:
+    def prepare(path: str, folder: Path | None) -> Callable[[], StartedModel[Runtime]]:
         vllm = import_vllm()
         if options.batch_invariant and is_cpu(vllm):
             raise ConfigurationError(
@@ -57,18 +58,24 @@ def load(options: VLLMOptions, model: Model, resources: ExitStack) -> ServedMode
                 "GPU"
             )
         arguments = make_arguments(options, model, path, vllm)
-        return lambda: _start(options, vllm, arguments, resources)
+        return lambda: _start(options, vllm, arguments, folder, resources)
 
     return load_serving(model, engine="VLLM", hints=_HINTS, prepare=prepare)
 
 
 def _start(
-    options: VLLMOptions, vllm: ModuleType, arguments: dict[str, Any], resources: ExitStack
+    options: VLLMOptions,
+    vllm: ModuleType,
+    arguments: dict[str, Any],
+    folder: Path | None,
+    resources: ExitStack,
 ) -> StartedModel[Runtime]:
     with process_environment(_switches(options, vllm), defaults=QUIET):
         # An engine core in this process has frozen what vLLM reads of the environment.
         vllm.envs.disable_envs_cache()
         config = vllm.EngineArgs(**arguments).create_model_config()
+        declared: Any = config.hf_config
+        arguments["dtype"] = choose_serving_dtype(options.dtype, declared.to_dict(), folder)
         window = fit_window(config, choose_window(options.max_model_len, config.max_model_len))
         # One more than is ever fed: the token that a scored request generates.
         arguments["max_model_len"] = window + 1

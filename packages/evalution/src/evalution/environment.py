@@ -14,7 +14,6 @@ from functools import cache
 from importlib.metadata import (
     PackageNotFoundError,
     distribution,
-    entry_points,
     packages_distributions,
     version,
 )
@@ -29,7 +28,7 @@ from evalution.error_boundary import wrap_errors
 from evalution.redaction import mask_text, mask_value
 from evalution_core import BaseEngine, BaseInferenceSession, EvalutionError, TextCodec
 from evalution_core.discovery import available
-from evalution_core.plugins import normalize
+from evalution_core.plugins import list_entry_points, normalize
 
 
 def read_requirements(name: str, extras: Iterable[str] = ()) -> list[Requirement]:
@@ -166,8 +165,8 @@ def _find_involved(roots: frozenset[str], path: tuple[str, ...]) -> dict[str, st
 def _find_suite_packages() -> set[str]:
     return {
         point.dist.name
-        for point in entry_points(group="evalution.suites")
-        if point.dist is not None and point.module in sys.modules
+        for point in list_entry_points("evalution.suites")
+        if point.dist is not None and point.value.partition(":")[0].strip() in sys.modules
     }
 
 

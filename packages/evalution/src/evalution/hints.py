@@ -1,6 +1,6 @@
 """Install hints: names of the first-party distributions, and no guesses.
 
-Only messages read this; no code decides anything by these names.
+A plugin of one of these names is this project's, whoever else brings one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evalution_core import ConfigurationError
+from evalution_core.discovery import ENGINES
+from evalution_core.plugins import normalize
 
-INSTALL_HINTS = {
+ENGINE_HINTS = {
     "GPTQModel": "evalution-gptqmodel",
     "LlamaCpp": "evalution-llama-cpp",
     "OpenAICompatible": "evalution-openai",
     "OpenVINO": "evalution-openvino",
     "RayReplicas": "evalution-ray",
     "Reference": "evalution-reference",
+    "Replicas": "evalution",
     "SGLang": "evalution-sglang",
     "TensorRTLLM": "evalution-tensorrt-llm",
     "Tinker": "evalution-tinker",
@@ -30,6 +33,31 @@ INSTALL_HINTS = {
     "VLLM": "evalution-vllm",
 }
 """Engine name to the distribution that brings it."""
+
+_OTHER_WORDS = {
+    "GPTQModel": "auto-gptq awq",
+    "LlamaCpp": "ggml gguf",
+    "OpenAICompatible": "api azure deepseek fireworks groq http litellm local-chat-completions "
+    "local-completions localai openrouter server tgi together",
+    "OpenVINO": "optimum-intel ov",
+    "Reference": "numpy",
+    "TensorRTLLM": "trt",
+    "Transformers": "hf hf-auto huggingface pytorch torch",
+}
+_ADDRESSES = {
+    "llama-server": "http://127.0.0.1:8080",
+    "lmstudio": "http://127.0.0.1:1234",
+    "ollama": "http://127.0.0.1:11434",
+    "openai": "https://api.openai.com",
+}
+ENGINE_ALIASES = {
+    **{word: name for name, words in _OTHER_WORDS.items() for word in words.split()},
+    **{word: f"OpenAICompatible base_url: {url}" for word, url in _ADDRESSES.items()},
+}
+"""Words that people know from elsewhere, and the engine that does the same."""
+
+ENGINES.own.update(ENGINE_HINTS)
+ENGINES.aliases.update({normalize(word): meant for word, meant in ENGINE_ALIASES.items()})
 
 SERVER_HINTS = {"build_openai_compatible_server": '"evalution-openai[server]"'}
 """Builder of a server, as `evalution.engines` has it, to the requirement that brings it."""

@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Self, cast
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from evalution.hints import INSTALL_HINTS
 from evalution.workers import SupervisedSession, WorkerOptions, build_supervised, check_workers
 from evalution_core import (
     BaseEngine,
@@ -95,7 +94,7 @@ class ReplicatedEngine(BaseEngine):
         validate_options(self)
         if isinstance(self.engine, EngineSpec):
             # Kept as an engine, which hides what is secret of its options.
-            kind = load_engine(self.engine.kind, hints=INSTALL_HINTS)
+            kind = load_engine(self.engine.kind)
             self.engine = kind.from_options(self.engine.params)
         if self.engine is None:
             raise ConfigurationError(

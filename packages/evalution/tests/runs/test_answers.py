@@ -12,7 +12,7 @@ import pytest
 
 import evalution
 from evalution import Generation, MultipleChoice, Perplexity
-from evalution.runs.in_flight import find_answer_problem
+from evalution.error_boundary import find_answer_problem
 from evalution_core import (
     EngineRuntimeError,
     GenerationOutput,

@@ -109,7 +109,11 @@ def test_model_beside_the_spec_is_found_and_a_hub_id_is_left_alone(tmp_path: Pat
             {"tests": ["no_module:Suite"]},
             "suite 'no_module:Suite' (no_module:Suite) can't be loaded",
         ),
-        ({"tests": [":"]}, "suite ':' (:) can't be loaded: ValueError: Empty module name"),
+        (
+            {"tests": [":"]},
+            "suite ':' (:) can't be loaded: ValueError: it names no class; write it "
+            "as package.module:Class",
+        ),
         ({"tests": ["json:dumps"]}, "suite 'json:dumps' is no Suite"),
     ],
 )
@@ -168,7 +172,7 @@ def test_paths_start_from_where_a_linked_spec_lies(tmp_path: Path) -> None:
         ("none.yaml", "there is no spec file none.yaml"),
         (".", "is a folder; name the spec file in it"),
         ("builtin:tiny/quick", "did you mean 'quickstart'?"),
-        ("builtin:big", "builtin:big is not installed"),
+        ("builtin:big", "no builtin 'big' is installed (installed: tiny)"),
     ],
 )
 def test_spec_that_is_not_there_is_named(source: str, message: str) -> None:

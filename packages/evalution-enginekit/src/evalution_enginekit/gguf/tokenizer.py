@@ -47,10 +47,11 @@ _ENDS_OF_TURN = frozenset(
 """Names of control tokens that end a generation even if the file declares another id alone."""
 
 
-def load_gguf_tokenizer(model: Model, file: GGUFFile) -> Tokenizer:
+def load_gguf_tokenizer(model: Model, file: GGUFFile, *, ends_by_name: bool = True) -> Tokenizer:
     """Load the tokenizer that `model` names, else the one of its GGUF file.
 
-    With a named one, generations end at the file's end tokens too. Chat is rendered with its
+    With a named one, generations end at the file's end tokens too, and with `ends_by_name` at those
+    of `find_named_ends`. Chat is rendered with its
     template, as on every engine, not with the file's.
 
     Raises:
@@ -59,13 +60,14 @@ def load_gguf_tokenizer(model: Model, file: GGUFFile) -> Tokenizer:
         EngineUnavailableError: the `tokenizers` library, or Transformers, is not installed.
     """
     if model.tokenizer is None and find_tokenizer_name(model) is None:
-        tokenizer = GGUFTokenizer(file)
+        tokenizer = GGUFTokenizer(file, ends_by_name=ends_by_name)
         tokenizer.chat_template = bind_template(model, tokenizer.chat_template)
         return tokenizer
-    return add_end_ids(load_tokenizer(model, file.path.parent), file)
+    loaded = load_tokenizer(model, file.path.parent)
+    return add_end_ids(loaded, file, ends_by_name=ends_by_name)
 
 
-def add_end_ids(tokenizer: Tokenizer, file: GGUFFile) -> Tokenizer:
+def add_end_ids(tokenizer: Tokenizer, file: GGUFFile, *, ends_by_name: bool = True) -> Tokenizer:
     """Return the tokenizer with the end tokens of the file added to its own.
 
     Raises:
@@ -77,7 +79,8 @@ def add_end_ids(tokenizer: Tokenizer, file: GGUFFile) -> Tokenizer:
             f"the tokenizer has {tokenizer.vocabulary_size} tokens and the model in "
             f"{file.path.name} {rows}: it is another model's"
         )
-    return AdaptedTokenizer(tokenizer, tokenizer.chat_template, find_end_ids(file))
+    ends = find_end_ids(file, by_name=ends_by_name)
+    return AdaptedTokenizer(tokenizer, tokenizer.chat_template, ends)
 
 
 def read_chat_template(file: GGUFFile) -> ChatTemplate | None:
@@ -91,16 +94,22 @@ def read_chat_template(file: GGUFFile) -> ChatTemplate | None:
     )
 
 
-def find_end_ids(file: GGUFFile) -> frozenset[int]:
-    """Return the ids that end a generation: declared ones, and ends of turn by name."""
+def find_end_ids(file: GGUFFile, *, by_name: bool) -> frozenset[int]:
+    """Return the ids that end a generation: declared ones, and with `by_name` ends of turn."""
     declared = {_find_id(file, key) for key in _ENDING_KEYS} - {None}
-    tokens, types = _read_strings(file, "tokens"), _read_token_types(file)
-    named = {
-        token_id
-        for token_id, kind in enumerate(types)
-        if kind == _CONTROL and tokens[token_id] in _ENDS_OF_TURN
+    named = find_named_ends(file).values() if by_name else ()
+    return frozenset(cast("set[int]", declared)).union(named)
+
+
+def find_named_ends(file: GGUFFile) -> dict[str, int]:
+    """Return control tokens that end a turn by their names, and that the file doesn't declare."""
+    declared = find_end_ids(file, by_name=False)
+    tokens = enumerate(zip(_read_strings(file, "tokens"), _read_token_types(file), strict=True))
+    return {
+        token: token_id
+        for token_id, (token, kind) in tokens
+        if kind == _CONTROL and token in _ENDS_OF_TURN and token_id not in declared
     }
-    return frozenset(cast("set[int]", declared) | named)
 
 
 class GGUFTokenizer:
@@ -113,7 +122,7 @@ class GGUFTokenizer:
         EngineUnavailableError: the `tokenizers` library is not installed.
     """
 
-    def __init__(self, file: GGUFFile):
+    def __init__(self, file: GGUFFile, *, ends_by_name: bool = True):
         self._file = file
         tokens, types = _read_strings(file, "tokens"), _read_token_types(file)
         self._tokenizer, adds_bos = _build(file, tokens, types)
@@ -121,7 +130,7 @@ class GGUFTokenizer:
         self.eos_id = _find_id(file, "eos_token_id")
         adds_bos = bool(_read_value(file, "add_bos_token", adds_bos))
         self.leading_ids = (self.bos_id,) if adds_bos and self.bos_id is not None else ()
-        self.eos_ids = find_end_ids(file)
+        self.eos_ids = find_end_ids(file, by_name=ends_by_name)
         self.special_ids = frozenset(
             token_id for token_id, kind in enumerate(types) if kind in (_UNKNOWN, _CONTROL)
         )
@@ -129,7 +138,8 @@ class GGUFTokenizer:
         self.chat_template = read_chat_template(file)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._file,), {"chat_template": self.chat_template}
+        state = {"chat_template": self.chat_template, "eos_ids": self.eos_ids}
+        return type(self), (self._file,), state
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids

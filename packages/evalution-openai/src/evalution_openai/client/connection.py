@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 import re
@@ -16,8 +17,16 @@ import httpx
 
 from evalution_core import ConfigurationError, EngineRuntimeError, EvalutionError
 from evalution_core.redaction import find_secrets, redact_text
-from evalution_openai.client.responses import find_tls_error, make_error, quote, to_mapping
+from evalution_openai.address import Address
+from evalution_openai.client.responses import (
+    describe_text,
+    find_tls_error,
+    make_error,
+    quote,
+    to_mapping,
+)
 from evalution_openai.client.retry import (
+    BUSY_STATUSES,
     RETRIED_STATUSES,
     AdaptiveConcurrency,
     Clock,
@@ -28,42 +37,7 @@ from evalution_openai.client.retry import (
 )
 from evalution_openai.options import OpenAIOptions
 
-_VERSION = re.compile(r"/v\d+[a-z0-9]*(?=/|$)")
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """URLs of a server's routes: OpenAI's under `api`, its own under `root`."""
-
-    api: str
-    root: str
-
-    @classmethod
-    def parse(cls, base_url: str) -> Address:
-        """Parse `base_url`, with or without `/v1`; another version in the path is kept.
-
-        Raises:
-            ConfigurationError: not an http or https URL, or one with a query or a single route.
-        """
-        base = base_url.rstrip("/")
-        if not _is_address(base) or base.endswith("/completions"):
-            raise ConfigurationError(
-                "base_url must be an http or https URL such as http://127.0.0.1:8000/v1, without a "
-                f"query and without a route like /chat/completions, got {quote(base_url)!r}"
-            )
-        if found := _VERSION.search(base):
-            return cls(base, base[: found.start()] if found.end() == len(base) else base)
-        return cls(f"{base}/v1", base)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL:
-        return False
-    return url.scheme in ("http", "https") and bool(url.host) and not {"?", "#"} & set(text)
-
-
+_log = logging.getLogger(__name__)
 _HIDDEN = b"***"
 _LOOPBACK = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 _CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -71,6 +45,7 @@ _TOO_MANY = 429
 _LEAST_SECRET = 8
 _CREDENTIAL = re.compile(r"(?i)auth|cookie|cred|key|pass|secret|sig|token")
 """Names of headers whose values are removed from answers that repeat them."""
+_LOG_EVERY_S = 10.0
 _LONGEST_ANSWER = 1 << 28
 """Bytes after decompression: a small compressed answer may be endless."""
 
@@ -111,6 +86,7 @@ class ServerConnection:
         self._requests = RateLimit(self.clock, options.requests_per_minute)
         self._tokens = RateLimit(self.clock, options.tokens_per_minute)
         self._chance = chance or random.Random()
+        self._logged_at = float("-inf")
         self._client = httpx.AsyncClient(
             headers=headers,
             timeout=None,
@@ -164,7 +140,7 @@ class ServerConnection:
             except RetryableError as failure:
                 if has_begun:
                     failure.give_up("the stream broke off after its beginning was handed on")
-                await state.wait_after(failure)
+                await self._wait(state, failure)
             else:
                 self._tokens.give_back(tokens - used)
                 return
@@ -180,7 +156,15 @@ class ServerConnection:
                 async with self._try(method, url, body, state) as response:
                     return _json(self._clean(await _read(response)), url)
             except RetryableError as failure:
-                await state.wait_after(failure)
+                await self._wait(state, failure)
+
+    async def _wait(self, state: RetryState, failure: RetryableError) -> None:
+        """Wait for the next try; log now and then what is waited for, as it may take minutes."""
+        now = self.clock.now()
+        if state.failed and now - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = now
+            _log.warning("%s; trying again", failure)
+        await state.wait_after(failure)
 
     async def _begin(self, tokens: int, max_retries: int | None = None) -> RetryState:
         await self._requests.take()
@@ -231,7 +215,8 @@ class ServerConnection:
             raise error
         if status == _TOO_MANY and self.concurrency is not None:
             self.concurrency.note_refusal(sent_at)
-        raise RetryableError(error, parse_retry_after(response.headers, self.clock.today()))
+        wait_s = parse_retry_after(response.headers, self.clock.today())
+        raise RetryableError(error, wait_s, is_busy=status in BUSY_STATUSES)
 
     async def _parse_events(self, response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
         """Yield the events up to `[DONE]`, which some servers omit after a finished choice."""
@@ -278,9 +263,10 @@ def _json(content: bytes, url: str) -> dict[str, Any]:
     try:
         answer = json.loads(content)
     except ValueError as error:
-        said = quote(content[:200].decode("utf-8", "replace"))
-        broken = EngineRuntimeError(f"{httpx.URL(url).path} answered invalid JSON: {said!r}")
-        raise RetryableError(broken) from error
+        broken = f"{httpx.URL(url).path} answered {describe_text(content)}"
+        raise RetryableError(EngineRuntimeError(broken)) from error
+    if isinstance(answer, list):  # Together's list of models
+        return {"data": answer}
     if not isinstance(answer, dict):
         raise EngineRuntimeError(
             f"{httpx.URL(url).path} answered something other than a JSON object"

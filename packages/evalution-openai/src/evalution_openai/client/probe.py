@@ -22,15 +22,15 @@ from evalution_core import (
 from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
 from evalution_enginekit.tokenizer import find_tokenizer_name
-from evalution_openai.client.connection import ServerConnection, is_unreachable
+from evalution_openai.client.connection import ServerConnection
 from evalution_openai.client.dialects import BodyWriter, find_dialect
-from evalution_openai.client.responses import (
-    UseOfIds,
-    read_count,
-    read_text,
-    to_list,
-    to_mapping,
+from evalution_openai.client.listing import (
+    PROBE_RETRIES,
+    ModelListing,
+    choose_model,
+    fetch_listing,
 )
+from evalution_openai.client.responses import UseOfIds
 from evalution_openai.client.scoring_methods import (
     EchoScoring,
     EvalRouteScoring,
@@ -46,53 +46,6 @@ from evalution_openai.client.tokenizer import RemoteTokenizer
 from evalution_openai.options import CAPABILITIES, OpenAIOptions
 
 
-@dataclass(frozen=True, slots=True)
-class ModelListing:
-    """The answer of `/v1/models`, and its facts about the wanted model; all of them optional."""
-
-    names: tuple[str, ...] = ()
-    owner: str | None = None
-    max_model_len: int | None = None
-    dtype: str | None = None
-    capabilities: frozenset[str] = field(default_factory=frozenset[str])
-
-
-async def fetch_listing(connection: ServerConnection, name: str | None) -> ModelListing:
-    """Fetch the list of models; empty where the server has none.
-
-    Raises:
-        EngineUnavailableError: no server answers.
-        ConfigurationError: it rejected the credentials.
-    """
-    try:
-        answer = await connection.get(f"{connection.address.api}/models")
-    except ConfigurationError:
-        raise
-    except EvalutionError as error:
-        if is_unreachable(error):
-            raise EngineUnavailableError(
-                f"no server answers at {redact_text(connection.address.api)}: {error}; start it, "
-                "or set base_url"
-            ) from error
-        return ModelListing()
-    models = [to_mapping(entry) for entry in to_list(answer.get("data"))]
-    if not models:
-        return ModelListing()
-    names = tuple(str(model["id"]) for model in models if "id" in model)
-    chosen = next((model for model in models if model.get("id") == name), None)
-    if chosen is None and name is not None and len(models) > 1:
-        # Nothing is known about that model.
-        return ModelListing(names, read_text(models[0].get("owned_by")))
-    chosen = chosen or models[0]
-    return ModelListing(
-        names,
-        read_text(chosen.get("owned_by")),
-        read_count(chosen.get("max_model_len")) or None,
-        read_text(chosen.get("dtype")),
-        frozenset(str(name) for name in to_list(chosen.get("capabilities"))),
-    )
-
-
 async def fetch_tokenizer_info(connection: ServerConnection) -> Mapping[str, Any]:
     """Fetch `/tokenizer_info`; empty where there is no such route."""
     try:
@@ -101,22 +54,6 @@ async def fetch_tokenizer_info(connection: ServerConnection) -> Mapping[str, Any
         return {}
 
 
-def fetch_default_model(options: OpenAIOptions) -> str | None:
-    """Fetch the first model that the server lists; None where it lists none.
-
-    Raises:
-        EngineUnavailableError: no server answers.
-    """
-    loop = RequestLoop("the OpenAICompatible engine")
-    connection = ServerConnection(options)
-    try:
-        names = loop.call(lambda: fetch_listing(connection, options.model_name)).names
-    finally:
-        loop.close(connection.close)
-    return names[0] if names else None
-
-
-_PROBE_RETRIES = 1
 _PROBE_TEXT = "The first of 3 apples"
 _ALWAYS = frozenset(
     {Capability.GENERATE, Capability.STREAM, Capability.CONTINUOUS_BATCHING, Capability.SAMPLING}
@@ -137,9 +74,10 @@ class ServerProbe:
         max_model_len: the most tokens that a prompt may have; None: unknown.
 
     Raises:
-        EngineUnavailableError: no server answers.
-        ConfigurationError: the credentials aren't accepted, no model is named and none listed, the
-            tokenizer can't be loaded, or `max_model_len` is more than the server's.
+        EngineUnavailableError: no server answers, or none with OpenAI's routes.
+        ConfigurationError: the credentials aren't accepted, the model isn't listed, or none is
+            named and none listed, the tokenizer can't be loaded, or `max_model_len` is more than
+            the server's.
     """
 
     def __init__(
@@ -154,21 +92,12 @@ class ServerProbe:
         self._connection = connection
         wanted = options.model_name or model.path
         self.listing: ModelListing = loop.call(lambda: fetch_listing(connection, wanted))
-        self.model = wanted or _first_listed(self.listing, options)
+        self.model = choose_model(self.listing, wanted, options)
         host = httpx.URL(options.base_url).host
         self.dialect = find_dialect(options.dialect, self.listing.owner, host)
-        if (
-            self.dialect.is_evalution
-            and self.listing.names
-            and self.model not in self.listing.names
-        ):
-            raise ConfigurationError(
-                f"the server at {redact_text(options.base_url)} has no model {self.model!r}; "
-                f"{_suggest_name(self.model, self.listing.names)}"
-            )
         self._variables = model.chat_template_kwargs
         self.writer = BodyWriter(self.model, self.dialect, options.extra_body, self._variables)
-        self.routes = ServerRoutes(connection, self.writer, _PROBE_RETRIES)
+        self.routes = ServerRoutes(connection, self.writer, PROBE_RETRIES)
         self._local = _load_tokenizer(model)
         self.tokenizer: Tokenizer | None = self._local or self._remote_tokenizer()
         self.choice = self._choose_scoring()
@@ -248,7 +177,7 @@ class ServerProbe:
         }
 
     def _post(self, url: str, body: Mapping[str, Any]) -> Any:
-        return self._loop.call(lambda: self._connection.post(url, body, max_retries=_PROBE_RETRIES))
+        return self._loop.call(lambda: self._connection.post(url, body, max_retries=PROBE_RETRIES))
 
     def _remote_tokenizer(self) -> RemoteTokenizer | None:
         """Make the server's tokenizer; None if it lacks vLLM's routes."""
@@ -340,23 +269,6 @@ class ServerProbe:
         if limit is None or method is None:
             return own or limit
         return min(own or limit, limit - method.needs)
-
-
-def _suggest_name(model: str | None, listed: Sequence[str]) -> str:
-    name = PurePath(model or "").name
-    if name in listed and name != model:
-        # A spec takes a folder beside it for the model of that name.
-        return f"a folder called {name!r} was taken for it: set the option model_name to {name!r}"
-    return f"set model.path or model_name to {listed[0]!r}, or leave both out"
-
-
-def _first_listed(served: ModelListing, options: OpenAIOptions) -> str:
-    if not served.names:
-        raise ConfigurationError(
-            f"the server at {redact_text(options.base_url)} lists no model; set model.path or "
-            "model_name to the name that it knows"
-        )
-    return served.names[0]
 
 
 def _load_tokenizer(model: Model) -> Tokenizer | None:

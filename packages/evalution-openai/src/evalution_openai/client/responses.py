@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import ssl
 from collections.abc import Mapping
 from typing import Any, Literal, cast
@@ -228,6 +229,8 @@ def _usage(answer: Fields) -> dict[str, Any]:
     }
 
 
+_HTML = re.compile(r"\s*<(!doctype html|html)\b", re.IGNORECASE)
+_TITLE = re.compile(r"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 _LONGEST_QUOTE = 200
 _WRONG_REQUEST = frozenset({400, 413, 422})
 _TOO_LONG = ("maximum context length", "context_length_exceeded", "exceeds the available context")
@@ -286,7 +289,7 @@ def read_error(body: bytes) -> tuple[str, str | None]:
     try:
         content: Any = json.loads(text)
     except ValueError:
-        return quote(text), None
+        return describe_text(body) if _HTML.match(text) else quote(text), None
     code: Any = None
     for key in ("error", "detail", "message"):
         if isinstance(content, Mapping) and key in content:
@@ -296,6 +299,15 @@ def read_error(body: bytes) -> tuple[str, str | None]:
     if isinstance(content, str):
         return quote(content), code if isinstance(code, str) else None
     return quote(json.dumps(content)), code if isinstance(code, str) else None
+
+
+def describe_text(content: bytes) -> str:
+    """Describe an answer that isn't JSON: a web page by its title, anything else as it begins."""
+    text = content.decode("utf-8", "replace")
+    if _HTML.match(text):
+        title = _TITLE.search(text)
+        return f"a web page (HTML) with the title {quote(title[1] if title else '')!r}"
+    return f"invalid JSON: {quote(text)!r}"
 
 
 def quote(text: str) -> str:

@@ -33,13 +33,26 @@ class Clock:
         await asyncio.sleep(seconds)
 
 
-class RetryableError(Exception):
-    """A try that failed: its error, and the seconds that the server asks to wait."""
+BUSY_STATUSES = frozenset({429, 503})
+"""Statuses of a server that works, and has no room or isn't up yet."""
 
-    def __init__(self, error: EvalutionError, wait_s: float | None = None):
+
+class RetryableError(Exception):
+    """A try that failed.
+
+    Attributes:
+        error: its error.
+        wait_s: the seconds that the server asks to wait; None: it asks for none.
+        is_busy: the server works, and will have room later.
+    """
+
+    def __init__(
+        self, error: EvalutionError, wait_s: float | None = None, *, is_busy: bool = False
+    ):
         super().__init__(str(error))
         self.error = error
         self.wait_s = wait_s
+        self.is_busy = is_busy
 
     def give_up(self, why: str) -> NoReturn:
         """Raise the error of this try, the last one, as that of the request."""
@@ -48,6 +61,8 @@ class RetryableError(Exception):
 
 class RetryState:
     """The tries of one request: at most `max_retries` after the first, until `deadline_s` is over.
+
+    For a busy server they are as many as the options allow.
 
     Waits between them double, each drawn from the upper half of its range so that clients spread
     out ("equal jitter" of the AWS architecture blog, "Exponential Backoff And Jitter").
@@ -76,7 +91,7 @@ class RetryState:
         """Wait for the next try, or raise if none is left."""
         longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**self.failed)
         self.failed += 1
-        if self.failed > self._max_retries:
+        if self.failed > (self._options.max_retries if failure.is_busy else self._max_retries):
             failure.give_up(f"given up after {self.failed} tries (max_retries)")
         wait = max(self._chance.uniform(longest / 2, longest), failure.wait_s or 0.0)
         if wait > self._left:

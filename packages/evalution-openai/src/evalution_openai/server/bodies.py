@@ -1,6 +1,7 @@
 """Bodies of requests, and the requests of the session that they ask for.
 
-Types are strict, `null` counts as absent, and unknown fields are ignored.
+Types are strict, `null` counts as absent, and fields that aren't declared are refused: elsewhere
+one may change an answer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Stops = Stop | Annotated[list[Stop], Field(max_length=64, fail_fast=True)]
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class Body(Strict):
@@ -40,13 +41,33 @@ class Body(Strict):
 
 class StreamOptions(Strict):
     include_usage: bool | None = Field(None, description="End with a chunk that has the usage.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="Without effect: the usage is in the last chunk alone."
+    )
+    include_obfuscation: bool | None = Field(None, description="Without effect: nothing is padded.")
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(BaseModel):
     type: str = "text"
 
 
-class GenerationBody(Body):
+class Unread(Strict):
+    """Fields that can't change an answer: who asks, and how other services bill, keep and cache."""
+
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    cache_salt: Any = None
+    request_id: Any = None
+    priority: Any = None
+
+
+class GenerationBody(Body, Unread):
     """Fields that completions and chat share."""
 
     temperature: Annotated[float, Field(ge=0, le=1000)] | None = Field(
@@ -76,6 +97,7 @@ class GenerationBody(Body):
     repetition_penalty: float | None = None
     min_p: float | None = None
     min_tokens: int | None = None
+    num_beams: int | None = None
     logit_bias: dict[str, float] | None = None
     response_format: ResponseFormat | None = None
 
@@ -128,6 +150,8 @@ class ChatBody(GenerationBody):
     )
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class LoglikelihoodItem(Strict):
@@ -184,6 +208,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "min_p": (0,),
     "min_tokens": (0,),
+    "num_beams": (1,),
+    "parallel_tool_calls": (True,),
+    "continue_final_message": (False,),
     "logit_bias": ({},),
     "suffix": ("",),
 }

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from evalution_openai.server.bodies import Body
+from evalution_core.plugins import did_you_mean
+from evalution_openai.server.bodies import Body, StreamOptions
 from evalution_openai.server.connections import Client, get_client
 from evalution_openai.server.errors import ApiError
 from evalution_openai.server.serving import ServedModel
@@ -134,11 +135,25 @@ def _parse_body(kind: type[B], text: bytes) -> B:
         return kind.model_validate_json(text)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
+        for one in found:
+            if one["type"] == "extra_forbidden":
+                raise _make_unknown(kind, ".".join(map(str, one["loc"]))) from None
         field = str(found[0]["loc"][0]) if found[0]["loc"] else None
         # A field of several types has an error for each of them.
         wrong = [one["msg"] for one in found if one["loc"][:1] == found[0]["loc"][:1]]
         message = "; or ".join(dict.fromkeys(wrong))
         raise ApiError(400, f"{field}: {message}" if field else message, param=field) from None
+
+
+def _make_unknown(kind: type[Body], field: str) -> ApiError:
+    known = [*kind.model_fields, *StreamOptions.model_fields]
+    near = did_you_mean(field.rpartition(".")[2], known)
+    return ApiError(
+        400,
+        f"this route has no field {field!r}{near} (fields: {', '.join(kind.model_fields)})",
+        code="unknown_parameter",
+        param=field,
+    )
 
 
 async def _run_while_connected(

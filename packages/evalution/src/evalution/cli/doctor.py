@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -12,9 +12,12 @@ import typer
 from evalution.cli.errors import EXIT_FAILED, report_errors
 from evalution.cli.listings import complete_known_engines
 from evalution.cli.options import DebugOption, JsonOption
-from evalution.doctor.engines import PATIENCE, EngineHealth, choose_engines, examine_engine
+from evalution.doctor.engines import PATIENCE, EngineHealth, Trial, choose_engines, examine_engine
 from evalution.doctor.machine import Machine, inspect_machine
 from evalution.table import make_console
+from evalution_core import ConfigurationError
+
+_MARKS = {"ok": "ok", "untried": "--", "broken": "!!"}
 
 
 def doctor(
@@ -22,28 +25,37 @@ def doctor(
         list[str] | None,
         typer.Argument(
             metavar="ENGINE",
-            help="Look at these engines, and not at all that are known.",
+            help="Try these engines, and not all that are known.",
             autocompletion=complete_known_engines,
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Try it on this model: a path or a name [default: builtin:tiny]."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the engine."),
+    ] = None,
     patience: Annotated[
-        float, typer.Option(min=1, help="Seconds that each engine has to import its runtime.")
+        float, typer.Option(min=1, help="Seconds that each engine has to load a model and answer.")
     ] = PATIENCE,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Show what works on this machine, and how to fix the rest.
 
-    An installed engine is imported in a process of its own, so one that crashes or hangs hurts
-    nothing. Exit code 0 if at least one engine works, else 1.
+    An installed engine answers a request in a process of its own, so one that crashes or hangs
+    hurts nothing. Exit code 0 if at least one engine works, else 1.
     """
     with report_errors(debug=debug):
         healths: list[EngineHealth] = []
         engines = choose_engines(engine or ())
+        trial = Trial(_parse_options(option or (), engine or ()), model, patience)
         if not as_json:
             _print_machine(inspect_machine())
         for found in engines:
-            healths.append(examine_engine(found, patience))
+            healths.append(examine_engine(found, trial))
             if not as_json:
                 _print_health(healths[-1])
         if as_json:
@@ -52,8 +64,28 @@ def doctor(
                 "engines": [health.to_dict() for health in healths],
             }
             print(json.dumps(shown, indent=2, ensure_ascii=False))
-        if not any(health.works for health in healths):
+        elif any(health.status == "untried" for health in healths):
+            print(f"\n-- is installed, and not tried; {_HOW}")
+        if not any(health.status == "ok" for health in healths):
             raise typer.Exit(EXIT_FAILED)
+
+
+_HOW = "to try one: evalution doctor NAME --model PATH -o KEY=VALUE (-o base_url=URL of a server)"
+
+
+def _parse_options(pairs: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+    if pairs and len(names) != 1:
+        raise ConfigurationError("--option is for one engine; name that engine alone")
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not name or not separator:
+            raise ConfigurationError(f"--option {pair!r} is not KEY=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def _print_machine(machine: Machine) -> None:
@@ -75,21 +107,19 @@ def _print_health(health: EngineHealth) -> None:
 
 
 def _list_health(health: EngineHealth) -> list[str]:
-    if not health.is_installed:
+    if health.status == "missing":
         return [f"–  {health.name}: not installed; {health.remedy}"]
     package = f" ({health.distribution} {health.version})" if health.distribution else ""
-    lines = [f"{'ok' if health.works else '!!':<3}{health.name}{package}"]
-    if health.problem:
-        lines.append(f"   {health.problem}")
-    if health.remedy:
-        lines.append(f"   {health.remedy}")
-    if health.runtime:
-        lines.append(f"   {_format_pairs(health.runtime)}")
-    if health.needs:
-        lines.append(
-            f"   {_format_pairs({k: v or 'missing' for k, v in health.needs.items()}, ' ')}"
-        )
-    return lines
+    needs = {name: version or "missing" for name, version in health.needs.items()}
+    details = [
+        health.problem or health.untried or health.proof,
+        health.remedy,
+        health.note,
+        _format_pairs({k: v for k, v in (health.runtime or {}).items() if v is not None}),
+        _format_pairs(needs, " "),
+    ]
+    first = f"{_MARKS[health.status]:<3}{health.name}{package}"
+    return [first, *(f"   {detail}" for detail in details if detail)]
 
 
 def _format_pairs(values: Mapping[str, Any], between: str = ": ") -> str:

@@ -39,7 +39,11 @@ def _check_command(found: object, what: str) -> _Command:
 
 
 COMMANDS = PluginRegistry(
-    "evalution.commands", "command", _check_command, unavailable=CommandUnavailableError
+    "evalution.commands",
+    "command",
+    _check_command,
+    unavailable=CommandUnavailableError,
+    own={verb: hint.requirement for verb, hint in COMMAND_HINTS.items()},
 )
 
 
@@ -51,8 +55,10 @@ def add_commands(app: typer.Typer, taken: set[str]) -> None:
         taken: verbs that are the runner's own; a package can't replace them.
     """
     found: dict[str, _Entries] = {}
-    for entry in COMMANDS.entries():
-        if entry.name not in taken:
+    names = COMMANDS.names()
+    for name, entry in names.items():
+        is_ours = entry.name in names and name != entry.name  # another package's is
+        if entry.name not in taken and not is_ours:
             found.setdefault(entry.name, []).append(entry)
     for verb, entries in found.items():
         _add(app, verb, _summarize(verb, entries), _make_call(verb, entries))

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from evalution.cli.errors import report_errors
 from evalution.cli.options import DebugOption
-from evalution.hints import INSTALL_HINTS
+from evalution.hints import ENGINE_HINTS
 from evalution.suites.discovery import available_suites, load_suite
 from evalution.suites.suite import Suite, SuiteDeclaration
 from evalution.table import make_console
@@ -39,7 +39,7 @@ def complete_engines(incomplete: str) -> list[str]:
 
 def complete_known_engines(incomplete: str) -> list[str]:
     """Return installed engines and those that could be installed."""
-    return _complete(incomplete, [*(entry.name for entry in available()), *INSTALL_HINTS])
+    return _complete(incomplete, [*(entry.name for entry in available()), *ENGINE_HINTS])
 
 
 def complete_suites(incomplete: str) -> list[str]:
@@ -145,7 +145,7 @@ def engines(
         if name is None:
             _list_engines(as_json=as_json)
             return
-        engine = load_engine(name, hints=INSTALL_HINTS)
+        engine = load_engine(name)
         capabilities = sorted(engine.capabilities)
         if as_json:
             facts = {"name": engine.__name__, "capabilities": capabilities}

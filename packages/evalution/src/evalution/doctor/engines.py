@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from packaging.version import InvalidVersion
 
 from evalution.environment import read_requirements
-from evalution.hints import INSTALL_HINTS
+from evalution.hints import ENGINE_HINTS
 from evalution.redaction import mask_text
 from evalution_core.discovery import ENGINES, EngineEntry, available
 from evalution_core.plugins import normalize
@@ -67,36 +69,57 @@ def _check_requirement(requirement: Requirement) -> Needed:
 
 
 PATIENCE = 120
-"""Seconds that an engine has to import its runtime."""
+"""Seconds that an engine has to import its runtime, load a small model and answer."""
+
+_DUMP = "Fatal Python error: "
+"""The beginning of the stacks that a dying interpreter prints."""
+_FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in ', re.MULTILINE)
+_STDLIB = sysconfig.get_path("stdlib")
+_SECONDS_TO_DIE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """One engine; `problem` is None if nothing speaks against it, `remedy` a command or None.
+    """One engine, by the name that leads to it.
 
-    `runtime` is what the engine itself says it would run on (`version`, `device`, …), None where
-    it doesn't know without a model; `needs` are the versions of what its package requires.
+    It is proven to work by `proof`, a request that it answered; `untried` says why it was asked
+    none, `problem` what speaks against it, `note` which other engine has its name. `remedy` is a
+    command or None. `runtime` is what the engine itself says it would run on (`version`, `device`,
+    …), None where it doesn't know without a model; `needs` are the versions of what its package
+    requires.
     """
 
     name: str
     distribution: str | None
     version: str | None = None
     problem: str | None = None
+    untried: str | None = None
+    proof: str | None = None
+    note: str | None = None
     remedy: str | None = None
     runtime: Mapping[str, Any] | None = None
     capabilities: Sequence[str] = ()
     needs: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
 
     @property
-    def is_installed(self) -> bool:
-        return self.version is not None
-
-    @property
-    def works(self) -> bool:
-        return self.is_installed and self.problem is None
+    def status(self) -> Literal["ok", "untried", "broken", "missing"]:
+        if self.version is None:
+            return "missing"
+        if self.problem is not None:
+            return "broken"
+        return "untried" if self.untried is not None else "ok"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"works": self.works, **asdict(self)}
+        return {"status": self.status, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A way to try an engine: options, a model (None: a small one at hand), and a time limit."""
+
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    model: str | None = None
+    patience: float = PATIENCE
 
 
 def choose_engines(names: Sequence[str] = ()) -> list[EngineEntry | str]:
@@ -109,65 +132,71 @@ def choose_engines(names: Sequence[str] = ()) -> list[EngineEntry | str]:
     """
     installed = available()
     taken = {normalize(entry.name) for entry in installed}
-    absent = {normalize(name): name for name in INSTALL_HINTS if normalize(name) not in taken}
+    absent = {normalize(name): name for name in ENGINE_HINTS if normalize(name) not in taken}
     if not names:
         return [*installed, *absent.values()]
-    return [
-        absent.get(normalize(name)) or ENGINES.find(name, hints=INSTALL_HINTS) for name in names
-    ]
+    return [absent.get(normalize(name)) or ENGINES.find(name) for name in names]
 
 
-def examine_engine(entry: EngineEntry | str, patience: float = PATIENCE) -> EngineHealth:
-    """Ask one engine, for at most `patience` seconds; one that isn't installed is only named."""
+def examine_engine(entry: EngineEntry | str, trial: Trial | None = None) -> EngineHealth:
+    """Try one engine in a child process; one that isn't installed is only named."""
     if isinstance(entry, str):
-        package = INSTALL_HINTS[entry]
+        package = ENGINE_HINTS[entry]
         problem, remedy = f"{package} is not installed", f"pip install {package}"
         return EngineHealth(entry, package, problem=problem, remedy=remedy)
     needs = find_requirements(entry.distribution) if entry.distribution else []
-    answer = _ask(entry, patience)
+    found = _probe(entry, trial or Trial())
     missing = next((need for need in needs if not need.is_met), None)
-    problem: str | None = answer["error"]
-    if missing is not None:
-        problem = missing.complaint
+    name, note = _find_name(entry)
     return EngineHealth(
-        entry.name,
+        name,
         entry.distribution,
         entry.version or "(no version)",
-        problem,
-        _find_remedy(entry, missing, answer) if problem else None,
-        answer["runtime"],
-        answer["capabilities"],
+        found.get("error") if missing is None else missing.complaint,
+        found.get("untried"),
+        found.get("proof"),
+        note,
+        None if missing is None else missing.command,
+        found.get("runtime"),
+        found.get("capabilities", ()),
         {need.name: need.installed for need in needs},
     )
 
 
-def _find_remedy(
-    entry: EngineEntry, missing: Needed | None, answer: Mapping[str, Any]
-) -> str | None:
-    if missing is not None:
-        return missing.command
-    if answer["imported"] or answer["lost"] or entry.distribution is None:
-        return None  # the engine's own message says what to do, or nobody knows
-    return f"pip install --force-reinstall {entry.distribution}"
+def _find_name(entry: EngineEntry) -> tuple[str, str | None]:
+    """Return the name that leads to an engine, and a note if that isn't its own name."""
+    name = next((name for name, known in ENGINES.names().items() if known == entry), entry.name)
+    if name == entry.name:
+        return name, None
+    others = [
+        other.source
+        for other in available()
+        if normalize(other.name) == normalize(entry.name) and other != entry
+    ]
+    return name, f"{' and '.join(others)} also has an engine {entry.name}; name this one {name}"
 
 
-def _ask(entry: EngineEntry, patience: float) -> dict[str, Any]:
-    """The child's answer, or what became of the child in place of one."""
-    fields = (entry.name, entry.value, entry.distribution, entry.version)
-    question = json.dumps({"path": sys.path, "entry": fields})
+def _probe(entry: EngineEntry, trial: Trial) -> dict[str, Any]:
+    """Return what the child found out, and as an `error` what became of it."""
+    question = {
+        "path": sys.path,
+        "entry": (entry.name, entry.value, entry.distribution, entry.version),
+        "options": trial.options,
+        "model": trial.model,
+    }
     # Files and no pipes: a grandchild that lives on would hold a pipe open.
     with TemporaryFile() as asked, TemporaryFile() as answered, TemporaryFile() as printed:
-        asked.write(question.encode())
+        asked.write(json.dumps(question).encode())
         asked.seek(0)
-        fault = _run_child(asked, answered, printed, patience)
+        fault = _run_child(asked, answered, printed, trial.patience)
         answered.seek(0)
-        text = answered.read().decode(errors="replace")
-        if fault is None and text:
-            return {**json.loads(text), "lost": False}
-        problem = fault or "it ended the process while it was imported"
-        last = _read_last_line(printed)
-        error = f"{problem}{f'; it printed last: {last}' if last else ''}"
-    return {"imported": False, "lost": True, "capabilities": [], "runtime": None, "error": error}
+        found: dict[str, Any] = {"stage": "its start"}
+        for line in answered:
+            found |= json.loads(line)
+        if found["stage"] is not None:
+            doing = f"{fault or 'it ended the process'} during {found['stage']}"
+            found["error"] = f"{doing}{_describe_end(printed)}"
+    return found
 
 
 def _run_child(
@@ -182,11 +211,14 @@ def _run_child(
     try:
         status = child.wait(patience)
     except subprocess.TimeoutExpired:
-        return f"importing it was not done after {patience:g} s"
+        child.send_signal(signal.SIGABRT)  # by which it prints its stacks
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_SECONDS_TO_DIE)
+        return f"it was not done after {patience:g} s,"
     finally:
         _kill_group(child)
     if status < 0:
-        return f"it crashed with {signal.Signals(-status).name} while it was imported"
+        return f"it crashed with {signal.Signals(-status).name}"
     return f"it ended the process with status {status}" if status else None
 
 
@@ -199,7 +231,16 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _read_last_line(printed: IO[bytes]) -> str:
+def _describe_end(printed: IO[bytes]) -> str:
+    """Return the last printed line, and the place in the code where the process ended."""
     printed.seek(0)
-    lines = printed.read().decode(errors="replace").strip().splitlines()
-    return mask_text(lines[-1].strip())[:200] if lines else ""
+    text, _, stacks = printed.read().decode(errors="replace").partition(_DUMP)
+    frames = [(file, line) for file, line in _FRAME.findall(stacks) if not _is_python_own(file)]
+    place = f" ({frames[0][0]}, line {frames[0][1]})" if frames else ""
+    lines = text.strip().splitlines()
+    return f"{place}; it printed last: {mask_text(lines[-1].strip())[:200]}" if lines else place
+
+
+def _is_python_own(file: str) -> bool:
+    is_installed = "site-packages" in file or "dist-packages" in file
+    return file.startswith("<") or (file.startswith(_STDLIB) and not is_installed)

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from evalution.hints import INSTALL_HINTS, SERVER_HINTS
+from evalution.hints import SERVER_HINTS
 from evalution_core import (
     ConfigurationError,
     UnknownEngineError,
@@ -37,7 +37,11 @@ def _check_builder(found: object, what: str) -> Callable[..., object]:
 
 
 SERVERS = PluginRegistry(
-    "evalution.servers", "server builder", _check_builder, unknown=EngineNotInstalledError
+    "evalution.servers",
+    "server builder",
+    _check_builder,
+    unknown=EngineNotInstalledError,
+    own=SERVER_HINTS,
 )
 """Every builder of a server."""
 
@@ -66,9 +70,9 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in SERVER_HINTS or any(entry.name == name for entry in SERVERS.entries()):
-        return SERVERS.load(name, hints=SERVER_HINTS)
+        return SERVERS.load(name)
     try:
-        return load_engine(name, hints=INSTALL_HINTS)
+        return load_engine(name)
     except UnknownEngineError as error:
         raise EngineNotInstalledError(str(error)) from None
 

@@ -23,6 +23,7 @@ from evalution_core import (
     LoglikelihoodRequest,
     Model,
     RequestFailure,
+    RollingLoglikelihoodRequest,
 )
 from evalution_core.engine import CONTRACT_VERSION
 from evalution_core.kinds import RequestKind, find_kind
@@ -57,11 +58,13 @@ def request_content(request: Request) -> str | None:
 
 def is_plain(request: Request) -> bool:
     """True if a template can show nothing of the request but roles and texts."""
-    if isinstance(request, GenerationRequest) and request.tools is not None:
-        return False
-    if isinstance(request, GenerationRequest | LoglikelihoodRequest):
-        return all(_is_plain_message(message) for message in request.messages or ())
-    return True
+    match request:
+        case GenerationRequest(tools=tools) if tools is not None:
+            return False
+        case GenerationRequest() | LoglikelihoodRequest():
+            return all(_is_plain_message(message) for message in request.messages or ())
+        case RollingLoglikelihoodRequest():
+            return True
 
 
 def _is_plain_message(message: Mapping[str, Any]) -> bool:

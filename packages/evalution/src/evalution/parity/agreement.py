@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from evalution.error_boundary import find_answer_problem
 from evalution.parity.result import (
     NEAR_TIE,
     ChoiceFlip,
@@ -21,7 +22,6 @@ from evalution.parity.result import (
     summarize_differences,
 )
 from evalution.redaction import mask_text
-from evalution.runs.in_flight import find_answer_problem
 from evalution_core import GenerationOutput, RequestFailure
 from evalution_core.kinds import RequestKind
 from evalution_core.requests import Output

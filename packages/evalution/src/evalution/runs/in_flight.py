@@ -5,34 +5,25 @@ No answer is lost, counted twice or taken for that of another request.
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cache, partial
-from numbers import Real
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import cast
 
-from evalution.error_boundary import wrap_errors
+from evalution.error_boundary import find_answer_problem, to_plain_score, wrap_errors
 from evalution.runs.known_answers import KnownAnswers
 from evalution.suites.suite import AnySuite, Sample
 from evalution_core import (
     ConfigurationError,
     EngineRuntimeError,
     EvalutionError,
-    LoglikelihoodOutput,
     RequestFailure,
-    RollingLoglikelihoodOutput,
 )
 from evalution_core.kinds import RequestKind
 from evalution_core.requests import Output, Request
 
 Key = tuple[int, int]
 """The row's index, and the position among its requests."""
-
-_ROUNDING = 1e-6
-"""A log-probability may be rounded this far above zero."""
 
 
 @dataclass(slots=True)
@@ -280,83 +271,3 @@ class SampleSource:
                 return None
             self._count += 1
             return sample
-
-
-def to_plain_score(answer: Output) -> Output:
-    """Return `answer` with Python's own float as its log-probability, exactly the same number.
-
-    What is computed from a library's narrower float is rounded otherwise than what is computed from
-    the float that is read back from a journal, and a near tie could fall the other way.
-    """
-    if isinstance(answer, LoglikelihoodOutput | RollingLoglikelihoodOutput) and (
-        type(answer.logprob) is not float
-    ):
-        return replace(answer, logprob=float(answer.logprob))
-    return answer
-
-
-def find_answer_problem(answer: Output) -> str | None:
-    """Return what is wrong with the values that are scored or counted; None if nothing is.
-
-    The contract doesn't check outputs when they are made. A log-probability of minus infinity is
-    valid: the probability is zero.
-    """
-    for name, find_problem in _find_checks(type(answer)):
-        if problem := find_problem(getattr(answer, name)):
-            return problem
-    return None
-
-
-def _find_text_problem(text: object) -> str | None:
-    if not isinstance(text, str):
-        return f"the engine gave {text!r} as a text"
-    if text.isascii():
-        return None
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return f"the engine gave a text with a lone surrogate, which is no valid text: {text!a}"
-    return None
-
-
-def _find_logprob_problem(value: object) -> str | None:
-    # The exact type first: asking an abstract class takes longer than all else here.
-    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
-        return f"the engine gave {value!r} as a log-probability"
-    number = float(cast(float, value))
-    if math.isnan(number):
-        return "the engine gave NaN as a log-probability"
-    if number > _ROUNDING:
-        return f"the engine gave {number} as a log-probability, which is above 0"
-    return None
-
-
-def _find_count_problem(name: str, count: object) -> str | None:
-    if type(count) is int and count >= 0:
-        return None
-    try:
-        is_count = operator.index(count) >= 0  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        is_count = False
-    return None if is_count else f"the engine gave {count!r} as {name}"
-
-
-def _find_optional_count_problem(name: str, count: object) -> str | None:
-    return None if count is None else _find_count_problem(name, count)
-
-
-_CHECKS: dict[str, Callable[[object], str | None]] = {
-    "text": _find_text_problem,
-    "logprob": _find_logprob_problem,
-    "token_count": partial(_find_count_problem, "token_count"),
-    **{
-        name: partial(_find_optional_count_problem, name)
-        for name in ("prompt_tokens", "completion_tokens", "truncated_tokens")
-    },
-}
-
-
-@cache
-def _find_checks(output: type[Output]) -> list[tuple[str, Callable[[object], str | None]]]:
-    names = {field.name for field in fields(output)}
-    return [(name, check) for name, check in _CHECKS.items() if name in names]

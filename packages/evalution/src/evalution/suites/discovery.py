@@ -28,20 +28,15 @@ def load_suite(name: str) -> type[SuiteDeclaration]:
             or its module can't be imported, or what it names is no suite.
     """
     with note_working_folder(name):
-        return find_suites().load(name, hints=SUITE_HINTS)
+        return find_suites().load(name)
 
 
 def available_suites() -> dict[str, str]:
     """Return every suite's name and place; imports no module of another package.
 
-    Where two packages bring one name, both stand here as `distribution/Name`.
+    Where two other packages bring one name, both stand here as `distribution/Name`.
     """
-    entries = find_suites().entries()
-    names = [entry.name for entry in entries]
-    return {
-        entry.name if names.count(entry.name) == 1 else f"{entry.source}/{entry.name}": entry.value
-        for entry in entries
-    }
+    return {name: entry.value for name, entry in find_suites().names().items()}
 
 
 def built_in_suite(class_name: str) -> type[AnySuite] | None:
@@ -63,6 +58,7 @@ def find_suites() -> PluginRegistry[type[SuiteDeclaration]]:
         unavailable=ConfigurationError,
         built_in=find_built_in(),
         distribution="evalution",
+        own=SUITE_HINTS,
     )
 
 

@@ -18,9 +18,9 @@ _CRASHES_ALONE = 2
 
 
 class PoisonRequestFinder:
-    """Jobs that were in flight when a worker ended, each to be run again alone on a worker.
+    """Jobs that were in flight when a worker or its session failed, each to be run again alone.
 
-    A job that ends a worker twice, alone, is poisonous; all others are answered.
+    A job that ends a worker or session twice, alone, is poisonous; all others are answered.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from evalution.error_boundary import wrap_errors
-from evalution.hints import BACKEND_HINT, INSTALL_HINTS, note_working_folder
+from evalution.hints import BACKEND_HINT, note_working_folder
 from evalution.redaction import register_secrets
 from evalution.rows.local import BUILTIN
 from evalution.runs.backend import BackendReader, ModelBackend, check_backend
@@ -56,7 +56,8 @@ def read_backend(
 
 
 def _find_reader() -> BackendReader:
-    entries = BACKENDS.entries()
+    found = BACKENDS.entries()
+    entries = [entry for entry in found if entry.distribution == BACKEND_HINT] or found
     if not entries:
         raise ConfigurationError(
             "the section 'backend' needs a package of training backends and none is installed; "
@@ -174,7 +175,7 @@ def parse_engine(declared: object) -> BaseEngine:
     """
     name, options = read_declaration(declared, "engine")
     with note_working_folder(name):
-        engine = load_engine(name, hints=INSTALL_HINTS)
+        engine = load_engine(name)
     _check_place(options, engine)
     _check_plain(options, "engine")
     register_secrets(options)

@@ -21,8 +21,7 @@ from evalution.yaml_spec.option_schema import (
     read_docstring,
 )
 from evalution_core import ConfigurationError, EvalutionError, Model
-from evalution_core.discovery import EngineEntry, available
-from evalution_core.plugins import normalize
+from evalution_core.discovery import ENGINES, EngineEntry
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ENGINE, _MODEL, _TEST = ({"$ref": f"#/$defs/{name}"} for name in ("engine", "model", "test"))
@@ -134,15 +133,10 @@ def make_spec_schema() -> SpecSchema:
 
 
 def _list_engines(complaints: list[str]) -> list[NamedDeclaration]:
-    entries = available()
-    names = [normalize(entry.name) for entry in entries]
     found: list[NamedDeclaration] = []
-    for entry in entries:
-        is_alone = names.count(normalize(entry.name)) == 1
+    for name, entry in ENGINES.names().items():
         with _note_errors(complaints):
-            found.append(
-                _declare_engine(entry.name if is_alone else f"{entry.source}/{entry.name}", entry)
-            )
+            found.append(_declare_engine(name, entry))
     return found
 
 
