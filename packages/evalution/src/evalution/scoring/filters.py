@@ -157,7 +157,7 @@ def filters_to_yaml(filters: object) -> Any:
     if isinstance(filters, Mapping):
         named = cast(Mapping[str, Any], filters)
         return {name: filters_to_yaml(steps) for name, steps in named.items()}
-    return FILTERS.to_yaml(cast(Sequence[Filter], filters))
+    return FILTERS.to_yaml(filters)
 
 
 def _is_step(declared: Mapping[str, Any]) -> bool:

@@ -52,9 +52,9 @@ class StepKinds(Generic[S]):
             return [self._parse_one(one) for one in cast(Sequence[object], declared)]
         return [self._parse_one(declared)]
 
-    def to_yaml(self, steps: Sequence[S]) -> list[Any]:
+    def to_yaml(self, steps: object) -> list[Any]:
         """The form in which a spec declares the steps; a class of one's own has its name alone."""
-        return [self._declare(step) for step in steps]
+        return [self._declare(step) for step in cast(Sequence[S], steps)]
 
     def describe(self) -> dict[str, str]:
         """What each of them does, by its docstring."""
