@@ -85,6 +85,8 @@ RIGHT: list[dict[str, Any]] = [
         ]
     },
     {"tests": [{**TEST, "filters": "strip"}]},
+    {"tests": [{**TEST, "metrics": "number"}]},
+    {"tests": [{**TEST, "metrics": ["f1", {"number": 0.5}, {"chrf": {"word_order": 2}}]}]},
     {"tests": [{**TEST, "filters": [{"regex": "x"}, "lower", {"replace": {"pattern": "x"}}]}]},
     {"tests": [{**TEST, "filters": {"loose": "strip", "strict": [{"regex": {"pattern": "x"}}]}}]},
     {"tests": [{**TEST, "stop": ["a", "b"], "num_fewshot": 3}]},
@@ -106,6 +108,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tests": [{**TEST, "promt": "q"}]}, "$.tests[0]"),
     ({"tests": [{**TEST, "num_fewshot": "3"}]}, "$.tests[0].num_fewshot"),
     ({"tests": [{**TEST, "target_filters": "stripp"}]}, "$.tests[0].target_filters"),
+    ({"tests": [{**TEST, "metrics": ["bleu"]}]}, "$.tests[0].metrics"),
+    ({"tests": [{**TEST, "metrics": [{"number": "x"}]}]}, "$.tests[0].metrics"),
     ({"tests": [{**TEST, "target_filters": [{"regex": {"patern": "x"}}]}]}, "$.tests[0].target"),
     ({"tests": [{"type": "generation", "data": "r", "prompt": "q"}]}, "$.tests[0]"),
     ({"modle": "m"}, "$"),

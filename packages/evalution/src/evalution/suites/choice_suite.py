@@ -263,6 +263,8 @@ class MultipleChoice(LocalQuestions, ChoiceSuite):
         value = row[self.target]
         if isinstance(value, str) and value in choices:
             return choices.index(value)
+        if isinstance(value, str) and value.isdecimal():  # a table has texts alone
+            value = int(value)
         # A bool is an int too, but true is as likely the first of "yes" and "no".
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
             return value
