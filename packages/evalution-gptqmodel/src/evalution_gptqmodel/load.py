@@ -21,6 +21,7 @@ from evalution_core.plugins import did_you_mean
 from evalution_core.redaction import redact_text
 from evalution_enginekit import load_tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder
+from evalution_enginekit.precision import find_checkpoint_dtype
 from evalution_enginekit.runtime import merge_arguments, shorten_error
 from evalution_gptqmodel.layers import (
     are_kernels_ready,
@@ -177,8 +178,11 @@ def _load_checkpoint(options: GPTQModelOptions, model: Model) -> tuple[LoadedMod
     arguments: dict[str, Any] = {**model.model_kwargs, "backend": _find_backend(runtime, options)}
     if "device_map" not in arguments:
         arguments["device"] = str(device)
-    if options.dtype != "auto":
-        arguments["dtype"] = getattr(torch, options.dtype)
+    file = folder / "config.json"
+    config: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    dtype = options.dtype if options.dtype != "auto" else find_checkpoint_dtype(config, folder)
+    # Left to itself, the loader takes bfloat16 on a CPU, and in place of float32.
+    arguments["dtype"] = getattr(torch, dtype or "float32")
     attention = read_attention(options)
     if attention is not None:
         arguments["attn_implementation"] = attention

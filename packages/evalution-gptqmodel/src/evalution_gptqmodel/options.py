@@ -17,8 +17,8 @@ class GPTQModelOptions(ContinuousOptions):
     dtype: Annotated[
         Literal["auto", "float32", "float16", "bfloat16"],
         Field(
-            description="Precision of what isn't quantised; auto: GPTQModel's choice, on a CPU "
-            "bfloat16. Kernels may round to less on the way."
+            description="Precision of what isn't quantised; auto: that of the checkpoint. Kernels "
+            "may round to less on the way."
         ),
     ] = "auto"
     backend: Annotated[

@@ -35,6 +35,7 @@ class Tinker(TinkerOptions, BaseEngine):
     """
 
     capabilities = TINKER_CAPABILITIES
+    is_out_of_process = True
 
     def __post_init__(self) -> None:
         validate_options(self)

@@ -66,6 +66,9 @@ SERVER_HINTS = {"build_openai_compatible_server": '"evalution-openai[server]"'}
 SUITE_HINTS = {"lm_eval": "evalution-lm-eval"}
 """Suite name to the distribution that brings it."""
 
+GENERATED_VARIANTS = {"BoolQ": "boolq-seq2seq", "MMLU": "mmlu_generative"}
+"""Suite that scores to lm-eval's task that asks the same and generates."""
+
 BACKEND_HINT = "evalution-training"
 """The distribution that reads the section `backend` of a spec."""
 
@@ -99,6 +102,13 @@ COMMAND_HINTS = {
     ),
 }
 """Verb to what is known of it before anything is loaded."""
+
+
+def suggest_generation(suite: str) -> str:
+    """Return the end of a refusal to score: what runs where only texts come back."""
+    variant = GENERATED_VARIANTS.get(suite)
+    asks_the_same = f", or {variant} of `type: lm_eval`" if variant else ""
+    return f"; tests that generate run on it: `type: generation`, gsm8k{asks_the_same}"
 
 
 @contextmanager

@@ -51,6 +51,21 @@ def _restore_infinity(metric: Any) -> Any:
     return found
 
 
+def read_precision(engine: Mapping[str, Any]) -> str | None:
+    """Return the arithmetic in an engine's record, as its session described it; None if not."""
+    execution = cast("Mapping[str, Any]", engine.get("execution") or {})
+    dtype = execution.get("dtype")
+    return None if dtype is None else str(dtype)
+
+
+def describe_precisions(left: str | None, right: str | None) -> str | None:
+    """Return a sentence about two runs that were computed in different precisions, else None."""
+    if left == right:
+        return None
+    named = [dtype or "a precision that its session doesn't report" for dtype in (left, right)]
+    return f"left was computed in {named[0]}, right in {named[1]}: that alone moves scores"
+
+
 @dataclass(frozen=True, slots=True)
 class MetricResult:
     """A score over `n` samples; `value`, `stderr` and `interval` are None where undefined.
@@ -184,6 +199,11 @@ class RunResult:
     def failed(self) -> int:
         """Samples without an answer, and errors of the session, over all suites."""
         return sum(suite.failed + len(suite.errors) for suite in self.suites)
+
+    @property
+    def precision(self) -> str | None:
+        """Arithmetic that the session reported, such as float32; None if it reported none."""
+        return read_precision(self.engine)
 
     def __getitem__(self, suite: str) -> SuiteResult:
         """Return the result of the suite of this name."""

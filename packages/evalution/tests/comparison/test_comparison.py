@@ -61,6 +61,40 @@ def run(
     return RunResult(scoring_policy={}, versions={}, status="done", suites=[suite], **known)
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "remarks"),
+    [
+        (
+            "float32",
+            "bfloat16, cache in u8",
+            [
+                "left was computed in float32, right in bfloat16, cache in u8: that alone moves "
+                "scores"
+            ],
+        ),
+        (
+            "float32",
+            None,
+            [
+                "left was computed in float32, right in a precision that its session doesn't "
+                "report: that alone moves scores"
+            ],
+        ),
+        ("float32", "float32", []),
+        (None, None, []),
+    ],
+)
+def test_runs_of_different_precision_are_named(
+    left: str | None, right: str | None, remarks: list[str]
+) -> None:
+    runs = [
+        run([sample(0)], engine={"name": "E", "execution": {"dtype": dtype}})
+        for dtype in (left, right)
+    ]
+    assert [found.precision for found in runs] == [left, right]
+    assert list(list_remarks(compare(*runs))) == remarks
+
+
 def test_right_or_wrong_rows_are_tested_by_mcnemar() -> None:
     left = run([sample(n, float(n < 8)) for n in range(10)])
     right = run([sample(n, float(n > 0)) for n in range(10)])

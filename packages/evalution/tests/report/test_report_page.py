@@ -81,6 +81,20 @@ def test_error_of_a_failed_run_is_shown(write_page: Any, make_run: Any) -> None:
     assert len(page.html) < 200_000  # without a figure, Plotly stays out
 
 
+def test_precision_of_each_run_is_shown_and_a_difference_named(
+    write_page: Any, make_run: Any, make_suite: Any
+) -> None:
+    runs = [
+        make_run(make_suite("sums"), engine={"name": "E", "execution": {"dtype": dtype}})
+        for dtype in ("float32", "bfloat16")
+    ]
+    difference = "Computed in bfloat16, the first run in float32: the scores differ by rounding too"
+    assert difference in write_page(*runs).text
+    alone = write_page(runs[0]).text.split("Run conditions")[0]
+    assert "float32" in alone
+    assert "Computed in" not in alone
+
+
 def test_unfinished_run_is_marked(write_page: Any, make_run: Any) -> None:
     page = write_page(make_run(status="running", notices=["3 answers were lost with the journal"]))
 

@@ -161,7 +161,9 @@ def _file(folder: Path, written: Mapping[str, Any]) -> str:
 )
 def test_name_is_matched_as_the_runner_matches_it(name: str, spelling: str) -> None:
     assert normalize(name) == normalize(spelling)
-    declared = [NamedDeclaration(name, "engine", None, {"type": "object", "properties": {}})]
+    declared = [
+        NamedDeclaration(name, "acme", "engine", None, {"type": "object", "properties": {}})
+    ]
     names = {**make_declaration_schema("engine", declared), "$defs": declared[0].definitions}
     validator = Draft202012Validator(names)
     assert validator.is_valid(spelling)
@@ -203,7 +205,7 @@ def test_definitions_of_two_engines_do_not_meet() -> None:
     options = {"properties": {"inner": {"$ref": "#/$defs/Inner"}}, "$defs": {"Inner": inner}}
     definitions: dict[str, Any] = {}
     for name in ("A", "B"):
-        definitions |= NamedDeclaration(name, "engine", None, options).definitions
+        definitions |= NamedDeclaration(name, "acme", "engine", None, options).definitions
     for name in ("A", "B"):
         reference = definitions[f"engine.{name}.options"]["properties"]["inner"]["$ref"]
         assert definitions[reference.removeprefix("#/$defs/")] == inner
@@ -243,11 +245,43 @@ class Keyed(Mock):
 """
 
 
+VAGUE = """
+from evalution_enginekit.mock import Mock
+
+class Vague(Mock):
+    @classmethod
+    def options_schema(cls):
+        return {"properties": {"size": {"default": object()}}}
+"""
+SHADOW = KEYED.replace("api_key", "other_key")
+
+
+def test_engine_with_the_name_of_another_leaves_its_options_alone(
+    command_line: Any, plugin: Any
+) -> None:
+    plugin("shadow", "[evalution.engines]\nReference = schema_shadow:Keyed\n", schema_shadow=SHADOW)
+    validator = Draft202012Validator(json.loads(command_line("schema").stdout))
+    for name, option, is_right in (
+        ("reference", "dtype", True),
+        ("Evalution_Reference/reference", "dtype", True),
+        ("shadow-plugin/Reference", "dtype", False),
+        ("shadow-plugin/Reference", "other_key", True),
+        ("reference", "other_key", False),
+    ):
+        written = {"type": name, option: "float64"}
+        spec = {"engine": written, "model": "m", "tests": [TEST]}
+        assert validator.is_valid(spec) is is_right, written
+
+
 def test_secret_has_no_default_and_a_broken_plugin_no_place(command_line: Any, plugin: Any) -> None:
     plugin("keyed", "[evalution.engines]\nKeyed = schema_keyed:Keyed\n", schema_keyed=KEYED)
     plugin("broken", "[evalution.engines]\nBad = broken:X\n", broken="1 / 0")
+    plugin("exiting", "[evalution.suites]\nExiting = exiting:X\n", exiting="raise SystemExit(3)")
+    plugin("vague", "[evalution.engines]\nVague = vague:Vague\n", vague=VAGUE)
     done = command_line("schema")
     assert done.returncode == 0
+    assert "left out: suite 'Exiting' of exiting-plugin" in done.stderr
+    assert "left out: engine 'Vague': the schema of its options: TypeError" in done.stderr
     assert "planted" not in done.stdout
     assert "left out: engine 'Bad' of broken-plugin" in done.stderr
     shown = json.loads(done.stdout)["$defs"]

@@ -270,7 +270,7 @@ def test_a_suite_can_be_pickled_and_copied() -> None:
         ({"target": "anwser"}, "no column 'anwser'; did you mean 'answer'?"),
         ({"data": []}, "suite 'rows': data holds no rows"),
         ({"num_fewshot": 3, "fixed_shots": True}, "holds no rows after the 3 few-shot rows"),
-        ({"num_fewshot": 3}, "there are 3 few-shot rows, but 4 are needed"),
+        ({"num_fewshot": 3}, "3 of 4 few-shot rows found"),
         ({"metrics": ["choice_letter"]}, "row 0 of data: the target must be one letter, such as B"),
         (
             {

@@ -28,18 +28,18 @@ from evalution.yaml_spec.option_schema import (
     summarize_docstring,
 )
 from evalution_core import load_engine
-from evalution_core.discovery import available
+from evalution_core.discovery import ENGINES
 from evalution_core.options import option_fields
 
 
 def complete_engines(incomplete: str) -> list[str]:
     """Return installed engines whose names begin like this, as written or in lower case."""
-    return _complete(incomplete, [entry.name for entry in available()])
+    return _complete(incomplete, ENGINES.names())
 
 
 def complete_known_engines(incomplete: str) -> list[str]:
     """Return installed engines and those that could be installed."""
-    return _complete(incomplete, [*(entry.name for entry in available()), *ENGINE_HINTS])
+    return _complete(incomplete, [*ENGINES.names(), *ENGINE_HINTS])
 
 
 def complete_suites(incomplete: str) -> list[str]:
@@ -156,7 +156,10 @@ def engines(
 
 def _list_engines(*, as_json: bool) -> None:
     fields = ("name", "distribution", "version", "value")
-    rows = [{field: getattr(entry, field) for field in fields} for entry in available()]
+    rows = [
+        {field: getattr(entry, field) for field in fields} | {"name": name}
+        for name, entry in ENGINES.names().items()
+    ]
     if as_json:
         _print_json(rows)
     elif rows:

@@ -15,7 +15,7 @@ from evalution.comparison.comparison import (
     find_leaf_differences,
 )
 from evalution.comparison.significance import PairedTest
-from evalution.results import MetricResult, RunResult
+from evalution.results import MetricResult, RunResult, describe_precisions
 from evalution.table import format_number, name_run
 
 SIGNIFICANT = 0.05
@@ -106,6 +106,8 @@ def list_headings(comparison: Comparison) -> Iterator[str]:
 
 def list_remarks(comparison: Comparison) -> Iterator[str]:
     """Yield caveats to print below the table."""
+    if found := describe_precisions(comparison.left.precision, comparison.right.precision):
+        yield found
     for side, run in (("left", comparison.left), ("right", comparison.right)):
         if run.status != "done":
             yield f"the {side} run is {run.status}: only its finished suites are compared"

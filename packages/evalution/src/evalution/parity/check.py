@@ -15,6 +15,7 @@ from evalution.error_boundary import clean_up, wrap_errors
 from evalution.parity.agreement import Failed, Key, Record, compare_answers, make_record
 from evalution.parity.result import ParityResult, SuiteParity, Tolerance
 from evalution.progress import Progress
+from evalution.results import describe_precisions, read_precision
 from evalution.runs.preflight import (
     EngineAndModel,
     check_capabilities,
@@ -287,6 +288,9 @@ class _Check:
                 f"max_model_len is {left} on the left and {right} on the right: long texts are cut "
                 "at different places; set the same on both"
             )
+        precisions = (read_precision(self.engines[side]) for side in ("left", "right"))
+        if found := describe_precisions(*precisions):
+            notes.append(found)
         return notes
 
     def _ask_first(self, side: str, lane: EngineAndModel, *, is_needed: bool) -> bool:

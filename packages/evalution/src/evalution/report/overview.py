@@ -19,6 +19,7 @@ class RunOverview:
     label: RunLabel
     status: Status
     engine_version: str
+    precision: str | None
     started: str
     duration: str
     samples: int
@@ -26,18 +27,27 @@ class RunOverview:
     problems: Sequence[str]
 
 
-def make_run_overview(run: RunResult, label: RunLabel) -> RunOverview:
-    """The run in short; credentials in its errors are scrubbed."""
+def make_run_overview(run: RunResult, label: RunLabel, first: RunResult) -> RunOverview:
+    """The run in short, beside the first on the page; credentials in its errors are scrubbed."""
+    problems = [*_list_errors(run), *_list_precisions(run, first), *run.notices]
     return RunOverview(
         label=label,
         status=run.status,
         engine_version=_format_engine_version(run),
+        precision=run.precision,
         started=_format_moment(run.started),
         duration=format_duration(run.timings.get("total_s")),
         samples=sum(suite.n for suite in run.suites),
         failed=run.failed,
-        problems=[mask_text(problem) for problem in [*_list_errors(run), *run.notices]],
+        problems=[mask_text(problem) for problem in problems],
     )
+
+
+def _list_precisions(run: RunResult, first: RunResult) -> list[str]:
+    if run.precision == first.precision:
+        return []
+    own, other = (found.precision or "a precision that isn't known" for found in (run, first))
+    return [f"Computed in {own}, the first run in {other}: the scores differ by rounding too."]
 
 
 def _format_engine_version(run: RunResult) -> str:

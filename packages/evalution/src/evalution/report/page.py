@@ -125,7 +125,9 @@ def _render_page(
         "title": _make_title(labels, parity),
         "made_by": f"evalution {version('evalution')}",
         "labels": labels,
-        "runs": [make_run_overview(run, label) for run, label in zip(runs, labels, strict=True)],
+        "runs": [
+            make_run_overview(run, label, runs[0]) for run, label in zip(runs, labels, strict=True)
+        ],
         "suites": suites,
         "curves": curves,
         "figures": scores,

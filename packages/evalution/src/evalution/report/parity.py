@@ -10,6 +10,7 @@ from typing import Any
 from evalution.parity.result import LEAST_DECADE, ParityResult, SuiteParity, TokenDifference
 from evalution.redaction import mask_text
 from evalution.report.figures import Figure, choose_marker, escape_text, make_layout, shorten
+from evalution.results import read_precision
 
 _WORST_SHOWN = 20
 
@@ -65,9 +66,8 @@ def _name_engines(result: ParityResult) -> tuple[str, str]:
 def _name_engine(record: Mapping[str, Any]) -> str:
     engine: Mapping[str, Any] = record.get("engine") or {}
     model: Mapping[str, Any] = record.get("model") or {}
-    options: Mapping[str, Any] = engine.get("options") or {}
     name = str(engine.get("name") or "a live session")
-    apart = ", ".join(str(part) for part in (model.get("label"), options.get("dtype")) if part)
+    apart = ", ".join(str(part) for part in (model.get("label"), read_precision(engine)) if part)
     return mask_text(f"{name} ({apart})" if apart else name)
 
 

@@ -127,9 +127,13 @@ def _make_options_schema(kind: type[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class NamedDeclaration:
-    """One engine or suite: its name, its docstring, and the schema of its options."""
+    """One engine or suite: its name, its docstring, and the schema of its options.
+
+    `source` is the package that may stand before a name without one.
+    """
 
     name: str
+    source: str
     what: str
     doc: str | None
     options: Mapping[str, Any]
@@ -147,8 +151,8 @@ class NamedDeclaration:
     def pattern(self) -> str:
         """Pattern of its name as people write it: case, `-` and `_` don't count."""
         package, _, name = self.name.rpartition("/")
-        prefix = f"{_make_loose_pattern(package)}/" if package else "([^/:]+/)?"
-        return f"^{prefix}{_make_loose_pattern(name)}$"
+        prefix = f"({_make_loose_pattern(package or self.source)}/)"
+        return f"^{prefix}{'' if package else '?'}{_make_loose_pattern(name)}$"
 
     @property
     def definitions(self) -> dict[str, Any]:
