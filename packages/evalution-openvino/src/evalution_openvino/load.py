@@ -144,9 +144,8 @@ def load_model(
         warnings.simplefilter("ignore")
         config = _read_config(model, source)
         identity = _find_identity(model, folder, config)
-        properties = make_compile_properties(
-            device, options, _choose_dtype(options, config, folder)
-        )
+        dtype = _choose_dtype(options, config, folder)
+        properties = make_compile_properties(device, options, dtype)
         export = None if _is_exported(model, folder) else _export(source, model, identity)
         loaded = _read(source, export, model, device, properties)
     # With the model, not with the session: its weights are read from there as they are needed.

@@ -33,7 +33,7 @@ class IsolationChecks:
     def test_a_long_neighbour_changes_no_score(self, subject: Subject) -> None:
         """Beside a pair that fills the window, short pairs have the scores that they have alone."""
         context = make_long_text(subject.codec, _probe_length(subject), seed=4)
-        pairs = [*PAIRS, (context, " The"), *PAIRS]
+        pairs = [PAIRS[0], (context, " The"), *PAIRS[1:]]
         requests = [LoglikelihoodRequest(*pair) for pair in pairs]
         for index, (request, output) in enumerate(
             zip(requests, subject.score(*requests), strict=True)
