@@ -38,7 +38,6 @@ RUNNER_MODULES = (
     "evalution.cli.errors",
     "evalution.engines",
     "evalution.error_boundary",
-    "evalution.hints",
     "evalution.redaction",
     "evalution.replicas",
     "evalution.results",

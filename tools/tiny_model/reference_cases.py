@@ -46,6 +46,20 @@ GENERATION = (
     ("The dog sleeps in the", 12),
     ("", 12),
 )
+FULL_PROMPT = (" ".join(paragraph(Random(48), 50).split(" ")[:380]), 14)
+"""498 tokens and 14 to generate: the whole context. A prompt that is cut is completed otherwise."""
+ENCODING = (
+    "1234567 8.9 + 10,000 = 1e-5",
+    " leading",
+    "trailing ",
+    "two  and   three spaces",
+    "a tab\tand\r\na line\n\n",
+    "It's; don't 'quote' do n't , it 's ! .",
+    "na\u00efve nai\u0308ve \ufb01n \u00bd \uff21 \u00a0\u3000",
+    "\u732b \U0001f431 \U0001f469\u200d\U0001f469\u200d\U0001f467",
+    "UPPER Lower mIxEd",
+    "<|bos|>spelled<|eos|> out",
+)
 CHAT: tuple[list[dict[str, str]], ...] = (
     [{"role": "user", "content": "What is 6 + 3?"}],
     [
@@ -57,6 +71,7 @@ CHAT: tuple[list[dict[str, str]], ...] = (
         {"role": "assistant", "content": "down"},
         {"role": "user", "content": "What is 9 - 4?"},
     ],
+    [{"role": "user", "content": " What is 8 - 2? \n"}],
 )
 
 

@@ -27,11 +27,13 @@ class ReferenceModel:
         self.shape = shape
 
     def values(self, prose: list[Row]) -> dict[str, list[Case]]:
-        """All cases by kind: scoring, truncation, generation, chat, rolling."""
+        """All cases by kind."""
         return {
             "scoring": [self.scored(*case) for case in reference_cases.SCORING],
             "truncation": [self.truncated(*case) for case in reference_cases.TRUNCATION],
             "generation": [self.generated(*case) for case in reference_cases.GENERATION],
+            "full_prompt": [self.generated(*reference_cases.FULL_PROMPT)],
+            "encoding": [self.encoded(text) for text in reference_cases.ENCODING],
             "chat": [self.chatted(messages) for messages in reference_cases.CHAT],
             "rolling": [self.rolled(*case) for case in reference_cases.rolling_cases(prose)],
         }
@@ -67,6 +69,15 @@ class ReferenceModel:
         ids = self.tokenizer.encode(prompt).ids
         start = {"prompt": prompt, "prompt_ids": ids, "max_new_tokens": max_new_tokens}
         return start | self._decoded(ids, max_new_tokens)
+
+    def encoded(self, text: str) -> Case:
+        """The ids of a text alone, and the texts of the ids without and with special tokens."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        decoded = {
+            "decoded": self.tokenizer.decode(ids),
+            "shown": self.tokenizer.decode(ids, skip_special_tokens=False),
+        }
+        return {"text": text, "token_ids": ids} | decoded
 
     def chatted(self, messages: list[dict[str, str]], max_new_tokens: int = 32) -> Case:
         """The greedy answer to a conversation."""

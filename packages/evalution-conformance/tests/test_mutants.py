@@ -8,7 +8,8 @@ from evalution_conformance import EngineConformance
 from evalution_conformance.suite import find_checks, get_group, run_check
 from evalution_core import Model
 from mutants import MUTANTS, toy_subject
-from mutants.toy import UNTEMPLATED, Toy
+from mutants.catalogue import REQUESTS
+from mutants.toy import INCOMPLETE, UNTEMPLATED, Toy, ToyRequestSession
 
 CHECKS = find_checks(EngineConformance)
 PAIRS = [(name, check) for name, mutant in MUTANTS.items() for check in mutant.caught_by]
@@ -22,6 +23,19 @@ class TestToy(EngineConformance):
     oracle = Toy()
     model = Model(path="toy")
     untemplated = Model(path=UNTEMPLATED)
+    incomplete = Model(path=INCOMPLETE)
+
+
+class TestToyOnRequests(TestToy):
+    """The sound engine on the other session base, in the checks of faults that both can have."""
+
+    checks = frozenset(
+        check
+        for mutant in MUTANTS.values()
+        if mutant.name.endswith(REQUESTS)
+        for check in mutant.caught_by
+    )
+    engine = Toy(fault=ToyRequestSession.__name__)
 
 
 @pytest.mark.parametrize(("name", "check"), PAIRS)

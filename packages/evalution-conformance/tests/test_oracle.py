@@ -10,7 +10,7 @@ import pytest
 from evalution_conformance import EngineConformance
 from evalution_conformance.reference_values import load_reference_values
 from evalution_conformance.subject import Subject
-from evalution_conformance.suite import find_checks, make_subject, run_check
+from evalution_conformance.suite import NotRun, find_checks, make_subject, run_check
 from evalution_core import BaseInferenceSession, LoglikelihoodOutput, LoglikelihoodRequest, Model
 from mutants.toy import Toy, ToySession
 
@@ -67,6 +67,36 @@ def test_reference_tolerance_applies_to_the_oracle_alone() -> None:
     check = find_checks(Quantised)["test_scores_equal_the_reference"]
     assert run_check(check, subject) == "passed"
     subject.close()
+
+
+class _UnknownPrecision(ToySession):
+    def _describe(self) -> dict[str, object]:
+        return {"dtype": "int4"}
+
+
+@dataclass(slots=True)
+class Unknown(Toy):
+    def build(self, model: Model) -> BaseInferenceSession:
+        return _UnknownPrecision(self, model)
+
+
+def test_unknown_dtype_is_asked_about_once_and_a_declared_tolerance_answers() -> None:
+    subject = Subject(Unknown(), Model(path="toy"), oracle=Toy())
+    checks = find_checks(EngineConformance)
+    question = (
+        "describe_execution() of Unknown reports dtype 'int4', which has no tolerance in nats per "
+        "token; known are float64 (1e-09), float32 (0.0001), float16 (0.02), bfloat16 (0.1). By "
+        "how much may two calls differ? Measure it, and state it in the class as `tolerance = …`"
+    )
+    with pytest.raises(AssertionError) as caught:
+        run_check(checks["test_scores_equal_the_reference"], subject)
+    assert str(caught.value) == question
+    with pytest.raises(NotRun, match=r"^not run: describe_execution"):
+        run_check(checks["test_rolling_equals_the_reference"], subject)
+    subject.close()
+    stated = Subject(Unknown(), Model(path="toy"), oracle=Toy(), declared_tolerance=1e-3)
+    assert run_check(checks["test_scores_equal_the_reference"], stated) == "passed"
+    stated.close()
 
 
 def test_tolerance_is_the_default_of_the_reference_tolerance() -> None:

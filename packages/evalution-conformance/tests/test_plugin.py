@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 
 import pytest
@@ -42,7 +43,7 @@ def read_output(result: pytest.RunResult) -> str:
 def test_seven_lines_run_every_check(pytester: pytest.Pytester) -> None:
     result = run(pytester, "-k", "empty or identity or stop")
     outcomes = result.parseoutcomes()
-    assert outcomes["passed"] == 7
+    assert outcomes["passed"] == 8
     assert outcomes["passed"] + outcomes["deselected"] == len(find_checks(EngineConformance))
 
 
@@ -174,6 +175,42 @@ def test_report_names_each_outcome(pytester: pytest.Pytester) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
+def test_broken_scoring_is_one_failure_in_full_length(
+    pytester: pytest.Pytester,
+) -> None:
+    result = run(
+        pytester,
+        "-k",
+        "sums_and_counts or each_token_is_scored or check_passes or verbatim or gc_changes",
+        "--conformance-report=acme.json",
+        engine="fault='ShiftsPositions'",
+        more="tolerance = 100; oracle = Toy(); oracle_model = Model(path='floats')",
+    )
+    assert result.parseoutcomes() | {"deselected": 0} == {
+        "passed": 2,
+        "failed": 1,
+        "skipped": 2,
+        "deselected": 0,
+    }
+    (engine,) = json.loads((pytester.path / "acme.json").read_text("utf-8"))["engines"]
+    outcomes = [check["outcome"] for check in engine["checks"]]
+    assert sorted(outcomes) == ["failed", "not run", "not run", "passed", "passed"]
+    (failed,) = [check for check in engine["checks"] if check["outcome"] == "failed"]
+    assert (engine["dtype"], engine["dtype_tolerance"]) == ("float64", 1e-9)
+    assert (engine["tolerance"], engine["reference_tolerance"]) == (100, 100)
+    assert engine["compared_with"]["engine"] == "Toy"
+    assert engine["compared_with"]["model"]["path"] == "floats"
+    assert engine["execution"]["self_check"] == "failed"
+    assert engine["identity"] == {"toy": 0}
+    lines = result.stdout.str().splitlines()
+    assert (
+        "test_broken_scoring_is_one_failure_in_full_length.py::TestAcme: "
+        "1 failed, 2 not run, 2 passed; tolerance 100 (float64, declared; its own is 1e-09)"
+    ) in lines
+    assert f"  {failed['name']}: {failed['detail']}" in lines, "the failure has its line, uncut"
+    assert len(failed["detail"]) > 80
+
+
 def test_report_names_the_distribution_and_the_chosen_checks(
     pytester: pytest.Pytester,
 ) -> None:
@@ -190,7 +227,11 @@ def test_report_names_the_distribution_and_the_chosen_checks(
         """
     )
     pytester.runpytest(*QUIET, "--conformance-report=mock.json").assert_outcomes(passed=1)
-    (engine,) = json.loads((pytester.path / "mock.json").read_text("utf-8"))["engines"]
+    report = json.loads((pytester.path / "mock.json").read_text("utf-8"))
+    assert report["platform"] == platform.platform()
+    (engine,) = report["engines"]
+    assert engine["requirements"]["evalution-core"] == report["versions"]["evalution-core"]
+    assert engine["compared_with"] is None
     assert engine["distribution"] == "evalution-enginekit"
     assert engine["chosen"] == ["test_identity_is_json_safe_and_stable"]
 
@@ -228,10 +269,11 @@ def test_hanging_check_fails_and_the_next_one_runs(pytester: pytest.Pytester) ->
             timeout = 0.3
         """
     )
-    result = pytester.runpytest(*QUIET, "-k", "any_temperature or stop_string")
+    result = pytester.runpytest(*QUIET, "-k", "any_temperature or stop_string_is_cut")
     outcomes = result.parseoutcomes()
     assert (outcomes["failed"], outcomes["passed"]) == (1, 1)
     assert "the check didn't end within 0.3 seconds" in read_output(result)
+    assert "in change_request threading.Event().wait()" in read_output(result).replace(" E ", " ")
 
 
 def test_failing_build_is_tried_once_for_the_shared_session(
@@ -264,7 +306,7 @@ def test_failing_build_is_tried_once_for_the_shared_session(
     # The count of builds comes last, in an outer run of random order too.
     result = pytester.runpytest(*QUIET, "-p", "no:randomly", "-k", chosen)
     outcomes = result.parseoutcomes()
-    assert (outcomes["failed"], outcomes["passed"]) == (3, 1)
+    assert (outcomes["failed"], outcomes["skipped"], outcomes["passed"]) == (1, 2, 1)
     assert "ConfigurationError: no such folder: missing" in read_output(result)
 
 

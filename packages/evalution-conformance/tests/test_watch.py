@@ -26,8 +26,10 @@ def test_result_or_error_of_a_check_is_passed_on() -> None:
 
 
 def test_hanging_check_is_abandoned() -> None:
-    with pytest.raises(StuckError, match=r"didn't end within 0\.05 seconds"):
+    with pytest.raises(StuckError, match=r"didn't end within 0\.05 seconds") as caught:
         run_watched(hangs, timeout=0.05)
+    (stack,) = [note for note in caught.value.__notes__ if "in hangs" in note]
+    assert stack.startswith("Thread 'conformance check' is at\n"), "the hanging call is shown"
 
 
 def test_session_is_built_on_the_waiting_thread() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+from bisect import bisect_left
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -43,9 +46,12 @@ class HostedModel:
         ranked = sorted(range(len(row)), key=lambda i: -row[i])
         if not cut["do_sample"]:
             return ranked[0], row
-        kept = ranked[: cut["top_k"] or None] if cut["top_p"] > 1e-6 else ranked[:1]
+        kept = ranked[: cut["top_k"] or None]
+        weights = [math.exp((row[i] - row[kept[0]]) / cut["temperature"]) for i in kept]
+        masses = list(accumulate(weights))
+        size = 1 + bisect_left(masses[:-1], cut["top_p"] * masses[-1])
         chance = random.Random(None if seed is None else seed * 1009 + len(token_ids))
-        return chance.choice(kept), row
+        return chance.choices(kept[:size], weights[:size])[0], row
 
     async def logprobs(self, token_ids: list[int]) -> list[list[float]]:
         await asyncio.sleep(0)
@@ -83,6 +89,7 @@ class HostedSession(RequestSession):
                 do_sample=asked.do_sample,
                 top_k=asked.top_k,
                 top_p=asked.top_p,
+                temperature=asked.temperature,
             )
             ids.append(token_id)
             best = sorted(range(len(row)), key=lambda i: -row[i])[: asked.logprobs or 0]

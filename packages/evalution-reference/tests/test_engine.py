@@ -58,6 +58,8 @@ def test_an_unknown_dtype_is_refused() -> None:
 def test_a_missing_folder_says_what_the_engine_loads(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere' does not exist; .*builtin:tiny"):
         Reference().build(Model(str(tmp_path / "nowhere")))
+    with pytest.raises(ConfigurationError, match=r"tiny; for a name on the Hub take engine Transf"):
+        Reference().build(Model("meta-llama/Llama-3-8B"))
 
 
 def test_a_model_is_needed() -> None:
@@ -81,7 +83,7 @@ def test_a_field_of_the_model_that_does_nothing_is_refused(model: Model, message
 
 
 def test_an_unknown_builtin_lists_what_there_is() -> None:
-    with pytest.raises(ConfigurationError, match=r"builtin:huge is not installed.*builtin:tiny"):
+    with pytest.raises(ConfigurationError, match=r"no builtin 'huge' is installed \(inst.*tiny\)"):
         Reference().build(Model("builtin:huge"))
 
 

@@ -37,6 +37,9 @@ def site(tmp_path: Path, plugin: Any) -> Path:
     plugin("raising", entry("Raising", "raising:X"), raising="raise RuntimeError('it broke')\n")
     plugin("absent", entry("Absent", "no_such_module:X"), absent="")
     plugin("foreign", entry("Foreign", "foreign:X"), foreign="X = 3\n")
+    plugin("exiting", entry("Exiting", "exiting:X"), exiting="raise SystemExit(7)\n")
+    plugin("shadow", entry("Reference", "shadow:Good"), shadow=ENGINE)
+    plugin("malformed", "[evalution.suites]\nMalformed = no class\n")
     plugin("echo", "[evalution.suites]\nEcho = echo:Echo\n", echo=SUITE)
     (tmp_path / "rows.jsonl").write_text('{"question": "x"}\n')
     return tmp_path
@@ -86,7 +89,7 @@ def spec(site: Path, engine: str) -> str:
 def test_all_are_listed_and_none_imported(command_line: Any, site: Path) -> None:
     done = command_line("engines")
     assert done.returncode == 0, done.stderr
-    for name in ("Good", "Raising", "Absent", "Foreign", "good-plugin", "2.1"):
+    for name in ("Good", "Raising", "Absent", "Foreign", "Exiting", "good-plugin", "2.1"):
         assert name in done.stdout
 
 
@@ -99,12 +102,28 @@ def test_a_good_one_runs_beside_broken_ones(command_line: Any, site: Path) -> No
     assert '"version": "2.1"' in results
 
 
+def test_engine_of_this_project_runs_beside_another_of_its_name(
+    command_line: Any, site: Path
+) -> None:
+    done = command_line("engines")
+    assert "shadow-plugin/Reference" in done.stdout
+    done = command_line("run", "builtin:tiny/quickstart", "--limit", "1", "--output", "out")
+    assert done.returncode == 0, done.stderr
+    results = (site / "out" / "results.json").read_text(encoding="utf-8")
+    assert '"distribution": "evalution-reference"' in results
+
+
 @pytest.mark.parametrize(
     ("engine", "code", "message"),
     [
         ("Raising", 1, "engine 'Raising' of raising-plugin (raising:X) can't be loaded: Runtime"),
         ("Absent", 1, "ModuleNotFoundError: No module named 'no_such_module'"),
         ("Foreign", 2, "engine 'Foreign' of foreign-plugin isn't a BaseEngine, but 3"),
+        (
+            "Exiting",
+            1,
+            "engine 'Exiting' of exiting-plugin (exiting:X) can't be loaded: SystemExit",
+        ),
     ],
 )
 def test_a_broken_one_is_named_with_its_cause(

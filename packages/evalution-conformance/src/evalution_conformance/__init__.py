@@ -2,10 +2,12 @@
 
 from typing import Final
 
-from evalution_conformance.checks.boundary import BoundaryChecks
+from evalution_conformance.checks.boundary import BoundaryChecks, WindowChecks
+from evalution_conformance.checks.checkpoint import CheckpointChecks
 from evalution_conformance.checks.continuous import ContinuousChecks
 from evalution_conformance.checks.discovery import DiscoveryChecks, PackagingChecks
 from evalution_conformance.checks.generation import GenerationChecks
+from evalution_conformance.checks.isolation import IsolationChecks
 from evalution_conformance.checks.lifecycle import BuildChecks, LifecycleChecks
 from evalution_conformance.checks.rolling import RollingChecks
 from evalution_conformance.checks.sampling import SamplingChecks
@@ -50,6 +52,9 @@ class StructuralConformance(BuildChecks, DiscoveryChecks, Conformance):
 
 class EngineConformance(
     PackagingChecks,
+    CheckpointChecks,
+    IsolationChecks,
+    WindowChecks,
     RollingChecks,
     BoundaryChecks,
     ScoringChecks,

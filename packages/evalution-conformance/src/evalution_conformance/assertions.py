@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -82,6 +83,22 @@ def assert_same_logprobs(
         f"{rule}: token {worst} has {found[worst]:.10g}, expected {expected[worst]:.10g}; they "
         f"differ by {differences[worst]:.3g} nats and the tolerance is {allowed:g}"
     )
+
+
+def assert_scores(
+    subject: Subject,
+    context_ids: Sequence[int],
+    continuation_ids: Sequence[int],
+    expected: Sequence[float],
+    rule: str,
+) -> None:
+    """Ids are scored with the reference's values; without token values, with their sum."""
+    output = subject.score_ids(context_ids, continuation_ids)
+    found = output.token_logprobs
+    if found is None:
+        found, expected = [output.logprob], [math.fsum(expected)]
+    rule = f"{len(continuation_ids)} tokens after {len(context_ids)}{rule}, against the reference"
+    assert_same_logprobs(subject, found, expected, rule, tolerance=subject.reference_tolerance)
 
 
 def assert_same_score(subject: Subject, found: Scored, expected: Scored, rule: str) -> None:

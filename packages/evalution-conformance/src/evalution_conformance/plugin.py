@@ -5,17 +5,21 @@ from __future__ import annotations
 import inspect
 import json
 import platform
-from collections.abc import Generator
-from importlib.metadata import version
+from collections import Counter
+from collections.abc import Generator, Iterable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from evalution_conformance.subject import Subject
+from evalution_conformance.reference_values import MODEL
+from evalution_conformance.subject import TOLERANCES, Subject
 from evalution_conformance.suite import (
-    Check,
     Conformance,
+    NotRun,
     find_checks,
     find_declaration_problem,
     get_group,
@@ -26,7 +30,8 @@ from evalution_conformance.suite import (
 from evalution_conformance.watch import call_within
 from evalution_core.engine import CONTRACT_VERSION
 
-_REFUSED = pytest.StashKey[bool]()
+_OUTCOME = pytest.StashKey[str]()
+_SETTING = pytest.StashKey[dict[str, Any]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,9 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    file: Path | None = config.getoption("--conformance-report")
-    if file is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(ReportWriter(file))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Report(config.getoption("--conformance-report")))
 
 
 @pytest.fixture(scope="class")
@@ -52,7 +56,15 @@ def subject(request: pytest.FixtureRequest) -> Generator[Subject]:
         raise pytest.UsageError("the fixture `subject` is for classes of evalution_conformance")
     made = make_subject(declaration)
     yield made
-    call_within(made.close, timeout=made.timeout, doing="closing the session")
+    try:
+        setting = call_within(
+            lambda: describe_setting(declaration, made),
+            timeout=made.timeout,
+            doing="describing the session",
+        )
+        cast(Any, request).node.stash[_SETTING] = setting
+    finally:
+        call_within(made.close, timeout=made.timeout, doing="closing the session")
 
 
 def pytest_pycollect_makeitem(
@@ -83,8 +95,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     check = find_checks(declaration)[pyfuncitem.name]
     tested: Any = pyfuncitem.funcargs["subject"]
-    outcome = run_check(check, tested)
-    pyfuncitem.stash[_REFUSED] = outcome == "refused"
+    try:
+        pyfuncitem.stash[_OUTCOME] = run_check(check, tested)
+    except NotRun:
+        pyfuncitem.stash[_OUTCOME] = "not run"
+        raise
     return True
 
 
@@ -94,11 +109,13 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     declaration = _find_declaration(item)
-    wanted = item.config.getoption("--conformance-report") is not None
-    if wanted and declaration is not None and (call.when == "call" or not report.passed):
-        check = find_checks(declaration)[item.name]
-        refused = item.stash.get(_REFUSED, False)
-        entry = make_entry(item, report, declaration, check, refused=refused)
+    if declaration is not None:
+        entry: dict[str, Any] = {"class": item.nodeid.rpartition("::")[0]}
+        if call.when == "call" or not report.passed:
+            entry["check"] = describe_check(item, report, declaration)
+        parent = item.getparent(pytest.Class)
+        if call.when == "teardown" and parent is not None and _SETTING in parent.stash:
+            entry["setting"] = parent.stash[_SETTING]
         report.user_properties.append((PROPERTY, entry))
     return report
 
@@ -122,83 +139,149 @@ PROPERTY = "evalution_conformance"
 _OURS = ("evalution-conformance", "evalution-core", "evalution-enginekit")
 
 
-class ReportWriter:
-    """Collects the entries of a run; a plugin of its own, on the controller under pytest-xdist.
+class Report:
+    """Collects the outcomes of a run; a plugin of its own, on the controller under pytest-xdist.
 
     An outcome is `passed`, `failed`, `skipped`, `refused` (the engine doesn't declare the
-    capability and refuses it, as it should), `gap` (fails as declared) or `gap closed` (a declared
-    gap that passes: remove it).
+    capability and refuses it, as it should), `not run` (what it needs has failed in another check),
+    `gap` (fails as declared) or `gap closed` (a declared gap that passes: remove it).
     """
 
-    def __init__(self, file: Path):
+    def __init__(self, file: Path | None):
         self._file = file
-        self._engines: dict[str, dict[str, Any]] = {}
+        self._classes: dict[str, dict[str, Any]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
             if name == PROPERTY:
-                self._add(value)  # pyright: ignore[reportArgumentType]
+                self._add(cast(Any, value))
 
     def pytest_sessionfinish(self) -> None:
+        if self._file is None:
+            return
         written = {
             "schema_version": SCHEMA_VERSION,
             "contract": CONTRACT_VERSION,
             "versions": {"python": platform.python_version()}
             | {name: version(name) for name in _OURS},
-            "engines": list(self._engines.values()),
+            "platform": platform.platform(),
+            "engines": list(self._classes.values()),
         }
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print a line for each class, and one in full length for each of its failures."""
+        if self._classes:
+            terminalreporter.section("conformance")
+        for name, known in self._classes.items():
+            terminalreporter.write_line(f"{name}: {_summarize(known)}")
+            for check in known["checks"]:
+                if check["outcome"] in ("failed", "gap closed"):
+                    terminalreporter.write_line(f"  {check['name']}: {check['detail']}")
+
     def _add(self, entry: dict[str, Any]) -> None:
-        known = self._engines.setdefault(entry["class"], {**entry["engine"], "checks": []})
-        known["checks"].append(entry["check"])
+        known = self._classes.setdefault(entry["class"], {"checks": []})
+        known.update(entry.get("setting", {}))
+        if "check" in entry:
+            known["checks"].append(entry["check"])
 
 
-def make_entry(
-    item: pytest.Item,
-    report: pytest.TestReport,
-    declaration: type[Conformance],
-    check: Check,
-    *,
-    refused: bool,
+def _summarize(known: dict[str, Any]) -> str:
+    counts = Counter(check["outcome"] for check in known["checks"])
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    if known.get("tolerance") is None:
+        return outcomes
+    usual = known["dtype_tolerance"]
+    note = f"{known['dtype']}"
+    if usual is None or known["tolerance"] > usual:
+        note += f", declared; {'its own is' if usual else 'it has none of its own'}"
+        note += f" {usual:g}" if usual else ""
+    text = f"{outcomes}; tolerance {known['tolerance']:g} ({note})"
+    reference = known["reference_tolerance"]
+    if reference > known["tolerance"]:
+        text += f", {reference:g} from what counts as correct"
+    return text if known["compared_with"] else f"{text}; compared with no other engine's answers"
+
+
+def describe_check(
+    item: pytest.Item, report: pytest.TestReport, declaration: type[Conformance]
 ) -> dict[str, Any]:
     """Return the report's entry for one check that was run."""
     gap = declaration.gaps.get(item.name)
     return {
-        "class": item.nodeid.rpartition("::")[0],
-        "engine": _describe_engine(declaration),
-        "check": {
-            "name": item.name,
-            "group": get_group(check),
-            "outcome": _name_outcome(report, gap=gap is not None, refused=refused),
-            "gap": {"owner": gap.owner, "reason": gap.reason} if gap else None,
-            "seconds": round(report.duration, 3),
-            "detail": _read_detail(report),
-        },
+        "name": item.name,
+        "group": get_group(find_checks(declaration)[item.name]),
+        "outcome": _name_outcome(report, item.stash.get(_OUTCOME, None), has_gap=gap is not None),
+        "gap": {"owner": gap.owner, "reason": gap.reason} if gap else None,
+        "seconds": round(report.duration, 3),
+        "detail": _read_detail(report),
     }
 
 
-def _describe_engine(declaration: type[Conformance]) -> dict[str, Any]:
-    subject = Subject(declaration.engine, declaration.model)
+def describe_setting(declaration: type[Conformance], subject: Subject) -> dict[str, Any]:
+    """Describe what was checked, with what it was compared, how closely and in what environment.
+
+    What only a session can say is None if none was built.
+    """
     found = subject.distribution
-    return {
+    session = subject.built
+    dtype = subject.dtype if session else None
+    usual = TOLERANCES.get(str(dtype))
+    tolerance = usual if subject.declared_tolerance is None else subject.declared_tolerance
+    reference = subject.declared_reference_tolerance
+    setting = {
         "engine": subject.name,
         "distribution": found.name if found else None,
         "version": found.version if found else None,
-        "options": declaration.engine.to_dict(),
-        "model": declaration.model.to_dict(),
-        "declares": sorted(declaration.engine.capabilities),
+        "requirements": _list_installed(found.requires or []) if found else {},
+        "options": subject.engine.to_dict(),
+        "model": subject.model.to_dict(),
+        "identity": session.identity() if session else None,
+        "declares": sorted(subject.engine.capabilities),
         "chosen": None if declaration.checks is None else sorted(declaration.checks),
+        "dtype": dtype,
+        "dtype_tolerance": usual,
+        "tolerance": tolerance,
+        "reference_tolerance": tolerance if reference is None else reference,
+        "compared_with": _describe_correct(subject),
+        "max_new_tokens": subject.max_new_tokens,
+        "timeout": subject.timeout,
+        "execution": session.describe_execution() if session else None,
+    }
+    return json.loads(json.dumps(setting, default=str))
+
+
+def _describe_correct(subject: Subject) -> dict[str, Any] | None:
+    """Describe whose answers count as correct: an oracle's, or the stored ones."""
+    if subject.oracle is None:
+        return {"stored values": MODEL} if subject.model.path == MODEL else None
+    return {
+        "engine": type(subject.oracle).__name__,
+        "options": subject.oracle.to_dict(),
+        "model": (subject.oracle_model or subject.model).to_dict(),
     }
 
 
-def _name_outcome(report: pytest.TestReport, *, gap: bool, refused: bool) -> str:
+def _list_installed(requires: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those required distributions that are installed."""
+    found: dict[str, str] = {}
+    for name in sorted({canonicalize_name(Requirement(line).name) for line in requires}):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _name_outcome(report: pytest.TestReport, outcome: str | None, *, has_gap: bool) -> str:
     if report.skipped:
-        return "gap" if gap and hasattr(report, "wasxfail") else "skipped"
+        if has_gap and hasattr(report, "wasxfail"):
+            return "gap"
+        return outcome or "skipped"
     if report.passed:
-        return "refused" if refused else "passed"
-    return "gap closed" if gap and "[XPASS(strict)]" in report.longreprtext else "failed"
+        return outcome or "passed"
+    return "gap closed" if has_gap and "[XPASS(strict)]" in report.longreprtext else "failed"
 
 
 def _read_detail(report: pytest.TestReport) -> str | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
 from evalution_conformance.subject import Subject
-from evalution_core import GenerationOutput, GenerationRequest
+from evalution_core import GenerationOutput, GenerationRequest, TextCodec
+from evalution_core.encoding import encode_with_leading
 
 PROMPTS = (
     "Question: What is 3 + 4?\nAnswer:",
@@ -36,11 +38,29 @@ CHATS = (
 )
 SENTENCE = "Mia sees a frog near the river, and the cat sleeps in the garden every night. "
 WORDS = ("the", "garden", "question", "answer", "every", "morning", "opposite", "Japanese", "near")
+CHAT_IN_SPACES = [{"role": "user", "content": " What is 8 - 2? \n"}]
+"""Templates may strip it or not: it has to be rendered as the checkpoint's does."""
+ENCODING: tuple[str, ...] = (
+    "1234567 8.9 + 10,000 = 1e-5",
+    " leading",
+    "trailing ",
+    "two  and   three spaces",
+    "a tab\tand\r\na line\n\n",
+    "It's; don't 'quote' do n't , it 's ! .",
+    "na\u00efve nai\u0308ve \ufb01n \u00bd \uff21 \u00a0\u3000",
+    "\u732b \U0001f431 \U0001f469\u200d\U0001f469\u200d\U0001f467",
+    "UPPER Lower mIxEd",
+)
+"""Texts that tokenizers have been seen to read otherwise than their checkpoint says."""
+LONGEST_PROBE = 1024
+"""Tokens of the longest probe, where a model's window is longer."""
 LONG_ENOUGH = 64
 """Tokens within which a completion is expected to end by itself, once in a while."""
 
 
 _ROUNDS = 6
+_LONGEST_WORD = 12
+"""Tokens that a word of a probe has at most."""
 _PLAIN_LENGTH = 6
 
 
@@ -50,6 +70,23 @@ class Observation:
 
     prompt: str
     output: GenerationOutput
+
+
+def make_long_text(codec: TextCodec, length: int, *, seed: int) -> str:
+    """Make a text of at most `length` tokens, leading ids included, and hardly fewer.
+
+    Texts of two seeds begin differently: what one left in a cache is no use to the other.
+    """
+    words = random.Random(seed).choices((*SENTENCE.split(), *WORDS), k=length)
+    while (excess := len(encode_with_leading(codec, " ".join(words))) - length) > 0:
+        del words[-max(1, excess // _LONGEST_WORD) :]
+    return " ".join(words)
+
+
+def make_long_ids(codec: TextCodec, length: int, *, seed: int) -> list[int]:
+    """Make a prompt of exactly `length` ids."""
+    longer = make_long_text(codec, length + 2 * _LONGEST_WORD, seed=seed)
+    return encode_with_leading(codec, longer)[:length]
 
 
 def find_plain_completion(subject: Subject) -> Observation:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any
 
 import pytest
 
-from evalution_conformance.probes import CHATS, PAIRS, PROMPTS, SENTENCE, TEXTS
+from evalution_conformance.probes import (
+    CHAT_IN_SPACES,
+    CHATS,
+    ENCODING,
+    LONGEST_PROBE,
+    PAIRS,
+    PROMPTS,
+    SENTENCE,
+    TEXTS,
+    make_long_text,
+)
 from evalution_conformance.subject import Subject, resize
 from evalution_core import (
     BaseInferenceSession,
@@ -52,6 +62,7 @@ class GenerationCase:
     prompt: str | None = None
     messages: Sequence[Message] | None = None
     prompt_ids: list[int] | None = None
+    rendered: str | None = None
 
     def request(self, **fields: Any) -> GenerationRequest:
         return GenerationRequest(
@@ -68,14 +79,51 @@ class RollingCase:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodingCase:
+    """Ids of a text alone, and the texts of the ids without and with special tokens."""
+
+    text: str
+    token_ids: list[int]
+    decoded: str
+    shown: str
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCase:
+    """As many ids as the window feeds, and their values after BOS, else EOS."""
+
+    token_ids: list[int]
+    token_logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class ReferenceValues:
-    """Cases of a model; those of `truncation` hold for their own `max_model_len` alone."""
+    """Cases of a model; those of `truncation` hold for their own `max_model_len` alone.
+
+    `full_prompt` are completions whose prompt leaves room for them alone.
+    """
 
     scoring: list[ScoringCase]
     truncation: list[ScoringCase]
     generation: list[GenerationCase]
+    full_prompt: list[GenerationCase]
+    encoding: list[EncodingCase]
     chat: list[GenerationCase]
     rolling: list[RollingCase]
+
+
+def require_window(subject: Subject) -> WindowCase:
+    """Return as much of a known text as one window feeds; skips the check if there is none."""
+    # No value depends on what follows it: a long text's first window has those of every shorter.
+    known = {
+        min(len(case.token_ids or ()), len(case.token_logprobs), case.max_model_len or 0): case
+        for case in load_reference_values(subject).rolling
+    }
+    length = min(subject.window, max(known))
+    if not length:
+        pytest.skip("the oracle gives no token_ids and token_logprobs of a text")
+    case = known[max(known)]
+    return WindowCase((case.token_ids or [])[:length], case.token_logprobs[:length])
 
 
 def load_reference_values(subject: Subject) -> ReferenceValues:
@@ -93,12 +141,12 @@ def load_reference_values(subject: Subject) -> ReferenceValues:
 @cache
 def _read_builtin() -> ReferenceValues:
     stored = json.loads(builtin_path(MODEL, "reference_values").read_text("utf-8"))
-    for case in stored["chat"]:
-        del case["rendered"]
     return ReferenceValues(
         [ScoringCase(**case) for case in stored["scoring"]],
         [ScoringCase(**case) for case in stored["truncation"]],
         [GenerationCase(**case) for case in stored["generation"]],
+        [GenerationCase(**case) for case in stored["full_prompt"]],
+        [EncodingCase(**case) for case in stored["encoding"]],
         [GenerationCase(**case) for case in stored["chat"]],
         [RollingCase(**case) for case in stored["rolling"]],
     )
@@ -109,20 +157,58 @@ def _ask_oracle(subject: Subject) -> ReferenceValues:
     oracle = subject.oracle
     assert oracle is not None
     can = oracle.capabilities
-    top = 2 if Capability.LOGPROBS in can else None
     texts: list[dict[str, Any]] = [{"prompt": prompt} for prompt in PROMPTS]
-    chats = [{"messages": chat} for chat in CHATS if Capability.CHAT in can]
+    chats = [{"messages": chat} for chat in (*CHATS, CHAT_IN_SPACES) if Capability.CHAT in can]
     with subject.fresh(engine=oracle, model=subject.oracle_model) as session:
-        generated = [_complete(session, subject.max_new_tokens, top, prompt) for prompt in texts]
-        answered = [_complete(session, subject.max_new_tokens, top, chat) for chat in chats]
-        scoring, rolling = _score(session, PAIRS), _roll(session, TEXTS)
-    truncation: list[ScoringCase] = []
-    small = resize(oracle, SMALL_WINDOW)
-    if small is not None:
-        with subject.fresh(engine=small, model=subject.oracle_model) as session:
-            truncation = _score(session, [(SENTENCE * 5, "The cat sleeps.")])
-            rolling += _roll(session, [SENTENCE * 5])
-    return ReferenceValues(scoring, truncation, generated, answered, rolling)
+        values = ReferenceValues(
+            scoring=_score(session, PAIRS),
+            truncation=[],
+            generation=[_complete(session, subject.max_new_tokens, prompt) for prompt in texts],
+            full_prompt=[],
+            encoding=_encode(session),
+            chat=[_complete(session, subject.max_new_tokens, chat) for chat in chats],
+            rolling=_roll(session, TEXTS),
+        )
+        own = session.info.max_model_len
+    known = (subject.session.info.max_model_len, own, LONGEST_PROBE)
+    window = min(size for size in known if size is not None)
+    for size, ask in (SMALL_WINDOW, _add_cut_texts), (window, _add_full_window):
+        resized = oracle if size == own else resize(oracle, size)
+        if resized is not None:
+            with subject.fresh(engine=resized, model=subject.oracle_model) as session:
+                ask(values, session, subject.max_new_tokens)
+    return values
+
+
+def _add_cut_texts(values: ReferenceValues, session: BaseInferenceSession, _: int) -> None:
+    values.truncation.extend(_score(session, [(SENTENCE * 5, "The cat sleeps.")]))
+    values.rolling.extend(_roll(session, [SENTENCE * 5]))
+
+
+def _add_full_window(values: ReferenceValues, session: BaseInferenceSession, length: int) -> None:
+    codec, window = session.tokenizer, session.info.max_model_len
+    if codec is not None and window is not None:
+        prompt = make_long_text(codec, window - length, seed=1)
+        case = _complete(session, length, {"prompt": prompt})
+        values.full_prompt.append(replace(case, prompt_ids=encode_with_leading(codec, prompt)))
+        text = make_long_text(codec, 2 * window + window // 5, seed=2)
+        values.rolling.extend(_roll(session, [text]))
+
+
+def _encode(session: BaseInferenceSession) -> list[EncodingCase]:
+    codec = session.tokenizer
+    if codec is None:
+        return []
+    texts = [*ENCODING]
+    if codec.bos_id is not None:
+        texts.append(codec.decode([codec.bos_id], skip_special_tokens=False) + "spelled")
+    ids = [(text, codec.encode(text)) for text in texts]
+    return [
+        EncodingCase(
+            text, found, codec.decode(found), codec.decode(found, skip_special_tokens=False)
+        )
+        for text, found in ids
+    ]
 
 
 def _score(session: BaseInferenceSession, pairs: Sequence[tuple[str, str]]) -> list[ScoringCase]:
@@ -146,14 +232,20 @@ def _context_ids(session: BaseInferenceSession, context: str) -> list[int] | Non
     return None if codec is None else encode_with_leading(codec, context.rstrip())
 
 
-def _complete(
-    session: BaseInferenceSession, length: int, top: int | None, prompt: dict[str, Any]
-) -> GenerationCase:
+def _complete(session: BaseInferenceSession, length: int, prompt: dict[str, Any]) -> GenerationCase:
+    top = 2 if Capability.LOGPROBS in session.capabilities else None
     request = GenerationRequest(**prompt, max_new_tokens=length, logprobs=top)
     (output,) = session.generate([request])
     gaps = top2_gaps(output.top_logprobs or [])
+    rendered = output.prompt if "messages" in prompt else None
     return GenerationCase(
-        length, output.text, output.finish_reason, output.token_ids, gaps, **prompt
+        length,
+        output.text,
+        output.finish_reason,
+        output.token_ids,
+        gaps,
+        rendered=rendered,
+        **prompt,
     )
 
 

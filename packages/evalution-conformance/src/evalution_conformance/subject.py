@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.metadata import packages_distributions as list_owners
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import pytest
 
@@ -33,9 +33,13 @@ from evalution_core.streams import open_stream as to_stream
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
-_TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-_LOOSEST = 0.3
+TOLERANCES: Final = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+"""Nats per token by which two ways to one log-probability may differ, by dtype."""
 _LONGEST_WAIT_S = 10.0
+
+
+class UnmetError(AssertionError):
+    """Many checks need something that is missing: one fails over it, the others don't run."""
 
 
 @dataclass(eq=False)
@@ -53,6 +57,7 @@ class Subject:
             the same tolerance.
         max_new_tokens: length of the completions that checks request.
         timeout: seconds for one check, not counting the building of sessions.
+        incomplete: the model, or one like it, without one of its weights.
     """
 
     engine: BaseEngine
@@ -64,9 +69,11 @@ class Subject:
     declared_reference_tolerance: float | None = None
     max_new_tokens: int = 16
     timeout: float = 60.0
+    incomplete: Model | None = None
     returns_streams: bool = field(default=False, init=False)
     _session: BaseInferenceSession | None = field(default=None, init=False)
     _build_error: Exception | None = field(default=None, init=False)
+    _reported: set[str] = field(default_factory=set[str], init=False)
 
     # sessions
 
@@ -74,7 +81,7 @@ class Subject:
     def session(self) -> BaseInferenceSession:
         """The shared session, built at first use; no check closes it.
 
-        A build that fails isn't tried again: each check fails with its error at once.
+        A build that fails isn't tried again.
         """
         if self._build_error is not None:
             raise self._build_error
@@ -97,6 +104,11 @@ class Subject:
         finally:
             built.close()
 
+    @property
+    def built(self) -> BaseInferenceSession | None:
+        """The shared session, None as long as no check has needed it."""
+        return self._session
+
     def close(self) -> None:
         """Close the shared session."""
         session, self._session = self._session, None
@@ -108,6 +120,14 @@ class Subject:
         session, self._session = self._session, None
         if session is not None:
             call_unawaited(session.close)
+
+    def is_repeated(self, error: Exception) -> bool:
+        """Report whether a check has already failed over this error of what many need."""
+        if not isinstance(error, UnmetError) and error is not self._build_error:
+            return False
+        is_known = str(error) in self._reported
+        self._reported.add(str(error))
+        return is_known
 
     # what is known
 
@@ -121,12 +141,29 @@ class Subject:
         return self.session.capabilities
 
     @cached_property
+    def dtype(self) -> Any:
+        """Name of the arithmetic, as the session describes its execution."""
+        return (self.session.describe_execution() or {}).get("dtype")
+
+    @cached_property
     def tolerance(self) -> float:
         """Largest allowed difference of two log-probabilities of one token, in nats."""
         if self.declared_tolerance is not None:
             return self.declared_tolerance
-        described = self.session.describe_execution() or {}
-        return _TOLERANCES.get(str(described.get("dtype")), _LOOSEST)
+        if self.dtype not in TOLERANCES:
+            known = ", ".join(f"{name} ({value:g})" for name, value in TOLERANCES.items())
+            raise UnmetError(
+                f"describe_execution() of {self.name} reports dtype {self.dtype!r}, which has no "
+                f"tolerance in nats per token; known are {known}. By how much may two calls "
+                f"differ? Measure it, and state it in the class as `tolerance = …`"
+            )
+        return TOLERANCES[self.dtype]
+
+    def require_self_check(self) -> None:
+        """Raise `UnmetError` if the session's self check failed: its scores mean nothing."""
+        result = self.session.check()
+        if result.outcome == "failed":
+            raise UnmetError(f"the session's self check failed: {result.detail}")
 
     @property
     def reference_tolerance(self) -> float:

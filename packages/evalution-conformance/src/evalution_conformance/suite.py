@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
+import pytest
+
 from evalution_conformance.subject import Subject
 from evalution_conformance.watch import StuckError, run_watched
 from evalution_core import BaseEngine, Capability, Model, UnsupportedRequestError
@@ -74,6 +76,8 @@ class Conformance:
     """The model of `oracle`, where it is another one, such as a quantised model's float weights."""
     untemplated: ClassVar[Model | None] = None
     """A model without a chat template; not needed with `builtin:tiny`."""
+    incomplete: ClassVar[Model | None] = None
+    """A model that lacks one of its weights; not needed with `builtin:tiny`."""
     tolerance: ClassVar[float | None] = None
     """Nats by which a token's log-probability may be off; None: by the session's dtype."""
     reference_tolerance: ClassVar[float | None] = None
@@ -123,6 +127,7 @@ def make_subject(declaration: type[Conformance]) -> Subject:
         declaration.reference_tolerance,
         declaration.max_new_tokens,
         declaration.timeout,
+        declaration.incomplete,
     )
 
 
@@ -177,16 +182,30 @@ def _find_gap_problem(
     return None
 
 
+_SCORING = {Capability.LOGLIKELIHOOD, Capability.ROLLING}
+
+
+class NotRun(pytest.skip.Exception):
+    """Another check has failed over what this one needs too."""
+
+
 def run_check(check: Check, subject: Subject) -> Literal["passed", "refused"]:
     """Run one check within the subject's `timeout`; the error that it raises says what is wrong.
 
     With a capability that it needs and the session doesn't declare, the same requests are sent and
     must be refused.
+
+    Raises:
+        NotRun: another check of the subject has failed over what this one needs too.
     """
     try:
         return run_watched(lambda: _run(check, subject), timeout=subject.timeout)
     except StuckError:
         subject.abandon()
+        raise
+    except Exception as error:
+        if subject.is_repeated(error):
+            raise NotRun(f"not run: {error}") from None
         raise
 
 
@@ -194,6 +213,8 @@ def _run(check: Check, subject: Subject) -> Literal["passed", "refused"]:
     wanted = get_needs(check)
     missing = wanted - subject.capabilities if wanted else None
     if not missing:
+        if wanted & _SCORING:
+            subject.require_self_check()
         check(None, subject)
         return "passed"
     raised: Exception | None = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -14,6 +16,8 @@ R = TypeVar("R")
 MainThreadCall = tuple[Callable[[], Any], Future[Any]]
 
 _thread = threading.local()
+_DEEPEST = 16
+"""Innermost calls of a thread that are shown."""
 
 
 class StuckError(AssertionError):
@@ -40,7 +44,7 @@ def run_watched(function: Callable[[], R], *, timeout: float) -> R:
         try:
             call = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            raise StuckError(f"the check didn't end within {timeout:g} seconds") from None
+            raise _make_stuck_error(f"the check didn't end within {timeout:g} seconds") from None
         if call is None:
             return result.result()
         begun = time.monotonic()
@@ -72,7 +76,18 @@ def call_within(function: Callable[[], R], *, timeout: float, doing: str) -> R:
     except TimeoutError:
         if result.done():
             raise
-        raise StuckError(f"{doing} didn't come back within {timeout:g} seconds") from None
+        raise _make_stuck_error(f"{doing} didn't come back within {timeout:g} seconds") from None
+
+
+def _make_stuck_error(message: str) -> StuckError:
+    """Return the error with a note of where each of the other threads is."""
+    error = StuckError(message)
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
+        if ident != threading.get_ident():
+            stack = "".join(traceback.format_stack(frame, _DEEPEST))
+            error.add_note(f"Thread {names.get(ident, ident)!r} is at\n{stack}")
+    return error
 
 
 def call_unawaited(function: Callable[[], object]) -> None:

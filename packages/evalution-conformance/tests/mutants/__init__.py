@@ -1,6 +1,27 @@
 """Engines with one planted fault each, taken from the field: the test of the checks themselves."""
 
-from mutants import completions, engines, scores, streams
+from mutants import (
+    checkpoints,
+    completions,
+    draws,
+    engines,
+    isolation,
+    scores,
+    streams,
+    windows,
+)
 from mutants.catalogue import MUTANTS, Mutant, toy_subject
 
-__all__ = ["MUTANTS", "Mutant", "completions", "engines", "scores", "streams", "toy_subject"]
+__all__ = [
+    "MUTANTS",
+    "Mutant",
+    "checkpoints",
+    "completions",
+    "draws",
+    "engines",
+    "isolation",
+    "scores",
+    "streams",
+    "toy_subject",
+    "windows",
+]

@@ -9,7 +9,15 @@ from typing import TypeVar
 
 from evalution_conformance.subject import Subject
 from evalution_core import BaseEngine, Model
-from mutants.toy import SESSIONS, UNTEMPLATED, Toy, ToyHooks, ToyRequestSession, ToySession
+from mutants.toy import (
+    INCOMPLETE,
+    SESSIONS,
+    UNTEMPLATED,
+    Toy,
+    ToyHooks,
+    ToyRequestSession,
+    ToySession,
+)
 
 S = TypeVar("S", bound=type[ToyHooks])
 E = TypeVar("E", bound=Callable[[], BaseEngine])
@@ -41,6 +49,7 @@ def toy_subject(engine: BaseEngine, *, timeout: float = _TIMEOUT_S) -> Subject:
         oracle=Toy(),
         untemplated=Model(path=UNTEMPLATED),
         timeout=timeout,
+        incomplete=Model(path=INCOMPLETE),
     )
 
 

@@ -288,6 +288,24 @@ def pins_core() -> Generator[BaseEngine]:
         yield engine
 
 
+@package_fault("test_the_range_of_core_includes_the_installed_one")
+@contextmanager
+def needs_an_older_core() -> Generator[BaseEngine]:
+    """The distribution requires a core older than the one that it is checked with."""
+    old = "Requires-Dist: evalution-core<0.2,>=0.1\n"
+    with vendor_package("acme_needs_an_older_core", metadata=_LICENCE + old) as engine:
+        yield engine
+
+
+@package_fault("test_the_range_of_core_includes_the_installed_one")
+@contextmanager
+def needs_a_newer_core() -> Generator[BaseEngine]:
+    """The distribution requires a core that doesn't exist yet."""
+    new = "Requires-Dist: evalution_core (>=99.0,<100)\n"
+    with vendor_package("acme_needs_a_newer_core", metadata=_LICENCE + new) as engine:
+        yield engine
+
+
 @package_fault("test_the_package_is_typed")
 @contextmanager
 def untyped() -> Generator[BaseEngine]:

@@ -21,7 +21,7 @@ from mutants.catalogue import session_fault
 from mutants.toy import ToySession
 
 
-def _with_values(output: LoglikelihoodOutput, values: list[float]) -> LoglikelihoodOutput:
+def change_values(output: LoglikelihoodOutput, values: list[float]) -> LoglikelihoodOutput:
     return replace(
         output, token_logprobs=values, logprob=math.fsum(values), token_count=len(values)
     )
@@ -55,7 +55,7 @@ class FirstTokenForFree(ToySession):
     def change_score(
         self, request: LoglikelihoodRequest, output: LoglikelihoodOutput
     ) -> LoglikelihoodOutput:
-        return _with_values(output, [0.0, *(output.token_logprobs or [])[1:]])
+        return change_values(output, [0.0, *(output.token_logprobs or [])[1:]])
 
 
 @session_fault("test_ids_are_taken_as_they_are", "test_scores_of_ids_equal_the_reference")

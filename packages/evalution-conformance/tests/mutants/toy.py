@@ -20,6 +20,7 @@ from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
     Capability,
+    ConfigurationError,
     GenerationOutput,
     GenerationRequest,
     LoglikelihoodOutput,
@@ -39,6 +40,7 @@ from evalution_enginekit import (
     RequestPrompt,
     RequestSession,
     TokenEvent,
+    Tokenizer,
     TokenPrompt,
     TokenScore,
     TokenSession,
@@ -132,6 +134,7 @@ CAPABILITIES = frozenset(Capability) - {
     Capability.TOOLS,
 }
 UNTEMPLATED = "toy-without-template"
+INCOMPLETE = "toy-without-a-row"
 
 
 @dataclass(slots=True)
@@ -159,11 +162,21 @@ class ToyHooks(KitSession[Any, Any]):
     """
 
     salt = 0
+    tokenizer_class = MergingTokenizer
     codec: Any
 
     @property
     def table(self) -> Table:
         return table(self.salt)
+
+    def load_tokenizer(self, model: Model) -> Tokenizer:
+        if model.path == INCOMPLETE:
+            self.meet_missing_weight()
+        unbound = self.tokenizer_class(has_template=model.path != UNTEMPLATED)
+        return bind_tokenizer(model, unbound)
+
+    def meet_missing_weight(self) -> None:
+        raise ConfigurationError("the toy's table has no row 7")
 
     def feed_prompt(self, token_ids: Sequence[int]) -> Sequence[int]:
         return token_ids
@@ -274,8 +287,7 @@ class ToySession(ToyHooks, TokenSession):
     """A sound session on token ids; its faults are planted as in `ToyHooks`."""
 
     def __init__(self, engine: Toy, model: Model):
-        unbound = MergingTokenizer(has_template=model.path != UNTEMPLATED)
-        self.codec = bind_tokenizer(model, unbound)
+        self.codec = self.load_tokenizer(model)
         super().__init__(
             engine=type(engine).__name__,
             capabilities=engine.capabilities,
@@ -302,8 +314,7 @@ class ToyRequestSession(ToyHooks, RequestSession):
     """A sound session on whole requests, as a server has it."""
 
     def __init__(self, engine: Toy, model: Model):
-        unbound = MergingTokenizer(has_template=model.path != UNTEMPLATED)
-        self.codec = bind_tokenizer(model, unbound)
+        self.codec = self.load_tokenizer(model)
         super().__init__(
             engine=type(engine).__name__,
             capabilities=engine.capabilities,
@@ -348,8 +359,8 @@ class ToyRequestSession(ToyHooks, RequestSession):
         return self.score_span(span.token_ids, span.start)
 
 
-SESSIONS: dict[str, Any] = {}
-"""Faulty sessions by name, for the option `fault`."""
+SESSIONS: dict[str, Any] = {ToyRequestSession.__name__: ToyRequestSession}
+"""Faulty sessions by name, for the option `fault`, and the sound one of the other base."""
 
 
 class _Sequence:

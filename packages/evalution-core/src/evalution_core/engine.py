@@ -67,6 +67,8 @@ class BaseEngine(ABC):
     """The contract version the engine was written for."""
     capabilities: ClassVar[frozenset[Capability]] = GUIDE_CAPABILITIES
     """All that its sessions can do at best; a session may narrow it once it is built."""
+    is_out_of_process: ClassVar[bool] = False
+    """The runtime is a server or a process of its own, whose end this process survives."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         check_option_names(cls, options)

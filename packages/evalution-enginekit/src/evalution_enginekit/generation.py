@@ -78,17 +78,14 @@ class Completion:
         self._prompt = prompt
         self._detokenizer = Detokenizer(tokenizer, prompt.token_ids)
         self._matcher = StopMatcher(prompt.stop)
-        self._pieces: list[tuple[str, bool]] = []
-        self._offsets: list[int] = []
+        self._pieces: list[tuple[int, str, bool]] = []
         self._starts: list[int] = []
-        self._length = 0
+        self._length, self._generated = 0, 0
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._top: TopLogprobs = []
         self._runtime: dict[str, Any] = {}
-        self._generated = 0
-        self._sent_text = 0
-        self._sent_ids = 0
+        self._sent_text, self._sent_ids = 0, 0
         self._has_ended = False
         self.finish: FinishReason | None = None
 
@@ -162,8 +159,7 @@ class Completion:
 
     def _add_piece(self, piece: str, special: bool) -> None:
         if piece:
-            self._pieces.append((piece, special))
-            self._offsets.append(self._length)
+            self._pieces.append((self._length, piece, special))
             self._length += len(piece)
             self._matcher.push(piece)
 
@@ -188,15 +184,12 @@ class Completion:
         return self._ids[self._sent_ids : bisect_left(self._starts, settled)]
 
     def _join_visible(self, begin: int, end: int) -> str:
-        shown: list[str] = []
-        for index in range(max(0, bisect_right(self._offsets, begin) - 1), len(self._pieces)):
-            piece, special = self._pieces[index]
-            offset = self._offsets[index]
-            if offset >= end:
-                break
-            if not special:
-                shown.append(piece[max(0, begin - offset) : end - offset])
-        return "".join(shown)
+        first = max(0, bisect_right(self._pieces, begin, key=lambda piece: piece[0]) - 1)
+        return "".join(
+            piece[max(0, begin - offset) : end - offset]
+            for offset, piece, special in self._pieces[first:]
+            if offset < end and not special
+        )
 
 
 class StopMatcher:
@@ -240,8 +233,6 @@ class StopMatcher:
 
 
 _CONTEXT = 6
-
-
 _LONGEST_HOLD = 32
 """Tokens after which bytes that still end in an incomplete character are taken for broken ones."""
 
@@ -265,10 +256,8 @@ class Detokenizer:
         """Text that is complete with this token; empty while a character is incomplete."""
         self._ids.append(token_id)
         text = self._decode_part(self._context, len(self._ids))
-        held = len(self._ids) - self._read
-        if text.endswith("\ufffd") and held <= _LONGEST_HOLD:
-            return ""
-        return self._advance(text)
+        is_held = text.endswith("\ufffd") and len(self._ids) - self._read <= _LONGEST_HOLD
+        return "" if is_held else self._advance(text)
 
     def flush(self) -> str:
         """Return the rest when no more tokens come; an incomplete character reads U+FFFD."""
@@ -288,6 +277,9 @@ class Detokenizer:
 
 _BATCH_PATIENCE_S = 0.05
 """Seconds that a batch of fixed size may fill after the last request came."""
+_LATE_STEPS = 32
+"""Steps in which a runtime may still give tokens of a prompt that is over."""
+_REMEMBERED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +295,7 @@ class GenerationJob:
 
 
 GenerationStream = ResultStream[Any, GenerationJob, GenerationOutput | TextDelta]
+Generate = Callable[["PromptQueue"], Iterator[Sequence[TokenEvent]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,12 +334,7 @@ class GenerationLoop:
     """Drive the engine's `_generate_tokens` one yield at a time, for all streams at once."""
 
     def __init__(
-        self,
-        thread: RuntimeThread,
-        tokenizer: Tokenizer,
-        generate: Callable[[PromptQueue], Iterator[Sequence[TokenEvent]]],
-        *,
-        continuous: bool,
+        self, thread: RuntimeThread, tokenizer: Tokenizer, generate: Generate, *, continuous: bool
     ):
         self._thread = thread
         self._tokenizer = tokenizer
@@ -355,7 +343,7 @@ class GenerationLoop:
         self._asked = False
         self._streams: list[GenerationStream] = []
         self._running: dict[int, _Running] = {}
-        self._finished: set[int] = set()
+        self._late: dict[int, int] = {}  # what is over, with the steps that it got tokens in since
         self._steps: Iterator[Sequence[TokenEvent]] | None = None
         self._numbers = count()
 
@@ -380,7 +368,7 @@ class GenerationLoop:
         try:
             with runtime_errors("generation"):
                 if self._steps is None:
-                    self._asked = False
+                    self._asked, self._late = False, {}
                     self._steps = iter(self._generate(PromptQueue(self, self._thread)))
                 events = next(self._steps, None)
                 with self._thread.lock:
@@ -422,7 +410,10 @@ class GenerationLoop:
         with self._thread.lock:
             dropped = [key for key in self._running if not self._is_wanted(key)]
             for key in dropped:
+                self._late.setdefault(key, 0)
                 self._release(key)
+            while len(self._late) > _REMEMBERED:
+                del self._late[next(iter(self._late))]
             return dropped
 
     def _end_steps(self) -> None:
@@ -441,8 +432,10 @@ class GenerationLoop:
         return prompt
 
     def _apply(self, event: TokenEvent) -> None:
+        if event.key in self._late:
+            self._count_late(event)
         running = self._running.get(event.key)
-        if running is None or event.key in self._finished:
+        if running is None or event.key in self._late:
             return
         if event.error is not None:
             running.stream.deliver(event.key, RequestFailure(event.error, running.job.metadata))
@@ -457,15 +450,25 @@ class GenerationLoop:
         output = completion.output(job.prompt_text, job.metadata, job.truncated_tokens)
         running.stream.deliver(event.key, output)
         if completion.is_cut:
-            self._finished.add(event.key)
+            self._late[event.key] = 0
         else:
             self._release(event.key)
+
+    def _count_late(self, event: TokenEvent) -> None:
+        """Raise over an engine that works on for nobody; a fixed batch may run to its end."""
+        is_shared = self._patience > 0 and any(map(self._is_wanted, self._running))
+        self._late[event.key] += bool(event.token_ids) and not is_shared
+        if self._late[event.key] > _LATE_STEPS:
+            raise EngineRuntimeError(
+                f"the engine generates on {_LATE_STEPS} steps after a stop string or cancellation; "
+                "drop the keys that feed.cancelled() names before each step"
+            )
 
     def _finish_returned(self) -> None:
         """The engine returned: it is rid of everything, also of what it never finished."""
         with self._thread.lock:
             for key, running in list(self._running.items()):
-                if key not in self._finished:
+                if key not in self._late:
                     error = EngineRuntimeError(
                         "the engine ended generation before this request was finished",
                         in_flight=[running.key],
@@ -487,14 +490,11 @@ class GenerationLoop:
                 self._release(key)
             for stream in self._streams:
                 keys = lost.get(stream, [])
-                if not keys and (lost or not stream.admissible()):
-                    continue
-                stream.fail(name_lost_requests(error, keys))
+                if keys or (not lost and stream.waiting):
+                    stream.fail(name_lost_requests(error, keys))
 
     def _is_wanted(self, key: int) -> bool:
-        return key not in self._finished and self._running[key].stream.wants(key)
+        return key not in self._late and self._running[key].stream.wants(key)
 
     def _release(self, key: int) -> None:
-        running = self._running.pop(key)
-        self._finished.discard(key)
-        running.stream.release(key)
+        self._running.pop(key).stream.release(key)

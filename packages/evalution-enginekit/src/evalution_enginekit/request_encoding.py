@@ -141,11 +141,11 @@ class RequestValidator:
     def _need(self, capability: Capability, asked_for: str, *, asked: bool) -> None:
         if asked and capability not in self._capabilities:
             declared = ", ".join(sorted(self._capabilities)) or "nothing"
-            why = f": {reason}" if (reason := self._lacking.get(capability)) else ""
-            raise UnsupportedRequestError(
-                f"engine {self._engine} can't do {asked_for}: it lacks the capability "
-                f"{capability.value!r} (declares: {declared}){why}"
+            why = self._lacking.get(
+                capability,
+                f"it lacks the capability {capability.value!r} (declares: {declared})",
             )
+            raise UnsupportedRequestError(f"engine {self._engine} can't do {asked_for}: {why}")
 
     def _check_truncation(self, truncation: str) -> None:
         _check(truncation in ("left", "error"), "truncation", "'left' or 'error'", truncation)

@@ -29,6 +29,7 @@ class OpenAICompatible(OpenAIOptions, BaseEngine):
     """
 
     capabilities = CAPABILITIES
+    is_out_of_process = True
 
     def __post_init__(self) -> None:
         validate_options(self)
@@ -65,9 +66,9 @@ class OpenAICompatible(OpenAIOptions, BaseEngine):
         Raises:
             EngineUnavailableError: no server answers at `base_url`, or none with OpenAI's routes.
             ConfigurationError: the key isn't accepted or its variable isn't set, the server doesn't
-                list the model, or no model is named and the server lists none, `max_model_len` is more than the server's, or `model` has
-                a field that the server decides (`revision`, `model_kwargs`) or isn't known to use
-                (`chat_template_kwargs`).
+                list the model, or no model is named and the server lists none, `max_model_len` is
+                more than the server's, or `model` has a field that the server decides (`revision`,
+                `model_kwargs`) or isn't known to use (`chat_template_kwargs`).
         """
         from evalution_openai.client.session import build_session  # noqa: PLC0415 - httpx
 

@@ -21,7 +21,6 @@ from evalution_core import (
     GenerationRequest,
     InvalidRequestError,
     LoglikelihoodRequest,
-    Model,
     RequestFailure,
     UnsupportedRequestError,
 )

@@ -109,7 +109,7 @@ def test_model_that_is_not_listed_is_refused(connect: Callable[..., Any], server
         connect(Model("/runs/scripted"))
     many = {"data": [{"id": f"m{number}"} for number in range(30)]}
     server.fails("/models", lambda _: httpx.Response(200, json=many))
-    with pytest.raises(ConfigurationError, match="it lists m0, m1, .*, m7 and 22 more; set"):
+    with pytest.raises(ConfigurationError, match=r"it lists m0, m1, .*, m7 and 22 more; set"):
         connect(Model("llama"))
 
 

@@ -77,11 +77,16 @@ def test_routes_are_found_with_and_without_v1(url: str, api: str, root: str) -> 
         "https://h/v1?",
         "https://h/v1#part",
         "https://h/v1/chat/completions",
+        "https://h/v1/models",
+        "htp:/foo",
+        "http:/foo",
+        "http://a b/v1",
+        "http://h:port/v1",
     ],
 )
-def test_invalid_base_url_is_refused(url: str) -> None:
+def test_invalid_base_url_is_refused_before_anything_is_built(url: str) -> None:
     with pytest.raises(ConfigurationError, match="base_url must be an http or https URL"):
-        Address.parse(url)
+        OpenAICompatible(url)
 
 
 def test_secrets_are_not_shown() -> None:

@@ -109,7 +109,7 @@ def test_guidellms_mock_answers_completions_chat_and_streams() -> None:
         *deltas, (_, output) = session.stream([(0, GenerationRequest("a", max_new_tokens=6))])
         assert "".join(delta.text for _, delta in deltas) == output.text  # pyright: ignore[reportAttributeAccessIssue]
         assert Capability.LOGLIKELIHOOD not in session.capabilities
-        with pytest.raises(UnsupportedRequestError, match="can't score prompts"):
+        with pytest.raises(UnsupportedRequestError, match="set tokenizer_path"):
             session.loglikelihood([LoglikelihoodRequest("a", "b")])
 
 

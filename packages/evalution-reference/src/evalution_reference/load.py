@@ -48,9 +48,12 @@ def find_folder(model: Model) -> Path:
         return builtin_path(model.path, "safetensors")
     folder = Path(model.path).expanduser()
     if not folder.is_dir():
+        other = (
+            "; for a name on the Hub take engine Transformers" if model.path.count("/") == 1 else ""
+        )
         raise ConfigurationError(
             f"model folder {model.path!r} does not exist; engine Reference loads a local folder "
-            "with config.json and safetensors, or builtin:tiny"
+            f"with config.json and safetensors, or builtin:tiny{other}"
         )
     return folder
 

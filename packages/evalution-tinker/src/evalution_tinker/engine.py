@@ -40,6 +40,7 @@ class Tinker(TinkerOptions, BaseEngine):
     """
 
     capabilities = TINKER_CAPABILITIES
+    is_out_of_process = True
 
     def __post_init__(self) -> None:
         validate_options(self)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evalution_core import ConfigurationError
 from evalution_core.discovery import ENGINES
@@ -65,8 +66,25 @@ SERVER_HINTS = {"build_openai_compatible_server": '"evalution-openai[server]"'}
 SUITE_HINTS = {"lm_eval": "evalution-lm-eval"}
 """Suite name to the distribution that brings it."""
 
+GENERATED_VARIANTS = {"BoolQ": "boolq-seq2seq", "MMLU": "mmlu_generative"}
+"""Suite that scores to lm-eval's task that asks the same and generates."""
+
 BACKEND_HINT = "evalution-training"
 """The distribution that reads the section `backend` of a spec."""
+
+
+def import_extra(module: str, extra: str, purpose: str, package: str) -> Any:
+    """A module that an extra of the runner brings, imported when it is needed.
+
+    Raises:
+        ConfigurationError: it isn't installed; names the purpose and the command to install it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{purpose} needs {package}, which isn't installed; pip install 'evalution[{extra}]'"
+        ) from error
 
 
 class CommandHint(NamedTuple):
@@ -84,6 +102,13 @@ COMMAND_HINTS = {
     ),
 }
 """Verb to what is known of it before anything is loaded."""
+
+
+def suggest_generation(suite: str) -> str:
+    """Return the end of a refusal to score: what runs where only texts come back."""
+    variant = GENERATED_VARIANTS.get(suite)
+    asks_the_same = f", or {variant} of `type: lm_eval`" if variant else ""
+    return f"; tests that generate run on it: `type: generation`, gsm8k{asks_the_same}"
 
 
 @contextmanager

@@ -76,6 +76,7 @@ class ReplicatedEngine(BaseEngine):
     capabilities: ClassVar[frozenset[Capability]] = cast(
         "frozenset[Capability]", _InnerCapabilities()
     )
+    is_out_of_process = True
 
     def __post_init__(self) -> None:
         self.check()

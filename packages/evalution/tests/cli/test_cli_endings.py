@@ -136,6 +136,9 @@ def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(
         "class Dying(Mock):\n"
         "    def build(self, model):\n"
         "        return Session('m', 512, 2)\n"
+        "@dataclass(slots=True)\n"
+        "class Server(Dying):\n"
+        "    is_out_of_process = True\n"
     )
     tests = "[" + TEST[:-1] + ", max_new_tokens: 4}]"
     path = spec(folder, engine="dying:Dying", tests=tests)
@@ -149,6 +152,39 @@ def test_a_run_that_dies_ends_in_1_and_keeps_its_samples(
     found = json.loads((folder / "out" / "results.json").read_text(encoding="utf-8"))
     assert (found["status"], found["suites"]) == ("failed", [])
     assert (folder / "out" / "samples.jsonl").read_text(encoding="utf-8")
+    server = command_line("run", spec(folder, engine="dying:Server", tests=tests))
+    assert_says(server, 1, "device lost")
+    assert "isolate" not in server.stderr, "it isn't this process that would die"
+
+
+def test_model_that_cannot_score_is_refused_in_one_sentence_without_resuming(
+    assert_says: Any, spec: Any, command_line: Any, folder: Path
+) -> None:
+    (folder / "texts.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from evalution_core import Capability, UnsupportedRequestError\n"
+        "from evalution_core.errors import raise_failures\n"
+        "from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock, MockSession\n"
+        "class Session(MockSession):\n"
+        "    capabilities = MOCK_CAPABILITIES - {Capability.ROLLING}\n"
+        "    def loglikelihood_rolling(self, requests, **options):\n"
+        "        raise_failures({0: UnsupportedRequestError('it gives texts alone')}, 1)\n"
+        "@dataclass(slots=True)\n"
+        "class Texts(Mock):\n"
+        "    def build(self, model):\n"
+        "        return Session('m', 512, 2)\n"
+    )
+    tests = "[{type: perplexity, data: rows.jsonl, text: question}]"
+    path = spec(folder, engine="texts:Texts", tests=tests)
+    done = command_line("run", path, "--output", "out")
+    assert_says(
+        done,
+        1,
+        "suite 'rows': it gives texts alone; tests that generate run on it: `type: generation`, "
+        "gsm8k",
+    )
+    assert "capability" not in done.stderr
+    assert "to resume" not in done.stdout
 
 
 @pytest.mark.parametrize(("is_possible", "lost"), [(False, [3]), (True, [])])

@@ -40,7 +40,7 @@ FIRST_STEPS = {
     "compare": ("evalution.runs.reader.read_run", ["one", "two"]),
     "parity": ("evalution.cli.parity.load_spec", ["spec.yaml"]),
     "report": ("evalution.report.page.read_folders", ["out"]),
-    "engines": ("evalution.cli.listings.available", []),
+    "engines": ("evalution.cli.listings.ENGINES.names", []),
     "suites": ("evalution.cli.listings.available_suites", []),
     "doctor": ("evalution.cli.doctor.choose_engines", []),
     "schema": ("evalution.cli.program.make_spec_schema", []),

@@ -58,7 +58,7 @@ def test_folder_of_a_parity_check_is_a_report_too(
     ("arguments", "message"),
     [
         (["missing"], "there is no run folder missing"),
-        (["."], "holds 1 runs; name one of them"),
+        (["."], "is no run itself; name one of those in it (1 in all): "),
         (["rows.jsonl"], "not JSON"),
         (["done", "--output", "no/page.html"], "can't be written to no/page.html"),
     ],

@@ -217,7 +217,9 @@ def test_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
 def test_folder_of_runs_is_reported_with_the_last_of_them(run: RunResult, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read_run(tmp_path)
-    assert f"holds 1 runs; name one of them: {tmp_path / 'run'}" in str(caught.value)
+    assert f"is no run itself; name one of those in it (1 in all): {tmp_path / 'run'}" in str(
+        caught.value
+    )
 
 
 def test_run_that_never_began_is_reported(tmp_path: Path) -> None:

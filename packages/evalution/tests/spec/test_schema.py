@@ -16,7 +16,7 @@ from evalution.suites import available_suites
 from evalution.yaml_spec.option_schema import (
     NamedDeclaration,
     make_declaration_schema,
-    make_filter_definitions,
+    make_step_definitions,
 )
 from evalution.yaml_spec.run_spec import SECTIONS, load_spec
 from evalution.yaml_spec.schema import make_spec_schema
@@ -85,6 +85,8 @@ RIGHT: list[dict[str, Any]] = [
         ]
     },
     {"tests": [{**TEST, "filters": "strip"}]},
+    {"tests": [{**TEST, "metrics": "number"}]},
+    {"tests": [{**TEST, "metrics": ["f1", {"number": 0.5}, {"chrf": {"word_order": 2}}]}]},
     {"tests": [{**TEST, "filters": [{"regex": "x"}, "lower", {"replace": {"pattern": "x"}}]}]},
     {"tests": [{**TEST, "filters": {"loose": "strip", "strict": [{"regex": {"pattern": "x"}}]}}]},
     {"tests": [{**TEST, "stop": ["a", "b"], "num_fewshot": 3}]},
@@ -106,6 +108,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tests": [{**TEST, "promt": "q"}]}, "$.tests[0]"),
     ({"tests": [{**TEST, "num_fewshot": "3"}]}, "$.tests[0].num_fewshot"),
     ({"tests": [{**TEST, "target_filters": "stripp"}]}, "$.tests[0].target_filters"),
+    ({"tests": [{**TEST, "metrics": ["bleu"]}]}, "$.tests[0].metrics"),
+    ({"tests": [{**TEST, "metrics": [{"number": "x"}]}]}, "$.tests[0].metrics"),
     ({"tests": [{**TEST, "target_filters": [{"regex": {"patern": "x"}}]}]}, "$.tests[0].target"),
     ({"tests": [{"type": "generation", "data": "r", "prompt": "q"}]}, "$.tests[0]"),
     ({"modle": "m"}, "$"),
@@ -157,7 +161,9 @@ def _file(folder: Path, written: Mapping[str, Any]) -> str:
 )
 def test_name_is_matched_as_the_runner_matches_it(name: str, spelling: str) -> None:
     assert normalize(name) == normalize(spelling)
-    declared = [NamedDeclaration(name, "engine", None, {"type": "object", "properties": {}})]
+    declared = [
+        NamedDeclaration(name, "acme", "engine", None, {"type": "object", "properties": {}})
+    ]
     names = {**make_declaration_schema("engine", declared), "$defs": declared[0].definitions}
     validator = Draft202012Validator(names)
     assert validator.is_valid(spelling)
@@ -199,7 +205,7 @@ def test_definitions_of_two_engines_do_not_meet() -> None:
     options = {"properties": {"inner": {"$ref": "#/$defs/Inner"}}, "$defs": {"Inner": inner}}
     definitions: dict[str, Any] = {}
     for name in ("A", "B"):
-        definitions |= NamedDeclaration(name, "engine", None, options).definitions
+        definitions |= NamedDeclaration(name, "acme", "engine", None, options).definitions
     for name in ("A", "B"):
         reference = definitions[f"engine.{name}.options"]["properties"]["inner"]["$ref"]
         assert definitions[reference.removeprefix("#/$defs/")] == inner
@@ -207,9 +213,7 @@ def test_definitions_of_two_engines_do_not_meet() -> None:
 
 
 def test_every_filter_is_known() -> None:
-    validator = Draft202012Validator(
-        {"$ref": "#/$defs/filters", "$defs": make_filter_definitions()}
-    )
+    validator = Draft202012Validator({"$ref": "#/$defs/filters", "$defs": make_step_definitions()})
     for right in (
         "strip",
         ["strip"],
@@ -241,11 +245,43 @@ class Keyed(Mock):
 """
 
 
+VAGUE = """
+from evalution_enginekit.mock import Mock
+
+class Vague(Mock):
+    @classmethod
+    def options_schema(cls):
+        return {"properties": {"size": {"default": object()}}}
+"""
+SHADOW = KEYED.replace("api_key", "other_key")
+
+
+def test_engine_with_the_name_of_another_leaves_its_options_alone(
+    command_line: Any, plugin: Any
+) -> None:
+    plugin("shadow", "[evalution.engines]\nReference = schema_shadow:Keyed\n", schema_shadow=SHADOW)
+    validator = Draft202012Validator(json.loads(command_line("schema").stdout))
+    for name, option, is_right in (
+        ("reference", "dtype", True),
+        ("Evalution_Reference/reference", "dtype", True),
+        ("shadow-plugin/Reference", "dtype", False),
+        ("shadow-plugin/Reference", "other_key", True),
+        ("reference", "other_key", False),
+    ):
+        written = {"type": name, option: "float64"}
+        spec = {"engine": written, "model": "m", "tests": [TEST]}
+        assert validator.is_valid(spec) is is_right, written
+
+
 def test_secret_has_no_default_and_a_broken_plugin_no_place(command_line: Any, plugin: Any) -> None:
     plugin("keyed", "[evalution.engines]\nKeyed = schema_keyed:Keyed\n", schema_keyed=KEYED)
     plugin("broken", "[evalution.engines]\nBad = broken:X\n", broken="1 / 0")
+    plugin("exiting", "[evalution.suites]\nExiting = exiting:X\n", exiting="raise SystemExit(3)")
+    plugin("vague", "[evalution.engines]\nVague = vague:Vague\n", vague=VAGUE)
     done = command_line("schema")
     assert done.returncode == 0
+    assert "left out: suite 'Exiting' of exiting-plugin" in done.stderr
+    assert "left out: engine 'Vague': the schema of its options: TypeError" in done.stderr
     assert "planted" not in done.stdout
     assert "left out: engine 'Bad' of broken-plugin" in done.stderr
     shown = json.loads(done.stdout)["$defs"]

@@ -112,14 +112,14 @@ def test_too_few_rows_say_how_many_are_needed() -> None:
     with pytest.raises(ConfigurationError) as caught:
         SeededShots(POOL[:3], 3, 1234, shared=True)
     assert str(caught.value) == (
-        "there are 3 few-shot rows, but 4 are needed, one of them the question itself; lower "
-        "num_fewshot, or name a fewshot_data with more rows"
+        "3 of 4 few-shot rows found, one of them the question itself; lower num_fewshot, or name "
+        "a fewshot_data with more rows"
     )
-    with pytest.raises(ConfigurationError, match="there are 3 few-shot rows, but 5 are needed;"):
+    with pytest.raises(ConfigurationError, match="3 of 5 few-shot rows found;"):
         fixed(5, POOL[:3])
 
 
 def test_rows_that_are_all_the_question_itself_can_show_nothing() -> None:
     same = rows([1, 1, 1])
-    with pytest.raises(ConfigurationError, match="there are 0 few-shot rows"):
+    with pytest.raises(ConfigurationError, match=r"0 of [0-9]+ few-shot rows found"):
         SeededShots(same, 1, 1234, shared=True).before(same[0])

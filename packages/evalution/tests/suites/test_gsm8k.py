@@ -116,7 +116,7 @@ def test_only_platinum_has_a_blank_before_a_solved_answer_of_llama() -> None:
 def test_more_worked_examples_than_there_are() -> None:
     with pytest.raises(ConfigurationError) as caught:
         named("gsm8k_cot", ROW, num_fewshot=9).check_samples()
-    assert "there are 8 few-shot rows, but 9 are needed; lower num_fewshot" in str(caught.value)
+    assert "8 of 9 few-shot rows found; lower num_fewshot" in str(caught.value)
 
 
 def test_solved_rows_of_ones_own_end_in_the_number() -> None:

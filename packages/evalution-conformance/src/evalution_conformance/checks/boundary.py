@@ -1,4 +1,4 @@
-"""Checks of the boundary between context and continuation, by lm-evaluation-harness's rules."""
+"""The boundary between context and continuation, by lm-eval's rules, and that of the window."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from evalution_conformance.assertions import assert_refused, assert_same_score
-from evalution_conformance.probes import PROMPTS, SENTENCE, WORDS
+from evalution_conformance.assertions import (
+    assert_refused,
+    assert_same_logprobs,
+    assert_same_score,
+    assert_scores,
+    assert_tokens_agree,
+)
+from evalution_conformance.probes import LONGEST_PROBE, PROMPTS, SENTENCE, WORDS, make_long_ids
+from evalution_conformance.reference_values import load_reference_values, require_window
 from evalution_conformance.subject import Subject
 from evalution_conformance.suite import needs
 from evalution_core import (
@@ -17,6 +24,9 @@ from evalution_core import (
     LoglikelihoodRequest,
     TextCodec,
 )
+
+_ENDINGS = 4
+"""Prompts to try, until the model doesn't end one at once."""
 
 
 @needs(Capability.LOGLIKELIHOOD)
@@ -111,6 +121,61 @@ class BoundaryChecks:
         assert_refused(
             lambda: subject.score(request), ContextLengthError, "a continuation that can't fit"
         )
+
+
+class WindowChecks:
+    @needs(Capability.LOGLIKELIHOOD, Capability.TOKEN_IDS)
+    def test_a_full_window_scores_as_the_reference(self, subject: Subject) -> None:
+        """A continuation as long as the window has the reference's value at every token."""
+        case = require_window(subject)
+        before = [subject.conditioning_id]
+        assert_scores(subject, before, case.token_ids, case.token_logprobs, "")
+
+    @needs(Capability.LOGLIKELIHOOD, Capability.TOKEN_IDS)
+    def test_a_full_context_is_fed_whole(self, subject: Subject) -> None:
+        """Tokens after a context that fills the window with them have the reference's values."""
+        case = require_window(subject)
+        for scored in (1, len(case.token_ids) // 4):
+            context_ids = [subject.conditioning_id, *case.token_ids[:-scored]]
+            values = case.token_logprobs[-scored:]
+            assert_scores(subject, context_ids, case.token_ids[-scored:], values, "")
+
+    @needs(Capability.GENERATE)
+    def test_a_full_prompt_is_completed_as_the_reference(self, subject: Subject) -> None:
+        """A prompt that leaves room for `max_new_tokens` alone is fed whole."""
+        window = subject.window
+        compared = 0
+        for case in load_reference_values(subject).full_prompt:
+            length = len(case.prompt_ids or ())
+            if length + case.max_new_tokens <= window:
+                output = subject.complete(case.request())
+                rule = f"the completion of {length} tokens isn't the reference's"
+                assert_tokens_agree(
+                    subject,
+                    output,
+                    case.text,
+                    case.token_ids,
+                    case.top2_gaps,
+                    rule,
+                    tolerance=subject.reference_tolerance,
+                )
+                compared += 1
+        if not compared:
+            pytest.skip(f"no reference prompt fits max_model_len={window}")
+
+    @needs(Capability.GENERATE, Capability.LOGPROBS, Capability.LOGLIKELIHOOD, Capability.TOKEN_IDS)
+    def test_a_completion_after_a_full_prompt_scores_the_same(self, subject: Subject) -> None:
+        """After a prompt that fills the window, generated tokens have the values of scoring."""
+        room = min(subject.window, LONGEST_PROBE) - subject.max_new_tokens
+        for cut in range(_ENDINGS):
+            prompt_ids = make_long_ids(subject.codec, room, seed=3)[: room - cut]
+            output = subject.complete(subject.request("", input_ids=prompt_ids, logprobs=0))
+            if output.token_ids:
+                scored = subject.score_ids(prompt_ids, output.token_ids)
+                rule = f"{len(output.token_ids)} tokens generated after {len(prompt_ids)} tokens"
+                assert_same_logprobs(subject, output.token_logprobs, scored.token_logprobs, rule)
+                return
+        pytest.skip(f"the model ends each of {_ENDINGS} long prompts at once")
 
 
 def _crossing_pairs(codec: TextCodec) -> Iterator[tuple[str, str]]:

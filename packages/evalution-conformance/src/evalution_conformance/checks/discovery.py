@@ -7,15 +7,16 @@ import inspect
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
-from importlib.metadata import Distribution
+from importlib.metadata import Distribution, version
 from importlib.resources import files
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jsonschema
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from evalution_conformance.assertions import assert_refused
 from evalution_conformance.subject import Subject
@@ -23,6 +24,9 @@ from evalution_core import BaseEngine, Capability, ConfigurationError, load_engi
 from evalution_core.discovery import available
 from evalution_core.engine import CONTRACT_VERSION
 from evalution_core.redaction import SECRET_FIELD
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 _FRAMEWORKS = {"jax", "tensorflow", "torch", "transformers"}
 _LIGHT = {
@@ -93,7 +97,7 @@ class DiscoveryChecks:
         found = sorted(
             package
             for package, owners in loaded.items()
-            if package in heavy or heavy & {_normalize(owner) for owner in owners}
+            if package in heavy or heavy & {canonicalize_name(owner) for owner in owners}
         )
         assert not found, f"importing {kind.__module__} loads {', '.join(found)}; import in build()"
 
@@ -227,28 +231,26 @@ def _read_refusal(construct: Any, asked: str) -> str:
 def _list_runtimes(subject: Subject) -> set[str]:
     """Return the distribution's requirements beyond the light packages an adapter may import."""
     required = (subject.distribution.requires or []) if subject.distribution else []
-    names = {_normalize(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) for line in required}
+    names: set[str] = {canonicalize_name(Requirement(line).name) for line in required}
     ours = {name for name in names if name == "evalution" or name.startswith("evalution-")}
     return names - ours - _LIGHT
-
-
-def _normalize(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-_CORE = re.compile(r"^evalution[-_.]core\b\s*\(?(?P<range>[^;)]*)")
 
 
 class PackagingChecks:
     def test_the_range_of_core_is_compatible(self, subject: Subject) -> None:
         """The distribution requires evalution-core in a range, with both ends and no `==`."""
-        found = _require_distribution(subject)
-        ranges = [m["range"] for line in found.requires or [] if (m := _CORE.match(line))]
-        assert ranges, f"{found.name} doesn't require evalution-core"
-        for bounds in ranges:
-            operators = {re.sub(r"[^<>=!~].*", "", part.strip()) for part in bounds.split(",")}
-            assert operators in ({">=", "<"}, {"~="}), (
-                f"{found.name} requires evalution-core{bounds}; write a range as >=1.0,<2"
+        for bounds in _list_core_ranges(subject):
+            assert {part.operator for part in bounds} in ({">=", "<"}, {"~="}), (
+                f"it requires evalution-core{bounds}; write a range as >=1.0,<2"
+            )
+
+    def test_the_range_of_core_includes_the_installed_one(self, subject: Subject) -> None:
+        """The evalution-core that is checked with is one that the distribution allows."""
+        installed = version("evalution-core")
+        for bounds in _list_core_ranges(subject):
+            assert bounds.contains(installed, prereleases=True), (
+                f"it requires evalution-core{bounds}, and {installed} is installed: pip would "
+                f"refuse the two together"
             )
 
     def test_the_package_is_typed(self, subject: Subject) -> None:
@@ -266,6 +268,14 @@ class PackagingChecks:
         assert named or any(line.startswith("License ::") for line in classifiers), (
             f"the metadata of {found.name} names no licence"
         )
+
+
+def _list_core_ranges(subject: Subject) -> list[SpecifierSet]:
+    found = _require_distribution(subject)
+    required = [Requirement(line) for line in found.requires or []]
+    ranges = [r.specifier for r in required if canonicalize_name(r.name) == "evalution-core"]
+    assert ranges, f"{found.name} doesn't require evalution-core"
+    return ranges
 
 
 def _require_distribution(subject: Subject) -> Distribution:

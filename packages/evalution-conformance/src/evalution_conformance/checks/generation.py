@@ -14,7 +14,12 @@ from typing import Any
 
 import pytest
 
-from evalution_conformance.assertions import assert_refused, assert_same_text, assert_tokens_agree
+from evalution_conformance.assertions import (
+    assert_refused,
+    assert_same_logprobs,
+    assert_same_text,
+    assert_tokens_agree,
+)
 from evalution_conformance.probes import CHATS, PROMPTS, SENTENCE, find_plain_completion
 from evalution_conformance.reference_values import MODEL, load_reference_values
 from evalution_conformance.subject import Subject
@@ -61,6 +66,8 @@ _BAD_FIELDS: tuple[dict[str, Any], ...] = (
     {"top_k": -1},
     {"truncation": "middle"},
 )
+_LONG_HEAD = 240
+"""Characters that several prompts begin with: a few blocks of a prefix cache."""
 _TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "weather_at", "parameters": {"type": "object", "properties": {}}},
@@ -85,6 +92,19 @@ class GenerationChecks:
             assert output.prompt == request.prompt, f"output {index} belongs to another request"
             rule = f"request {index} is answered otherwise in a batch than alone"
             assert_same_text(subject, request, output, subject.complete(request), rule)
+
+    def test_earlier_prompts_change_no_answer(self, subject: Subject) -> None:
+        """An answer doesn't depend on what was asked before: no stale prefix is fed."""
+        requests = _make_prompts_with_one_head(subject)
+        answers = [subject.complete(request) for request in requests]
+        with subject.fresh() as session:
+            for request, answer in reversed(list(zip(requests, answers, strict=True))):
+                (expected,) = session.generate([request])
+                rule = f"the answer to {request.prompt!r} depends on earlier prompts"
+                assert_same_text(subject, request, answer, expected, rule)
+                if answer.token_logprobs is not None and answer.text == expected.text:
+                    found, wanted = answer.token_logprobs, expected.token_logprobs
+                    assert_same_logprobs(subject, found, wanted, rule)
 
     def test_batch_size_changes_no_answer(self, subject: Subject) -> None:
         """`batch_size` is a cap on what runs at once, and changes nothing else."""
@@ -250,6 +270,15 @@ class GenerationChecks:
         """Same messages in, same answer out, up to the first undecided step."""
         for case in load_reference_values(subject).chat:
             _assert_equals_reference(subject, case)
+
+
+def _make_prompts_with_one_head(subject: Subject) -> list[GenerationRequest]:
+    """Make prompts that begin alike, of which two have the same length and one is all in both."""
+    room = (subject.session.info.max_model_len or _LONG_HEAD) // 3
+    head = (SENTENCE * (1 + room // len(SENTENCE)))[: min(room, _LONG_HEAD)]
+    tails = (" The dog is red and", "", " The cat is big and")
+    logprobs = 2 if subject.declares(Capability.LOGPROBS) else None
+    return [subject.request(head + tail, logprobs=logprobs) for tail in tails]
 
 
 def _assert_equals_reference(subject: Subject, case: Any) -> None:

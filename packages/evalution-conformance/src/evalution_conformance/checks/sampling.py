@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from evalution_conformance.assertions import assert_same_text
+from evalution_conformance.assertions import assert_same_text, assert_tokens_agree
 from evalution_conformance.probes import PROMPTS, find_plain_completion
-from evalution_conformance.subject import Subject
+from evalution_conformance.reference_values import top2_gaps
+from evalution_conformance.subject import Subject, collect_outputs
 from evalution_conformance.suite import needs
-from evalution_core import Capability, GenerationRequest
+from evalution_core import Capability, GenerationOutput, GenerationRequest
 
 _HOT = 2.0
 _STABLE = 1e-3
 """Up to this tolerance, in nats, every seeded sample has to be the same in any batch."""
+_COLD = 0.01
+_COLD_TIE = 0.1
+"""Half of the lead, in nats, below which a token at the low temperature may be the next one."""
 _TRIES = 6
+_ROUNDS = 3
+_DRAWS, _LENGTH = 16, 8
+_OPEN_STEPS = 2
 _TOP = 3
 
 
@@ -58,6 +68,91 @@ class SamplingChecks:
             rule = f"{cut} leaves the greedy token alone"
             assert_same_text(subject, greedy, subject.complete(request), expected, rule)
 
+    @needs(Capability.SAMPLING)
+    def test_top_k_draws_among_the_k_likeliest(self, subject: Subject) -> None:
+        """With `top_k=2`, each token drawn is one of the two likeliest."""
+        known = dict(_find_open_steps(subject)) if subject.declares(Capability.LOGPROBS) else {}
+        for prompt in known or PROMPTS[:_OPEN_STEPS]:
+            drawn = _draw(subject, prompt, temperature=_HOT, top_k=2)
+            texts = {output.text for output in drawn}
+            rule = f"top_k=2 after {prompt!r}"
+            assert prompt in known or len(texts) <= 2, f"{rule} draws {len(texts)} tokens"
+            if prompt in known:
+                _assert_drawn_among(subject, drawn, known[prompt], rule)
+
+    @needs(Capability.SAMPLING, Capability.LOGPROBS)
+    def test_top_p_draws_within_its_mass(self, subject: Subject) -> None:
+        """With `top_p`, each token drawn is of the smallest set that reaches that probability."""
+        for prompt, likeliest in _find_open_steps(subject):
+            first, second = sorted(map(math.exp, likeliest.values()))[:-3:-1]
+            top_p = first + second / 2
+            drawn = _draw(subject, prompt, temperature=1.0, top_p=top_p)
+            rule = f"top_p={top_p:.3f} after {prompt!r}"
+            _assert_drawn_among(subject, drawn, likeliest, rule)
+
+    @needs(Capability.SAMPLING)
+    def test_a_low_temperature_is_nearly_greedy(self, subject: Subject) -> None:
+        """At temperature 0.01 a sample is the greedy text, up to the first near tie."""
+        top = 2 if subject.declares(Capability.LOGPROBS) else None
+        differing: list[str] = []
+        for prompt in PROMPTS:
+            expected = subject.complete(subject.request(prompt, logprobs=top))
+            cold = subject.request(prompt, do_sample=True, temperature=_COLD)
+            found = subject.complete(cold)
+            rule = f"a sample at temperature {_COLD} isn't the greedy text"
+            if top:
+                gaps = top2_gaps(expected.top_logprobs or [])
+                allowed = max(_COLD_TIE, subject.tolerance)
+                text, token_ids = expected.text, expected.token_ids
+                assert_tokens_agree(subject, found, text, token_ids, gaps, rule, tolerance=allowed)
+            elif found.text != expected.text:
+                differing.append(f"{rule}: expected {expected.text!r}, got {found.text!r}")
+        assert len(differing) <= len(PROMPTS) // 2, differing[0]
+
+    @needs(Capability.SAMPLING)
+    def test_samples_of_one_prompt_are_drawn_apart(self, subject: Subject) -> None:
+        """Without a seed, each sample is a draw of its own: in a batch, a stream or calls."""
+        request = _make_sampled(subject)
+        keyed = [(n, request) for n in range(_TRIES)]
+        drawn = {
+            "in a batch": subject.generate(*[request] * _TRIES),
+            "in a stream": collect_outputs(subject.session.generate_continuous(keyed)).values(),
+            "one call after another": [subject.complete(request) for _ in range(_TRIES)],
+        }
+        for how, outputs in drawn.items():
+            texts = {output.text for output in outputs}
+            assert len(texts) > _TRIES // 2, (
+                f"{_TRIES} samples at temperature {_HOT} {how} are {len(texts)} texts: {texts}"
+            )
+
+    @needs(Capability.SAMPLING, Capability.SEED)
+    def test_a_seed_is_its_own_requests(self, subject: Subject) -> None:
+        """Neighbours with other seeds or none, and later requests, are drawn apart from it."""
+        free = _make_sampled(subject)
+        seeded = [replace(free, seed=seed) for seed in range(_TRIES)]
+        texts = {output.text for output in subject.generate(*seeded)}
+        assert len(texts) > _TRIES // 2, f"{_TRIES} seeds in a batch give {len(texts)} texts"
+        beside, after = set[str](), set[str]()
+        for _ in range(_ROUNDS):
+            beside.add(subject.generate(seeded[0], free)[1].text)
+            after.add(subject.complete(free).text)
+        for where, texts in (("beside", beside), ("after", after)):
+            assert len(texts) > 1, (
+                f"{_ROUNDS} samples without a seed {where} one with a seed are all {texts.pop()!r}"
+            )
+
+    @needs(Capability.SAMPLING, Capability.SEED)
+    def test_a_seed_fixes_the_sample_in_a_stream(self, subject: Subject) -> None:
+        """A stream draws for a seed as `generate` does."""
+        free = _make_sampled(subject)
+        seeded = {seed: replace(free, seed=seed) for seed in range(_TRIES)}
+        found = collect_outputs(subject.session.generate_continuous(seeded.items()))
+        expected = subject.generate(*seeded.values())
+        same = sum(found[seed].text == expected[seed].text for seed in seeded)
+        assert same >= _count_stable(subject), (
+            f"of {_TRIES} seeds, {same} give a stream the sample that they give generate"
+        )
+
     @needs(Capability.SAMPLING, Capability.SEED)
     def test_a_seed_fixes_the_sample(self, subject: Subject) -> None:
         """The same seed gives the same sample, whatever else is in the batch."""
@@ -71,9 +166,7 @@ class SamplingChecks:
         together = [output.text for output in subject.generate(*batch)]
         del together[1]
         same = sum(a == b for a, b in zip(alone, reversed(together), strict=True))
-        # Rounding that depends on the batch moves a draw across a border now and then.
-        least = _TRIES if subject.tolerance <= _STABLE else _TRIES // 2
-        assert same >= least, f"by seed alone {alone}, in a batch {together[::-1]}"
+        assert same >= _count_stable(subject), f"by seed alone {alone}, in a batch {together[::-1]}"
         assert len(set(alone)) > 1, "every seed gives the same sample"
 
     @needs(Capability.LOGPROBS)
@@ -113,3 +206,56 @@ class SamplingChecks:
         assert max(differences) <= subject.tolerance, (
             f"generated with {generated}, scored with {scored}"
         )
+
+
+def _count_stable(subject: Subject) -> int:
+    """Return how many of `_TRIES` seeded samples must be the same another time.
+
+    Rounding that depends on the batch moves a draw across a border now and then.
+    """
+    return _TRIES if subject.tolerance <= _STABLE else _TRIES // 2
+
+
+def _make_sampled(subject: Subject) -> GenerationRequest:
+    """Make a request whose samples are hardly ever the same."""
+    return subject.request(PROMPTS[1], do_sample=True, temperature=_HOT, max_new_tokens=_LENGTH)
+
+
+def _find_open_steps(subject: Subject) -> list[tuple[str, dict[int, float]]]:
+    """Return the probes whose first token is the least certain, with its likeliest ids."""
+    requests = [subject.request(prompt, max_new_tokens=1, logprobs=_TOP) for prompt in PROMPTS]
+    found = [
+        (prompt, output.top_logprobs[0])
+        for prompt, output in zip(PROMPTS, subject.generate(*requests), strict=True)
+        if output.top_logprobs and len(output.top_logprobs[0]) > 1
+    ]
+    if not found:
+        pytest.skip("the model ends every probe at once")
+    found.sort(key=lambda step: math.fsum(sorted(map(math.exp, step[1].values()))[-2:]))
+    return found[:_OPEN_STEPS]
+
+
+def _draw(subject: Subject, prompt: str, **settings: Any) -> list[GenerationOutput]:
+    """Draw the first token after `prompt`, by seeds where the session takes them."""
+    seeded = subject.declares(Capability.SEED)
+    return subject.generate(
+        *(
+            subject.request(
+                prompt, max_new_tokens=1, do_sample=True, seed=n if seeded else None, **settings
+            )
+            for n in range(_DRAWS)
+        )
+    )
+
+
+def _assert_drawn_among(
+    subject: Subject,
+    drawn: Iterable[GenerationOutput],
+    likeliest: Mapping[int, float],
+    rule: str,
+) -> None:
+    """Tokens drawn are the two likeliest, or as likely as the second up to rounding."""
+    least = sorted(likeliest.values())[-2] - 2 * subject.tolerance
+    allowed = {token_id for token_id, value in likeliest.items() if value >= least}
+    ids = {output.token_ids[0] for output in drawn if output.token_ids}
+    assert ids <= allowed, f"{rule} draws {sorted(ids)}, and may draw {sorted(allowed)}"

@@ -146,11 +146,13 @@ class ScoringChecks:
 
     def test_pairs_come_back_untouched(self, subject: Subject) -> None:
         """`metadata` is the caller's and comes back untouched; so does the request."""
-        metadata = {"id": 7, "nested": {"list": [1, 2]}}
-        requests = [LoglikelihoodRequest(*pair, metadata=dict(metadata)) for pair in PAIRS]
+        requests = [
+            LoglikelihoodRequest(*pair, metadata={"id": n, "nested": {"list": [1, 2]}})
+            for n, pair in enumerate(PAIRS)
+        ]
         before = copy.deepcopy(requests)
-        for output in subject.score(*requests):
-            assert output.metadata == metadata, f"metadata came back as {output.metadata}"
+        for request, output in zip(before, subject.score(*requests), strict=True):
+            assert output.metadata == request.metadata, f"metadata came back as {output.metadata}"
         assert requests == before, "loglikelihood() changed the caller's request"
 
     def test_a_stream_scores_as_the_list_does(self, subject: Subject) -> None:

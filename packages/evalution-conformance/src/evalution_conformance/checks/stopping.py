@@ -21,6 +21,9 @@ from evalution_conformance.subject import Subject
 from evalution_conformance.suite import needs
 from evalution_core import Capability, GenerationRequest
 
+_LONG = 96
+"""Tokens of a completion that runs on visibly if nothing ends it."""
+
 
 @needs(Capability.GENERATE)
 class StoppingChecks:
@@ -56,6 +59,22 @@ class StoppingChecks:
         seen = find_plain_completion(subject)
         middle = len(seen.output.text) // 2
         _assert_cut(subject, seen, [seen.output.text[middle : middle + 2]])
+
+    def test_a_stop_string_ends_the_computation(self, subject: Subject) -> None:
+        """Once its stop string is complete, nothing more is generated for a request."""
+        seen = find_plain_completion(subject)
+        limit = min(_LONG, (subject.session.info.max_model_len or _LONG) // 2)
+        ignore_eos = subject.declares(Capability.IGNORE_EOS)
+        stop = seen.output.text[:2]
+        stopped = subject.request(
+            seen.prompt, max_new_tokens=limit, stop=[stop], ignore_eos=ignore_eos
+        )
+        following = subject.request(PROMPTS[1], max_new_tokens=limit, ignore_eos=ignore_eos)
+        # One at a time: what still runs for the first is seen while the second waits or runs.
+        output, _ = subject.session.generate([stopped, following], batch_size=1)
+        assert output.text == "", f"stop={stop!r} begins the text, which is {output.text!r}"
+        tokens = output.completion_tokens or 0
+        assert tokens <= limit // 2, f"{tokens} tokens were generated for a stop after {stop!r}"
 
     def test_the_earliest_stop_counts(self, subject: Subject) -> None:
         """Of several stop strings the earliest match counts, whatever their order."""

@@ -10,7 +10,6 @@ import random
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import httpx

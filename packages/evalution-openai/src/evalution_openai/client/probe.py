@@ -28,6 +28,7 @@ from evalution_openai.client.listing import (
 )
 from evalution_openai.client.responses import UseOfIds
 from evalution_openai.client.scoring_methods import (
+    SCORING_SERVERS,
     EchoScoring,
     EvalRouteScoring,
     PromptLogprobsScoring,
@@ -197,13 +198,20 @@ class ServerProbe:
     def _choose_scoring(self) -> ScoringChoice:
         wanted = self._options.scoring
         if wanted == "none":
-            return ScoringChoice(None, _NOT_CHECKED, {"scoring": "switched off by scoring='none'"})
+            return ScoringChoice(
+                None, _NOT_CHECKED, {"scoring": "it is switched off by scoring='none'"}
+            )
         if self._options.api == "chat":
             return ScoringChoice(
-                None, _NOT_CHECKED, {"chat": "it gives no log-probabilities of a prompt"}
+                None, _NOT_CHECKED, {"chat": "api='chat' has no log-probabilities of a prompt"}
             )
         if self.tokenizer is None:
-            why = "the server has no /tokenize and no /detokenize, and tokenizer_path isn't set"
+            why = (
+                f"OpenAI's API returns no log-probabilities of a prompt; {SCORING_SERVERS} do"
+                if self.dialect.name == "openai"
+                else "the server has no /tokenize and no /detokenize; set tokenizer_path to the "
+                f"model's tokenizer, if the server is one that scores ({SCORING_SERVERS} are)"
+            )
             return ScoringChoice(None, _NOT_CHECKED, {"token ids": why})
         routes = self.routes
         probe = ScoringProbe(

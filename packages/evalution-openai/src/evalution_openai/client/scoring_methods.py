@@ -12,7 +12,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from evalution_core import (
     CheckResult,
@@ -38,6 +38,8 @@ from evalution_openai.client.responses import (
 
 MethodName = Literal["evalution", "echo", "prompt_logprobs", "sglang", "stepwise"]
 
+SCORING_SERVERS = "vLLM, SGLang and `evalution serve`"
+"""Servers of which a method here scores, for messages."""
 _TIE = 1e-9
 
 
@@ -279,9 +281,15 @@ class ScoringChoice:
 
     @property
     def reason(self) -> str:
-        """Return the reason for not scoring, with the server's answers."""
-        tried = "; ".join(f"{name}: {why}" for name, why in self.refused.items())
-        return f"the server can't score prompts ({tried})"
+        """Return the reason for not scoring, and what can be done."""
+        name = "echo" if "echo" in self.refused else next(reversed(self.refused))
+        why = self.refused[name]
+        if name not in get_args(MethodName):  # none was tried
+            return why
+        return (
+            f"the server returns no right log-probabilities of a prompt ({name}: {why}); "
+            f"{SCORING_SERVERS} do"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,9 @@ def validate(spec: SpecArgument, debug: DebugOption = False) -> None:
         names: list[str] = []
         for suite in suites:
             names.append(find_free_name(suite.title, names))
-            print(f"test {names[-1]}: {type(suite).__name__}, {suite.check_samples()} rows")
+            count = suite.check_samples()
+            rows = "1 row" if count == 1 else f"{count} rows"
+            print(f"test {names[-1]}: {type(suite).__name__}, {rows}")
         print(f"{spec} is valid")
 
 

@@ -90,11 +90,16 @@ def run(
             progress=make_terminal_progress(),
         )
         handle = Run(loaded.engine, loaded.model, options)
+        is_refused = False
         try:
             _run_all(handle, loaded)
+        except _RunRefusedError:
+            is_refused = True
+            raise
         finally:
             if handle.has_begun:
-                _show(handle.result, _format_resume_command(handle.result, spec, limit, cache))
+                command = _format_resume_command(handle.result, spec, limit, cache)
+                _show(handle.result, None if is_refused else command)
         if handle.result.failed:
             raise typer.Exit(EXIT_WITH_FAILURES)
 
@@ -118,7 +123,8 @@ def _check_one_engine(loaded: Spec, spec: str) -> None:
 
 
 def _run_all(handle: Run, spec: Spec) -> None:
-    can_isolate = not spec.isolate and spec.backend is None
+    is_elsewhere = spec.isolate or type(spec.engine).is_out_of_process
+    can_isolate = not is_elsewhere and spec.backend is None
     try:
         with hint_isolation(is_possible=can_isolate), finish_in_flight(handle), handle:
             suites = parse_tests(spec.tests)
@@ -129,7 +135,7 @@ def _run_all(handle: Run, spec: Spec) -> None:
         if not handle.has_begun:
             raise
         # The spec was right when the run began: this is a failed run.
-        failure = _RunFailedError(str(error))
+        failure = _RunRefusedError(str(error))
         for note in getattr(error, "__notes__", ()):
             failure.add_note(note)
         raise failure from error
@@ -147,16 +153,16 @@ def _format_resume_command(
     return shlex.join(words)
 
 
-def _show(result: RunResult, again: str) -> None:
+def _show(result: RunResult, again: str | None) -> None:
     if result.suites:
         terminal = make_console()
         terminal.print(make_result_table(result, width=terminal.width))
     for line in (*result.notices, *list_complaints(result)):
         make_console(stderr=True).print(line, style="yellow", soft_wrap=True)
     print(f"results: {result.folder}")
-    if result.status != "done":
+    if result.status != "done" and again is not None:
         print(f"to resume: {again}")
 
 
-class _RunFailedError(EvalutionError):
-    """A run that began and did not finish."""
+class _RunRefusedError(EvalutionError):
+    """A run that began with a model that can't do it; the same command would fail again."""

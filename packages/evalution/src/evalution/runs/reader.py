@@ -53,7 +53,9 @@ def _find_results_file(path: Path) -> Path:
         runs = sorted(child.parent for child in path.glob(f"*/{RESULTS}"))
     if runs:
         names = ", ".join(str(run) for run in runs[-_RUNS_SHOWN:])
-        raise ConfigurationError(f"{path} holds {len(runs)} runs; name one of them: {names}")
+        raise ConfigurationError(
+            f"{path} is no run itself; name one of those in it ({len(runs)} in all): {names}"
+        )
     if (path / JOURNAL).is_file():
         raise ConfigurationError(
             f"{path} holds no {RESULTS} yet: the model of the run in it was never loaded; "

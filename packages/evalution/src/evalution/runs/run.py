@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from evalution.environment import SCORING_POLICY, make_engine_record, read_software_versions
 from evalution.error_boundary import clean_up
@@ -311,9 +311,11 @@ class Run:
 
     def _collect_notices(self) -> None:
         """Take over the sentences that a session says about itself under `notices`, each once."""
-        said = (self.result.engine.get("execution") or {}).get("notices")
-        if isinstance(said, list):
-            self.result.notices += [text for text in said if text not in self.result.notices]
+        execution: dict[str, Any] = self.result.engine.get("execution") or {}
+        said = execution.get("notices")
+        for text in cast("list[str]", said) if isinstance(said, list) else []:
+            if text not in self.result.notices:
+                self.result.notices.append(text)
 
     def _record_failure(self, error: BaseException, suite: AnySuite) -> None:
         self._record.fail(error, suite.title)

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from evalution.environment import record_execution, record_identity
 from evalution.error_boundary import clean_up, wrap_errors
+from evalution.hints import suggest_generation
 from evalution.progress import Progress
 from evalution.redaction import register_secrets
 from evalution.results import to_json
@@ -22,6 +23,7 @@ from evalution.suites.suite import AnySuite
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
+    Capability,
     CheckResult,
     EngineRuntimeError,
     EvalutionError,
@@ -186,8 +188,11 @@ def _refuse(session: BaseInferenceSession, suite: AnySuite) -> None:
         with wrap_errors(f"a request of suite {suite.title!r}"):
             suite.request_kind.answer(session, [suite.request_kind.example])
     except UnsupportedRequestError as error:
-        needed = suite.request_kind.capability
-        raise UnsupportedRequestError(f"suite {suite.title!r} needs {needed}; {error}") from error
+        why = next(iter(error.failures.values()), error)
+        generates = Capability.GENERATE in session.capabilities
+        scores = suite.request_kind is not RequestKind.GENERATION
+        advice = suggest_generation(type(suite).__name__) if generates and scores else ""
+        raise UnsupportedRequestError(f"suite {suite.title!r}: {why}{advice}") from error
     except EvalutionError:
         return
 

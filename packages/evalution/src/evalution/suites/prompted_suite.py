@@ -138,8 +138,8 @@ def _require(found: int, needed: int, shared: bool) -> None:
     if found < needed:
         question = ", one of them the question itself" if shared else ""
         raise ConfigurationError(
-            f"there are {found} few-shot rows, but {needed} are needed{question}; lower "
-            "num_fewshot, or name a fewshot_data with more rows"
+            f"{found} of {needed} few-shot rows found{question}; lower num_fewshot, or name a "
+            "fewshot_data with more rows"
         )
 
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
 from evalution.error_boundary import wrap_errors
-from evalution.suites.discovery import available_suites, load_suite
+from evalution.suites.discovery import find_suites
 from evalution.yaml_spec.option_schema import (
     NamedDeclaration,
     make_declaration_schema,
     make_engine_schema,
-    make_filter_definitions,
+    make_step_definitions,
     make_suite_schema,
     read_docstring,
 )
 from evalution_core import ConfigurationError, EvalutionError, Model
-from evalution_core.discovery import ENGINES, EngineEntry
+from evalution_core.discovery import ENGINES
+from evalution_core.plugins import PluginRegistry
+
+P = TypeVar("P", bound=type[Any])
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ENGINE, _MODEL, _TEST = ({"$ref": f"#/$defs/{name}"} for name in ("engine", "model", "test"))
@@ -108,13 +111,13 @@ def make_spec_schema() -> SpecSchema:
     It imports every engine's adapter, and no runtime. What an option's value may be beyond its type
     (a range, a column of the rows), `evalution validate` knows. Secret options show no default.
     """
-    complaints: list[str] = []
-    engines, suites = _list_engines(complaints), _list_suites(complaints)
+    engines, broken_engines = _list_plugins(ENGINES, "engine", make_engine_schema)
+    suites, broken_suites = _list_plugins(find_suites(), "test", make_suite_schema)
     definitions: dict[str, Any] = {
         "engine": make_declaration_schema("engine", engines),
         "test": make_declaration_schema("test", suites),
         "model": _make_model_schema(),
-        **make_filter_definitions(),
+        **make_step_definitions(),
     }
     for declared in (*engines, *suites):
         definitions.update(declared.definitions)
@@ -129,34 +132,27 @@ def make_spec_schema() -> SpecSchema:
         **_OF_MODEL,
         "$defs": definitions,
     }
-    return SpecSchema(schema, complaints)
+    return SpecSchema(schema, [*broken_engines, *broken_suites])
 
 
-def _list_engines(complaints: list[str]) -> list[NamedDeclaration]:
+def _list_plugins(
+    registry: PluginRegistry[P], what: str, make_schema: Callable[[P], Mapping[str, Any]]
+) -> tuple[list[NamedDeclaration], list[str]]:
+    """Return the declarations of all plugins, and a line for each that is left out."""
     found: list[NamedDeclaration] = []
-    for name, entry in ENGINES.names().items():
-        with _note_errors(complaints):
-            found.append(_declare_engine(name, entry))
-    return found
-
-
-def _declare_engine(name: str, entry: EngineEntry) -> NamedDeclaration:
-    kind = entry.load()
-    with wrap_errors(f"engine {name!r}: the schema of its options", ConfigurationError):
-        options = make_engine_schema(kind)
-    return NamedDeclaration(name, "engine", read_docstring(kind), options)
-
-
-def _list_suites(complaints: list[str]) -> list[NamedDeclaration]:
-    found: list[NamedDeclaration] = []
-    for name in available_suites():
-        with _note_errors(complaints):
-            kind = load_suite(name)
-            with wrap_errors(f"suite {name!r}: the schema of its options", ConfigurationError):
-                options = make_suite_schema(kind)
-            declared = NamedDeclaration(name, "test", read_docstring(kind), options)
+    complaints: list[str] = []
+    for name, entry in registry.names().items():
+        try:
+            kind = entry.load()
+            with wrap_errors(f"{what} {name!r}: the schema of its options", ConfigurationError):
+                declared = NamedDeclaration(
+                    name, entry.source, what, read_docstring(kind), make_schema(kind)
+                )
+                json.dumps(declared.definitions)  # a package may say anything of its options
             found.append(declared)
-    return found
+        except EvalutionError as error:
+            complaints.append(str(error))
+    return found, complaints
 
 
 def _make_model_schema() -> dict[str, Any]:
@@ -168,12 +164,3 @@ def _make_model_schema() -> dict[str, Any]:
             {"type": "null"},
         ]
     }
-
-
-@contextmanager
-def _note_errors(complaints: list[str]) -> Generator[None]:
-    """Make a line of a plugin's fault: it must not cost the others their place."""
-    try:
-        yield
-    except EvalutionError as error:
-        complaints.append(str(error))

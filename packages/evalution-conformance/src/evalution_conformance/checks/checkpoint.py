@@ -1,0 +1,103 @@
+"""Tokenizer, chat template and weights are those of the model's files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from evalution_conformance.assertions import assert_refused, assert_same_score
+from evalution_conformance.probes import ENCODING, PAIRS, PROMPTS
+from evalution_conformance.reference_values import MODEL, load_reference_values
+from evalution_conformance.subject import Subject
+from evalution_conformance.suite import needs
+from evalution_core import (
+    Capability,
+    EvalutionError,
+    GenerationRequest,
+    LoglikelihoodRequest,
+    Model,
+)
+from evalution_core.builtins import builtin_path
+from evalution_core.encoding import encode_pair
+
+_WEIGHTS = {
+    "model.safetensors": (b"layers.0.mlp.down_proj.weight", b"layers.0.mlp.down_prox.weight"),
+    "tiny-f32.gguf": (b"blk.0.ffn_down.weight", b"blk.0.ffn_dowm.weight"),
+}
+"""The names of a weight in the files of `builtin:tiny`, and others of the same length."""
+
+
+@contextmanager
+def list_incomplete_models(subject: Subject) -> Generator[list[Model]]:
+    """The one that the vendor names, else copies of `builtin:tiny` with a weight renamed."""
+    if subject.incomplete is not None:
+        yield [subject.incomplete]
+        return
+    if subject.model.path != MODEL:
+        pytest.skip("no model that lacks a weight is given as `incomplete`")
+    source = builtin_path(MODEL, "safetensors")
+    with TemporaryDirectory() as made:
+        folder = Path(made)
+        for file in source.iterdir():
+            if file.suffix in (".json", ".jinja"):
+                shutil.copy(file, folder)
+        for name, (known, other) in _WEIGHTS.items():
+            (folder / name).write_bytes((source / name).read_bytes().replace(known, other))
+        yield [replace(subject.model, path=str(p)) for p in (folder, folder / "tiny-f32.gguf")]
+
+
+class CheckpointChecks:
+    def test_text_is_encoded_as_by_the_reference(self, subject: Subject) -> None:
+        """Text has the ids that the checkpoint's tokenizer gives it."""
+        for case in load_reference_values(subject).encoding:
+            found = subject.codec.encode(case.text)
+            assert found == case.token_ids, (
+                f"{case.text!r} is encoded as {found}, expected {case.token_ids}"
+            )
+
+    def test_ids_are_decoded_as_by_the_reference(self, subject: Subject) -> None:
+        """Ids have the text that the checkpoint's tokenizer gives them."""
+        for case in load_reference_values(subject).encoding:
+            for shows, expected in (False, case.decoded), (True, case.shown):
+                found = subject.codec.decode(case.token_ids, skip_special_tokens=not shows)
+                assert found == expected, f"the ids of {expected!r} are decoded as {found!r}"
+
+    @needs(Capability.LOGLIKELIHOOD, Capability.TOKEN_IDS)
+    def test_what_is_scored_is_what_the_tokenizer_gives(self, subject: Subject) -> None:
+        """The model is fed the ids that the session's tokenizer gives."""
+        for text in ENCODING:
+            for context, continuation in (text, " 7"), (PROMPTS[0], " " + text):
+                (output,) = subject.score(LoglikelihoodRequest(context, continuation))
+                expected = subject.score_ids(*encode_pair(subject.codec, context, continuation))
+                rule = f"{continuation!r} after {context!r}, and the ids that they are"
+                assert_same_score(subject, output, expected, rule)
+
+    @needs(Capability.GENERATE, Capability.CHAT)
+    def test_chat_is_rendered_as_by_the_reference(self, subject: Subject) -> None:
+        """Messages are rendered as the checkpoint's chat template says, to the last space."""
+        for case in load_reference_values(subject).chat:
+            request = GenerationRequest(messages=case.messages, max_new_tokens=1)
+            found = subject.complete(request).prompt
+            assert found == case.rendered, (
+                f"{case.messages} are rendered as {found!r}, expected {case.rendered!r}"
+            )
+
+    def test_a_missing_weight_is_refused(self, subject: Subject) -> None:
+        """A checkpoint that lacks a weight is refused with an error of ours, never filled in."""
+        with list_incomplete_models(subject) as models:
+            for model in models:
+                asked = f"{model.name}, which lacks a weight,"
+                assert_refused(lambda m=model: _answer(subject, m), EvalutionError, asked)
+
+
+def _answer(subject: Subject, model: Model) -> object:
+    with subject.fresh(model=model) as session:
+        if Capability.LOGLIKELIHOOD in session.capabilities:
+            return session.loglikelihood([LoglikelihoodRequest(*PAIRS[0])])
+        return session.generate([GenerationRequest(PROMPTS[0], max_new_tokens=2)])
