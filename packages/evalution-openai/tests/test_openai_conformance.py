@@ -41,6 +41,7 @@ def server() -> Iterator[None]:
 ENCODING_CHECKS = frozenset(
     {
         "boundary",
+        "checkpoint",
         "scoring",
         "test_ids_are_completed_as_their_text",
         "test_messages_are_completed_as_their_rendering",
