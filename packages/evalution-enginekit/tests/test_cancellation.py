@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from evalution_core import (
     Capability,
+    EngineRuntimeError,
     GenerationRequest,
     InvalidRequestError,
     LoglikelihoodRequest,
@@ -373,3 +374,38 @@ def test_error_of_a_cancelled_request_is_dropped(loop: RequestLoop) -> None:
     stream.cancel("a")
     stream.finish_input()
     assert list(stream.results()) == []
+
+
+def make_deaf(echo_class: Any, **options: Any) -> Any:
+    """Build a session that never asks for the keys that were cancelled."""
+
+    class Deaf(echo_class):
+        def _generate_tokens(self, feed: Any) -> Iterator[Any]:
+            running = {prompt.key: self._echo(prompt) for prompt in feed.take(2)}
+            while running:
+                steps = [next(sequence) for sequence in running.values()]
+                for event, ends in steps:
+                    if ends:
+                        del running[event.key]
+                yield [event for event, _ in steps]
+
+    return Deaf(**options)
+
+
+LONG = GenerationRequest("a" * 60, max_new_tokens=60)
+STOPPED = GenerationRequest("b" * 60, max_new_tokens=60, stop=["bb"])
+
+
+def test_engine_that_generates_on_after_a_stop_fails(echo_class: Any) -> None:
+    message = (
+        r"generates on 32 steps after a stop string or cancellation; drop the keys that "
+        r"feed\.cancelled\(\) names before each step"
+    )
+    with make_deaf(echo_class) as session, pytest.raises(EngineRuntimeError, match=message):
+        session.generate([STOPPED, LONG])
+
+
+def test_fixed_batch_may_run_on_while_one_of_its_prompts_is_wanted(echo_class: Any) -> None:
+    with make_deaf(echo_class, without=[Capability.CONTINUOUS_BATCHING]) as session:
+        stopped, long = session.generate([STOPPED, LONG])
+    assert (stopped.text, long.text) == ("", "a" * 60)

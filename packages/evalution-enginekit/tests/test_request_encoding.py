@@ -152,6 +152,14 @@ def test_ids_that_the_model_has_no_embedding_for_are_refused(call: Any) -> None:
         call(prepared(model_vocabulary=USER))
 
 
+def test_embedded_id_without_a_token_is_accepted() -> None:
+    encoder = prepared(model_vocabulary=264)
+    job = encoder.encode_loglikelihood(LoglikelihoodRequest("a", continuation_input_ids=[263]))
+    assert job.span.token_ids[-1] == 263
+    with pytest.raises(InvalidRequestError, match="id 264 is outside the vocabulary of 264 tokens"):
+        encoder.encode_generation(ask(input_ids=[264]))
+
+
 def test_the_id_that_stands_for_nothing_needs_an_embedding_too() -> None:
     for call in (
         lambda p: p.encode_generation(ask("")),

@@ -43,6 +43,8 @@ def test_description_has_facts_of_the_kit_and_of_the_engine(echo: Echoes) -> Non
         "batching": "fixed batches",
         "attention": None,
         "max_model_len": 128,
+        "tokenizer": "bytes",
+        "notices": [],
         "fallback": None,
         "self_check": "not run",
         "kernel": "toy",

@@ -12,12 +12,7 @@ import pytest
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_enginekit import ByteTokenizer, ChatTemplate, TokenizerFile, load_tokenizer
-from evalution_enginekit.tokenizer import (
-    bind_tokenizer,
-    checkpoint_tokenizer,
-    parse_eos_ids,
-    read_declared_eos,
-)
+from evalution_enginekit.tokenizer import bind_tokenizer, parse_eos_ids, read_declared_eos
 
 pytest.importorskip("tokenizers", reason="needs evalution-enginekit[tokenizers]")
 
@@ -101,8 +96,14 @@ def test_given_ids_replace_those_declared_beside_the_file(folder: Path) -> None:
 def test_a_special_token_may_be_written_out(folder: Path) -> None:
     write(folder / "tokenizer_config.json", eos_token={"content": "</s>", "special": True})
     assert read(folder).eos_id == 1
-    write(folder / "tokenizer_config.json", bos_token=None, eos_token="not in the vocabulary")
-    assert (read(folder).bos_id, read(folder).eos_id) == (None, None)
+
+
+def test_named_token_outside_the_vocabulary_gets_the_next_id(folder: Path) -> None:
+    size = read(folder).vocabulary_size
+    write(folder / "tokenizer_config.json", bos_token=None, eos_token="<new>")
+    tokenizer = read(folder)
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (None, size)
+    assert tokenizer.encode("<new>") == [size]
 
 
 def test_chat_template_of_the_configuration_is_read(folder: Path) -> None:
@@ -173,7 +174,7 @@ def test_missing_tokenizers_library_is_reported(
     def find(name: str, *_: Any) -> Any:
         return None if name == "tokenizers" else importlib.util.find_spec(name)
 
-    monkeypatch.setattr("evalution_enginekit.tokenizer.find_spec", find)
+    monkeypatch.setattr("evalution_enginekit.tokenizer_classes.find_spec", find)
     with pytest.raises(
         EngineUnavailableError, match=r'pip install "evalution-enginekit\[tokenizers\]"'
     ):
@@ -181,7 +182,9 @@ def test_missing_tokenizers_library_is_reported(
 
 
 def test_the_models_folder_is_read(folder: Path) -> None:
-    assert isinstance(load_tokenizer(Model("m"), folder), TokenizerFile)
+    found = load_tokenizer(Model("m"), folder)
+    assert found.encode("<s>the cat") == read(folder).encode("<s>the cat")
+    assert found.notice is None
 
 
 @pytest.mark.parametrize("by", ["tokenizer", "tokenizer_path"])
@@ -222,25 +225,25 @@ def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_has_the_tokenizer_of_its_folder_or_the_callers(folder: Path) -> None:
-    found = checkpoint_tokenizer(Model(str(folder)), folder, {7})
-    assert isinstance(found, TokenizerFile)
+    found = load_tokenizer(Model(str(folder)), folder, {7})
     assert found.eos_ids == {1}, "a folder declares its own"
     own = ByteTokenizer()
-    assert checkpoint_tokenizer(Model("owner/name", tokenizer=own), None) is own
+    assert load_tokenizer(Model("owner/name", tokenizer=own), None) is own
 
 
 def test_without_a_folder_the_tokenizer_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evalution_enginekit import tokenizer as hf_tokenizer
+    from evalution_enginekit import tokenizer as module
 
     asked: list[tuple[str, set[int]]] = []
 
-    def load(model: Model, path: str, declared: Any) -> str:
+    def load(model: Model, path: str, declared: Any) -> ByteTokenizer:
         asked.append((path, set(declared)))
-        return "loaded"
+        return ByteTokenizer()
 
-    monkeypatch.setattr(hf_tokenizer, "load_hf_tokenizer", load)
+    monkeypatch.setattr(module, "_load_hf_tokenizer", load)
+    monkeypatch.setattr(module, "_find_cached_file", lambda *_: None)
     for model in (Model("owner/name"), Model("owner/name", tokenizer_path="owner/other")):
-        assert checkpoint_tokenizer(model, None, {7}) == "loaded"
+        load_tokenizer(model, None, {7})
     assert asked == [("owner/name", {7}), ("owner/other", {7})]
 
 
@@ -249,7 +252,7 @@ def test_the_template_is_rendered_with_the_models_variables(folder: Path) -> Non
     model = Model("m", chat_template_kwargs={"tone": "calm"})
     tokenizer = load_tokenizer(model, folder)
     again = pickle.loads(pickle.dumps(tokenizer))
-    for each in (tokenizer, again, checkpoint_tokenizer(model, folder)):
+    for each in (tokenizer, again):
         assert each.chat_template is not None
         assert each.chat_template.render([]) == "calm"
     assert again.encode("<s>the") == tokenizer.encode("<s>the")
@@ -263,7 +266,7 @@ def test_a_tokenizer_of_the_callers_keeps_its_own_template(tmp_path: Path) -> No
     own.chat_template = template = ChatTemplate("{{ tone }}")
     model = Model("m", tokenizer=own, chat_template_kwargs={"tone": "calm"})
     bound = bind_tokenizer(model, own)
-    for found in (load_tokenizer(model, tmp_path), checkpoint_tokenizer(model, None), bound):
+    for found in (load_tokenizer(model, tmp_path), load_tokenizer(model, None), bound):
         for each in (found, pickle.loads(pickle.dumps(found))):
             assert each.chat_template is not None
             assert each.chat_template.render([]) == "calm"

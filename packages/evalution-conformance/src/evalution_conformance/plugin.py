@@ -227,7 +227,7 @@ def describe_setting(declaration: type[Conformance], subject: Subject) -> dict[s
     found = subject.distribution
     session = subject.built
     dtype = subject.dtype if session else None
-    usual = TOLERANCES.get(dtype)
+    usual = TOLERANCES.get(str(dtype))
     tolerance = usual if subject.declared_tolerance is None else subject.declared_tolerance
     reference = subject.declared_reference_tolerance
     setting = {

@@ -83,7 +83,7 @@ def _make_stuck_error(message: str) -> StuckError:
     """Return the error with a note of where each of the other threads is."""
     error = StuckError(message)
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
         if ident != threading.get_ident():
             stack = "".join(traceback.format_stack(frame, _DEEPEST))
             error.add_note(f"Thread {names.get(ident, ident)!r} is at\n{stack}")

@@ -1,4 +1,4 @@
-"""The precision of a checkpoint, which `dtype: auto` means on every engine, and names for records."""
+"""The precision of a checkpoint, which `dtype: auto` means, and the names of arithmetics."""
 
 from __future__ import annotations
 

@@ -394,18 +394,20 @@ class RequestEncoder:
         return rendered
 
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
+        """Refuse ids that the model has no embedding for; it may have some without a token."""
         largest = max(token_ids, default=0)
         known = self._tokenizer.vocabulary_size
-        if largest >= known:
-            raise InvalidRequestError(
-                f"token id {largest} is outside the vocabulary of {known} tokens"
-            )
-        embedded = self._model_vocabulary
-        if embedded is not None and largest >= embedded:
+        embedded = known if self._model_vocabulary is None else self._model_vocabulary
+        if largest < embedded:
+            return
+        if largest < known:
             raise InvalidRequestError(
                 f"token id {largest} is one of the tokenizer's {known} and outside the model's "
                 f"vocabulary of {embedded}; set tokenizer_path to the tokenizer of this model"
             )
+        raise InvalidRequestError(
+            f"token id {largest} is outside the vocabulary of {embedded} tokens"
+        )
 
 
 def _check_thought(context: str, continuation: str) -> None:

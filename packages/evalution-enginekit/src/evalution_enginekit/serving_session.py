@@ -26,7 +26,7 @@ from evalution_enginekit.runtime import ServingOptions, shorten_error
 from evalution_enginekit.runtime_thread import runtime_errors
 from evalution_enginekit.serving import ServingLoop, ServingRuntime, SpanGroup, group_spans
 from evalution_enginekit.session import TokenSession
-from evalution_enginekit.tokenizer import HFTokenizer, Tokenizer, checkpoint_tokenizer
+from evalution_enginekit.tokenizer import HFTokenizer, Tokenizer, load_tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ def load_serving(
     folder = model_folder(model.path)
     start = prepare(str(folder or model.path), folder)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
-    tokenizer = checkpoint_tokenizer(model, folder)
+    tokenizer = load_tokenizer(model, folder)
     with loading_errors(model.path, hints):
         started = start()
     if isinstance(tokenizer, HFTokenizer):

@@ -102,6 +102,8 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
         self._engine = engine
         self._capabilities = capabilities
         self._tokenizer = tokenizer
+        notice = None if tokenizer is None else tokenizer.notice
+        self._notices = [] if notice is None else [notice]
         self._window = max_model_len or _UNLIMITED
         self._batch_size = batch_size
         self._info = SessionInfo(capabilities, max_model_len, batch_size)
@@ -268,6 +270,8 @@ class KitSession(BaseInferenceSession, Generic[G, S]):
             "attention": None,
             "max_model_len": self._info.max_model_len,
             "eos_ids": None if self._tokenizer is None else sorted(self._tokenizer.eos_ids),
+            "tokenizer": None if self._tokenizer is None else self._tokenizer.source,
+            "notices": list(self._notices),
             "fallback": None,
             "self_check": check.outcome if check else "not run",
             **self._describe(),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from evalution_core import ConfigurationError, EngineUnavailableError
 
@@ -40,18 +40,18 @@ _MODELS = {
 }
 REGISTERED_CLASSES = {kind: name for name, kinds in _MODELS.items() for kind in kinds.split()}
 """The class that Transformers registers for each type of model that is known here."""
-OVERRULED_TYPES = frozenset(
+_OVERRULED = (
     "ernie4_5 ernie4_5_moe fuyu hyperclovax internlm3 iquestcoder jamba minicpm3 minimax_m2 "
-    "nemotron phi3 phimoe qwen2 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen4_exp".split()
+    "nemotron phi3 phimoe qwen2 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen4_exp"
 )
+OVERRULED_TYPES = frozenset(_OVERRULED.split())
 """Types of models whose registered class goes before the one that a checkpoint names."""
 NAMED_TOKENS = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ReadTokenizer:
+class ReadTokenizer(NamedTuple):
     """A tokenizer, the texts of its named tokens, and its configuration.
 
     `unknown` is its class where the rules of that aren't known here: it was read as it stands.
@@ -70,7 +70,7 @@ def read_tokenizer(file: Path) -> ReadTokenizer:
         ConfigurationError: a file is missing, or isn't what its name says.
         EngineUnavailableError: the `tokenizers` library is not installed.
     """
-    tokenizers = import_tokenizers("tokenizer.json")
+    library = import_tokenizers("tokenizer.json")
     if not file.is_file():
         raise ConfigurationError(f"no tokenizer at {file}")
     settings = read_json(file.with_name("tokenizer_config.json"))
@@ -83,7 +83,7 @@ def read_tokenizer(file: Path) -> ReadTokenizer:
         fits = rules is None or rules.model == content["model"].get("type", "BPE")
         if rules is not None and fits:
             text = json.dumps(content | {"added_tokens": []} | rules.rewrite(content, settings))
-        tokenizer = tokenizers.Tokenizer.from_str(text)
+        tokenizer: tokenizers.Tokenizer = library.Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception for a file it can't parse
         raise ConfigurationError(f"{file} is not a tokenizer file: {error}") from error
     tokenizer.no_truncation()
@@ -170,23 +170,23 @@ class _Tokens:
         by_text = {_read_text(token): token for token in added.values()}
         extra: Any = settings.get("extra_special_tokens")
         extra = extra or settings.get("additional_special_tokens") or ()
-        further = extra if isinstance(extra, Mapping) else {}
+        further: Mapping[str, Any] = extra if isinstance(extra, Mapping) else {}
         if further or not extra:
             extra = rules.list_extra(settings)
-        given = {
+        given: dict[str, Any] = {
             name: _parse_token(value)
             for name, value in settings.items()
             if name in NAMED_TOKENS
             or (name.endswith("_token") and isinstance(value, str | Mapping))
         }
         given = {**dict.fromkeys(NAMED_TOKENS), **rules.tokens, **given, **further}
-        self.named = {
+        self.named: dict[str, Any] = {
             name: by_text.get(_read_text(token), token)
             for name, token in given.items()
             if token is not None
         }
         self.added = [added[at] for at in sorted(added)]
-        self.extra = [_parse_token(token) for token in extra]
+        self.extra = [_parse_token(token) for token in cast("Iterable[Any]", extra)]
         self.repeated = rules.repeats_tokens
 
 
@@ -218,8 +218,8 @@ def _parse_token(value: Any) -> Any:
         return value
     from tokenizers import AddedToken  # noqa: PLC0415
 
-    flags = {name: each for name, each in value.items() if name in _FLAGS}
-    return AddedToken(**flags)
+    entry = cast("Mapping[str, Any]", value)
+    return AddedToken(**{name: flag for name, flag in entry.items() if name in _FLAGS})
 
 
 def _read_text(token: Any) -> str:

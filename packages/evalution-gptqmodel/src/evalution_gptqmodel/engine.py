@@ -25,6 +25,12 @@ class GPTQModel(GPTQModelOptions, BaseEngine):
     to GPTQModel's loader (`device_map` to spread the model over several devices, `format`).
     Answers come the same way as from the engine `Transformers`: shared prefixes are run once, and
     a row of a batch that is free takes the next prompt at once.
+
+    Tokenizer: that of the checkpoint, as `AutoTokenizer` reads it, or `tokenizer_path`.
+    Precision: float32: float32; bfloat16: bfloat16; float16: float16; kernels round further.
+    Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
+        tokenizer.
+    Recorded: `dtype`, `quantized_backend`, `quantization`, `tokenizer`, `eos_ids`.
     """
 
     capabilities: ClassVar[frozenset[Capability]] = GPTQMODEL_CAPABILITIES

@@ -27,6 +27,12 @@ class LlamaCpp(LlamaCppOptions, BaseEngine):
 
     `model.path` is a .gguf file, a folder with one, `builtin:tiny`, or `owner/repository:file.gguf`
     on the Hugging Face Hub (extra `[hub]`).
+
+    Tokenizer: llama.cpp's own for the file, or `tokenizer_path`.
+    Precision: float32: float32; bfloat16: bfloat16; float16: float16.
+    Ends: as file and `tokenizer_path` declare; and, unless
+        `ends_by_name` is false, tokens by name.
+    Recorded: `dtype`, `weights`, `kv_cache`, `tokenizer`, `eos_ids`, `ends_by_name`.
     """
 
     capabilities = CAPABILITIES

@@ -208,6 +208,8 @@ class LlamaTokenizer:
     """
 
     def __init__(self, weights: Weights, chat_template: ChatTemplate | None):
+        self.source = "llama.cpp"
+        self.notice: str | None = None
         self._weights = weights
         library, vocabulary = weights.library, weights.vocabulary
         bos, eos = library.llama_vocab_bos(vocabulary), library.llama_vocab_eos(vocabulary)

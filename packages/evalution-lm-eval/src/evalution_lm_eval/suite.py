@@ -122,8 +122,7 @@ class TaskSuite(LmEvalOptions, Suite[Document, Output]):
     def title(self) -> str:
         return self.name or self._loaded.name
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def make_metrics(self) -> Mapping[str, Metric]:
         # Known by the answers alone: a task's own code names them.
         return {}
 

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class OpenAICompatible(OpenAIOptions, BaseEngine):
-    """A model behind an HTTP endpoint; a session finds out what its server can do."""
+    """A model behind an HTTP endpoint; a session finds out what its server can do.
+
+    Tokenizer: the server's, or `tokenizer_path`.
+    Precision: the server's own.
+    Ends: the server's own.
+    Recorded: `dtype` where the server lists it, `tokenizer`, `eos_ids`.
+    """
 
     capabilities = CAPABILITIES
     is_out_of_process = True

@@ -1,4 +1,7 @@
-"""lm-eval's two API models against our server, beside the same requests in process."""
+"""lm-eval's two API models against our server, beside the same requests in process.
+
+The commands that docs/serving.md recommends are in tests/test_lm_eval_tables.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from evalution_core import (
     BaseInferenceSession,
     GenerationRequest,
     LoglikelihoodRequest,
-    RollingLoglikelihoodRequest,
 )
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-eval isn't installed; see tools/envs")
@@ -33,7 +35,6 @@ def sums(count: int) -> list[dict[str, Any]]:
                 "question": f"What is {first} + {second}?",
                 "choices": [f" {right + offset}" for offset in (0, 1, 2, 3)],
                 "answer": str(right),
-                "text": f"Tom has {first} apples and gets {second} more. Now he has {right}.",
             }
         )
     return rows
@@ -44,8 +45,6 @@ def write_lines(file: Path, rows: list[dict[str, Any]]) -> None:
 
 
 ROWS = sums(6)
-WITH_BOS = {"add_bos_token": True}
-"""As a session encodes a prompt. lm-eval 0.4.13 heeds it with a tokenizer of its own alone."""
 
 CHOICE = """
 task: sums_choice
@@ -57,16 +56,6 @@ doc_to_text: "Question: {{question}}\\nAnswer:"
 doc_to_choice: "{{choices}}"
 doc_to_target: 0
 metric_list: [{metric: acc}]
-"""
-ROLLING = """
-task: sums_rolling
-dataset_path: json
-dataset_kwargs: {data_files: {test: FILE}}
-test_split: test
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{text}}"
-metric_list: [{metric: word_perplexity}]
 """
 GENERATE = """
 task: sums_generate
@@ -85,7 +74,7 @@ metric_list: [{metric: exact_match}]
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
     write_lines(folder / "rows.jsonl", ROWS)
-    for name, text in (("choice", CHOICE), ("rolling", ROLLING), ("generate", GENERATE)):
+    for name, text in (("choice", CHOICE), ("generate", GENERATE)):
         (folder / f"{name}.yaml").write_text(text.replace("FILE", str(folder / "rows.jsonl")))
     return folder
 
@@ -105,27 +94,25 @@ def samples(tasks: Path, task: str, model: str, args: dict[str, Any], **more: An
     return sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
 
 
-@pytest.fixture(params=["local tokenizer", "the server's tokenizer"])
-def completions(request: Any, url: str, tokenizer_folder: Path) -> dict[str, Any]:
-    args: dict[str, Any] = {
+@pytest.fixture
+def completions(url: str) -> dict[str, Any]:
+    return {
         "model": "tiny",
         "base_url": f"{url}/v1/completions",
         "num_concurrent": 4,
         "max_retries": 1,
         "max_length": 512,
+        "tokenizer_backend": "remote",
     }
-    if request.param == "local tokenizer":
-        return {**args, "tokenizer": str(tokenizer_folder), "tokenizer_backend": "huggingface"}
-    return {**args, "tokenizer_backend": "remote"}
 
 
-def test_multiple_choice(
+def test_ids_of_the_servers_tokenizer_are_scored_as_they_are(
     tasks: Path, completions: dict[str, Any], tiny: BaseInferenceSession
 ) -> None:
-    found = samples(tasks, "sums_choice", "local-completions", {**completions, **WITH_BOS})
+    found = samples(tasks, "sums_choice", "local-completions", completions)
     for sample, row in zip(found, ROWS, strict=True):
         pairs = [
-            _pair(tiny, *_arguments(sample, index), has_bos=_has_bos(completions))
+            _pair_without_bos(tiny, *_arguments(sample, index))
             for index in range(len(row["choices"]))
         ]
         expected = tiny.loglikelihood(pairs)
@@ -135,18 +122,9 @@ def test_multiple_choice(
         assert greedy == [output.is_greedy for output in expected]
 
 
-def _has_bos(completions: dict[str, Any]) -> bool:
-    return completions["tokenizer_backend"] == "huggingface"
-
-
-def _ids(session: Any, text: str, *, has_bos: bool) -> list[int]:
-    leading = list(session.tokenizer.leading_ids) if has_bos else []
-    return leading + session.tokenizer.encode(text)
-
-
-def _pair(session: Any, context: str, continuation: str, *, has_bos: bool) -> LoglikelihoodRequest:
-    before = _ids(session, context, has_bos=has_bos)
-    whole = _ids(session, context + continuation, has_bos=has_bos)
+def _pair_without_bos(session: Any, context: str, continuation: str) -> LoglikelihoodRequest:
+    before = session.tokenizer.encode(context)
+    whole = session.tokenizer.encode(context + continuation)
     return LoglikelihoodRequest(
         context_input_ids=before, continuation_input_ids=whole[len(before) :]
     )
@@ -164,32 +142,10 @@ def _is_true(value: Any) -> bool:
     return value in (True, "True")
 
 
-def test_rolling(tasks: Path, completions: dict[str, Any], tiny: BaseInferenceSession) -> None:
-    found = samples(tasks, "sums_rolling", "local-completions", completions)
-    expected = tiny.loglikelihood_rolling([RollingLoglikelihoodRequest(r["text"]) for r in ROWS])
-    scores = [float(_first(sample["filtered_resps"])) for sample in found]
-    assert scores == pytest.approx([output.logprob for output in expected], abs=1e-4)
-
-
 def _first(value: Any) -> Any:
     while isinstance(value, list | tuple):
         value = value[0]
     return value
-
-
-def test_generate(tasks: Path, completions: dict[str, Any], tiny: BaseInferenceSession) -> None:
-    found = samples(tasks, "sums_generate", "local-completions", {**completions, **WITH_BOS})
-    prompts = [f"Question: {row['question']}\nAnswer:" for row in ROWS]
-    asked = [
-        GenerationRequest(
-            input_ids=_ids(tiny, prompt, has_bos=_has_bos(completions)),
-            stop=["\n"],
-            max_new_tokens=12,
-        )
-        for prompt in prompts
-    ]
-    texts = [output.text for output in tiny.generate(asked)]
-    assert [_first(sample["filtered_resps"]) for sample in found] == texts
 
 
 def test_generate_by_chat(tasks: Path, url: str, tiny: BaseInferenceSession) -> None:

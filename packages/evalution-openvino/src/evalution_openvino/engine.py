@@ -26,6 +26,12 @@ class OpenVINO(OpenVINOOptions, BaseEngine):
     `model.path` is a folder of OpenVINO files, a Hugging Face checkpoint (exported to a folder that
     lives as long as the session), a Hub id of either, or `builtin:tiny`; `model.model_kwargs` go to
     `OVModelForCausalLM.from_pretrained`. Weights are never compressed unless they ask for it.
+
+    Tokenizer: that of the checkpoint, as `AutoTokenizer` reads it, or `tokenizer_path`.
+    Precision: float32: float32; bfloat16: bfloat16 or float32; float16: float16 or float32.
+    Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
+        tokenizer.
+    Recorded: `dtype`, `kv_cache_dtype`, `tokenizer`, `eos_ids`.
     """
 
     capabilities: ClassVar[frozenset[Capability]] = OPENVINO_CAPABILITIES

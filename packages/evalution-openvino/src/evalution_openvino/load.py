@@ -27,10 +27,10 @@ from optimum.intel.openvino import OVConfig, OVModelForCausalLM
 
 from evalution_core import ConfigurationError, Model
 from evalution_core.redaction import redact
+from evalution_enginekit import load_tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
 from evalution_enginekit.precision import find_checkpoint_dtype
 from evalution_enginekit.runtime import merge_arguments
-from evalution_enginekit.tokenizer import checkpoint_tokenizer
 from evalution_openvino.options import PRECISION_HINT, OpenVINOOptions
 from evalution_openvino.runtime import make_compile_properties
 from evalution_transformers.load import LoadedModel, check_complete, read_declared_eos, to_plain
@@ -132,7 +132,7 @@ def load_model(
     if folder is not None:
         check_files(model, folder)
     # The tokenizer first: if it is missing, no gigabytes are read in vain.
-    tokenizer = checkpoint_tokenizer(model, folder)
+    tokenizer = load_tokenizer(model, folder)
     source = str(folder or model.path)
     # Tracing a model warns of each Python value that it keeps as a constant, and compressing its
     # weights shows progress where results are expected.
@@ -144,7 +144,8 @@ def load_model(
         warnings.simplefilter("ignore")
         config = _read_config(model, source)
         identity = _find_identity(model, folder, config)
-        properties = make_compile_properties(device, options, _choose_dtype(options, config, folder))
+        dtype = _choose_dtype(options, config, folder)
+        properties = make_compile_properties(device, options, dtype)
         export = None if _is_exported(model, folder) else _export(source, model, identity)
         loaded = _read(source, export, model, device, properties)
     # With the model, not with the session: its weights are read from there as they are needed.

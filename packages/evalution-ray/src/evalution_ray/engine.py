@@ -61,6 +61,11 @@ class RayReplicas(ReplicatedEngine):
     Each actor builds the session once. One that ends, with its node or alone, is started again
     where there is room; what it had in flight is run again, and a request that ends its actor
     becomes a failure of its own. `batch_size` of a call caps what runs in all of them.
+
+    Tokenizer: as `engine`.
+    Precision: as `engine`.
+    Ends: as `engine`.
+    Recorded: as `engine`.
     """
 
     address: Annotated[

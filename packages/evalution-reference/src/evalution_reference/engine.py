@@ -33,6 +33,12 @@ class Reference(ReferenceOptions, BaseEngine):
     """Small Llama, Qwen2 and Qwen3 checkpoints on any CPU; in float64 the oracle of all others.
 
     `model.path` is a folder with `config.json`, safetensors and a tokenizer, or `builtin:tiny`.
+
+    Tokenizer: that of the checkpoint, as `AutoTokenizer` reads it, or `tokenizer_path`.
+    Precision: float32: float32; bfloat16: float32; float16: float32; float64: float64.
+    Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
+        tokenizer.
+    Recorded: `dtype`, `tokenizer`, `eos_ids`.
     """
 
     capabilities = CAPABILITIES

@@ -63,6 +63,7 @@ class ReferenceSession(TokenSession):
             batch_size=rows,
             scoring_window=_SCORING_WINDOW,
             dtype=llama.dtype.name,
+            model_vocabulary=llama.config.vocab_size,
         )
         self._model = model
         self._folder = folder

@@ -24,6 +24,12 @@ class TensorRTLLM(TensorRTLLMOptions, BaseEngine):
     Scripts keep their work under `if __name__ == "__main__"`. `model.path` is a folder, a Hub id or
     `builtin:tiny`; `model.model_kwargs` are further arguments like `llm_kwargs`. An option that the
     installed release lacks is refused.
+
+    Tokenizer: that of the checkpoint, as `AutoTokenizer` reads it, or `tokenizer_path`.
+    Precision: that of the checkpoint, by TensorRT-LLM's own `auto`.
+    Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
+        tokenizer.
+    Recorded: `dtype`, `kv_cache_dtype`, `quantization`, `tokenizer`, `eos_ids`.
     """
 
     capabilities = CAPABILITIES

@@ -32,6 +32,11 @@ class Tinker(TinkerOptions, BaseEngine):
 
     `model.path` is the server's name of a base model, or `tinker://…` for saved weights; without
     it, the first model that the server lists. Prompts are encoded in this process.
+
+    Tokenizer: that of the base model on the Hub, or `tokenizer_path`.
+    Precision: the server's own.
+    Ends: as the tokenizer and its folder declare.
+    Recorded: `tokenizer`, `eos_ids`.
     """
 
     capabilities = TINKER_CAPABILITIES

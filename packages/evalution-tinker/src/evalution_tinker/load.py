@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 from evalution_core import Capability, ConfigurationError, Model
@@ -13,7 +12,6 @@ from evalution_core.builtins import builtin_path
 from evalution_core.plugins import did_you_mean
 from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
-from evalution_enginekit.tokenizer import checkpoint_tokenizer
 from evalution_tinker.options import TinkerOptions
 from evalution_tinker.probe import probe_server
 from evalution_tinker.runtime import (
@@ -149,7 +147,7 @@ def _check_known(name: str, server: Server) -> None:
 def _load_tokenizer(options: TinkerOptions, model: Model, name: str | None) -> Tokenizer:
     own = model.tokenizer_path or (model.tokenizer if isinstance(model.tokenizer, str) else None)
     if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-        return checkpoint_tokenizer(model, None)
+        return load_tokenizer(model, None)
     path = options.tokenizer_path or own or name
     if path is None or path.startswith(WEIGHTS):
         raise ConfigurationError(
@@ -158,14 +156,13 @@ def _load_tokenizer(options: TinkerOptions, model: Model, name: str | None) -> T
         )
     if path.startswith("builtin:"):
         path = str(builtin_path(path, "safetensors"))
-    folder = Path(path).expanduser()
     named = Model(
-        tokenizer_path=str(folder) if folder.exists() else path,
+        tokenizer_path=path,
         trust_remote_code=model.trust_remote_code,
         tokenizer_kwargs=model.tokenizer_kwargs,
         chat_template_kwargs=model.chat_template_kwargs,
     )
-    return load_tokenizer(named, folder if folder.is_dir() else folder.parent)
+    return load_tokenizer(named, None)
 
 
 _WANTED = "sampling_client, or training_client, or service_client and model_name"

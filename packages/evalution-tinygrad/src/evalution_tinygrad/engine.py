@@ -31,6 +31,12 @@ class Tinygrad(TinygradOptions, BaseEngine):
 
     `model.path` is a `.gguf` file, a folder with one, `owner/repository:file.gguf` on the Hub, or
     `builtin:tiny`. Chat is rendered by the file's template, or by `model.tokenizer_path`.
+
+    Tokenizer: that of the file, as the engine kit reads it, or `tokenizer_path`.
+    Precision: float32: float32; bfloat16: float32; float16: float32.
+    Ends: as file and `tokenizer_path` declare; and, unless
+        `ends_by_name` is false, tokens by name.
+    Recorded: `dtype`, `weight_type`, `quantization`, `tokenizer`, `eos_ids`, `ends_by_name`.
     """
 
     capabilities = CAPABILITIES

@@ -61,6 +61,7 @@ class TinygradSession(TokenSession):
             scoring_window=_SCORING_WINDOW,
             # The self check scores the same weights in two ways, whatever they were rounded to.
             dtype="float32",
+            model_vocabulary=int(loaded.weights.transformer.token_embd.weight.shape[0]),
         )
         self._model = model
         self._file = loaded.file

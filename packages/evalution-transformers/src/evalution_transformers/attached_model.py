@@ -64,7 +64,7 @@ def borrow_model(handle: Any, tokenizer: Any, template: Model | None) -> LoadedM
             f"attach takes a tokenizer of Transformers or of the kit, got "
             f"{type(tokenizer).__name__}"
         )
-    found = find_given_tokenizer(template or Model(), tokenizer, lambda: read_declared_eos(model))
+    found = find_given_tokenizer(template or Model(), tokenizer, read_declared_eos(model))
     return LoadedModel(model, found, None, eval_mode(model))
 
 

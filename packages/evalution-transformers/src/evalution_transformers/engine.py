@@ -79,6 +79,12 @@ class TransformersCompat(TransformersCompatOptions, _Engine):
 
     `model.path` is a folder, a Hub id or `builtin:tiny`; `model.model_kwargs` go to
     `from_pretrained` as they are (`device_map`, `quantization_config`, `gguf_file`).
+
+    Tokenizer: that of the checkpoint, as `AutoTokenizer` reads it, or `tokenizer_path`.
+    Precision: float32: float32; bfloat16: bfloat16; float16: float16.
+    Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
+        tokenizer.
+    Recorded: `dtype`, `quantization`, `tokenizer`, `eos_ids`.
     """
 
     capabilities: ClassVar[frozenset[Capability]] = COMPAT_CAPABILITIES
@@ -92,6 +98,12 @@ class Transformers(TransformersOptions, _Engine):
     with flash attention, by the continuous-batching manager of Transformers. A model that allows
     neither runs as in `TransformersCompat`, and `describe_execution` says why. `model` is the same
     as there.
+
+    Tokenizer: that of the checkpoint, as `AutoTokenizer` reads it, or `tokenizer_path`.
+    Precision: float32: float32; bfloat16: bfloat16; float16: float16.
+    Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
+        tokenizer.
+    Recorded: `dtype`, `quantization`, `tokenizer`, `eos_ids`.
     """
 
     capabilities: ClassVar[frozenset[Capability]] = COMPAT_CAPABILITIES | {

@@ -20,13 +20,7 @@ from evalution_core.redaction import redact
 from evalution_enginekit import Tokenizer, files_identity, load_tokenizer
 from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
 from evalution_enginekit.runtime import is_in_range
-from evalution_enginekit.tokenizer import (
-    HFTokenizer,
-    find_given_tokenizer,
-    find_tokenizer_name,
-    load_hf_tokenizer,
-    parse_eos_ids,
-)
+from evalution_enginekit.tokenizer import HFTokenizer, parse_eos_ids
 from evalution_transformers.options import (
     ModelOptions,
     TransformersCompatOptions,
@@ -181,20 +175,16 @@ def _find_folder(path: str) -> Path | None:
 
 
 def _load_tokenizer(model: Model, folder: Path | None) -> Tokenizer:
-    own_gguf = "gguf_file" in model.tokenizer_kwargs
-    if own_gguf and not is_in_range(transformers.__version__, _GGUF_TOKENIZERS):
+    if "gguf_file" in model.tokenizer_kwargs and not is_in_range(
+        transformers.__version__, _GGUF_TOKENIZERS
+    ):
         raise ConfigurationError(
             f"transformers {transformers.__version__} splits text otherwise than the tokenizer of "
             f"a GGUF file says; set tokenizer_path in place of tokenizer_kwargs gguf_file, or "
             f"install transformers{_GGUF_TOKENIZERS}"
         )
-    path = str(folder or model.path)
-    with loading_errors("tokenizer", path):
-        if folder is not None and not own_gguf:
-            return load_tokenizer(model, folder)
-        if not (model.tokenizer is None or isinstance(model.tokenizer, str)):
-            return find_given_tokenizer(model, model.tokenizer, frozenset)
-        return load_hf_tokenizer(model, find_tokenizer_name(model) or path)
+    with loading_errors("tokenizer", str(folder or model.path)):
+        return load_tokenizer(model, folder)
 
 
 def _load(

@@ -20,6 +20,12 @@ class VLLM(VLLMOptions, BaseEngine):
 
     `model.path` is a folder, a Hub id or `builtin:tiny`; `model.model_kwargs` are further arguments
     like `vllm_kwargs`. An option that the installed version lacks is refused.
+
+    Tokenizer: that of the checkpoint, as `AutoTokenizer` reads it, or `tokenizer_path`.
+    Precision: float32: float32; bfloat16: bfloat16; float16: float16.
+    Ends: as the checkpoint declares: `generation_config.json`, else `config.json`, and the
+        tokenizer.
+    Recorded: `dtype`, `kv_cache_dtype`, `quantization`, `tokenizer`, `eos_ids`.
     """
 
     capabilities = SERVING_CAPABILITIES

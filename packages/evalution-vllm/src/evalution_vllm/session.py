@@ -63,6 +63,7 @@ def make_session(
         },
         resources=resources,
         fallback=fallback,
+        model_vocabulary=int(config.model_config.get_vocab_size()),
     )
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evalution_core import ConfigurationError
 from evalution_core.discovery import ENGINES
@@ -70,6 +71,20 @@ GENERATED_VARIANTS = {"BoolQ": "boolq-seq2seq", "MMLU": "mmlu_generative"}
 
 BACKEND_HINT = "evalution-training"
 """The distribution that reads the section `backend` of a spec."""
+
+
+def import_extra(module: str, extra: str, purpose: str, package: str) -> Any:
+    """A module that an extra of the runner brings, imported when it is needed.
+
+    Raises:
+        ConfigurationError: it isn't installed; names the purpose and the command to install it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{purpose} needs {package}, which isn't installed; pip install 'evalution[{extra}]'"
+        ) from error
 
 
 class CommandHint(NamedTuple):

@@ -188,6 +188,11 @@ class Replicas(ReplicatedEngine):
     A process that ends or hangs is started again, and a request that ends its process becomes a
     failure of its own. `batch_size` of a call caps what runs in all of them. The processes inherit
     the environment, with the credentials in it.
+
+    Tokenizer: as `engine`.
+    Precision: as `engine`.
+    Ends: as `engine`.
+    Recorded: as `engine`.
     """
 
     devices: Annotated[

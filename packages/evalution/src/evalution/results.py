@@ -83,6 +83,7 @@ class MetricResult:
 
     def to_dict(self) -> dict[str, Any]:
         shown: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        shown["interval"] = self.interval and list(self.interval)
         if self.value is not None and not math.isfinite(self.value):
             shown["note"] = f"the value is {self.value}"
         return shown

@@ -226,12 +226,12 @@ def test_engines_are_listed_and_shown(command_line: Any, folder: Path) -> None:
     listed = command_line("engines")
     assert "evalution_reference.engine:Reference" in listed.stdout
     shown = command_line("engines", "reference")
-    assert "'float32' | 'float64'" in shown.stdout
+    assert "'auto' | 'float32' |" in shown.stdout
     assert "loglikelihood" in shown.stdout
     entries = json.loads(command_line("engines", "--json").stdout)
     assert "Reference" in {entry["name"] for entry in entries}
     schema = json.loads(command_line("engines", "Reference", "--json").stdout)
-    assert schema["options_schema"]["properties"]["dtype"]["default"] == "float32"
+    assert schema["options_schema"]["properties"]["dtype"]["default"] == "auto"
 
 
 def test_the_package_runs_as_a_module() -> None:

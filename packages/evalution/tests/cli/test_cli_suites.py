@@ -48,12 +48,22 @@ def test_one_suite_is_shown_with_its_options(command_line: Any) -> None:
     assert lines["max_new_tokens"].split()[1:6] == ["integer", "≥", "1", "256", "Tokens"]
     assert "filter or list of filters" in lines["target_filters"]
     assert "Steps that run on the target" in lines["target_filters"]
+    assert lines["contains"].split()[1:5] == ["The", "target", "stands", "in"]
+    assert "choose with the option metrics" in done.stdout
     shown = json.loads(command_line("suites", "generation", "--json").stdout)
+    assert list(shown["metrics"])[:3] == ["exact_match", "contains", "number"]
     properties = shown["options_schema"]["properties"]
     assert properties["num_fewshot"]["default"] == properties["num_fewshot"]["minimum"] == 0
     assert (
         properties["target_filters"]["$ref"].rsplit("/", 1)[-1] in shown["options_schema"]["$defs"]
     )
+    assert properties["target_filters"]["default"] == ["strip"]
+
+
+def test_suite_without_a_choice_lists_the_metrics_that_it_reports(command_line: Any) -> None:
+    shown = command_line("suites", "piqa").stdout
+    assert "metrics of PIQA: all are reported" in shown
+    assert "acc_norm" in shown
 
 
 def test_a_misspelt_suite_is_reported(command_line: Any, assert_says: Any) -> None:

@@ -24,10 +24,10 @@ for request in (
     print(make_request_key(base, suite="s", row=1, position=2, request=request).hex())
 """
 DIGESTS = [
-    "9b7343ffe69b2cc73d1d257ca6f7727a378cebc01700c991bee72113e5ff4eaa",
-    "e112285adbe8e64473436c3f80d1129b475487e08d3282e3ec1761e5b620a0b0",
-    "024750e68daa1d45faaf01d60da2f69eb95074ccced3d2b99e6c9c52e9e52ca1",
-    "89cff564bbefc081fe513b5d70a6e23da3ba1cd67e2afd27034c3a88bfef813b",
+    "41f0bd398d3f3bda6fa465dbf9472478ffbe522eb1296d34824478e43c8d04b1",
+    "347762dfc5d5f324706af74faeac254077fa67c047eff22d0a7b0022b6420bdf",
+    "e11ff87ebf237e8fde6fddc9c6920f171fce0633b14af755d320593b8e6165da",
+    "c886c218c9acd1eeadd652af536e4fc683bdc77e9f9712bc728652604bd7c7fd",
 ]
 
 

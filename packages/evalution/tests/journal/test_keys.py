@@ -161,6 +161,7 @@ def test_key_depends_on_the_place_and_on_the_base() -> None:
         pytest.param(base(model=Model("m", chat_template_kwargs={"a": True})), id="true-is-not-1"),
         pytest.param(base(execution={"dtype": "float16"}), id="settled-dtype"),
         pytest.param(base(execution={"max_model_len": 8}), id="settled-window"),
+        pytest.param(base(execution={"tokenizer": "tokenizer.json"}), id="read-tokenizer"),
         pytest.param(base(policy={"bos": "twice"}), id="policy"),
     ],
 )

@@ -73,7 +73,7 @@ def run_ours(suite: Any, model: Any, render: Callable[..., str]) -> OurRun:
         measures.append(suite.score(sample, [answer for _, answer in pairs]).measures)
     scores = {
         name: metric.estimate([measure[name] for measure in measures])
-        for name, metric in suite.metrics.items()
+        for name, metric in suite.make_metrics().items()
     }
     return OurRun(requests, measures, scores)
 
@@ -146,11 +146,11 @@ def check_scores(suite: Any, ours: OurRun, theirs: Any) -> None:
         found = ours.scores[metric]
         if not name.endswith("_stderr"):
             assert found.value == pytest.approx(value), key
-            assert suite.metrics[metric].higher_is_better == theirs.higher_is_better[name]
+            assert suite.make_metrics()[metric].higher_is_better == theirs.higher_is_better[name]
             compared.add(metric)
-        elif isinstance(suite.metrics[metric], Mean):  # the others are bootstrapped there
+        elif isinstance(suite.make_metrics()[metric], Mean):  # the others are bootstrapped there
             assert found.stderr == pytest.approx(value), key
-    assert compared == set(suite.metrics)
+    assert compared == set(suite.make_metrics())
 
 
 def our_name(metric: str, pipeline: str) -> str:

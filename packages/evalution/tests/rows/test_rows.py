@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -7,10 +9,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalution.rows.local import Row, Rows, rows_path
+from evalution.rows.local import ENDINGS, Row, Rows, rows_path
 from evalution_core import ConfigurationError
 
 json_values = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text()
@@ -67,14 +69,46 @@ def test_a_file_is_read_as_it_is_needed(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("rows.jsonl", b'{"a": 1}\n[1]\n', "line 2: a row is a JSON object with columns, not [1]"),
-        ("rows.jsonl", b"\xff\xfe\n", "isn't UTF-8 text"),
-        ("rows.parquet", b"PAR1 nonsense", "can't be read as Parquet"),
+        (
+            "rows.jsonl",
+            '{"q": "a"}\n{"q": "é"}\n'.encode("latin-1"),
+            "rows.jsonl, line 2 isn't UTF-8 text; the file looks like windows-1252: save it as "
+            "UTF-8, or convert it: iconv -f windows-1252 -t utf-8 rows.jsonl > utf8.jsonl",
+        ),
         (
             "rows.csv",
-            b"a,b\n",
-            "rows are read from .jsonl or .parquet, not '.csv'; `pandas.read",
+            "q,a\n1,2\n".encode("utf-16"),
+            "rows.csv, line 1 isn't UTF-8 text; the file looks ",
         ),
-        ("rows.json", b"[]\n", "not '.json'; `jq -c '.[]' rows.json > rows.jsonl` makes one"),
+        (
+            "rows.json",
+            '[{"q": 1}]'.encode("utf-16-le"),
+            "line 1 isn't UTF-8 text; the file looks like utf-16",
+        ),
+        ("rows.parquet", b"PAR1 nonsense", "can't be read as Parquet"),
+        ("rows.xlsx", b"a,b\n", f"rows are read from {ENDINGS}, not '.xlsx'"),
+        (
+            "rows.json",
+            b'{"q": "a"}',
+            'a .json file is one list of rows, each an object with columns; got {"q"',
+        ),
+        ("rows.json", b'[{"q": "a"}, 3]', "each an object with columns; got 3"),
+        (
+            "rows.json",
+            b'{"q": 1}\n{"q": 2}\n',
+            "line 2, column 1: not JSON (Extra data); a .json file is one",
+        ),
+        (
+            "rows.csv",
+            b"q,q\n1,2\n",
+            "line 1: the first line names the columns, each once, got ['q', 'q']",
+        ),
+        (
+            "rows.csv",
+            b"q,a\n1,2\n1,2,3\n",
+            "line 3: there are 3 fields, and the header has 2 columns (q, a)",
+        ),
+        ("rows.csv", b'q,a\n"1\n2",3\n"1,2\n', "line 4: not a table (unexpected end of data)"),
         (
             "rows.jsonl",
             b'{"a": ' + b"9" * 5000 + b"}\n",
@@ -91,7 +125,7 @@ def test_a_file_is_read_as_it_is_needed(tmp_path: Path) -> None:
             "line 2: column 'q' holds a lone surrogate, which is no valid text",
         ),
         ("rows.jsonl", b'{"q": [{"x": "\\udfff"}]}\n', "column 'q' holds a lone surrogate"),
-        ("rows", b"", "rows are read from .jsonl or .parquet, not 'no ending'"),
+        ("rows", b"", f"rows are read from {ENDINGS}, not 'no ending'"),
     ],
 )
 def test_what_is_no_rows_file_is_named_with_the_place(
@@ -202,3 +236,38 @@ def test_an_unreadable_file_is_an_error_of_configuration(
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(ConfigurationError, match="can't be read: Permission denied"):
         list(Rows(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.csv", 'q,a\r\n"1, ""2""\r\n",é\r\n\r\n3,\r\n'),
+        ("rows.csv", 'q;a\n"1, ""2""\r\n";é\n3;\n'),
+        ("rows.CSV", '\ufeffq\ta\n"1, ""2""\r\n"\té\n3\t\n'),
+        ("rows.tsv", 'q\ta\n"1, ""2""\r\n"\té\n3\t\n'),
+        ("rows.json", json.dumps([{"q": '1, "2"\r\n', "a": "é"}, {"q": "3", "a": ""}], indent=1)),
+    ],
+)
+def test_tables_and_lists_of_rows_are_read_as_texts(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content.encode())
+    rows = list(Rows(str(path)))
+    assert [row.columns for row in rows] == [{"q": '1, "2"\r\n', "a": "é"}, {"q": "3", "a": ""}]
+    assert [row.index for row in rows] == [0, 1]
+
+
+cells = st.text(st.characters(exclude_characters="\0", codec="utf-8"))
+
+
+@settings(max_examples=30)
+@given(rows=st.lists(st.tuples(cells, cells), min_size=1))
+def test_table_that_python_wrote_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
+) -> None:
+    written = io.StringIO(newline="")
+    csv.writer(written, quoting=csv.QUOTE_ALL).writerows([("q", "a"), *rows])
+    path = tmp_path_factory.mktemp("rows") / "rows.csv"
+    path.write_text(written.getvalue(), encoding="utf-8", newline="")
+    assert [tuple(row.values()) for row in columns_of(str(path))] == rows

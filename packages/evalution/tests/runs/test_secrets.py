@@ -185,8 +185,8 @@ class Refusing(Planted):
         ("engines", "planted"),
         ("engines", "planted", "--json"),
         ("schema",),
-        ("doctor", "planted", "refusing"),
-        ("doctor", "planted", "refusing", "--json"),
+        ("doctor", "planted", "refusing", "--model", "m"),
+        ("doctor", "planted", "refusing", "--model", "m", "--json"),
     ],
     ids=" ".join,
 )

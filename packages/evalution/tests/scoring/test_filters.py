@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
+from itertools import chain
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalution.scoring import patterns
 from evalution.scoring.filters import (
     FirstLine,
     Lower,
@@ -16,6 +19,7 @@ from evalution.scoring.filters import (
     filters_to_yaml,
     parse_filters,
 )
+from evalution.suites.tasks.gsm8k import GSM8K, GSM8KCoT, GSM8KCoTLlama
 from evalution_core import ConfigurationError
 
 
@@ -59,7 +63,8 @@ def test_both_forms_of_a_step_are_the_same() -> None:
     long = [{"regex": {"pattern": "a", "match": "last"}}, {"strip": {}}, "lower"]
     assert parse_filters(long) == [Regex("a", match="last"), Strip(), Lower()]
     assert parse_filters({"regex": "a"}) == parse_filters([{"regex": "a"}]) == [Regex("a")]
-    assert parse_filters("strip") == [Strip()]
+    assert parse_filters("strip") == parse_filters({"strip": None}) == [Strip()]
+    assert parse_filters([Regex("a"), "strip"]) == [Regex("a"), Strip()]
 
 
 def test_pipelines_have_names() -> None:
@@ -72,6 +77,7 @@ def test_pipelines_have_names() -> None:
 def test_a_pipeline_of_one_step_needs_no_list() -> None:
     assert parse_filters({"strict": "strip"}) == {"strict": [Strip()]}
     assert parse_filters({"strict": {"regex": "a"}}) == {"strict": [Regex("a")]}
+    assert parse_filters({"strict": Strip()}) == {"strict": [Strip()]}
 
 
 @pytest.mark.parametrize("pattern", ["(?i)a", "(?x)a # comment", "a|", "[|]", "(?P<n>a)"])
@@ -98,8 +104,8 @@ def test_what_is_shown_can_be_declared_again() -> None:
         ([{"regex": "a{99999999999999999999}"}], "is no regular expression"),
         ([{"regex": {"pattern": "a", "match": "second"}}], "must be 'first' or 'last'"),
         ([{"regex": {"pattern": "a", "group": 2}}], "'a' has no group 2 (groups: 0)"),
-        ([{"regex": 4}], "pattern must be text, got 4"),
-        ([{"strip": "x"}], "filter strip has no option 'value'"),
+        ([{"regex": 4}], "option 'pattern' of filter Regex must be a string, got 4"),
+        ([{"strip": "x"}], "filter strip has no options, got 'x'"),
         ([3], "a filter is a name or one name with its options, got 3"),
         ([{"strip": {}, "lower": {}}], "a filter is a name or one name with its options"),
     ],
@@ -108,3 +114,43 @@ def test_a_wrong_declaration_says_what_there_is(declared: Any, message: str) -> 
     with pytest.raises(ConfigurationError) as caught:
         parse_filters(declared)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "step", [Regex("(a|a)*$"), Regex("(a|a)*$", match="last"), Replace("(a|a)*$")]
+)
+def test_pattern_that_runs_on_is_stopped_and_named(
+    step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "TIME_LIMIT_S", 0.02)
+    with pytest.raises(TimeoutError) as caught:
+        step.apply("a" * 40 + "!")
+    assert str(caught.value).startswith(
+        "the pattern '(a|a)*$' takes more than 0.02 s on a text of 41 characters"
+    )
+
+
+_PATTERNS = [
+    step.pattern
+    for suite in (GSM8K, GSM8KCoT, GSM8KCoTLlama)
+    for step in [*chain.from_iterable(suite.pipelines.values()), *suite.reference_filters]
+    if isinstance(step, Regex | Replace)
+]
+
+
+@given(
+    st.sampled_from(_PATTERNS),
+    st.lists(st.sampled_from(["#### ", "The answer is ", "-", "$", "1,2", ".", "7", "\n", "é"])),
+)
+def test_patterns_of_the_named_suites_match_as_in_python(pattern: str, parts: list[str]) -> None:
+    text = "".join(parts)
+    for last in (False, True):
+        found = patterns.find_match(pattern, text, last=last)
+        matches = list(re.finditer(pattern, text))
+        if not matches:
+            assert found is None
+            continue
+        assert found is not None
+        wanted = matches[-1 if last else 0]
+        assert (found.span(), found.groups()) == (wanted.span(), wanted.groups())
+    assert patterns.replace_matches(pattern, "<>", text) == re.sub(pattern, "<>", text)

@@ -16,7 +16,7 @@ from evalution.suites import available_suites
 from evalution.yaml_spec.option_schema import (
     NamedDeclaration,
     make_declaration_schema,
-    make_filter_definitions,
+    make_step_definitions,
 )
 from evalution.yaml_spec.run_spec import SECTIONS, load_spec
 from evalution.yaml_spec.schema import make_spec_schema
@@ -85,6 +85,8 @@ RIGHT: list[dict[str, Any]] = [
         ]
     },
     {"tests": [{**TEST, "filters": "strip"}]},
+    {"tests": [{**TEST, "metrics": "number"}]},
+    {"tests": [{**TEST, "metrics": ["f1", {"number": 0.5}, {"chrf": {"word_order": 2}}]}]},
     {"tests": [{**TEST, "filters": [{"regex": "x"}, "lower", {"replace": {"pattern": "x"}}]}]},
     {"tests": [{**TEST, "filters": {"loose": "strip", "strict": [{"regex": {"pattern": "x"}}]}}]},
     {"tests": [{**TEST, "stop": ["a", "b"], "num_fewshot": 3}]},
@@ -106,6 +108,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tests": [{**TEST, "promt": "q"}]}, "$.tests[0]"),
     ({"tests": [{**TEST, "num_fewshot": "3"}]}, "$.tests[0].num_fewshot"),
     ({"tests": [{**TEST, "target_filters": "stripp"}]}, "$.tests[0].target_filters"),
+    ({"tests": [{**TEST, "metrics": ["bleu"]}]}, "$.tests[0].metrics"),
+    ({"tests": [{**TEST, "metrics": [{"number": "x"}]}]}, "$.tests[0].metrics"),
     ({"tests": [{**TEST, "target_filters": [{"regex": {"patern": "x"}}]}]}, "$.tests[0].target"),
     ({"tests": [{"type": "generation", "data": "r", "prompt": "q"}]}, "$.tests[0]"),
     ({"modle": "m"}, "$"),
@@ -209,9 +213,7 @@ def test_definitions_of_two_engines_do_not_meet() -> None:
 
 
 def test_every_filter_is_known() -> None:
-    validator = Draft202012Validator(
-        {"$ref": "#/$defs/filters", "$defs": make_filter_definitions()}
-    )
+    validator = Draft202012Validator({"$ref": "#/$defs/filters", "$defs": make_step_definitions()})
     for right in (
         "strip",
         ["strip"],

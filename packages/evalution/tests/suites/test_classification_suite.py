@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evalution.scoring.metrics import Measure, MeasureAccumulator, make_prediction
+from evalution.scoring.metrics import Measure, make_prediction
 from evalution.suites import load_suite
 from evalution_core import ConfigurationError, LoglikelihoodOutput
 
@@ -101,7 +101,7 @@ def test_a_hypothesis_gets_one_full_stop() -> None:
     ],
 )
 def test_each_reports_its_own_metrics(name: str, metrics: list[str]) -> None:
-    assert list(named(name, PAIR).metrics) == metrics
+    assert list(named(name, PAIR).make_metrics()) == metrics
 
 
 def test_the_choice_that_is_judged_by_acc_is_the_predicted_class() -> None:
@@ -117,7 +117,7 @@ def test_a_failed_row_is_classified_wrongly(label: int) -> None:
     rows = [{**PAIR, "label": gold} for gold in (0, 1, 1, label)]
     suite = named("mrpc", *rows)
     right, wrong = answers(-1.0, -2.0), answers(-2.0, -1.0)
-    failed, answered_wrongly = MeasureAccumulator(suite.metrics), MeasureAccumulator(suite.metrics)
+    failed, answered_wrongly = suite.make_accumulator(), suite.make_accumulator()
     for sample in suite.samples():
         if sample.index < 3:
             given = wrong if sample.gold else right

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import pytest
 
 import evalution
 from evalution import Generation
+from evalution.scoring import patterns
 from evalution.scoring.filters import Lower, Regex, Strip
+from evalution.scoring.text_metrics import Number, TokenF1
 from evalution_core import Capability, ConfigurationError, GenerationOutput
 from evalution_enginekit.mock import Mock
 
@@ -38,10 +40,42 @@ def test_a_request_carries_the_prompt_and_the_limits() -> None:
     assert not request.do_sample
 
 
-def test_without_filters_the_text_must_match_as_it_is() -> None:
+def test_answer_and_target_are_stripped_unless_other_filters_are_given() -> None:
     suite = Generation(**OPTIONS)
-    assert score(suite, "1 + 1 = 2\n#### 2") == {"exact_match": 1.0}
-    assert score(suite, " 1 + 1 = 2\n#### 2") == {"exact_match": 0.0}
+    assert score(suite, " 1 + 1 = 2\n#### 2\n") == {"exact_match": 1.0}
+    shown = suite.to_dict()
+    assert (shown["filters"], shown["target_filters"]) == (["strip"], ["strip"])
+    verbatim = Generation(**OPTIONS, filters=[], target_filters=[])
+    assert score(verbatim, "1 + 1 = 2\n#### 2") == {"exact_match": 1.0}
+    assert score(verbatim, " 1 + 1 = 2\n#### 2") == {"exact_match": 0.0}
+
+
+def test_steps_may_be_declared_in_python_as_in_a_spec() -> None:
+    options: Any = {
+        "filters": [{"regex": "#### (.*)"}, "strip"],
+        "metrics": ["f1", {"number": 0.5}],
+    }
+    suite = Generation(**OPTIONS, **options)
+    assert suite.filters == [Regex("#### (.*)"), Strip()]
+    assert suite.metrics == [TokenF1(), Number(0.5)]
+
+
+def test_each_metric_judges_the_answer_of_each_pipeline() -> None:
+    metrics: Any = ["contains", "number"]
+    suite = Generation(
+        **OPTIONS,
+        metrics=metrics,
+        filters={"strict": [NUMBER], "loose": [Strip()]},
+        target_filters=[NUMBER],
+    )
+    assert score(suite, "so 1 + 1 is 2.0") == {
+        "contains,strict": 0.0,
+        "contains,loose": 1.0,
+        "number,strict": 0.0,
+        "number,loose": 1.0,
+    }
+    graded = suite.score(next(suite.samples()), [GenerationOutput("", "so 1 + 1 is 2.0")])
+    assert graded.extracted["number,loose"] == "2.0"
 
 
 def test_filters_work_on_the_answer_and_target_filters_on_the_target() -> None:
@@ -202,7 +236,14 @@ def test_options_are_shown_as_a_spec_has_them() -> None:
         ({"prompt": "{question"}, "prompt '{question'"),
         ({"target": ""}, "target is empty"),
         ({"filters": {}}, "must name at least one pipeline"),
-        ({"filters": ["strip"]}, "option 'filters.0' of suite Generation"),
+        ({"filters": ["stripp"]}, "there is no filter 'stripp'; did you mean 'strip'?"),
+        (
+            {"metrics": ["accuracy"]},
+            "there is no metric 'accuracy' (metrics: exact_match, contains,",
+        ),
+        ({"metrics": []}, "must name at least one metric, and each once"),
+        ({"metrics": ["number", {"number": 1.0}]}, "at least one metric, and each once"),
+        ({"metric": "f1"}, "no option 'metric'; choose with metrics: [...] among exact_match, con"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], message: str) -> None:
@@ -230,6 +271,16 @@ def test_a_suite_can_be_pickled_and_copied() -> None:
         ({"data": []}, "suite 'rows': data holds no rows"),
         ({"num_fewshot": 3, "fixed_shots": True}, "holds no rows after the 3 few-shot rows"),
         ({"num_fewshot": 3}, "3 of 4 few-shot rows found"),
+        ({"metrics": ["choice_letter"]}, "row 0 of data: the target must be one letter, such as B"),
+        (
+            {
+                "metrics": ["number"],
+                "target": "x{question}y",
+                "prompt": "question",
+                "data": [{"question": "a"}],
+            },
+            "row 0 of data: the target 'xay' holds no number",
+        ),
     ],
 )
 def test_rows_that_do_not_fit_are_found_before_a_run(options: dict[str, Any], message: str) -> None:
@@ -241,3 +292,49 @@ def test_rows_that_do_not_fit_are_found_before_a_run(options: dict[str, Any], me
 def test_an_empty_file_holds_no_rows(write_rows: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"suite 'empty': .*empty\.jsonl holds no rows"):
         Generation(**{**OPTIONS, "data": write_rows(name="empty.jsonl")}).check_samples()
+
+
+@pytest.fixture
+def run_answers(scripted_session: Any) -> Callable[..., evalution.RunResult]:
+    """Runs rows with these targets on a session that writes these answers."""
+
+    def run(pairs: list[tuple[str, str]], **options: Any) -> evalution.RunResult:
+        class Writer(scripted_session):
+            def generate(self, requests: Any, *, batch_size: int | None = None) -> list[Any]:
+                return [GenerationOutput(one.prompt, answers[one.prompt]) for one in requests]
+
+        answers = {f"row {row}": answer for row, (answer, _) in enumerate(pairs)}
+        rows = [
+            {"q": prompt, "a": target} for prompt, (_, target) in zip(answers, pairs, strict=True)
+        ]
+        suite = Generation(data=rows, name="sums", prompt="q", target="a", **options)
+        return evalution.run(session=Writer(), tests=[suite])
+
+    return run
+
+
+def test_low_exact_match_says_what_would_raise_it(run_answers: Any) -> None:
+    verbatim: Any = {"filters": [], "target_filters": []}
+    found = run_answers([(f" {row}", str(row)) for row in range(60)], **verbatim)
+    assert found["sums"].metrics["exact_match"].value == 0.0
+    assert found.notices == [
+        "sums: 0 of 60 are right; 60 would be after strip (add it to filters and target_filters)"
+    ]
+    found = run_answers([("3 + 4 = 7\n#### 7", "7"), ("8", "8")])
+    assert found.notices == [
+        "sums: 1 of 2 are right; 2 would be by their last number (metrics: [number])"
+    ]
+    assert run_answers([("no", "yes"), ("yes", "yes")]).notices == []
+    assert run_answers([("3 + 4 = 7", "7")], metrics=["number"]).notices == []
+
+
+def test_pattern_that_runs_on_fails_its_row_and_is_named(
+    run_answers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "TIME_LIMIT_S", 0.02)
+    pairs = [("aaa", "a"), ("a" * 40 + "!", "a")]
+    for options in ({"filters": [{"regex": "(a|a)*$"}]}, {"metrics": [{"regex": "^(a|a)*$"}]}):
+        suite = run_answers(pairs, **options)["sums"]
+        assert (suite.n, suite.failed) == (2, 1)
+        assert "row 1: " in suite.first_failure
+        assert "(a|a)*$' takes more than 0.02 s on a text of 41 characters" in suite.first_failure

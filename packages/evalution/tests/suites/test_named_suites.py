@@ -148,7 +148,7 @@ def test_each_reports_its_own_metrics(name: str, metrics: Sequence[str]) -> None
     suite = named(name, data=[rows.get(name, ARC)])
     sample = next(suite.samples())
     answers = [LoglikelihoodOutput(-1.0 - n, False, 2) for n in range(len(sample.requests))]
-    assert list(suite.metrics) == metrics
+    assert list(suite.make_metrics()) == metrics
     assert list(suite.score(sample, answers).measures) == metrics
     assert suite.failure(sample) == dict.fromkeys(metrics, Measure(0.0))
 

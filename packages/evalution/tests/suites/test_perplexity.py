@@ -20,7 +20,7 @@ def test_a_text_is_scored_whole_and_counted_in_words_and_bytes() -> None:
     assert score.measures["byte_perplexity"] == (-6.0, 13)
     measure = score.measures["bits_per_byte"]
     assert measure is not None
-    bits = suite.metrics["bits_per_byte"].of_sample(measure)
+    bits = suite.make_metrics()["bits_per_byte"].of_sample(measure)
     assert bits == pytest.approx(6 / 13 / math.log(2))
 
 

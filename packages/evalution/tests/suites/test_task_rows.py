@@ -56,4 +56,4 @@ def test_a_suite_runs_on_its_rows(name: str) -> None:
     suite = suite_of(name, max_rows=3, **options)
     result = evalution.run(engine=Mock(max_model_len=4096), model="m", tests=[suite])[name]
     assert (result.n, result.failed) == (3, 0)
-    assert list(result.metrics) == list(suite.metrics)
+    assert list(result.metrics) == list(suite.make_metrics())

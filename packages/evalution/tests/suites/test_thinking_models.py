@@ -107,7 +107,7 @@ def test_filters_run_on_the_answer_alone() -> None:
         "reasoning": "ended",
         "exact_match,first": "2",
     }
-    assert (score.prediction, score.remark) == (text, None)
+    assert (score.prediction, list(score.remarks)) == (text, [])
 
 
 def test_a_text_whose_end_is_unknown_is_an_answer() -> None:
@@ -131,7 +131,8 @@ def test_an_answer_that_reached_the_length_limit(
     output = GenerationOutput(prompt, written, finish_reason="length")
     score = suite.score(next(suite.samples()), [output])
     assert score.extracted == {**extracted, "exact_match": extracted["answer"]}
-    told = score.remark and score.remark.partition(", so the answer is empty")[0]
+    notes = [note for note in score.remarks if note.startswith("reached")]
+    told = notes[0].partition(", so the answer is empty")[0] if notes else None
     assert told == (remark and f"reached the length limit {remark}")
 
 

@@ -37,6 +37,7 @@ class Acme(BaseEngine):
         speed_only(default=8)
     )
 
+    contract = 1
     capabilities = CAPABILITIES
 
     def build(self, model: Model) -> AcmeSession:

@@ -231,7 +231,7 @@ def _read_refusal(construct: Any, asked: str) -> str:
 def _list_runtimes(subject: Subject) -> set[str]:
     """Return the distribution's requirements beyond the light packages an adapter may import."""
     required = (subject.distribution.requires or []) if subject.distribution else []
-    names = {canonicalize_name(Requirement(line).name) for line in required}
+    names: set[str] = {canonicalize_name(Requirement(line).name) for line in required}
     ours = {name for name in names if name == "evalution" or name.startswith("evalution-")}
     return names - ours - _LIGHT
 

@@ -12,9 +12,9 @@ from evalution_enginekit.gguf.file import GGUFFile
 from evalution_enginekit.tokenizer import (
     AdaptedTokenizer,
     find_tokenizer_name,
-    import_tokenizers,
     load_tokenizer,
 )
+from evalution_enginekit.tokenizer_classes import import_tokenizers
 
 if TYPE_CHECKING:
     import tokenizers
@@ -123,6 +123,8 @@ class GGUFTokenizer:
     """
 
     def __init__(self, file: GGUFFile, *, ends_by_name: bool = True):
+        self.source = "GGUF file"
+        self.notice: str | None = None
         self._file = file
         tokens, types = _read_strings(file, "tokens"), _read_token_types(file)
         self._tokenizer, adds_bos = _build(file, tokens, types)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +18,6 @@ from evalution_core import (
 )
 from evalution_core.redaction import redact_text
 from evalution_enginekit import RequestLoop, Tokenizer, load_tokenizer, runtime_errors
-from evalution_enginekit.tokenizer import find_tokenizer_name
 from evalution_openai.client.connection import ServerConnection
 from evalution_openai.client.dialects import BodyWriter, find_dialect
 from evalution_openai.client.listing import (
@@ -280,6 +278,4 @@ class ServerProbe:
 def _load_tokenizer(model: Model) -> Tokenizer | None:
     if model.tokenizer is None and model.tokenizer_path is None:
         return None
-    named = find_tokenizer_name(model)
-    path = Path(named).expanduser() if named else Path()
-    return load_tokenizer(model, path if path.is_dir() else path.parent)
+    return load_tokenizer(model, None)

@@ -41,6 +41,8 @@ class RemoteTokenizer:
         facts: Mapping[str, Any],
         variables: Mapping[str, Any] | None = None,
     ):
+        self.source = "server"
+        self.notice: str | None = None
         self._post = post
         self._root = root
         self._model = {"model": model} if model else {}

@@ -22,13 +22,14 @@ from evalution.table import make_console
 from evalution.user_input import LARGEST
 from evalution.yaml_spec.option_schema import (
     make_engine_schema,
-    make_filter_definitions,
+    make_step_definitions,
     make_suite_schema,
     read_docstring,
     summarize_docstring,
 )
 from evalution_core import load_engine
 from evalution_core.discovery import ENGINES
+from evalution_core.options import option_fields
 
 
 def complete_engines(incomplete: str) -> list[str]:
@@ -56,6 +57,7 @@ _NAMED = {
     "EngineSpec": "engine",
     "filter": "filter",
     "filters": "filter or list of filters",
+    "metrics": "metric or list of metrics",
 }
 _NULL = {"type": "null"}
 _OURS = "evalution."
@@ -185,13 +187,14 @@ def suites(
             return
         kind = load_suite(name)
         schema = make_suite_schema(kind)
-        facts = {"name": kind.__name__, **_describe_suite(kind)}
+        facts = {"name": kind.__name__, **_describe_suite(kind), "metrics": kind.describe_metrics()}
         if as_json:
-            schema["$defs"] = {**schema.get("$defs", {}), **make_filter_definitions()}
+            schema["$defs"] = {**schema.get("$defs", {}), **make_step_definitions()}
             _print_json({**facts, "options_schema": schema})
         else:
             asked = facts["requests"] or "what its suites ask for"
             _print_options(kind, schema, f"asks for: {asked}")
+            _print_metrics(kind)
 
 
 def _list_suites(*, as_json: bool) -> None:
@@ -231,6 +234,20 @@ def _print_options(kind: type[Any], schema: Mapping[str, Any], last_line: str) -
         print(summary)
     make_console().print(make_options_table(kind.__name__, schema))
     print(last_line)
+
+
+def _print_metrics(kind: type[SuiteDeclaration]) -> None:
+    if not (metrics := kind.describe_metrics()):
+        return
+    options = {option.name: option for option in option_fields(kind)}
+    how = "choose with the option metrics" if "metrics" in options else "all are reported"
+    table = Table(title=f"metrics of {kind.__name__}: {how}", box=box.SIMPLE_HEAD)
+    table.title_justify = "left"
+    for column in ("metric", "meaning"):
+        table.add_column(column, overflow="fold")
+    for name, meaning in metrics.items():
+        table.add_row(name, meaning)
+    make_console().print(table)
 
 
 def _print_json(value: object) -> None:

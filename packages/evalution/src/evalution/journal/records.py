@@ -143,11 +143,11 @@ def _spellings(kind: type[Request]) -> list[tuple[str, _Spelling | None]]:
 _SPELT = {kind.request: (kind.label, _spellings(kind.request)) for kind in RequestKind}
 
 
-_KEY_VERSION = 1
+_KEY_VERSION = 2
 """Changes when the same answer gets another key, or a default of a request another meaning."""
 
 _DIGEST_SIZE = 32
-_DECISIVE = ("dtype", "max_model_len")
+_DECISIVE = ("dtype", "max_model_len", "tokenizer")
 """Settings that an engine may choose when it loads the model, and that change answers."""
 
 
@@ -175,7 +175,7 @@ def make_answer_base(
         engine: None for a session that was given; its answers are never shared.
         model: all but its label counts; its path only where there is no `identity`.
         identity: `session.identity()`.
-        execution: `session.describe_execution()`, of which dtype and max_model_len count.
+        execution: `session.describe_execution()`, of which some settings count.
         scoring_policy: the rules of scoring, as recorded in results.
         software: versions of the engine and its runtime, as far as they are known: another release
             may give other numbers.

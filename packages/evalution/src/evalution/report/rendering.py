@@ -8,14 +8,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.resources import files
 from string import ascii_uppercase
 from typing import Any, cast
 
+from evalution.hints import import_extra
 from evalution.redaction import mask_text
 from evalution.results import RunResult, to_json
-from evalution_core import ConfigurationError
 from evalution_core.redaction import redact
 
 _FROM_HERE_IN_DIGITS = 1000
@@ -239,14 +238,7 @@ def render(template: str, values: Mapping[str, Any], *, package: str = _PACKAGE)
 
 
 def _import_library(module: str) -> Any:
-    """A module of the extra, imported when it is needed: nothing else of Evalution does."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"a report needs {module.split('.')[0]}, which isn't installed; "
-            "pip install 'evalution[report]'"
-        ) from error
+    return import_extra(module, "report", "a report", module.split(".")[0])
 
 
 def _normalize_line_ends(script: str) -> str:

@@ -1,19 +1,22 @@
-"""Task rows from a JSONL or Parquet file, from an installed package, or from memory.
+"""Task rows from a file, from an installed package, or from memory.
 
-Rows are read one after the other, as often as asked: a file is never held as a whole.
+Rows are read one after the other, as often as asked: no file but a JSON list is held as a whole.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from itertools import chain
 from pathlib import Path
+from shlex import quote
 from typing import Any, Protocol, cast
 
-from evalution.user_input import parse_path, path_errors
+from evalution.hints import import_extra
+from evalution.user_input import LARGEST, parse_path, path_errors
 from evalution_core import ConfigurationError
 from evalution_core.builtins import builtin_path
 from evalution_core.plugins import did_you_mean, nearest_name
@@ -21,6 +24,8 @@ from evalution_core.plugins import did_you_mean, nearest_name
 BUILTIN = "builtin:"
 Data = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
 """A path, `builtin:<name>/<rows>`, or the rows themselves."""
+ENDINGS = ".jsonl, .json, .csv, .tsv or .parquet"
+"""Of the files that rows are read from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +148,12 @@ def file_rows(path: Path) -> Iterator[Row]:
     Raises:
         ConfigurationError: its ending is none of a rows file, or it isn't what the ending says.
     """
-    if path.suffix == ".parquet":
-        return number_rows(_parquet_rows(path), f"{path}, row {{}}")
-    if path.suffix in (".jsonl", ".ndjson"):
-        return _jsonl_rows(path)
-    raise ConfigurationError(
-        f"{path}: rows are read from .jsonl or .parquet, not {path.suffix or 'no ending'!r}"
-        f"{_CONVERSION.get(path.suffix.lower(), '')}"
-    )
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
+        raise ConfigurationError(
+            f"{path}: rows are read from {ENDINGS}, not {path.suffix or 'no ending'!r}"
+        )
+    return read(path)
 
 
 def is_same_data(one: Data, other: Data) -> bool:
@@ -185,19 +188,12 @@ def rows_path(data: str) -> Path:
         path = parse_path(data)
     with path_errors(path):
         if path.is_dir():
-            raise ConfigurationError(f"{path} is a folder; name one .jsonl or .parquet file in it")
+            raise ConfigurationError(f"{path} is a folder; name one file in it ({ENDINGS})")
         if not path.exists():
             near = nearest_name(path.name, (p.name for p in _siblings(path)), cutoff=0.75)
             hint = f"; did you mean {near!r}?" if near else ""
             raise ConfigurationError(f"there is no file {path}{hint}")
     return path
-
-
-_CONVERSION = {
-    ".json": "; `jq -c '.[]' rows.json > rows.jsonl` makes one of a list",
-    ".csv": '; `pandas.read_csv("rows.csv").to_json("rows.jsonl", orient="records", '
-    "lines=True)` makes one",
-}
 
 
 def _siblings(path: Path) -> Iterable[Path]:
@@ -247,19 +243,100 @@ def _has_lone_surrogate(value: object) -> bool:
     return False
 
 
+def _decode_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file with their ends, without a byte order mark.
+
+    Raises:
+        ConfigurationError: it can't be read, or a line isn't UTF-8; names the line and the cure.
+    """
+    with path_errors(path), path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                if b"\0" in line:
+                    raise _make_encoding_error(path, number, "utf-16")
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise _make_encoding_error(path, number, "windows-1252") from error
+
+
+def _make_encoding_error(path: Path, number: int, likely: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path}, line {number} isn't UTF-8 text; the file looks like {likely}: save it as UTF-8, "
+        f"or convert it: iconv -f {likely} -t utf-8 {quote(path.name)} > utf8{path.suffix}"
+    )
+
+
 def _jsonl_rows(path: Path) -> Iterator[Row]:
     index = 0
+    for number, line in enumerate(_decode_lines(path), start=1):
+        if line.strip():
+            place = f"{path}, line {number}"
+            yield check_row(Row(index, place, _json_object(path, number, line)))
+            index += 1
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    place = f"{path}, line {number}"
-                    yield check_row(Row(index, place, _json_object(path, number, line)))
-                    index += 1
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path} isn't UTF-8 text: {error}") from error
-    except OSError as error:
-        raise ConfigurationError(f"{path} can't be read: {error.strerror}") from error
+        found: object = json.loads("".join(_decode_lines(path)))
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(
+            f"{path}, line {error.lineno}, column {error.colno}: not JSON ({error.msg}); a .json "
+            "file is one list of rows, a .jsonl file has a row on each line"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigurationError(f"{path} can't be read: {problem}") from None
+    rows = cast(list[Any], found) if isinstance(found, list) else [found]
+    for index, row in enumerate(rows):
+        if not isinstance(found, list) or not isinstance(row, dict):
+            raise ConfigurationError(
+                f"{path}: a .json file is one list of rows, each an object with columns; got "
+                f"{json.dumps(row)[:60]}"
+            )
+        columns = cast(dict[str, Any], row)
+        yield check_row(Row(index, f"{path}, row {index}", columns))
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    """The rows of a table with a header; every value is text.
+
+    Columns are parted by tabs in a .tsv file; in a .csv file by whichever of comma, semicolon and
+    tab the header has most of.
+    """
+    csv.field_size_limit(LARGEST)  # texts may be long; the limit is of the process
+    lines = _decode_lines(path)
+    header = next(lines, "")
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=header.count)
+    reader = csv.reader(chain([header], lines), delimiter=delimiter, strict=True)
+    names: list[str] = []
+    index, start = 0, 1
+    try:
+        for fields in reader:
+            place, start = f"{path}, line {start}", reader.line_num + 1
+            if not names:
+                names = _check_header(place, fields)
+            elif fields:
+                if len(fields) != len(names):
+                    raise ConfigurationError(
+                        f"{place}: there are {len(fields)} fields, and the header has {len(names)} "
+                        f"columns ({', '.join(names)}); put a text with {delimiter!r} or a line "
+                        "break in double quotes"
+                    )
+                yield check_row(Row(index, place, dict(zip(names, fields, strict=True))))
+                index += 1
+    except csv.Error as error:
+        raise ConfigurationError(
+            f"{path}, line {start}: not a table ({error}); a double quote at the front of a text "
+            "opens it, and one within it is written twice"
+        ) from error
+
+
+def _check_header(place: str, names: list[str]) -> list[str]:
+    if not all(names) or len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"{place}: the first line names the columns, each once, got {names!r}"
+        )
+    return names
 
 
 def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -280,17 +357,26 @@ def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
     return found  # pyright: ignore[reportUnknownVariableType]
 
 
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        arrow: Any = import_module("pyarrow")
-        parquet: Any = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{path}: reading Parquet needs pyarrow; pip install 'evalution[parquet]'"
-        ) from error
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    return number_rows(_read_parquet(path), f"{path}, row {{}}")
+
+
+def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
+    arrow = import_extra("pyarrow", "parquet", f"reading {path}", "pyarrow")
+    parquet = import_extra("pyarrow.parquet", "parquet", f"reading {path}", "pyarrow")
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=256):
                 yield from batch.to_pylist()
     except (arrow.ArrowException, OSError) as error:
         raise ConfigurationError(f"{path} can't be read as Parquet: {error}") from error
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _jsonl_rows,
+    ".ndjson": _jsonl_rows,
+    ".json": _json_rows,
+    ".csv": _csv_rows,
+    ".tsv": _csv_rows,
+    ".parquet": _parquet_rows,
+}

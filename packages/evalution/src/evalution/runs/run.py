@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from evalution.environment import SCORING_POLICY, make_engine_record, read_software_versions
 from evalution.error_boundary import clean_up
@@ -272,6 +272,7 @@ class Run:
             self._holder.open(self._options.progress, self._store.path)
             base = make_run_answer_base(self._engine, self._model, self.result.engine)
             self._store.bind(base, self.result.engine)
+            self._collect_notices()
         except BaseException as error:
             clean_up(error, self._holder.close, self._store.discard)
             raise
@@ -305,7 +306,16 @@ class Run:
         self._store.finish_suite(found)
         self.result.suites.append(found)
         self._holder.record_execution()
+        self._collect_notices()
         self._store.write_results(self.result)
+
+    def _collect_notices(self) -> None:
+        """Take over the sentences that a session says about itself under `notices`, each once."""
+        execution: dict[str, Any] = self.result.engine.get("execution") or {}
+        said = execution.get("notices")
+        for text in cast("list[str]", said) if isinstance(said, list) else []:
+            if text not in self.result.notices:
+                self.result.notices.append(text)
 
     def _record_failure(self, error: BaseException, suite: AnySuite) -> None:
         self._record.fail(error, suite.title)

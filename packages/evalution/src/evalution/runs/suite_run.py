@@ -110,9 +110,8 @@ class SuiteRun:
             self._report()
         with wrap_errors(f"suite {self._name!r}: metrics", ScoringError):
             metrics = self._tally.results()
-        for note, count in sorted(self._notes.items()):
-            text = f"{self._name}: {count} of {self._done} samples {note}"
-            self._notices.append(mask_text(text))
+            notices = list(self._suite.list_notices(self._notes, self._done))
+        self._notices.extend(mask_text(f"{self._name}: {notice}") for notice in notices)
         first = self._first_failure
         return SuiteResult(
             name=self._name,
@@ -199,8 +198,7 @@ class SuiteRun:
                 result.metrics = self._tally.record(result.index, score)
                 result.prediction = score.prediction
                 result.extracted = score.extracted
-                if score.remark is not None:
-                    self._notes[score.remark] += 1
+                self._notes.update(score.remarks)
         except EvalutionError as error:
             return error
         return None

@@ -1,23 +1,18 @@
-"""Steps that run on an answer before it is compared, declared as data; and reasoning.
-
-In a spec a step is a name (`strip`), or one name with its options (`regex: {pattern: …}`); where
-a step has one option alone, its value may stand directly (`regex: "#### ([0-9]+)"`).
-"""
+"""Steps that run on an answer before it is compared, declared as data; and reasoning."""
 
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from typing import Annotated, Any, Literal, Protocol, cast, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 from pydantic import Field
 
+from evalution.scoring.patterns import check_pattern, find_match, replace_matches
+from evalution.scoring.steps import Step, StepKinds
 from evalution_core import ConfigurationError
-from evalution_core.plugins import did_you_mean
 
 
 @runtime_checkable
@@ -28,7 +23,14 @@ class Filter(Protocol):
 
 
 @dataclass(frozen=True)
-class Regex:
+class FilterStep(Step):
+    """Base of the filters that a spec names."""
+
+    declared_as: ClassVar[str] = "filter"
+
+
+@dataclass(frozen=True)
+class Regex(FilterStep):
     """The text of one match, stripped; `fallback` where nothing matches.
 
     `match` chooses among several matches; `group` (a number or a name) what of it is taken. None
@@ -51,11 +53,8 @@ class Regex:
     fallback: Annotated[str, Field(description="Text where nothing matches.")] = "[invalid]"
 
     def __post_init__(self) -> None:
-        compiled = _compile("regex", self.pattern)
-        if self.match not in ("first", "last"):
-            raise ConfigurationError(
-                f"filter regex: match must be 'first' or 'last', got {self.match!r}"
-            )
+        super().__post_init__()
+        compiled = check_pattern("filter regex", self.pattern)
         known = {*range(compiled.groups + 1), *compiled.groupindex}
         if self.group is not None and self.group not in known:
             raise ConfigurationError(
@@ -63,12 +62,8 @@ class Regex:
                 f"(groups: {', '.join(str(name) for name in known)})"
             )
 
-    @cached_property
-    def _compiled(self) -> re.Pattern[str]:
-        return re.compile(self.pattern)
-
     def apply(self, text: str) -> str:
-        found = self._find_match(text)
+        found = find_match(self.pattern, text, last=self.match == "last")
         if found is None:
             return self.fallback
         if self.group is not None:
@@ -79,21 +74,17 @@ class Regex:
             taken = found[found.re.groups] or ""
         return self.fallback if taken is None else taken.strip()
 
-    def _find_match(self, text: str) -> re.Match[str] | None:
-        if self.match == "first":
-            return self._compiled.search(text)
-        return next(iter(deque(self._compiled.finditer(text), maxlen=1)), None)
-
 
 @dataclass(frozen=True)
-class Replace:
+class Replace(FilterStep):
     """Every match of `pattern` replaced, by nothing unless `by` says otherwise."""
 
     pattern: Annotated[str, Field(description="Regular expression, as Python's re takes it.")]
     by: Annotated[str, Field(description="Replacement; it may refer to groups.")] = ""
 
     def __post_init__(self) -> None:
-        _compile("replace", self.pattern)
+        super().__post_init__()
+        check_pattern("filter replace", self.pattern)
         # An alternative that always matches makes `re` read the replacement now.
         always = re.compile(f"{self.pattern}\n|")
         try:
@@ -105,11 +96,11 @@ class Replace:
             ) from None
 
     def apply(self, text: str) -> str:
-        return re.sub(self.pattern, self.by, text)
+        return replace_matches(self.pattern, self.by, text)
 
 
 @dataclass(frozen=True)
-class Strip:
+class Strip(FilterStep):
     """Whitespace gone from both ends."""
 
     def apply(self, text: str) -> str:
@@ -117,7 +108,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Lower:
+class Lower(FilterStep):
     """In lower case."""
 
     def apply(self, text: str) -> str:
@@ -125,29 +116,18 @@ class Lower:
 
 
 @dataclass(frozen=True)
-class FirstLine:
+class FirstLine(FilterStep):
     """Up to the first line break."""
 
     def apply(self, text: str) -> str:
         return text.split("\n", 1)[0]
 
 
-def _compile(name: str, pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ConfigurationError(
-            f"filter {name}: {pattern!r} is no regular expression: {error}"
-        ) from None
-
-
-FILTERS: dict[str, type[Filter]] = {
-    "regex": Regex,
-    "replace": Replace,
-    "strip": Strip,
-    "lower": Lower,
-    "first_line": FirstLine,
-}
+FILTERS: StepKinds[Filter] = StepKinds(
+    "filter",
+    {"regex": Regex, "replace": Replace, "strip": Strip, "lower": Lower, "first_line": FirstLine},
+    Filter,
+)
 
 
 def apply_filters(filters: Sequence[Filter], text: str) -> str:
@@ -164,22 +144,12 @@ def apply_filters(filters: Sequence[Filter], text: str) -> str:
 
 
 def parse_filters(declared: object) -> list[Filter] | dict[str, list[Filter]]:
-    """Steps, or named pipelines of steps, as a spec declares them.
-
-    Raises:
-        ConfigurationError: an unknown step or option, with the nearest name.
-    """
+    """Steps, or named pipelines of steps, as a spec declares them; errors as `StepKinds.parse`."""
     if isinstance(declared, Mapping):
         named = cast(Mapping[str, Any], declared)
         if not _is_step(named):
-            return {str(name): parse_steps(steps) for name, steps in named.items()}
-    return parse_steps(cast(object, declared))
-
-
-def parse_steps(declared: object) -> list[Filter]:
-    """One pipeline of steps; errors as `parse_filters`."""
-    steps = cast(list[object], declared) if isinstance(declared, list) else [declared]
-    return [_parse_step(step) for step in steps]
+            return {str(name): FILTERS.parse(steps) for name, steps in named.items()}
+    return FILTERS.parse(cast(object, declared))
 
 
 def filters_to_yaml(filters: object) -> Any:
@@ -187,70 +157,15 @@ def filters_to_yaml(filters: object) -> Any:
     if isinstance(filters, Mapping):
         named = cast(Mapping[str, Any], filters)
         return {name: filters_to_yaml(steps) for name, steps in named.items()}
-    return [_declare_step(step) for step in cast(Sequence[Filter], filters)]
-
-
-def _declare_step(step: Filter) -> Any:
-    for name, kind in FILTERS.items():
-        if type(step) is kind:
-            options = {field.name: getattr(step, field.name) for field in fields(kind)}  # pyright: ignore[reportArgumentType]
-            return {name: options} if options else name
-    return f"<{type(step).__module__}.{type(step).__qualname__}>"
+    return FILTERS.to_yaml(filters)
 
 
 def _is_step(declared: Mapping[str, Any]) -> bool:
     name, value = next(iter(declared.items()), (None, None))
-    if len(declared) != 1 or isinstance(value, list):
+    if len(declared) != 1 or isinstance(value, list | tuple):
         return False
     # `{strict: strip}` is a pipeline called strict; `{lowr: {}}` a step, misspelt.
-    is_pipeline = (isinstance(value, str) and value in FILTERS) or _is_declared_step(value)
-    return name in FILTERS or not is_pipeline
-
-
-def _is_declared_step(value: object) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    return len(names := list(cast(Mapping[str, Any], value))) == 1 and names[0] in FILTERS
-
-
-def _parse_step(declared: object) -> Filter:
-    if isinstance(declared, str):
-        return _step(declared, {})
-    if isinstance(declared, Mapping) and len(cast(Mapping[str, Any], declared)) == 1:
-        ((name, value),) = cast(Mapping[str, Any], declared).items()
-        if isinstance(value, Mapping):
-            return _step(str(name), cast(Mapping[str, Any], value))
-        known = FILTERS.get(str(name))
-        options = [field.name for field in fields(known)] if known else []  # pyright: ignore[reportArgumentType]
-        return _step(str(name), {options[0] if options else "value": value})
-    if isinstance(declared, Filter):
-        return declared
-    raise ConfigurationError(
-        f"a filter is a name or one name with its options, got {declared!r} "
-        f"(filters: {', '.join(FILTERS)})"
-    )
-
-
-def _step(name: str, options: Mapping[str, Any]) -> Filter:
-    if name not in FILTERS:
-        raise ConfigurationError(
-            f"there is no filter {name!r}{did_you_mean(name, FILTERS)} "
-            f"(filters: {', '.join(FILTERS)})"
-        )
-    kind = FILTERS[name]
-    known = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
-    for option in options:
-        if option not in known:
-            raise ConfigurationError(
-                f"filter {name} has no option {option!r}{did_you_mean(option, known)} "
-                f"(options: {', '.join(sorted(known)) or 'none'})"
-            )
-    for option, value in options.items():
-        if option != "group" and not isinstance(value, str):
-            raise ConfigurationError(f"filter {name}: {option} must be text, got {value!r}")
-    if "pattern" in known and "pattern" not in options:
-        raise ConfigurationError(f"filter {name} needs a pattern")
-    return kind(**options)
+    return name in FILTERS.kinds or not FILTERS.is_declared(value)
 
 
 class Reasoning(StrEnum):

@@ -27,14 +27,14 @@ class Score:
     """Worth of a sample's answers: a measure for each of the suite's metrics.
 
     None is for a metric that the sample says nothing of, such as another subset's. `extracted` is
-    what was compared with the target, by metric or by filter. `remark` is what makes the answer
-    worth a look, to follow "3 of 20 samples"; a run reports each one once a suite, with the count.
+    what was compared with the target, by metric or by filter. `remarks` are what makes the answer
+    worth a look, to follow "3 of 20 samples"; a run counts each for `Suite.list_notices`.
     """
 
     measures: Mapping[str, Measure | None]
     prediction: str | None = None
     extracted: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    remark: str | None = None
+    remarks: Sequence[str] = ()
 
 
 class Estimate(NamedTuple):
@@ -58,7 +58,7 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
     square = NORMAL_QUANTILE**2 / count
     middle = (share + square / 2) / (1 + square)
     margin = math.sqrt(share * (1 - share) * square + square**2 / 4) / (1 + square)
-    return max(0.0, middle - margin), min(1.0, middle + margin)
+    return max(0.0, min(share, middle - margin)), min(1.0, max(share, middle + margin))
 
 
 def normal_interval(

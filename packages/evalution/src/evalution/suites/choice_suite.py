@@ -29,6 +29,14 @@ from evalution_core.kinds import RequestKind
 from evalution_core.requests import Message
 
 LEAST_CHOICES = 2
+_MEANINGS = {
+    "acc": "The right choice has the largest log-probability.",
+    "acc_norm": "The same, each log-probability divided by the choice's characters.",
+    "acc_bytes": "The same, divided by the choice's UTF-8 bytes.",
+    "acc_token": "The same, divided by the choice's tokens.",
+    "f1": "F1 of the class with index 1, by the choice of acc.",
+    "mcc": "Matthews correlation of the choices of acc with the right ones.",
+}
 
 
 @dataclass(slots=True)
@@ -56,6 +64,10 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
     request_kind = RequestKind.LOGLIKELIHOOD
     metric_names: ClassVar[Sequence[str]] = ("acc",)
 
+    @classmethod
+    def describe_metrics(cls) -> Mapping[str, str]:
+        return {name: _MEANINGS.get(name, "") for name in cls.metric_names}
+
     @abstractmethod
     def choice_texts(self, row: Row) -> Sequence[str]:
         """The choices of a row, without the delimiter before them."""
@@ -66,8 +78,7 @@ class ChoiceSuite(PromptedSuite[ChoiceSample, LoglikelihoodOutput]):
         """Return the index of the right choice."""
         ...
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def make_metrics(self) -> Mapping[str, Metric]:
         return dict.fromkeys(self.metric_names, Mean())
 
     def sample(self, fewshot: FewshotRow) -> ChoiceSample:
@@ -183,9 +194,8 @@ class ClassificationSuite(ChoiceSuite):
 
     classes: ClassVar[Sequence[str]]
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {**super().metrics, **self._over_all}
+    def make_metrics(self) -> Mapping[str, Metric]:
+        return {**super().make_metrics(), **self._over_all}
 
     def choice_texts(self, row: Row) -> Sequence[str]:
         return self.classes
@@ -253,6 +263,8 @@ class MultipleChoice(LocalQuestions, ChoiceSuite):
         value = row[self.target]
         if isinstance(value, str) and value in choices:
             return choices.index(value)
+        if isinstance(value, str) and value.isdecimal():  # a table has texts alone
+            value = int(value)
         # A bool is an int too, but true is as likely the first of "yes" and "no".
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
             return value

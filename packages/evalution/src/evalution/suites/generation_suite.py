@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
 from evalution.rows.local import Row
 from evalution.scoring.filters import (
+    FILTERS,
     Filter,
     Reasoning,
     ReasoningSplit,
+    Strip,
     apply_filters,
     filters_to_yaml,
     parse_filters,
-    parse_steps,
     split_reasoning,
 )
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
+from evalution.scoring.near_misses import (
+    NEAR_MISSES,
+    RIGHT,
+    describe_near_misses,
+    find_near_misses,
+)
+from evalution.scoring.text_metrics import TEXT_METRICS, ExactMatch, TextMetric
 from evalution.suites.prompted_suite import LocalQuestions, PromptedSuite, Template, parse_text
 from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import Sample, yaml_form
 from evalution.user_input import LARGEST
-from evalution_core import GenerationOutput, GenerationRequest
+from evalution_core import ConfigurationError, GenerationOutput, GenerationRequest
 from evalution_core.kinds import RequestKind
 from evalution_core.requests import Message
 
-EXACT_MATCH = "exact_match"
+EXACT_MATCH = ExactMatch.name
 Stop = Annotated[
     Sequence[str], Field(description="Texts that end an answer; they are no part of it.")
 ]
+
+
+class Grading(NamedTuple):
+    """How an answer is judged: the steps that run on it first, and the metric."""
+
+    filters: Sequence[Filter]
+    metric: TextMetric
 
 
 @dataclass(slots=True)
@@ -83,13 +98,16 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
             )
 
     @property
-    def answer_pipelines(self) -> Mapping[str, Sequence[Filter]]:
-        """The filters that run on an answer, by the metric they serve."""
-        return self.pipelines
+    def gradings(self) -> Mapping[str, Grading]:
+        """What an answer is judged by, under the name of each metric."""
+        return {name: Grading(steps, ExactMatch()) for name, steps in self.pipelines.items()}
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {name: Mean() for name in self.answer_pipelines}
+    @classmethod
+    def describe_metrics(cls) -> Mapping[str, str]:
+        return dict.fromkeys(cls.pipelines, "The answer, after its filters, equals the target.")
+
+    def make_metrics(self) -> Mapping[str, Metric]:
+        return {name: Mean(largest=one.metric.largest) for name, one in self.gradings.items()}
 
     def expected_text(self, row: Row) -> str:
         """Return the text that a right answer is equal to, after filters."""
@@ -97,10 +115,13 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
 
     def sample(self, fewshot: FewshotRow) -> AnswerSample:
         row, prompt = fewshot.row, self.build_prompt(fewshot)
-        requests = [self._request(prompt)]
-        return AnswerSample(
-            row.index, prompt, self.answer_text(row), requests, self.expected_text(row)
-        )
+        requests, expected = [self._request(prompt)], self.expected_text(row)
+        try:
+            for grading in self.gradings.values():
+                grading.metric.check_target(expected)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{row.place}: {error}") from None
+        return AnswerSample(row.index, prompt, self.answer_text(row), requests, expected)
 
     def score(self, sample: AnswerSample, answers: Sequence[GenerationOutput]) -> Score:
         written = answers[0]
@@ -119,17 +140,28 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
         score = self._score(sample, written.text, reply.answer)
         taken = {"answer": reply.answer, "reasoning": reply.reasoning.value}
         score.extracted = {**taken, **score.extracted}
-        score.remark = self._remark(reply, is_cut_off=is_cut_off)
+        if remark := self._remark(reply, is_cut_off=is_cut_off):
+            score.remarks = [*score.remarks, remark]
         return score
 
+    def list_notices(self, remarks: Mapping[str, int], samples: int) -> Iterator[str]:
+        shared = {RIGHT, *NEAR_MISSES}
+        others = {remark: count for remark, count in remarks.items() if remark not in shared}
+        yield from super().list_notices(others, samples)
+        yield from describe_near_misses(remarks, samples)
+
     def _score(self, sample: AnswerSample, text: str, answer: str) -> Score:
-        extracted = {
-            name: apply_filters(steps, answer) for name, steps in self.answer_pipelines.items()
-        }
-        measures = {
-            name: Measure(float(found == sample.expected)) for name, found in extracted.items()
-        }
-        return Score(measures, text, extracted)
+        extracted: dict[str, str] = {}
+        measures: dict[str, Measure] = {}
+        remarks: list[str] = []
+        for name, (filters, metric) in self.gradings.items():
+            filtered = apply_filters(filters, answer)
+            found = extracted[name] = metric.extract(filtered)
+            worth = metric.grade(found, sample.expected)
+            measures[name] = Measure(worth)
+            if name == EXACT_MATCH:
+                remarks = [RIGHT] if worth else find_near_misses(filtered, sample.expected)
+        return Score(measures, text, extracted, remarks)
 
     def _remark(self, reply: ReasoningSplit, *, is_cut_off: bool) -> str | None:
         match reply.reasoning:
@@ -163,12 +195,13 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
 
 @dataclass(kw_only=True)
 class Generation(LocalQuestions, GenerationSuite):
-    """The model completes the prompt; an answer is right if it equals the target.
+    """The model completes the prompt; `metrics` judge its answer by the target.
 
-    `target` is a column's name, or a text with `{column}` in it. Before the comparison `filters`
-    run on the answer and `target_filters` on the target; nothing else is changed, not even spaces
-    at the ends. Named pipelines (`{strict: [...], loose: [...]}`) each give a metric of their own,
-    `exact_match,<name>`. Decoding is greedy and ends at a `stop` or after `max_new_tokens`.
+    `target` is a column's name, or a text with `{column}` in it. Before that `filters` run on the
+    answer and `target_filters` on the target; by default both are stripped of white space at their
+    ends, and nothing else is changed. Named pipelines (`{strict: [...], loose: [...]}`) each give
+    metrics of their own, `exact_match,<name>`. Decoding is greedy and ends at a `stop` or after
+    `max_new_tokens`.
 
     Of a model that thinks first, `think_end_token` is the text that ends its thought: only what
     follows it, without white space at its front, is the answer, and only there a `stop` counts.
@@ -181,23 +214,34 @@ class Generation(LocalQuestions, GenerationSuite):
         Sequence[Filter] | Mapping[str, Sequence[Filter]],
         Field(
             description="Steps that run on the answer before it is compared, or named lists of "
-            "steps, each with a metric of its own."
+            "steps, each with metrics of its own."
         ),
-    ] = field(default=(), metadata=yaml_form(parse_filters, filters_to_yaml))
+    ] = field(default=(Strip(),), metadata=yaml_form(parse_filters, filters_to_yaml))
     target_filters: Annotated[
         Sequence[Filter],
         Field(description="Steps that run on the target before it is compared."),
-    ] = field(default=(), metadata=yaml_form(parse_steps, filters_to_yaml))
+    ] = field(default=(Strip(),), metadata=yaml_form(FILTERS.parse, FILTERS.to_yaml))
+    metrics: Annotated[
+        Sequence[TextMetric],
+        Field(description="What the answer is judged by, the main metric first."),
+    ] = field(default=(ExactMatch(),), metadata=yaml_form(TEXT_METRICS.parse, TEXT_METRICS.to_yaml))
 
     def check_options(self) -> None:
         super().check_options()
         _ = self.prompt_template, self._target_template
         if isinstance(self.filters, Mapping) and not self.filters:
             raise self.wrong("filters", "must name at least one pipeline")
+        names = [metric.name for metric in self.metrics]
+        if not names or len(set(names)) < len(names):
+            raise self.wrong("metrics", "must name at least one metric, and each once")
 
     @property
-    def answer_pipelines(self) -> Mapping[str, Sequence[Filter]]:
-        return self._pipelines
+    def gradings(self) -> Mapping[str, Grading]:
+        return self._gradings
+
+    @classmethod
+    def describe_metrics(cls) -> Mapping[str, str]:
+        return TEXT_METRICS.describe()
 
     def answer_text(self, row: Row) -> str:
         return self._target_template.render(row)
@@ -210,7 +254,10 @@ class Generation(LocalQuestions, GenerationSuite):
         return parse_text(self.target, "target")
 
     @cached_property
-    def _pipelines(self) -> Mapping[str, Sequence[Filter]]:
-        if isinstance(self.filters, Mapping):
-            return {f"{EXACT_MATCH},{name}": steps for name, steps in self.filters.items()}
-        return {EXACT_MATCH: self.filters}
+    def _gradings(self) -> Mapping[str, Grading]:
+        named = self.filters if isinstance(self.filters, Mapping) else {"": self.filters}
+        return {
+            f"{metric.name},{name}" if name else metric.name: Grading(steps, metric)
+            for metric in self.metrics
+            for name, steps in named.items()
+        }

@@ -45,8 +45,14 @@ class ContinuationSuite(PromptedSuite[Sample, LoglikelihoodOutput]):
 
     request_kind = RequestKind.LOGLIKELIHOOD
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
+    @classmethod
+    def describe_metrics(cls) -> Mapping[str, str]:
+        return {
+            "acc": "Greedy decoding would write the answer.",
+            "perplexity": "e to the mean loss of a whole answer in nats.",
+        }
+
+    def make_metrics(self) -> Mapping[str, Metric]:
         return _CONTINUATION_METRICS
 
     def sample(self, fewshot: FewshotRow) -> Sample:
@@ -106,8 +112,15 @@ class PerplexitySuite(RowSuite[TextSample, RollingLoglikelihoodOutput]):
         """The text whose words and bytes count: the scored one unless a suite says otherwise."""
         return self.scored_text(row)
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
+    @classmethod
+    def describe_metrics(cls) -> Mapping[str, str]:
+        return {
+            "word_perplexity": "e to the mean loss in nats per word.",
+            "byte_perplexity": "e to the mean loss in nats per byte.",
+            "bits_per_byte": "The mean loss per byte in bits.",
+        }
+
+    def make_metrics(self) -> Mapping[str, Metric]:
         return _ROLLING_METRICS
 
     def sample(self, fewshot: FewshotRow) -> TextSample:

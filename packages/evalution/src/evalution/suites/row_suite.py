@@ -246,8 +246,8 @@ class LocalRows:
     data: Annotated[
         Data,
         Field(
-            description="Rows: a .jsonl or .parquet file, builtin:<name>/<rows>, or the rows "
-            "themselves."
+            description="Rows: a .jsonl, .json, .csv, .tsv or .parquet file, "
+            "builtin:<name>/<rows>, or the rows themselves."
         ),
     ] = field(metadata=PATH)
     name: Annotated[

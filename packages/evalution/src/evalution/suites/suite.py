@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, Field, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
 
-from pydantic import Field
+import pydantic
 
 from evalution.error_boundary import wrap_errors
 from evalution.rows.local import BUILTIN
@@ -49,11 +49,12 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
     declared_as: ClassVar[str] = "suite"
 
     name: Annotated[
-        str | None, Field(description="Name of the suite in results; None takes the suite's own.")
+        str | None,
+        pydantic.Field(description="Name of the suite in results; None takes the suite's own."),
     ] = None
     batch_size: Annotated[
         int | None,
-        Field(
+        pydantic.Field(
             ge=1,
             le=LARGEST,
             description="Requests that run at once at most; None leaves it to the session.",
@@ -61,7 +62,7 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
     ] = None
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        check_option_names(cls, options)
+        cls.check_names(options)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -75,6 +76,9 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         """
         for name in [name for name in vars(self) if _is_cached(type(self), name)]:
             delattr(self, name)
+        for option in option_fields(type(self)):
+            if parse := option.metadata.get(_PARSE):
+                setattr(self, option.name, parse(getattr(self, option.name)))
         if problems := option_problems(self):
             lines = [text + _hint(getattr(self, name)) for name, text in problems.items()]
             raise ConfigurationError("; ".join(lines))
@@ -91,6 +95,26 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         return self.name or type(self).__name__
 
     @classmethod
+    def describe_metrics(cls) -> Mapping[str, str]:
+        """What its scores may be called, with their meanings; nothing where only a run knows."""
+        return {}
+
+    @classmethod
+    def check_names(cls, options: Iterable[str]) -> None:
+        """Raise `ConfigurationError` for a name that isn't an option, with what there is."""
+        known = [option.name for option in option_fields(cls)]
+        for name in options:
+            metrics = ", ".join(cls.describe_metrics())
+            if name in ("metric", "metrics") and name not in known and metrics:
+                advice = (
+                    f"; choose with metrics: [...] among {metrics}"
+                    if "metrics" in known
+                    else f": its metrics are always {metrics}"
+                )
+                raise ConfigurationError(f"suite {cls.__name__} has no option {name!r}{advice}")
+        check_option_names(cls, options)
+
+    @classmethod
     def from_options(cls, options: Mapping[str, Any], *, base: Path | None = None) -> Self:
         """Make what a spec's mapping declares; relative paths in it start from `base`.
 
@@ -98,7 +122,7 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
             ConfigurationError: an unknown option, with the nearest name, a missing one, or a value
                 of a wrong type.
         """
-        check_option_names(cls, options)
+        cls.check_names(options)
         parsed = dict(options)
         for option in option_fields(cls):
             has_default = option.default is not MISSING or option.default_factory is not MISSING
@@ -106,8 +130,6 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
                 if has_default:
                     continue
                 raise ConfigurationError(f"suite {cls.__name__} needs the option {option.name!r}")
-            if parse := option.metadata.get(_PARSE):
-                parsed[option.name] = parse(options[option.name])
             if option.metadata.get(_IS_PATH):
                 parsed[option.name] = _resolve_path(options[option.name], base)
         return cls(**parsed)
@@ -116,9 +138,7 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
         """All options as JSON-safe values, for results; rows given in memory are only counted."""
         shown: dict[str, Any] = {}
         for option in option_fields(type(self)):
-            value: Any = getattr(self, option.name)
-            if show := option.metadata.get(_SHOW):
-                value = show(value)
+            value = show_option(option, getattr(self, option.name))
             if option.metadata.get(_IS_PATH) and isinstance(value, list | tuple):
                 value = f"<{len(cast(Sequence[Any], value))} rows in memory>"
             shown[option.name] = redact(value)
@@ -133,8 +153,14 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
 
 
 def yaml_form(parse: Callable[[object], Any], shown_by: Callable[[object], Any]) -> dict[str, Any]:
-    """Metadata of a field whose value has one form in a spec and another in Python."""
+    """Metadata of a field whose value has a form of its own in a spec; Python takes both."""
     return {_PARSE: parse, _SHOW: shown_by}
+
+
+def show_option(option: Field[Any], value: Any) -> Any:
+    """An option's value in the form in which a spec has it."""
+    show: Callable[[object], Any] | None = option.metadata.get(_SHOW)
+    return value if show is None else show(value)
 
 
 def path_options(suite: type[SuiteDeclaration]) -> list[str]:
@@ -188,9 +214,8 @@ class Suite(SuiteDeclaration, Generic[S, A]):
 
     request_kind: ClassVar[RequestKind]
 
-    @property
     @abstractmethod
-    def metrics(self) -> Mapping[str, Metric]:
+    def make_metrics(self) -> Mapping[str, Metric]:
         """The metrics by name, the main one first; none where a tally of its own knows better."""
         ...
 
@@ -212,16 +237,21 @@ class Suite(SuiteDeclaration, Generic[S, A]):
         """Return the measures of a sample without an answer; one left out isn't counted."""
         return {
             name: Measure(metric.failed)
-            for name, metric in self.metrics.items()
+            for name, metric in self.make_metrics().items()
             if metric.failed is not None
         }
 
     def make_accumulator(self) -> MetricAccumulator:
-        """Make the accumulator of one run's scores; this one sums up `metrics`.
+        """Make the accumulator of one run's scores; this one sums up `make_metrics`.
 
         A suite whose scores are no function of two numbers a sample gives one of its own.
         """
-        return MeasureAccumulator(self.metrics)
+        return MeasureAccumulator(self.make_metrics())
+
+    def list_notices(self, remarks: Mapping[str, int], samples: int) -> Iterator[str]:
+        """Yield a sentence for each remark that scores share; `remarks` has their numbers."""
+        for remark, count in sorted(remarks.items()):
+            yield f"{count} of {samples} samples {remark}"
 
     @property
     def provenance(self) -> Mapping[str, Any]:

@@ -12,7 +12,9 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from evalution.redaction import mask_text
 from evalution.scoring.filters import FILTERS, Filter
-from evalution.suites.suite import SuiteDeclaration
+from evalution.scoring.steps import StepKinds
+from evalution.scoring.text_metrics import TEXT_METRICS, TextMetric
+from evalution.suites.suite import SuiteDeclaration, show_option
 from evalution_core import BaseEngine
 from evalution_core.options import option_fields
 
@@ -20,17 +22,17 @@ if TYPE_CHECKING:
     from pydantic_core import core_schema
 
 
-_STEP = {"$ref": "#/$defs/filter"}
-_STEPS = {"$ref": "#/$defs/filters"}
-_UNRESOLVED = {"x-evalution": "filter"}
-"""In place of the reference while pydantic works, which resolves each one that it meets."""
+_STEP_KINDS: dict[type, StepKinds[Any]] = {Filter: FILTERS, TextMetric: TEXT_METRICS}
+_LOCAL = "#/$defs/"
+_UNRESOLVED = "x-evalution"
+"""Key in place of the reference while pydantic works, which resolves each one that it meets."""
 
 
 def make_suite_schema(kind: type[SuiteDeclaration]) -> dict[str, Any]:
-    """An object with the type and default of each option; filters are steps as a spec writes them.
+    """An object with the type and default of each option; steps are as a spec writes them.
 
     An option of a class without a plain form may be anything: the suite itself judges it.
-    References to `filter` and `filters` lead to `make_filter_definitions`.
+    References to `filter`, `filters`, `metric` and `metrics` lead to `make_step_definitions`.
     """
     hints = get_type_hints(kind, include_extras=True)
     options: dict[str, Any] = {}
@@ -38,7 +40,7 @@ def make_suite_schema(kind: type[SuiteDeclaration]) -> dict[str, Any]:
     for number, option in enumerate(option_fields(kind)):
         settings: dict[str, Any] = {"alias": option.name}
         if option.default is not MISSING:
-            settings["default"] = option.default
+            settings["default"] = show_option(option, option.default)
         elif option.default_factory is not MISSING:
             settings["default_factory"] = option.default_factory
         options[f"option_{number}"] = (hints[option.name], pydantic.Field(**settings))
@@ -60,17 +62,24 @@ def _mask(shape: Any) -> Any:
     return mask_text(shape) if isinstance(shape, str) else shape
 
 
-def make_filter_definitions() -> dict[str, Any]:
-    """The schema of one step that is taken from an answer, and of a pipeline of them."""
-    return {
-        "filter": _make_step_schema(),
-        "filters": {"anyOf": [_STEP, {"type": "array", "items": _STEP}]},
-    }
+def make_step_definitions() -> dict[str, Any]:
+    """The schemas of one filter and one metric, and of a list of either."""
+    found: dict[str, Any] = {}
+    for kinds in _STEP_KINDS.values():
+        one = _refer_to(kinds.what)
+        found[kinds.what] = _make_step_schema(kinds)
+        found[f"{kinds.what}s"] = {"anyOf": [one, {"type": "array", "items": one}]}
+    return found
+
+
+def _refer_to(name: str) -> dict[str, str]:
+    return {"$ref": f"{_LOCAL}{name}"}
 
 
 class _SpecForm(GenerateJsonSchema):
     def is_instance_schema(self, schema: core_schema.IsInstanceSchema) -> JsonSchemaValue:
-        return dict(_UNRESOLVED) if schema["cls"] is Filter else {}
+        kinds = _STEP_KINDS.get(schema["cls"])
+        return {} if kinds is None else {_UNRESOLVED: kinds.what}
 
 
 def _allow_bare_steps(shape: Any) -> Any:
@@ -80,22 +89,25 @@ def _allow_bare_steps(shape: Any) -> Any:
     if not isinstance(shape, dict):
         return shape
     found = {key: _allow_bare_steps(value) for key, value in cast(dict[str, Any], shape).items()}
-    if found == _UNRESOLVED:
-        return _STEP
-    if found.get("items") != _STEP:
-        return found
-    return _STEPS | {key: found[key] for key in ("default", "description") if key in found}
+    if _UNRESOLVED in found:
+        return _refer_to(found[_UNRESOLVED])
+    for kinds in _STEP_KINDS.values():
+        if found.get("items") == _refer_to(kinds.what):
+            kept = {key: found[key] for key in ("default", "description") if key in found}
+            return _refer_to(f"{kinds.what}s") | kept
+    return found
 
 
-def _make_step_schema() -> dict[str, Any]:
+def _make_step_schema(kinds: StepKinds[Any]) -> dict[str, Any]:
     """A step by its name, or one name with its options or with the value of its first one."""
-    named = {name: _make_filter_schema(kind) for name, kind in FILTERS.items()}
-    steps = {
-        name: {"description": shape["description"], "anyOf": [{"type": "string"}, shape]}
-        if shape["properties"]
-        else shape
-        for name, shape in named.items()
-    }
+    named = {name: _make_options_schema(kind) for name, kind in kinds.kinds.items()}
+    steps: dict[str, Any] = {}
+    for name, shape in named.items():
+        first = next(iter(shape["properties"].values()), None)
+        steps[name] = shape
+        if first is not None:
+            direct = {key: first[key] for key in first if key not in ("default", "title")}
+            steps[name] = {"description": shape["description"], "anyOf": [direct, shape]}
     declared = {
         "type": "object",
         "properties": steps,
@@ -107,13 +119,10 @@ def _make_step_schema() -> dict[str, Any]:
     return {"anyOf": [{"enum": bare}, declared]}
 
 
-def _make_filter_schema(kind: type[Filter]) -> dict[str, Any]:
+def _make_options_schema(kind: type[Any]) -> dict[str, Any]:
     shape: dict[str, Any] = _move_references(pydantic.TypeAdapter(kind).json_schema(), {})
     summary = summarize_docstring(kind.__doc__)
     return {**shape, "description": summary, "additionalProperties": False}
-
-
-_LOCAL = "#/$defs/"
 
 
 @dataclass(frozen=True, slots=True)

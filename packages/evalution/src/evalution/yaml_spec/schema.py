@@ -16,7 +16,7 @@ from evalution.yaml_spec.option_schema import (
     NamedDeclaration,
     make_declaration_schema,
     make_engine_schema,
-    make_filter_definitions,
+    make_step_definitions,
     make_suite_schema,
     read_docstring,
 )
@@ -117,7 +117,7 @@ def make_spec_schema() -> SpecSchema:
         "engine": make_declaration_schema("engine", engines),
         "test": make_declaration_schema("test", suites),
         "model": _make_model_schema(),
-        **make_filter_definitions(),
+        **make_step_definitions(),
     }
     for declared in (*engines, *suites):
         definitions.update(declared.definitions)

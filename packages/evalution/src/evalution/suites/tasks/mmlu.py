@@ -127,8 +127,7 @@ class MMLU(DatasetRows, ChoiceSuite):
     def splits(self) -> Sequence[Split]:
         return [self._subject_split(subset) for subset in self._chosen]
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def make_metrics(self) -> Mapping[str, Metric]:
         return self._metrics
 
     def description_text(self, row: Row) -> str:

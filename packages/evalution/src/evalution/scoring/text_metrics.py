@@ -1,0 +1,323 @@
+"""Metrics of a text by its target: the ways in which a suite that generates may judge an answer."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
+
+from pydantic import Field
+
+from evalution.hints import import_extra
+from evalution.scoring.patterns import check_pattern, find_match
+from evalution.scoring.steps import Step, StepKinds
+from evalution_core import ConfigurationError
+
+NOTHING = "[none]"
+"""In place of a part that an answer doesn't have."""
+
+
+@runtime_checkable
+class TextMetric(Protocol):
+    """Judges an answer by its row's target; filters have run on both.
+
+    `name` is the one in results. A row's worth goes from 0 to `largest`, and a suite's is the mean
+    of its rows'.
+    """
+
+    name: ClassVar[str]
+    largest: ClassVar[float]
+
+    def check_target(self, target: str) -> None:
+        """Raise `ConfigurationError` for a target that no answer could be judged by."""
+        ...
+
+    def extract(self, answer: str) -> str:
+        """The part of an answer that counts."""
+        ...
+
+    def grade(self, found: str, target: str) -> float:
+        """The worth of what `extract` took."""
+        ...
+
+
+@dataclass(frozen=True)
+class MetricStep(Step):
+    """Base of the metrics that a spec names: every target will do, and the whole answer counts."""
+
+    declared_as: ClassVar[str] = "metric"
+    largest: ClassVar[float] = 1.0
+
+    def check_target(self, target: str) -> None:
+        return
+
+    def extract(self, answer: str) -> str:
+        return answer
+
+
+@dataclass(frozen=True)
+class ExactMatch(MetricStep):
+    """The answer is the target, character by character."""
+
+    name: ClassVar[str] = "exact_match"
+
+    def grade(self, found: str, target: str) -> float:
+        return float(found == target)
+
+
+@dataclass(frozen=True)
+class Contains(MetricStep):
+    """The target stands in the answer, and not within a longer word or number: 7 isn't in 17."""
+
+    name: ClassVar[str] = "contains"
+
+    ignore_case: Annotated[
+        bool, Field(description="Take capital and small letters for the same.")
+    ] = True
+
+    def check_target(self, target: str) -> None:
+        if not target:
+            raise ConfigurationError("the target is empty, and every answer contains that")
+
+    def grade(self, found: str, target: str) -> float:
+        if self.ignore_case:
+            found, target = found.casefold(), target.casefold()
+        at = found.find(target)
+        while at >= 0:
+            end = at + len(target)
+            if not (_is_joined(found[at - 1 : at], target) or _is_joined(target, found[end:])):
+                return 1.0
+            at = found.find(target, at + 1)
+        return 0.0
+
+
+def _is_joined(before: str, after: str) -> bool:
+    """Report whether a word or a number goes on from one text to the next.
+
+    Scripts without capital letters aren't asked: most have no spaces either, or join small words.
+    """
+    left, right = before[-1:], after[:1]
+    if left.isdigit() or right.isdigit():
+        return left.isdigit() and right.isdigit()
+    return left.lower() != left.upper() and right.lower() != right.upper()
+
+
+_NUMBER = re.compile(
+    r"(?<!\w)(?<!\d\.)[-+]?"
+    r"(?:(?<![/\d])\d+/0*[1-9]\d*(?![/\d])"  # 1/2, but no part of 24/12/2026
+    r"|(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<!\.)\.\d+)(?:[eE][-+]?\d{1,3}(?!\d))?)"
+)
+_MINUS = str.maketrans("−–", "--")
+
+
+@dataclass(frozen=True)
+class Number(MetricStep):
+    """The answer's last number equals the target's: 1,234.0 is 1234, and 1/2 is 0.5."""
+
+    name: ClassVar[str] = "number"
+
+    tolerance: Annotated[
+        float, Field(ge=0, description="Difference that still counts as equal.")
+    ] = 0.0
+
+    def check_target(self, target: str) -> None:
+        if _parse_number(self.extract(target)) is None:
+            raise ConfigurationError(f"the target {target!r} holds no number")
+
+    def extract(self, answer: str) -> str:
+        found = _NUMBER.findall(answer.translate(_MINUS))
+        return found[-1] if found else NOTHING
+
+    def grade(self, found: str, target: str) -> float:
+        one, other = _parse_number(found), _parse_number(self.extract(target))
+        if one is None or other is None:
+            return 0.0
+        return float(abs(one - other) <= Fraction(str(self.tolerance)))
+
+
+def _parse_number(text: str) -> Fraction | None:
+    try:
+        return Fraction(text.replace(",", ""))
+    except ValueError:  # no number, or one of more digits than Python reads
+        return None
+
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+@dataclass(frozen=True)
+class TokenF1(MetricStep):
+    """Words that answer and target share (SQuAD's F1): case, articles, punctuation don't count."""
+
+    name: ClassVar[str] = "f1"
+
+    def grade(self, found: str, target: str) -> float:
+        answered, right = _split_words(found), _split_words(target)
+        shared = (Counter(answered) & Counter(right)).total()
+        if not answered or not right:
+            return float(answered == right)
+        return 2 * shared / (len(answered) + len(right))
+
+
+def _split_words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+
+
+class _Words:
+    """A tokenizer for rouge-score, whose own drops all letters but a to z."""
+
+    _pattern = re.compile(r"[^\W_]+")
+
+    def tokenize(self, text: str) -> list[str]:
+        return self._pattern.findall(text.lower())
+
+
+@dataclass(frozen=True)
+class RougeL(MetricStep):
+    """Words in the same order: ROUGE-L, unstemmed, by rouge-score (extra text)."""
+
+    name: ClassVar[str] = "rouge_l"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _load_rouge()
+
+    def grade(self, found: str, target: str) -> float:
+        return float(_load_rouge().score(target, found)["rougeL"].fmeasure)
+
+
+@cache
+def _load_rouge() -> Any:
+    module = import_extra("rouge_score.rouge_scorer", "text", "metric rouge_l", "rouge-score")
+    return module.RougeScorer(["rougeL"], tokenizer=_Words())
+
+
+@dataclass(frozen=True)
+class ChrF(MetricStep):
+    """Shared runs of characters: chrF, 0 to 100, by sacreBLEU for each row (extra text)."""
+
+    name: ClassVar[str] = "chrf"
+    largest: ClassVar[float] = 100.0
+
+    word_order: Annotated[
+        int, Field(ge=0, le=8, description="Runs of words that count too; 2 is chrF++.")
+    ] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _load_chrf(self.word_order)
+
+    def grade(self, found: str, target: str) -> float:
+        return float(_load_chrf(self.word_order).sentence_score(found, [target]).score)
+
+
+@cache
+def _load_chrf(word_order: int) -> Any:
+    module = import_extra("sacrebleu.metrics", "text", "metric chrf", "sacrebleu")
+    return module.CHRF(word_order=word_order)
+
+
+@dataclass(frozen=True)
+class EditSimilarity(MetricStep):
+    """Share of characters that need no change: Levenshtein, by rapidfuzz (extra text)."""
+
+    name: ClassVar[str] = "edit_similarity"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _load_levenshtein()
+
+    def grade(self, found: str, target: str) -> float:
+        return float(_load_levenshtein().normalized_similarity(found, target))
+
+
+@cache
+def _load_levenshtein() -> Any:
+    module = import_extra("rapidfuzz.distance", "text", "metric edit_similarity", "rapidfuzz")
+    return module.Levenshtein
+
+
+_ALONE = re.compile(r"[\W_]*([A-Za-z])[\W_]*")
+_LETTERS = (
+    re.compile(r"\\boxed\{[\W_]*([A-Z])[\W_]*\}"),
+    re.compile(r"(?i:\b(?:answer|option|choice)(?:\s+is)?)\s*:?[\s*_(\[\"'$]*([A-Z])(?!\w|')"),
+    re.compile(r"\A[\W_]*([A-Z])(?:[.:,)\]*]|\s*\n)"),
+    re.compile(r"[(\[*]([A-Z])[)\]*]"),
+)
+
+
+@dataclass(frozen=True)
+class ChoiceLetter(MetricStep):
+    """The letter that the answer chooses is the target: "B", "(B) because", "the answer is B"."""
+
+    name: ClassVar[str] = "choice_letter"
+
+    def check_target(self, target: str) -> None:
+        if not _ALONE.fullmatch(target):
+            raise ConfigurationError(f"the target must be one letter, such as B, got {target!r}")
+
+    def extract(self, answer: str) -> str:
+        if alone := _ALONE.fullmatch(answer):
+            return alone[1].upper()
+        for pattern in _LETTERS:
+            if found := pattern.findall(answer):
+                return str(found[-1])
+        return NOTHING
+
+    def grade(self, found: str, target: str) -> float:
+        return float(found == self.extract(target))
+
+
+@dataclass(frozen=True)
+class RegexMatch(MetricStep):
+    """A regular expression matches somewhere in the answer: `pattern`, or else the row's target."""
+
+    name: ClassVar[str] = "regex"
+
+    pattern: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Regular expression for all rows, as Python's re takes it; None takes each "
+            "row's target as one.",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pattern is not None:
+            check_pattern("metric regex", self.pattern)
+
+    def check_target(self, target: str) -> None:
+        if self.pattern is None:
+            if not target:
+                raise ConfigurationError("the target is empty, and every answer matches that")
+            check_pattern("metric regex", target)
+
+    def grade(self, found: str, target: str) -> float:
+        return float(find_match(self.pattern or target, found) is not None)
+
+
+TEXT_METRICS: StepKinds[TextMetric] = StepKinds(
+    "metric",
+    {
+        kind.name: kind
+        for kind in (
+            ExactMatch,
+            Contains,
+            Number,
+            ChoiceLetter,
+            RegexMatch,
+            TokenF1,
+            RougeL,
+            ChrF,
+            EditSimilarity,
+        )
+    },
+    TextMetric,
+)
