@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, Model
+from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_core.builtins import builtin_path
 from evalution_enginekit import TokenizerFile, load_tokenizer
 from evalution_enginekit.tokenizer import HFTokenizer
@@ -148,3 +148,23 @@ def test_its_template_is_rendered_with_the_models_variables(folder: Path) -> Non
         assert each.chat_template is not None
         assert each.chat_template.render([]) == "calm"
     assert live.chat_template == "{{ tone }}"
+
+
+def test_library_that_transformers_lacks_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ImportError("requires the protobuf library")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", refuse)
+    tokenizer = load_tokenizer(Model("m"), folder)
+    assert tokenizer.source == "tokenizer.json"
+    assert tokenizer.notice == (
+        f"{folder / 'tokenizer.json'} was read without Transformers, which refuses it: the "
+        f"tokenizer of '{folder}' needs more: requires the protobuf library"
+    )
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(EngineUnavailableError, match="needs more: requires the protobuf library"):
+        load_tokenizer(Model("m"), folder)

@@ -347,7 +347,7 @@ def _read(
         return alone
     try:
         tokenizer = _load_hf_tokenizer(model, source, declared_eos)
-    except ConfigurationError as error:
+    except (ConfigurationError, EngineUnavailableError) as error:
         if alone is None:
             raise
         alone.notice = f"{file} was read without Transformers, which refuses it: {error}"
