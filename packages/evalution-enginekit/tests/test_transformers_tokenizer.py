@@ -106,6 +106,20 @@ def test_its_template_knows_its_special_tokens(folder: Path) -> None:
     assert loaded(folder).chat_template.render([{"role": "user", "content": "hi"}]) == "<s>hi"
 
 
+def test_request_with_tools_is_rendered_by_the_template_for_them(folder: Path) -> None:
+    import transformers
+
+    named = [{"name": "tool_use", "template": "{{ tools }}"}, {"name": "default", "template": "a"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    live: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    messages: Any = [{"role": "user", "content": "hi"}]
+    for tools in (None, [{"name": "f"}]):
+        text = live.apply_chat_template(messages, tools=tools, tokenize=False)
+        for each in (load_tokenizer(Model("m"), folder), TokenizerFile(folder / "tokenizer.json")):
+            assert each.chat_template is not None
+            assert each.chat_template.render(messages, tools=tools) == text
+
+
 def test_a_live_tokenizer_is_wrapped(folder: Path) -> None:
     import transformers
 
