@@ -146,13 +146,15 @@ def examine_engine(entry: EngineEntry | str, trial: Trial | None = None) -> Engi
         return EngineHealth(entry, package, problem=problem, remedy=remedy)
     needs = find_requirements(entry.distribution) if entry.distribution else []
     found = _probe(entry, trial or Trial())
-    missing = next((need for need in needs if not need.is_met), None)
+    # One that answers may have what it needs from a package of another name.
+    unmet = [need for need in needs if not need.is_met and (need.installed or "proof" not in found)]
+    missing = next(iter(unmet), None)
     name, note = _find_name(entry)
     return EngineHealth(
         name,
         entry.distribution,
         entry.version or "(no version)",
-        found.get("error") if missing is None else missing.complaint,
+        _join_problems(missing.complaint if missing else "", found.get("error", "")) or None,
         found.get("untried"),
         found.get("proof"),
         note,
@@ -161,6 +163,11 @@ def examine_engine(entry: EngineEntry | str, trial: Trial | None = None) -> Engi
         found.get("capabilities", ()),
         {need.name: need.installed for need in needs},
     )
+
+
+def _join_problems(complaint: str, error: str) -> str:
+    """Return both, or the error alone where it says as much."""
+    return error if complaint in error else "; ".join(filter(None, (complaint, error)))
 
 
 def _find_name(entry: EngineEntry) -> tuple[str, str | None]:
