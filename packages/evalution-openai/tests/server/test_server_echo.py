@@ -34,6 +34,21 @@ def test_echo_lists_every_prompt_token_and_one_generated(client: httpx.Client) -
     assert all(value <= 0 for value in lists["token_logprobs"][1:])
 
 
+def test_ids_to_score_without_bos_are_logged_once(
+    serving: Any, tiny: BaseInferenceSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = serving(session=tiny)
+    token_ids = ids_of(client, TEXT)
+    echoed(client, token_ids)
+    echoed(client, TEXT)
+    assert caplog.messages == []
+    echoed(client, token_ids[1:])
+    echoed(client, token_ids[1:])
+    (message,) = caplog.messages
+    assert f"came as ids that don't begin with {token_ids[:1]}" in message
+    assert "tokenizer_backend=huggingface and add_bos_token=True" in message
+
+
 @pytest.mark.parametrize("cut", [1, 3, 9])
 def test_sums_and_greediness_are_the_sessions(
     client: httpx.Client, tiny: BaseInferenceSession, cut: int

@@ -159,11 +159,11 @@ class ServerConnection:
 
     async def _wait(self, state: RetryState, failure: RetryableError) -> None:
         """Wait for the next try; log now and then what is waited for, as it may take minutes."""
-        now = self.clock.now()
-        if state.failed and now - self._logged_at >= _LOG_EVERY_S:
+        seconds, now = state.plan_wait(failure), self.clock.now()
+        if state.failed > 1 and now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
             _log.warning("%s; trying again", failure)
-        await state.wait_after(failure)
+        await self.clock.sleep(seconds)
 
     async def _begin(self, tokens: int, max_retries: int | None = None) -> RetryState:
         await self._requests.take()

@@ -87,8 +87,8 @@ class RetryState:
     def _left(self) -> float:
         return self._begun + self._options.deadline_s - self._clock.now()
 
-    async def wait_after(self, failure: RetryableError) -> None:
-        """Wait for the next try, or raise if none is left."""
+    def plan_wait(self, failure: RetryableError) -> float:
+        """Return the seconds until the next try, or raise if none is left."""
         longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**self.failed)
         self.failed += 1
         if self.failed > (self._options.max_retries if failure.is_busy else self._max_retries):
@@ -99,7 +99,7 @@ class RetryState:
                 f"given up after {self.failed} tries: the next one would be in {wait:.1f} s, and "
                 f"deadline_s={self._options.deadline_s:g} has {max(0.0, self._left):.1f} s left"
             )
-        await self._clock.sleep(wait)
+        return wait
 
 
 def parse_retry_after(headers: Mapping[str, str], today: datetime) -> float | None:

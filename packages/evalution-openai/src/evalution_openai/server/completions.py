@@ -290,6 +290,7 @@ def _is_long(prompt: str | Sequence[str | int | Sequence[int]]) -> bool:
 def _encode_prompt(prompt: PromptInput, served: ServedModel) -> PromptInput:
     """Return the prompt with its ids, which are echoed."""
     if prompt.token_ids is not None:
+        served.note_ids(prompt.token_ids)
         return prompt
     token_ids = served.encode_prompt(prompt.text or "")
     if token_ids is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -23,6 +24,7 @@ from evalution_enginekit.request_encoding import RequestValidator
 from evalution_openai.server.errors import ApiError, make_busy, make_unsupported
 from evalution_openai.server.settings import ServerSettings
 
+_log = logging.getLogger("evalution_openai.server")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
@@ -164,6 +166,7 @@ class ServedModel:
             session, batch_size=settings.max_concurrent, on_start=metrics.note_wait
         )
         self._spelled: dict[int, str] = {}
+        self._has_noted_ids = False
 
     def enter(self) -> None:
         """Count a request that runs or waits, until `leave`.
@@ -201,6 +204,19 @@ class ServedModel:
     def encode_prompt(self, text: str) -> list[int] | None:
         """Encode a prompt as the session does; None where that is unknown."""
         return None if self.tokenizer is None else encode_with_leading(self.tokenizer, text)
+
+    def note_ids(self, token_ids: Sequence[int]) -> None:
+        """Log once that a prompt to score came without the ids that stand before every text."""
+        leading = [] if self.tokenizer is None else list(self.tokenizer.leading_ids)
+        if self._has_noted_ids or list(token_ids[: len(leading)]) == leading:
+            return
+        self._has_noted_ids = True
+        _log.warning(
+            "a prompt to score came as ids that don't begin with %s, as every text does here; ids "
+            "are used as they are. lm-eval sends such ids unless it has "
+            "tokenizer_backend=huggingface and add_bos_token=True",
+            leading,
+        )
 
     def spell(self, token_id: int) -> str:
         """Return the text of one token, also of a special one.
