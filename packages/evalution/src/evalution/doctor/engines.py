@@ -68,7 +68,7 @@ def _check_requirement(requirement: Requirement) -> Needed:
     return Needed(requirement.name, bounds, installed, is_met)
 
 
-PATIENCE = 120
+PATIENCE = 300
 """Seconds that an engine has to import its runtime, load a small model and answer."""
 
 _DUMP = "Fatal Python error: "
