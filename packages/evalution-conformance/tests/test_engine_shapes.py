@@ -166,5 +166,6 @@ class TestTextAlone(_Shape):
             "scoring",
             "boundary",
             "rolling",
+            "isolation",
         }
     )

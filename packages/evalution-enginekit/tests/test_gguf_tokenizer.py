@@ -19,6 +19,7 @@ from evalution_enginekit.gguf.tokenizer import (
     PRE_TOKENIZERS,
     GGUFTokenizer,
     add_end_ids,
+    find_named_ends,
     load_gguf_tokenizer,
 )
 
@@ -131,6 +132,21 @@ def test_a_named_tokenizer_goes_first() -> None:
     given = load_gguf_tokenizer(Model("builtin:tiny", tokenizer=ByteTokenizer()), TINY)
     assert given.encode("a") == [97]
     assert given.eos_ids == {257, 563}
+
+
+@pytest.mark.parametrize("tokenizer_path", [None, str(FOLDER)])
+def test_tokens_that_end_a_turn_by_name_can_be_left_out(tokenizer_path: str | None) -> None:
+    tokens, kinds = ["<|end|>", "<|end|>", "<|im_end|>"], [3, 1, 3]
+    names = [*TINY.metadata["tokenizer.ggml.tokens"][:-3], *tokens]
+    types = [*TINY.metadata["tokenizer.ggml.token_type"][:-3], *kinds]
+    file = with_metadata(tokens=names, token_type=types, eot_token_id=575)
+    assert find_named_ends(file) == {"<|end|>": 573}, "what is declared isn't added"
+    model = Model("builtin:tiny", tokenizer_path=tokenizer_path)
+    assert load_gguf_tokenizer(model, file).eos_ids == {563, 573, 575}
+    bare = load_gguf_tokenizer(model, file, ends_by_name=False)
+    assert bare.eos_ids == {563, 575}
+    if tokenizer_path is None:
+        assert pickle.loads(pickle.dumps(bare)).eos_ids == bare.eos_ids
 
 
 def test_another_models_tokenizer_is_refused() -> None:

@@ -128,7 +128,11 @@ VOCABULARIES: dict[str, dict[str, Any]] = {
     "whole": sentence_piece([*BYTES, *PIECES]),
     "without bytes": sentence_piece(PIECES),
     "none": {"model": "none"},
+    # Of the last two only the first is a control token, which llama.cpp makes of the other too.
+    "ends of turn": sentence_piece([*BYTES, *PIECES, "<|im_end|>", "<|end|>"]),
 }
+_KINDS = VOCABULARIES["ends of turn"]["token_type"]
+_KINDS[3 + len(BYTES) + len(PIECES)] = 3
 
 
 @pytest.fixture

@@ -125,7 +125,9 @@ def test_options_arrive_under_llama_cpps_names() -> None:
     device = Device("cuda", offloads=True, gpus=("CUDA0", "CUDA1"))
     library = load_library()
     model: Any = make_model_params(library, engine, [11, 12])
-    context: Any = make_context_params(library, engine, device, n_ctx=256, sequences=9)
+    context: Any = make_context_params(
+        library, engine, device, CacheTypes(engine.type_k, engine.type_v), n_ctx=256, sequences=9
+    )
     assert (model.n_gpu_layers, model.main_gpu, model.split_mode) == (7, 1, 2)
     assert (model.tensor_split[0], model.tensor_split[1], model.load_mode) == (0.25, 0.75, 2)
     assert list(model.listed) == [11, 12, None]
@@ -212,24 +214,25 @@ def test_n_ctx_of_zero_is_what_the_model_was_trained_on() -> None:
 )
 def test_dtype_is_the_least_precise_of_all(weights: str, options: Any, expected: str) -> None:
     engine = LlamaCpp(**options)
-    cache = choose_cache_types(engine, Device("cpu", offloads=False))
+    cache = choose_cache_types(engine, Device("cpu", offloads=False), weights)
     assert find_dtype(weights, engine, cache) == expected
 
 
 @pytest.mark.parametrize(
-    ("device", "options", "expected"),
+    ("device", "weights", "options", "expected"),
     [
-        (Device("cpu", offloads=False), {}, ("f32", "f32")),
-        (Device("cpu", offloads=False), {"type_v": "f16"}, ("f32", "f16")),
-        (Device("cpu", offloads=False), {"flash_attn": None}, ("f16", "f16")),
-        (Device("cuda", offloads=True), {}, ("f16", "f16")),
-        (Device("cuda", offloads=True), {"type_k": "f32"}, ("f32", "f16")),
+        (Device("cpu", offloads=False), "Q4_K", {}, ("f32", "f32")),
+        (Device("cpu", offloads=False), "F32", {"type_v": "f16"}, ("f32", "f16")),
+        (Device("cpu", offloads=False), "F32", {"flash_attn": None}, ("f16", "f16")),
+        (Device("cuda", offloads=True), "F32", {}, ("f32", "f32")),
+        (Device("cuda", offloads=True), "BF16", {}, ("f16", "f16")),
+        (Device("cuda", offloads=True), "Q4_K", {"type_k": "f32"}, ("f32", "f16")),
     ],
 )
-def test_cache_is_f32_on_a_cpu_without_flash_attention(
-    device: Device, options: Any, expected: Any
+def test_cache_without_flash_attention_is_f32_on_a_cpu_and_for_f32_weights(
+    device: Device, weights: str, options: Any, expected: Any
 ) -> None:
-    assert choose_cache_types(LlamaCpp(**options), device) == CacheTypes(
+    assert choose_cache_types(LlamaCpp(**options), device, weights) == CacheTypes(
         k=expected[0], v=expected[1]
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -55,3 +56,16 @@ def test_decoding_loses_no_character(tokenizer: Tokenizer) -> None:
 
 def test_an_id_that_is_no_token_has_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([10**6, -1]) == ""
+
+
+def test_ends_by_name_are_recorded_and_can_be_left_out(random_gguf: Callable[..., Path]) -> None:
+    model = Model(str(random_gguf(vocabulary="ends of turn")))
+    found: dict[bool, tuple[set[int], dict[str, int]]] = {}
+    for by_name in (True, False):
+        with LlamaCpp(device="cpu", n_threads=1, ends_by_name=by_name).build(model) as session:
+            execution = session.describe_execution()
+            found[by_name] = set(execution["eos_ids"]), execution["ends_by_name"]
+    named = found[True][1]
+    assert set(named) == {"<|im_end|>", "<|end|>"}
+    assert found[True][0] == {2, *named.values()}
+    assert found[False] == ({2}, {})

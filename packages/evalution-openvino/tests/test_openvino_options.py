@@ -22,6 +22,7 @@ from evalution_core import (
 from evalution_core.builtins import builtin_path
 from evalution_core.options import options_schema
 from evalution_openvino import OpenVINO
+from evalution_openvino.runtime import make_compile_properties, make_hints
 
 pytest.importorskip("optimum.intel", reason="optimum-intel is not installed")
 
@@ -139,14 +140,42 @@ def test_float32_is_the_precision_in_use(device: str) -> None:
         assert execution["kv_cache_dtype"] == "float32"
 
 
-def test_the_default_precision_is_recorded_and_holds_its_tolerance(tiny: Any) -> None:
-    (exact,) = tiny.loglikelihood([PAIR])
-    with _build(OpenVINO(genai=False)) as session:
-        execution = session.describe_execution()
-        (found,) = session.loglikelihood([PAIR])
-    assert execution["dtype"] in ("bfloat16", "float16", "float32")
-    # 0.105 nats was the most over all reference values of the tiny model, in bfloat16.
-    assert found.logprob == pytest.approx(exact.logprob, abs=0.2 * exact.token_count)
+def test_narrower_cache_is_asked_for_by_name_and_recorded() -> None:
+    with _build(OpenVINO(ov_config={"KV_CACHE_PRECISION": "u8"}, genai=False)) as session:
+        assert session.describe_execution()["dtype"] == "float32, cache in u8"
+
+
+def test_precision_of_ov_config_takes_the_place_of_the_checkpoints() -> None:
+    import transformers
+
+    from evalution_openvino.load import choose_dtype
+
+    config = transformers.AutoConfig.from_pretrained(builtin_path("builtin:tiny", "safetensors"))
+    assert choose_dtype(OpenVINO(), config, None) == "float32"
+    options = OpenVINO(ov_config={"INFERENCE_PRECISION_HINT": "bf16"})
+    assert choose_dtype(options, config, None) is None
+    assert make_compile_properties("CPU", options, None) == {"INFERENCE_PRECISION_HINT": "bf16"}
+
+
+def test_device_without_the_arithmetic_computes_in_float32() -> None:
+    class Core:
+        """A CPU without float16, and a GPU without bfloat16."""
+
+        available_devices = ("CPU", "GPU")
+
+        def get_property(self, device: str, name: str) -> list[str]:
+            if name == "OPTIMIZATION_CAPABILITIES":
+                return ["FP32", "BF16"] if device == "CPU" else ["FP32", "FP16"]
+            return ["INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION"]
+
+    for device, dtype, hint in (
+        ("CPU", "float16", "f32"),
+        ("CPU", "bfloat16", "bf16"),
+        ("GPU", "float16", "f16"),
+        ("GPU", "bfloat16", "f32"),
+    ):
+        hints = make_hints(Core(), device, dtype)
+        assert hints == {"INFERENCE_PRECISION_HINT": hint, "KV_CACHE_PRECISION": hint}
 
 
 def test_exported_files_answer_like_the_checkpoint(

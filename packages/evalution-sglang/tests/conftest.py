@@ -21,7 +21,6 @@ if not HAS_KERNELS:
 
 CPU = SGLang(
     device="cpu",
-    dtype="float32",
     max_running_requests=16,
     max_total_tokens=8192,
     mem_fraction_static=0.1,

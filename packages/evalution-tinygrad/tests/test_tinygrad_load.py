@@ -16,9 +16,10 @@ from evalution import Run
 from evalution.suites import Generation
 from evalution_core import ConfigurationError, LoglikelihoodRequest, Model
 from evalution_core.builtins import builtin_path
+from evalution_enginekit import ByteTokenizer
 from evalution_tinygrad import Tinygrad
 from evalution_tinygrad.device import open_device
-from evalution_tinygrad.load import read_file, read_weights
+from evalution_tinygrad.load import LoadedModel, read_file, read_weights
 
 gguf: Any = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -171,7 +172,9 @@ def test_dtype_of_quantised_weights_depends_on_the_device(
     file = read_file(Model(str(builtin_path("builtin:tiny", "gguf-q8_0"))))
     with open_device("cpu", None, None).activate():
         weights = read_weights(file, dtype, device, realize=False)
+        loaded = LoadedModel(file, ByteTokenizer(), weights, 96)
     assert weights.dtype == held
+    assert loaded.dtype == {"float32": "float32", "float16": "float32, weights in float16"}[held]
 
 
 def test_packed_weights_score_as_unpacked_ones() -> None:

@@ -116,7 +116,7 @@ def test_code_of_a_checkpoint_runs_only_with_trust_remote_code(
 
 
 def test_auto_keeps_the_checkpoints_precision(write_checkpoint: Callable[..., Path]) -> None:
-    for saved, loaded in ((torch.bfloat16, "bfloat16"), (torch.float16, "float32")):
+    for saved, loaded in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
         folder = write_checkpoint(name=loaded, dtype=saved)
         with TransformersCompat(device="cpu").build(Model(str(folder))) as session:
             assert session.describe_execution()["dtype"] == loaded

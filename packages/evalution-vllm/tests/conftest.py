@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def engine() -> VLLM:
-    return VLLM(dtype="float32", enforce_eager=True, max_num_seqs=16, multiprocessing=False)
+    return VLLM(enforce_eager=True, max_num_seqs=16, multiprocessing=False)
 
 
 @pytest.fixture(scope="module")

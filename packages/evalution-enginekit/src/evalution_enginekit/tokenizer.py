@@ -407,8 +407,8 @@ def _load_hf_tokenizer(model: Model, path: str, declared_eos: Iterable[int]) -> 
 
 _PROBES = (
     "The quick brown fox", " the cat", "a  b   c", "12345 and 1 2 34 567", "don't DON'T we'll",
-    "\n\n\ta\n b  ", "Gr\u00fc\u00dfe, Gru\u0308\u00dfe", "\u6771\u4eac \u041c\u043e\u0441\u043a\u0432",
-    "\ufb01ne \u00bd \u2460", "\U0001f642 f(x): x**2 # 3.14e-10", "", " ",
+    "\n\n\ta\n b  ", "Grüße, Gru\u0308ße", "東京 и Москва", "\ufb01ne \u00bd \u2460",
+    "🙂 f(x): x**2 # 3.14e-10", "", " ",
 )  # fmt: skip
 """Texts on which readings may part: blanks, digits, contractions, accents, scripts, code."""
 
@@ -425,8 +425,14 @@ def find_difference(left: Tokenizer, right: Tokenizer) -> str | None:
         ours, theirs = _describe_encoding(left, text), _describe_encoding(right, text)
         if ours != theirs:
             return f"{text!r} is {theirs} there and {ours} here"
-    for name in ("leading_ids", "bos_id", "eos_id", "eos_ids", "special_ids"):
-        if (ours := getattr(left, name)) != (theirs := getattr(right, name)):
+    for name, ours, theirs in (
+        ("leading_ids", left.leading_ids, right.leading_ids),
+        ("bos_id", left.bos_id, right.bos_id),
+        ("eos_id", left.eos_id, right.eos_id),
+        ("eos_ids", sorted(left.eos_ids), sorted(right.eos_ids)),
+        ("special_ids", sorted(left.special_ids), sorted(right.special_ids)),
+    ):
+        if ours != theirs:
             return f"{name} is {theirs} there and {ours} here"
     return _find_template_difference(left.chat_template, right.chat_template)
 

@@ -170,7 +170,7 @@ class _Tokens:
         by_text = {_read_text(token): token for token in added.values()}
         extra: Any = settings.get("extra_special_tokens")
         extra = extra or settings.get("additional_special_tokens") or ()
-        further: Mapping[str, Any] = extra if isinstance(extra, Mapping) else {}
+        further = cast("dict[str, Any]", extra if isinstance(extra, dict) else {})
         if further or not extra:
             extra = rules.list_extra(settings)
         given: dict[str, Any] = {

@@ -144,7 +144,7 @@ def load_model(
         warnings.simplefilter("ignore")
         config = _read_config(model, source)
         identity = _find_identity(model, folder, config)
-        dtype = _choose_dtype(options, config, folder)
+        dtype = choose_dtype(options, config, folder)
         properties = make_compile_properties(device, options, dtype)
         export = None if _is_exported(model, folder) else _export(source, model, identity)
         loaded = _read(source, export, model, device, properties)
@@ -164,7 +164,7 @@ def _read_config(model: Model, source: str) -> Any:
     )
 
 
-def _choose_dtype(options: OpenVINOOptions, config: Any, folder: Path | None) -> str | None:
+def choose_dtype(options: OpenVINOOptions, config: Any, folder: Path | None) -> str | None:
     """Return the precision to compile for; None: `ov_config` says it."""
     if options.dtype != "auto":
         return options.dtype

@@ -119,9 +119,9 @@ def make_compile_properties(
         return config
     core = load_openvino().Core()
     if not device.startswith(_OVER_OTHERS):
-        return {**_make_hints(core, device, dtype), **config}
+        return {**make_hints(core, device, dtype), **config}
     parts = _parse_devices(device) or core.available_devices
-    return {"DEVICE_PROPERTIES": {part: _make_hints(core, part, dtype) for part in parts}, **config}
+    return {"DEVICE_PROPERTIES": {part: make_hints(core, part, dtype) for part in parts}, **config}
 
 
 def read_execution(compiled: Properties) -> dict[str, str | None]:
@@ -171,7 +171,7 @@ def _is_there(name: str, available: Iterable[str]) -> bool:
     return any(found == name or found.startswith(f"{name}.") for found in available)
 
 
-def _make_hints(core: Core, device: str, dtype: str) -> dict[str, str]:
+def make_hints(core: Core, device: str, dtype: str) -> dict[str, str]:
     """Return those hints for a precision that the device knows."""
     hint = _HINTS[dtype]
     if _ARITHMETICS[hint] not in core.get_property(device, "OPTIMIZATION_CAPABILITIES"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,9 +15,12 @@ import pytest
 
 import evalution
 from evalution.environment import find_commit, make_tokenizer_record, read_software_versions
+from evalution.suites import Perplexity
 from evalution_core import Model
+from evalution_core.builtins import builtin_path
 from evalution_enginekit import ChatTemplate
 from evalution_enginekit.mock import Mock
+from evalution_reference import Reference
 
 Install = Callable[..., None]
 
@@ -270,3 +274,18 @@ def test_tokenizer_that_fails_costs_its_record_alone(scripted_session: Any) -> N
     session.tokenizer = Broken()
     found = make_tokenizer_record(session)
     assert found == {"error": "the session's tokenizer: RuntimeError: https://***@example.org"}
+
+
+def test_reader_of_the_tokenizer_is_recorded_and_its_doubt_is_a_notice(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(builtin_path("builtin:tiny", "safetensors"), folder)
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text("utf-8"))
+    rows = [{"q": "ab"}]
+    suite = Perplexity(data=rows, text="q")
+    for name, count in (("PreTrainedTokenizerFast", 0), ("AcmeTokenizer", 1)):
+        file.write_text(json.dumps({**settings, "tokenizer_class": name}))
+        result = evalution.run(engine=Reference(), model=Model(str(folder)), tests=[suite, suite])
+        assert result.engine["execution"]["tokenizer"] == "tokenizer.json"
+        assert len(result.notices) == count
+    assert "its class AcmeTokenizer may have rules of its own" in result.notices[0]

@@ -57,7 +57,7 @@ class StepKinds(Generic[S]):
         return [self._declare(step) for step in cast(Sequence[S], steps)]
 
     def describe(self) -> dict[str, str]:
-        """What each of them does, by its docstring."""
+        """Return the docstring of each in one line, by name."""
         return {name: " ".join((kind.__doc__ or "").split()) for name, kind in self.kinds.items()}
 
     def is_declared(self, declared: object) -> bool:

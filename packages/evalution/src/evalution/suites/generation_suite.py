@@ -44,7 +44,7 @@ Stop = Annotated[
 
 
 class Grading(NamedTuple):
-    """How an answer is judged: the steps that run on it first, and the metric."""
+    """The filters that run on an answer, and the metric that then judges it."""
 
     filters: Sequence[Filter]
     metric: TextMetric
@@ -99,7 +99,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
 
     @property
     def gradings(self) -> Mapping[str, Grading]:
-        """What an answer is judged by, under the name of each metric."""
+        """The judgements of an answer, by the name of the metric in results."""
         return {name: Grading(steps, ExactMatch()) for name, steps in self.pipelines.items()}
 
     @classmethod

@@ -96,7 +96,7 @@ class SuiteDeclaration(ABC):  # noqa: B024 - abstract is what it declares: Suite
 
     @classmethod
     def describe_metrics(cls) -> Mapping[str, str]:
-        """What its scores may be called, with their meanings; nothing where only a run knows."""
+        """Return its metrics with their meanings; nothing where only a run knows them."""
         return {}
 
     @classmethod

@@ -1,0 +1,55 @@
+"""The precision that a checkpoint declares, or is stored in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalution_enginekit.precision import choose_serving_dtype, find_checkpoint_dtype
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Weights in float16 behind whole numbers, in the first of two files."""
+    entries = {
+        name: {"dtype": name, "shape": [], "data_offsets": [0, 0]} for name in ("I32", "F16")
+    }
+    for name, header in (("b", {"w": {"dtype": "F32"}}), ("a", {"__metadata__": {}, **entries})):
+        head = json.dumps(header).encode()
+        content = len(head).to_bytes(8, "little") + head
+        (tmp_path / f"{name}.safetensors").write_bytes(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "torch.float32"}, "float32"),
+        ({"dtype": None, "torch_dtype": "float64", "text_config": {}}, "float64"),
+        ({"text_config": {"dtype": "bfloat16"}}, "bfloat16"),
+        ({"dtype": "float32", "text_config": {"dtype": "bfloat16"}}, "float32"),
+        ({}, "float16"),
+    ],
+)
+def test_declared_precision_goes_before_the_stored_one(
+    config: dict[str, Any], dtype: str, folder: Path
+) -> None:
+    assert find_checkpoint_dtype(config, folder) == dtype
+
+
+def test_precision_is_unknown_without_declaration_and_weights(tmp_path: Path) -> None:
+    assert find_checkpoint_dtype({}, None) is None
+    assert find_checkpoint_dtype({}, tmp_path) is None
+
+
+def test_serving_runtime_is_asked_for_the_checkpoints_precision(folder: Path) -> None:
+    assert choose_serving_dtype("auto", {"dtype": "float32"}, None) == "float32"
+    assert choose_serving_dtype("bfloat16", {"dtype": "float32"}, None) == "bfloat16"
+    assert choose_serving_dtype("auto", {}, folder) == "float16"
+    assert choose_serving_dtype("auto", {}, None) == "auto"
+    quantized = {"dtype": "float32", "quantization_config": {"quant_method": "gptq"}}
+    assert choose_serving_dtype("auto", quantized, None) == "auto"
