@@ -45,6 +45,7 @@ def test_description_has_facts_of_the_kit_and_of_the_engine(echo: Echoes) -> Non
         "max_model_len": 128,
         "tokenizer": "bytes",
         "notices": [],
+        "eos_ids": [257],
         "fallback": None,
         "self_check": "not run",
         "kernel": "toy",

@@ -130,6 +130,14 @@ entries.list_entry_points = lambda group: [] if group == "evalution.servers" els
 """The runner as it is where no other package brings a server."""
 
 
+def test_no_package_takes_the_place_of_a_known_command(
+    evalution: CommandLine, plugins: Path, plugin: Any
+) -> None:
+    plugin("other", "[evalution.commands]\nserve = working_plugin:greet\n")
+    done = evalution("serve", "--help")
+    assert "Serve a model to clients" in done.stdout, done.stderr
+
+
 def test_known_command_says_what_to_install(
     evalution: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

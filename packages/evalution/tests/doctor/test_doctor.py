@@ -70,9 +70,16 @@ GENERATING = """
 CRASHING_IN_BUILD = "    def build(self, model):\n        import os; os.abort()\n"
 LEAKING = """
     api_key: str = ""
+    dies: bool = False
+
+    def __post_init__(self):
+        if not self.dies:
+            raise OSError(f"the key {self.api_key} is not accepted")
 
     def build(self, model):
-        raise OSError(f"the key {self.api_key} is not accepted")
+        import os
+        os.write(2, f"connecting with {self.api_key} and {os.environ['ACME_TOKEN']}".encode())
+        os._exit(3)
 """
 UNRESOLVED = "    device: 'Nowhere' = None\n"
 ABSTRACT = "from evalution_core import BaseEngine\nclass Abstract(BaseEngine): ...\n"
@@ -203,10 +210,16 @@ def test_broken_engine_is_reported_with_its_cause(
     assert problem in probe(entry(site, name, code))["error"]
 
 
-def test_error_of_an_engine_holds_no_secret(site: Path) -> None:
-    leaking = entry(site, "leaking", LEAKING)
-    health = examine_engine(leaking, Trial({"api_key": "s3cret-s3cret"}))
-    assert health.problem == "loading builtin:tiny: OSError: the key *** is not accepted"
+def test_error_of_an_engine_holds_no_secret(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACME_TOKEN", "t0ken-t0ken")
+    leaking, options = entry(site, "leaking", LEAKING), {"api_key": "s3cret-s3cret"}
+    health = examine_engine(leaking, Trial(options))
+    assert health.problem == "making it: OSError: the key *** is not accepted"
+    health = examine_engine(leaking, Trial({**options, "dies": True}))
+    assert health.problem == (
+        "it ended the process with status 3 during loading builtin:tiny; it printed last: "
+        "connecting with *** and ***"
+    )
 
 
 def test_process_that_ends_at_import_is_reported(site: Path) -> None:
@@ -293,9 +306,11 @@ def test_missing_requirement_is_reported_with_its_command(site: Path) -> None:
     (info / "entry_points.txt").write_text("[evalution.engines]\nLacky = doctored_lacky:Lacky\n")
     (site / "doctored_lacky.py").write_text(ENGINE.replace("{name}", "Lacky") + GOOD)
     (health,) = map(examine_engine, choose_engines(["lacky"]))
-    assert health.problem == "no-such-thing is not installed"
+    assert (health.problem or "").startswith("no-such-thing is not installed; wrong numbers: ")
     assert health.remedy == 'pip install "no-such-thing<3,>=2"'
     assert set(health.needs) == {"pytest", "no-such-thing"}
+    (health,) = (examine_engine(found, Trial(model="m")) for found in choose_engines(["lacky"]))
+    assert (health.status, health.needs["no-such-thing"]) == ("ok", None)
 
 
 def test_requirement_in_a_wrong_version_is_reported(site: Path) -> None:

@@ -55,7 +55,9 @@ def doctor(
         if not as_json:
             _print_machine(inspect_machine())
         for found in engines:
-            healths.append(examine_engine(found, trial))
+            name = found if isinstance(found, str) else found.name
+            with make_console().status(f"trying {name}"):
+                healths.append(examine_engine(found, trial))
             if not as_json:
                 _print_health(healths[-1])
         if as_json:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -20,9 +20,9 @@ from packaging.version import InvalidVersion
 
 from evalution.environment import read_requirements
 from evalution.hints import ENGINE_HINTS
-from evalution.redaction import mask_text
 from evalution_core.discovery import ENGINES, EngineEntry, available
 from evalution_core.plugins import normalize
+from evalution_core.redaction import find_secrets, redact_text
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -68,7 +68,7 @@ def _check_requirement(requirement: Requirement) -> Needed:
     return Needed(requirement.name, bounds, installed, is_met)
 
 
-PATIENCE = 120
+PATIENCE = 300
 """Seconds that an engine has to import its runtime, load a small model and answer."""
 
 _DUMP = "Fatal Python error: "
@@ -146,13 +146,15 @@ def examine_engine(entry: EngineEntry | str, trial: Trial | None = None) -> Engi
         return EngineHealth(entry, package, problem=problem, remedy=remedy)
     needs = find_requirements(entry.distribution) if entry.distribution else []
     found = _probe(entry, trial or Trial())
-    missing = next((need for need in needs if not need.is_met), None)
+    # One that answers may have what it needs from a package of another name.
+    unmet = [need for need in needs if not need.is_met and (need.installed or "proof" not in found)]
+    missing = next(iter(unmet), None)
     name, note = _find_name(entry)
     return EngineHealth(
         name,
         entry.distribution,
         entry.version or "(no version)",
-        found.get("error") if missing is None else missing.complaint,
+        _join_problems(missing.complaint if missing else "", found.get("error", "")) or None,
         found.get("untried"),
         found.get("proof"),
         note,
@@ -161,6 +163,11 @@ def examine_engine(entry: EngineEntry | str, trial: Trial | None = None) -> Engi
         found.get("capabilities", ()),
         {need.name: need.installed for need in needs},
     )
+
+
+def _join_problems(complaint: str, error: str) -> str:
+    """Return both, or the error alone where it says as much."""
+    return error if complaint in error else "; ".join(filter(None, (complaint, error)))
 
 
 def _find_name(entry: EngineEntry) -> tuple[str, str | None]:
@@ -195,7 +202,8 @@ def _probe(entry: EngineEntry, trial: Trial) -> dict[str, Any]:
             found |= json.loads(line)
         if found["stage"] is not None:
             doing = f"{fault or 'it ended the process'} during {found['stage']}"
-            found["error"] = f"{doing}{_describe_end(printed)}"
+            hidden = find_secrets({"options": trial.options, "environment": dict(os.environ)})
+            found["error"] = f"{doing}{_describe_end(printed, hidden)}"
     return found
 
 
@@ -231,14 +239,18 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _describe_end(printed: IO[bytes]) -> str:
+def _describe_end(printed: IO[bytes], hidden: Collection[str]) -> str:
     """Return the last printed line, and the place in the code where the process ended."""
     printed.seek(0)
     text, _, stacks = printed.read().decode(errors="replace").partition(_DUMP)
     frames = [(file, line) for file, line in _FRAME.findall(stacks) if not _is_python_own(file)]
     place = f" ({frames[0][0]}, line {frames[0][1]})" if frames else ""
     lines = text.strip().splitlines()
-    return f"{place}; it printed last: {mask_text(lines[-1].strip())[:200]}" if lines else place
+    return (
+        f"{place}; it printed last: {redact_text(lines[-1].strip(), hidden)[:200]}"
+        if lines
+        else place
+    )
 
 
 def _is_python_own(file: str) -> bool:
