@@ -170,8 +170,9 @@ def score_texts(session: BaseInferenceSession) -> list[float]:
     requests: list[LoglikelihoodRequest] = []
     for row in rows:
         ids = [*tokenizer.leading_ids, *tokenizer.encode(json.loads(row)["text"])][:LENGTH]
-        pair = {"context_input_ids": ids[:1], "continuation_input_ids": ids[1:]}
-        requests.append(LoglikelihoodRequest(**pair))
+        requests.append(
+            LoglikelihoodRequest(context_input_ids=ids[:1], continuation_input_ids=ids[1:])
+        )
     outputs = session.loglikelihood(requests)
     return [value for output in outputs for value in output.token_logprobs or ()]
 

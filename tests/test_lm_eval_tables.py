@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from evalution.hints import GENERATED_VARIANTS
+
 for package in ("lm_eval", "accelerate", "starlette"):
     pytest.importorskip(package, reason=f"{package} isn't installed; see tools/envs/clients.in")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
@@ -25,3 +27,9 @@ def test_three_ways_to_evaluate_a_model_give_equal_tables(tmp_path: Path) -> Non
     for table in tables.values():
         assert {kind: len(rows) for kind, rows in table.items()} == dict.fromkeys(KINDS, ROWS)
     assert find_differences(tables) == []
+
+
+def test_variants_that_refusals_name_are_tasks_of_lm_eval() -> None:
+    from lm_eval.tasks import TaskManager
+
+    assert set(GENERATED_VARIANTS.values()) <= set(TaskManager().all_tasks)

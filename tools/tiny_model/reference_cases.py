@@ -46,8 +46,9 @@ GENERATION = (
     ("The dog sleeps in the", 12),
     ("", 12),
 )
-FULL_PROMPT = (" ".join(paragraph(Random(48), 50).split(" ")[:380]), 14)
-"""498 tokens and 14 to generate: the whole context. A prompt that is cut is completed otherwise."""
+_FULL_PROMPT = " ".join(paragraph(Random(48), 50).split(" ")[:380])
+FULL_PROMPTS = ((_FULL_PROMPT, 14), (_FULL_PROMPT, 12))
+"""498 tokens, and what is left of 512 or 510: a prompt that is cut is completed otherwise."""
 ENCODING = (
     "1234567 8.9 + 10,000 = 1e-5",
     " leading",

@@ -32,7 +32,7 @@ class ReferenceModel:
             "scoring": [self.scored(*case) for case in reference_cases.SCORING],
             "truncation": [self.truncated(*case) for case in reference_cases.TRUNCATION],
             "generation": [self.generated(*case) for case in reference_cases.GENERATION],
-            "full_prompt": [self.generated(*reference_cases.FULL_PROMPT)],
+            "full_prompt": [self.generated(*case) for case in reference_cases.FULL_PROMPTS],
             "encoding": [self.encoded(text) for text in reference_cases.ENCODING],
             "chat": [self.chatted(messages) for messages in reference_cases.CHAT],
             "rolling": [self.rolled(*case) for case in reference_cases.rolling_cases(prose)],

@@ -18,13 +18,13 @@ from evalution_core import (
     EngineUnavailableError,
     Model,
 )
-from evalution_enginekit.precision import name_precision
 from evalution_enginekit.serving_session import (
     LoadingHints,
     StartedModel,
     find_fallback_reason,
     load_serving,
     loading_errors,
+    name_precision,
 )
 
 HINTS = LoadingHints(

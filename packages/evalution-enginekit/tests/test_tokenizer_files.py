@@ -117,6 +117,9 @@ def test_chat_template_of_the_configuration_is_read(folder: Path) -> None:
     template = read(folder).chat_template
     assert template is not None
     assert template.source == "yes"
+    for each in (template, pickle.loads(pickle.dumps(template))):
+        assert each.render([{"role": "user", "content": "hi"}]) == "yes"
+        assert each.render([{"role": "user", "content": "hi"}], tools=[{"name": "f"}]) == "no"
 
 
 def test_the_template_file_goes_before_the_configuration(folder: Path) -> None:

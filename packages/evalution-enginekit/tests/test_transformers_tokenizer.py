@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evalution_core import ConfigurationError, Model
+from evalution_core import ConfigurationError, EngineUnavailableError, Model
 from evalution_core.builtins import builtin_path
 from evalution_enginekit import TokenizerFile, load_tokenizer
 from evalution_enginekit.tokenizer import HFTokenizer
@@ -106,6 +106,20 @@ def test_its_template_knows_its_special_tokens(folder: Path) -> None:
     assert loaded(folder).chat_template.render([{"role": "user", "content": "hi"}]) == "<s>hi"
 
 
+def test_request_with_tools_is_rendered_by_the_template_for_them(folder: Path) -> None:
+    import transformers
+
+    named = [{"name": "tool_use", "template": "{{ tools }}"}, {"name": "default", "template": "a"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    live: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    messages: Any = [{"role": "user", "content": "hi"}]
+    for tools in (None, [{"name": "f"}]):
+        text = live.apply_chat_template(messages, tools=tools, tokenize=False)
+        for each in (load_tokenizer(Model("m"), folder), TokenizerFile(folder / "tokenizer.json")):
+            assert each.chat_template is not None
+            assert each.chat_template.render(messages, tools=tools) == text
+
+
 def test_a_live_tokenizer_is_wrapped(folder: Path) -> None:
     import transformers
 
@@ -148,3 +162,23 @@ def test_its_template_is_rendered_with_the_models_variables(folder: Path) -> Non
         assert each.chat_template is not None
         assert each.chat_template.render([]) == "calm"
     assert live.chat_template == "{{ tone }}"
+
+
+def test_library_that_transformers_lacks_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ImportError("requires the protobuf library")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", refuse)
+    tokenizer = load_tokenizer(Model("m"), folder)
+    assert tokenizer.source == "tokenizer.json"
+    assert tokenizer.notice == (
+        f"{folder / 'tokenizer.json'} was read without Transformers, which refuses it: the "
+        f"tokenizer of '{folder}' needs more: requires the protobuf library"
+    )
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(EngineUnavailableError, match="needs more: requires the protobuf library"):
+        load_tokenizer(Model("m"), folder)

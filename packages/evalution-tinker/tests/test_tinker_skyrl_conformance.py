@@ -34,6 +34,7 @@ class TestSkyRL(EngineConformance):
     engine = Tinker()
     oracle = Reference()
     oracle_model = Model(path="builtin:tiny")
+    tolerance = 1e-4
     timeout = 240.0
 
 

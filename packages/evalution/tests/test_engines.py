@@ -12,9 +12,17 @@ import evalution.engines.base as base
 import evalution_core
 from evalution.config import Model
 from evalution.engines import EngineNotInstalledError
-from evalution.hints import ENGINE_ALIASES, ENGINE_HINTS
+from evalution.hints import (
+    ENGINE_ALIASES,
+    ENGINE_HINTS,
+    GENERATED_VARIANTS,
+    suggest_generation,
+)
+from evalution.suites.discovery import load_suite
+from evalution.suites.suite import Suite
 from evalution_core import UnknownEngineError, load_engine
 from evalution_core.discovery import ENGINES
+from evalution_core.kinds import RequestKind
 from evalution_core.plugins import normalize
 
 
@@ -106,6 +114,15 @@ def test_hints_name_the_packages_of_this_repository() -> None:
     if not (packages / "evalution-core").is_dir():
         pytest.skip("the other packages of the repository are not beside this one")
     assert set(ENGINE_HINTS.values()) <= {path.name for path in packages.iterdir()}
+
+
+def test_suites_with_a_generated_variant_score() -> None:
+    for name, variant in GENERATED_VARIANTS.items():
+        kind = load_suite(name)
+        assert issubclass(kind, Suite)
+        assert kind.request_kind is RequestKind.LOGLIKELIHOOD
+        assert suggest_generation(kind.__name__).endswith(f", or {variant} of `type: lm_eval`")
+    assert suggest_generation("MultipleChoice").endswith("gsm8k")
 
 
 def test_importing_an_engine_that_is_not_installed_names_its_package() -> None:

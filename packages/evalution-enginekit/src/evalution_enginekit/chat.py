@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from evalution_core import ConfigurationError, EngineUnavailableError, InvalidRequestError, Model
@@ -45,7 +46,8 @@ _TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, Val
 class ChatTemplate:
     """One template with the special tokens it may print (`bos_token`, `eos_token`, …).
 
-    `variables` are further ones that `with_variables` has bound.
+    `variables` are further ones that `with_variables` has bound. `tool_source` is the template for
+    requests with tools, where a checkpoint has one of its own for them.
     """
 
     def __init__(
@@ -53,17 +55,23 @@ class ChatTemplate:
         source: str,
         special_tokens: Mapping[str, str] | None = None,
         variables: Mapping[str, Any] | None = None,
+        tool_source: str | None = None,
     ):
         self.source = source
+        self.tool_source = tool_source
         self.special_tokens = dict(special_tokens or {})
         self.variables = dict(variables or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.source, self.special_tokens, self.variables)
+        return type(self), (self.source, self.special_tokens, self.variables, self.tool_source)
 
     @cached_property
     def _template(self) -> Template:
         return _make_environment().from_string(self.source)
+
+    @cached_property
+    def _tool_template(self) -> Template:
+        return _make_environment().from_string(self.tool_source or self.source)
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
         """This template, rendered with `variables` too; of two with one name, the new one counts.
@@ -81,7 +89,8 @@ class ChatTemplate:
                     f"{did_you_mean(name, read)} (it reads: {', '.join(sorted(read)) or 'none'}); "
                     f"leave it out of chat_template_kwargs"
                 )
-        return ChatTemplate(self.source, self.special_tokens, {**self.variables, **variables})
+        bound = {**self.variables, **variables}
+        return ChatTemplate(self.source, self.special_tokens, bound, self.tool_source)
 
     def _read_variables(self) -> set[str]:
         """The names of the variables that the template reads and nobody sets."""
@@ -109,7 +118,7 @@ class ChatTemplate:
         """
         jinja2 = _import_jinja()
         try:
-            return self._template.render(
+            return (self._tool_template if tools else self._template).render(
                 messages=[_join_text_parts(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
                 tools=list(tools) if tools else None,
@@ -119,6 +128,31 @@ class ChatTemplate:
             )
         except (jinja2.TemplateError, *_TEMPLATE_FAULTS) as error:
             raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
+
+
+def read_chat_template(
+    file: Path, settings: Mapping[str, Any], specials: Mapping[str, str]
+) -> ChatTemplate | None:
+    """Return the template: files go before the configuration, and named ones first."""
+    files = [file.with_name("chat_template.jinja")]
+    files += sorted(file.parent.glob("additional_chat_templates/*.jinja"))
+    found = {each.stem: each.read_text("utf-8") for each in files if each.is_file()}
+    if not found:
+        return choose_template(settings.get("chat_template"), specials)
+    default = {"default": found.pop("chat_template")} if "chat_template" in found else {}
+    return choose_template({**default, **found}, specials)
+
+
+def choose_template(source: Any, specials: Mapping[str, str]) -> ChatTemplate | None:
+    """Return the default one of a checkpoint's templates, with the one for tools."""
+    if isinstance(source, list):
+        named = cast("list[dict[str, str]]", source)
+        source = {entry["name"]: entry["template"] for entry in named}
+    templates = cast("dict[str, Any]", source if isinstance(source, dict) else {})
+    default = templates.get("default") if templates else cast("object", source)
+    if not isinstance(default, str):
+        return None
+    return ChatTemplate(default, specials, tool_source=templates.get("tool_use"))
 
 
 def bind_template(model: Model, template: ChatTemplate | None) -> ChatTemplate | None:

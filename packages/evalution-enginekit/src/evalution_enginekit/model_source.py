@@ -223,3 +223,34 @@ def choose_window(
         largest = "no limit of the model's" if own is None else f"{limit} {own}"
         raise ConfigurationError(f"{option}={window} must be between 2 and {largest}")
     return window
+
+
+_STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Floats of safetensors files."""
+
+
+def find_checkpoint_dtype(config: Mapping[str, Any], folder: Path | None) -> str | None:
+    """Return the precision of a checkpoint as Transformers finds it; None: it isn't known.
+
+    That is what `config.json` declares, also for its text model, else what the weights are stored
+    in.
+
+    Args:
+        config: the content of `config.json`.
+        folder: where the weights are, as far as they are here.
+    """
+    text = cast("Mapping[str, Any]", config.get("text_config") or {})
+    declared = (part.get(key) for part in (config, text) for key in ("dtype", "torch_dtype"))
+    found = next((str(dtype).removeprefix("torch.") for dtype in declared if dtype), None)
+    return found or (None if folder is None else _read_stored_dtype(folder))
+
+
+def _read_stored_dtype(folder: Path) -> str | None:
+    """Return the type of the first floats in a folder of safetensors files."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            header: Any = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        types = (_STORED.get(entry.get("dtype")) for entry in header.values())
+        if found := next(filter(None, types), None):
+            return found
+    return None

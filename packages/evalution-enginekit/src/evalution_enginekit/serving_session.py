@@ -20,7 +20,11 @@ from evalution_core import (
 from evalution_core.encoding import TokenSpan
 from evalution_core.redaction import redact_text
 from evalution_enginekit.generation import PromptQueue, TokenEvent
-from evalution_enginekit.model_source import checkpoint_identity, model_folder
+from evalution_enginekit.model_source import (
+    checkpoint_identity,
+    find_checkpoint_dtype,
+    model_folder,
+)
 from evalution_enginekit.planning import TokenScore
 from evalution_enginekit.runtime import ServingOptions, shorten_error
 from evalution_enginekit.runtime_thread import runtime_errors
@@ -156,6 +160,30 @@ def load_serving(
         tokenizer.eos_ids |= started.eos_ids
     identity = checkpoint_identity(model, folder, _WEIGHTS, started.revision)
     return ServedModel(started.runtime, tokenizer, started.max_model_len, identity)
+
+
+def choose_serving_dtype(asked: str, config: Mapping[str, Any], folder: Path | None) -> str:
+    """Return the precision to ask a serving runtime for, whose own `auto` may be a narrower one.
+
+    The checkpoint's for `auto`. With quantised weights it stays `auto`: the kernels decide.
+    """
+    if asked != "auto" or config.get("quantization_config"):
+        return asked
+    return find_checkpoint_dtype(config, folder) or asked
+
+
+def name_precision(dtype: object, quantization: object, cache_dtype: object) -> str:
+    """Return the name of an arithmetic; with quantization one to which no close tolerance belongs.
+
+    `dtype` may be torch's. `cache_dtype` is the precision of the cache; None and `auto` mean the
+    same as `dtype`.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if quantization is not None:
+        return f"{name}, {quantization}"
+    if cache_dtype is None or str(cache_dtype) in ("auto", name):
+        return name
+    return f"{name}, cache in {cache_dtype}"
 
 
 def find_fallback_reason(

@@ -9,7 +9,12 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from evalution_core import ConfigurationError, EngineUnavailableError, Model, TextCodec
 from evalution_core.redaction import redact_text
-from evalution_enginekit.chat import ChatTemplate, bind_template
+from evalution_enginekit.chat import (
+    ChatTemplate,
+    bind_template,
+    choose_template,
+    read_chat_template,
+)
 from evalution_enginekit.runtime import (
     describe_distribution,
     import_runtime,
@@ -245,7 +250,7 @@ class TokenizerFile:
             if token.special
         )
         self.vocabulary_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        self.chat_template = _read_chat_template(file, read.settings, read.named)
+        self.chat_template = read_chat_template(file, read.settings, read.named)
         self.source = file.name
         self.notice = None
         if read.unknown is not None:
@@ -266,23 +271,6 @@ class TokenizerFile:
 
     def _find_id(self, token: str | None) -> int | None:
         return None if token is None else self._tokenizer.token_to_id(token)
-
-
-def _read_chat_template(
-    file: Path, settings: Mapping[str, Any], specials: Mapping[str, str]
-) -> ChatTemplate | None:
-    """Return the default template: files go before the configuration, and named ones first."""
-    templates = {each.stem: each for each in file.parent.glob("additional_chat_templates/*.jinja")}
-    beside = file.with_name("chat_template.jinja")
-    if templates or beside.is_file():
-        default = templates.get("default", beside)
-        source: Any = default.read_text("utf-8") if default.is_file() else None
-    else:
-        source = settings.get("chat_template")
-    if isinstance(source, list):
-        named = cast("list[dict[str, str]]", source)
-        source = {entry["name"]: entry["template"] for entry in named}.get("default")
-    return ChatTemplate(source, specials) if isinstance(source, str) else None
 
 
 class AdaptedTokenizer:
@@ -347,7 +335,7 @@ def _read(
         return alone
     try:
         tokenizer = _load_hf_tokenizer(model, source, declared_eos)
-    except ConfigurationError as error:
+    except (ConfigurationError, EngineUnavailableError) as error:
         if alone is None:
             raise
         alone.notice = f"{file} was read without Transformers, which refuses it: {error}"
@@ -448,7 +436,7 @@ def _describe_encoding(tokenizer: Tokenizer, text: str) -> str:
 def _find_template_difference(left: ChatTemplate | None, right: ChatTemplate | None) -> str | None:
     if left is None or right is None:
         return None if left is right else "one of them has a chat template, the other has none"
-    if left.source != right.source:
+    if (left.source, left.tool_source) != (right.source, right.tool_source):
         return "their chat templates are different texts"
     for name in sorted({*left.special_tokens, *right.special_tokens}):
         if left.special_tokens.get(name) != right.special_tokens.get(name):
@@ -496,10 +484,6 @@ class HFTokenizer:
 
 
 def _convert_chat_template(tokenizer: TransformersTokenizer) -> ChatTemplate | None:
-    source = tokenizer.chat_template
-    if isinstance(source, Mapping):
-        source = source.get("default")
-    if not isinstance(source, str):
-        return None
     specials = tokenizer.special_tokens_map.items()
-    return ChatTemplate(source, {name: text for name, text in specials if isinstance(text, str)})
+    named = {name: text for name, text in specials if isinstance(text, str)}
+    return choose_template(tokenizer.chat_template, named)

@@ -20,8 +20,11 @@ from evalution_core import ConfigurationError, Model
 from evalution_core.plugins import did_you_mean
 from evalution_core.redaction import redact_text
 from evalution_enginekit import load_tokenizer
-from evalution_enginekit.model_source import checkpoint_identity, model_folder
-from evalution_enginekit.precision import find_checkpoint_dtype
+from evalution_enginekit.model_source import (
+    checkpoint_identity,
+    find_checkpoint_dtype,
+    model_folder,
+)
 from evalution_enginekit.runtime import merge_arguments, shorten_error
 from evalution_gptqmodel.layers import (
     are_kernels_ready,

@@ -28,8 +28,12 @@ from optimum.intel.openvino import OVConfig, OVModelForCausalLM
 from evalution_core import ConfigurationError, Model
 from evalution_core.redaction import redact
 from evalution_enginekit import load_tokenizer
-from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
-from evalution_enginekit.precision import find_checkpoint_dtype
+from evalution_enginekit.model_source import (
+    checkpoint_identity,
+    find_checkpoint_dtype,
+    model_folder,
+    read_commit_hash,
+)
 from evalution_enginekit.runtime import merge_arguments
 from evalution_openvino.options import PRECISION_HINT, OpenVINOOptions
 from evalution_openvino.runtime import make_compile_properties

@@ -10,8 +10,8 @@ import numpy
 
 from evalution_core import ConfigurationError
 from evalution_core.redaction import redact_text
-from evalution_enginekit.precision import name_precision
 from evalution_enginekit.self_check import logits_alike, probe_ids
+from evalution_enginekit.serving_session import name_precision
 from evalution_openvino.runtime import load_openvino, read_execution
 from evalution_openvino.stateful import (
     Logits,

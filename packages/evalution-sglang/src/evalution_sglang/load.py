@@ -13,12 +13,12 @@ from typing import Any, cast
 
 from evalution_core import ConfigurationError, Model
 from evalution_enginekit.model_source import choose_window, read_commit_hash
-from evalution_enginekit.precision import choose_serving_dtype
 from evalution_enginekit.runtime import process_environment
 from evalution_enginekit.serving_session import (
     LoadingHints,
     ServedModel,
     StartedModel,
+    choose_serving_dtype,
     load_serving,
     loading_errors,
 )

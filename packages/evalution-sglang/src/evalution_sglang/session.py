@@ -6,8 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from evalution_core import Capability, Model
-from evalution_enginekit.precision import name_precision
-from evalution_enginekit.serving_session import ServingSession
+from evalution_enginekit.serving_session import ServingSession, name_precision
 from evalution_sglang.load import load
 from evalution_sglang.options import SGLangOptions
 from evalution_sglang.requests import EngineRequests, Parameters

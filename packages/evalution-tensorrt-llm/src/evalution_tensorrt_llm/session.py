@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from evalution_core import Capability, Model
-from evalution_enginekit.precision import name_precision
 from evalution_enginekit.serving import ServingRuntime, SpanGroup
 from evalution_enginekit.serving_session import (
     SCORED_TOKENS,
     ServingSession,
     find_fallback_reason,
+    name_precision,
 )
 from evalution_tensorrt_llm.load import Runtime, load
 from evalution_tensorrt_llm.options import TensorRTLLMOptions

@@ -7,12 +7,12 @@ from typing import Any
 
 from evalution_core import Capability, Model
 from evalution_enginekit import runtime_errors
-from evalution_enginekit.precision import name_precision
 from evalution_enginekit.serving import ServingRuntime
 from evalution_enginekit.serving_session import (
     ServedModel,
     ServingSession,
     find_fallback_reason,
+    name_precision,
 )
 from evalution_vllm.load import Runtime, load
 from evalution_vllm.options import VLLMOptions

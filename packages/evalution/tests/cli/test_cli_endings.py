@@ -180,8 +180,8 @@ def test_model_that_cannot_score_is_refused_in_one_sentence_without_resuming(
     assert_says(
         done,
         1,
-        "suite 'rows': it gives texts alone; tests that generate run on it: `type: generation`, "
-        "gsm8k",
+        "suite 'rows' needs rolling; it gives texts alone; tests that generate run on it: "
+        "`type: generation`, gsm8k",
     )
     assert "capability" not in done.stderr
     assert "to resume" not in done.stdout

@@ -239,8 +239,8 @@ def test_why_a_session_lacks_it_is_reported(scripted: Any, scripted_session: Any
             raise UnsupportedRequestError("/v1/completions answered 404")
 
     shown = (
-        "suite 'rows': /v1/completions answered 404; "
-        "tests that generate run on it: `type: generation`, gsm8k"
+        "suite 'rows' needs loglikelihood; /v1/completions answered 404; tests that generate run "
+        "on it: `type: generation`, gsm8k"
     )
     with pytest.raises(UnsupportedRequestError, match=f"^{shown}$"):
         evalution.run(engine=scripted(Without()), model="m", tests=[choice()])

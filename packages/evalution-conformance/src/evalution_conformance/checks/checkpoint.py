@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -26,16 +27,14 @@ from evalution_core import (
 from evalution_core.builtins import builtin_path
 from evalution_core.encoding import encode_pair
 
-_WEIGHTS = {
-    "model.safetensors": (b"layers.0.mlp.down_proj.weight", b"layers.0.mlp.down_prox.weight"),
-    "tiny-f32.gguf": (b"blk.0.ffn_down.weight", b"blk.0.ffn_dowm.weight"),
-}
-"""The names of a weight in the files of `builtin:tiny`, and others of the same length."""
+_WEIGHT = "model.layers.0.mlp.down_proj.weight"
+_RENAMED = b"blk.0.ffn_down.weight", b"blk.0.ffn_dowm.weight"
+"""The weight's name in a GGUF file, and another of the same length."""
 
 
 @contextmanager
 def list_incomplete_models(subject: Subject) -> Generator[list[Model]]:
-    """The one that the vendor names, else copies of `builtin:tiny` with a weight renamed."""
+    """The one that the vendor names, else copies of `builtin:tiny` in both formats."""
     if subject.incomplete is not None:
         yield [subject.incomplete]
         return
@@ -47,9 +46,22 @@ def list_incomplete_models(subject: Subject) -> Generator[list[Model]]:
         for file in source.iterdir():
             if file.suffix in (".json", ".jinja"):
                 shutil.copy(file, folder)
-        for name, (known, other) in _WEIGHTS.items():
-            (folder / name).write_bytes((source / name).read_bytes().replace(known, other))
-        yield [replace(subject.model, path=str(p)) for p in (folder, folder / "tiny-f32.gguf")]
+        safetensors, gguf = folder / "model.safetensors", folder / "tiny-f32.gguf"
+        safetensors.write_bytes(_remove_weight((source / safetensors.name).read_bytes()))
+        gguf.write_bytes((source / gguf.name).read_bytes().replace(*_RENAMED))
+        yield [replace(subject.model, path=str(path)) for path in (folder, gguf)]
+
+
+def _remove_weight(content: bytes) -> bytes:
+    """Return a safetensors file without the weight: header length, header as JSON, data."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8:end]), content[end:]
+    first, last = header.pop(_WEIGHT)["data_offsets"]
+    for name, entry in header.items():
+        if name != "__metadata__" and entry["data_offsets"][0] >= last:
+            entry["data_offsets"] = [at - (last - first) for at in entry["data_offsets"]]
+    written = json.dumps(header).encode()
+    return len(written).to_bytes(8, "little") + written + data[:first] + data[last:]
 
 
 class CheckpointChecks:

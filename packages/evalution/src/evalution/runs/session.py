@@ -192,7 +192,10 @@ def _refuse(session: BaseInferenceSession, suite: AnySuite) -> None:
         generates = Capability.GENERATE in session.capabilities
         scores = suite.request_kind is not RequestKind.GENERATION
         advice = suggest_generation(type(suite).__name__) if generates and scores else ""
-        raise UnsupportedRequestError(f"suite {suite.title!r}: {why}{advice}") from error
+        needed = suite.request_kind.capability
+        raise UnsupportedRequestError(
+            f"suite {suite.title!r} needs {needed}; {why}{advice}"
+        ) from error
     except EvalutionError:
         return
 

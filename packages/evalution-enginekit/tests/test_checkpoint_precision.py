@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from evalution_enginekit.precision import choose_serving_dtype, find_checkpoint_dtype
+from evalution_enginekit.model_source import find_checkpoint_dtype
+from evalution_enginekit.serving_session import choose_serving_dtype
 
 
 @pytest.fixture
