@@ -206,8 +206,9 @@ class PluginRegistry(Generic[T]):
                 the entry point names is no plugin of this kind.
             EngineUnavailableError: its module fails to import.
         """
-        source = f" of {entry.distribution}" if entry.distribution else ""
-        what = f"{self._noun} {entry.name!r}{source}"
+        what = f"{self._noun} {entry.name!r}" + f" of {entry.distribution}" * bool(
+            entry.distribution
+        )
         try:
             return self._check(_import_value(entry.value), what)
         except (EvalutionError, KeyboardInterrupt):
