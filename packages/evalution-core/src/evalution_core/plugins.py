@@ -206,9 +206,8 @@ class PluginRegistry(Generic[T]):
                 the entry point names is no plugin of this kind.
             EngineUnavailableError: its module fails to import.
         """
-        what = f"{self._noun} {entry.name!r}" + f" of {entry.distribution}" * bool(
-            entry.distribution
-        )
+        source = f" of {entry.distribution}" if entry.distribution else ""
+        what = f"{self._noun} {entry.name!r}{source}"
         try:
             return self._check(_import_value(entry.value), what)
         except (EvalutionError, KeyboardInterrupt):
