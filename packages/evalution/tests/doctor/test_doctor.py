@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import os
 import select
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evalution.doctor.engines import Trial, choose_engines, examine_engine, find_requirements
+from evalution.doctor.engines import (
+    PATIENCE,
+    Trial,
+    choose_engines,
+    examine_engine,
+    find_requirements,
+)
 from evalution.doctor.probe import ANSWER, LOGPROB, PROMPT, TINY, probe_engine
 from evalution_core import ConfigurationError
 from evalution_core.builtins import builtin_path
@@ -94,7 +101,7 @@ os.write(2, b"the driver is too old\\n")
 os.kill(os.getpid(), signal.SIGSEGV)
 """
 LEAVING = "import os; os._exit(0)\n"
-HANGING = "import threading; threading.Event().wait()\n"
+HANGING = "import threading; open('reached', 'w'); threading.Event().wait()\n"
 LEAVING_A_CHILD = """
 import os, subprocess, sys
 held = os.open("alive", os.O_WRONLY)
@@ -243,11 +250,26 @@ def test_crash_of_a_build_keeps_what_was_found_before(site: Path) -> None:
     assert health.runtime == {"version": "1.2", "device": "cuda:0"}
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
-def test_hanging_import_is_ended_after_the_time_limit(site: Path) -> None:
-    health = examine_engine(entry(site, "hanging", HANGING), Trial(patience=1))
+class Impatient(subprocess.Popen[bytes]):
+    """A process whose time is over when it has opened the FIFO `reached`."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout == PATIENCE:
+            os.close(os.open("reached", os.O_RDONLY))
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return super().wait(timeout)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a FIFO and POSIX signals")
+def test_hanging_import_is_ended_after_the_time_limit(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(site / "reached")
+    monkeypatch.setattr("evalution.doctor.engines.subprocess.Popen", Impatient)
+    health = examine_engine(entry(site, "hanging", HANGING))
     assert health.problem == (
-        f"it was not done after 1 s, during its import ({site}/doctored_hanging.py, line 1)"
+        f"it was not done after {PATIENCE} s, during its import ({site}/doctored_hanging.py, "
+        "line 1)"
     )
 
 

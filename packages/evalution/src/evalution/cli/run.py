@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from signal import SIGINT, default_int_handler, getsignal, signal
 from threading import current_thread, main_thread
 from types import FrameType
@@ -90,16 +91,7 @@ def run(
             progress=make_terminal_progress(),
         )
         handle = Run(loaded.engine, loaded.model, options)
-        is_refused = False
-        try:
-            _run_all(handle, loaded)
-        except _RunRefusedError:
-            is_refused = True
-            raise
-        finally:
-            if handle.has_begun:
-                command = _format_resume_command(handle.result, spec, limit, cache)
-                _show(handle.result, None if is_refused else command)
+        _run_and_show(handle, loaded, partial(_format_resume_command, spec, limit, cache))
         if handle.result.failed:
             raise typer.Exit(EXIT_WITH_FAILURES)
 
@@ -122,6 +114,18 @@ def _check_one_engine(loaded: Spec, spec: str) -> None:
         )
 
 
+def _run_and_show(handle: Run, loaded: Spec, make_command: Callable[[RunResult], str]) -> None:
+    can_resume = True
+    try:
+        _run_all(handle, loaded)
+    except _RunRefusedError:
+        can_resume = False
+        raise
+    finally:
+        if handle.has_begun:
+            _show(handle.result, make_command(handle.result) if can_resume else None)
+
+
 def _run_all(handle: Run, spec: Spec) -> None:
     is_elsewhere = spec.isolate or type(spec.engine).is_out_of_process
     can_isolate = not is_elsewhere and spec.backend is None
@@ -142,7 +146,7 @@ def _run_all(handle: Run, spec: Spec) -> None:
 
 
 def _format_resume_command(
-    result: RunResult, spec: str, limit: int | None, cache: str | None
+    spec: str, limit: int | None, cache: str | None, result: RunResult
 ) -> str:
     """The command by which a run goes on."""
     words = ["evalution", "run", spec, "--output", str(result.folder)]
