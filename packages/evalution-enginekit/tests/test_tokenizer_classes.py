@@ -80,12 +80,13 @@ def test_add_prefix_space_counts_in_the_classes_that_heed_it(folder: Path) -> No
 
 def test_configured_tokens_are_added(folder: Path) -> None:
     size = read(folder).vocabulary_size
-    for settings in (
+    added: list[dict[str, Any]] = [
         {"additional_special_tokens": ["<a>"]},
         {"extra_special_tokens": ["<a>"]},
         {"extra_special_tokens": {"image_token": "<a>"}},
         {"image_token": "<a>"},
-    ):
+    ]
+    for settings in added:
         tokenizer = read(folder, **settings)
         assert tokenizer.encode("<a>") == [size]
         assert size in tokenizer.special_ids

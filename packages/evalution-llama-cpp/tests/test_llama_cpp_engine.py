@@ -126,7 +126,7 @@ def test_options_arrive_under_llama_cpps_names() -> None:
     library = load_library()
     model: Any = make_model_params(library, engine, [11, 12])
     context: Any = make_context_params(
-        library, engine, device, CacheTypes(engine.type_k, engine.type_v), n_ctx=256, sequences=9
+        library, engine, device, CacheTypes("q8_0", "bf16"), n_ctx=256, sequences=9
     )
     assert (model.n_gpu_layers, model.main_gpu, model.split_mode) == (7, 1, 2)
     assert (model.tensor_split[0], model.tensor_split[1], model.load_mode) == (0.25, 0.75, 2)

@@ -133,8 +133,8 @@ class StartsOverEachCall(_ChangesBatches):
 class _CachesPrompts(ToyHooks):
     """Feeds a prompt that it has seen in place of one that it takes for the same."""
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
         self._known: dict[Any, Sequence[int]] = {}
 
     def name(self, token_ids: Sequence[int]) -> Any:

@@ -126,6 +126,8 @@ class Mean:
         if all(value in (0.0, self.largest) for value in values):
             low, high = wilson_interval(mean / self.largest, len(values))
             return low * self.largest, high * self.largest
+        if min(values) == max(values):  # the standard error may be a rounding error above zero
+            return None
         if min(values) < 0.0 or max(values) > self.largest:  # a value of another sort than a share
             return normal_interval(mean, stderr)
         return normal_interval(mean, stderr, 0.0, self.largest)
