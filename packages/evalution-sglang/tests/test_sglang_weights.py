@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from evalution_core import ConfigurationError, Model
 from evalution_core.builtins import builtin_path
@@ -94,4 +95,13 @@ def test_damaged_file_is_refused(tmp_path: Path, name: str, content: bytes, mess
 def test_incomplete_weights_are_refused_before_anything_starts(tmp_path: Path) -> None:
     folder = copied(tmp_path, num_hidden_layers=3)
     with pytest.raises(ConfigurationError, match="lacks the weights of 1 of its 3 layers"):
+        SGLang(device="cpu", dtype="float32").build(Model(str(folder)))
+
+
+def test_checkpoint_without_a_linear_layer_is_refused(tmp_path: Path) -> None:
+    folder = copied(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.self_attn.q_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigurationError, match=r"lacks 1 weights .*layers\.1\.self_attn\.q_proj"):
         SGLang(device="cpu", dtype="float32").build(Model(str(folder)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from evalution_core import ConfigurationError, Model
-from evalution_enginekit.model_source import choose_window, read_commit_hash
+from evalution_enginekit.model_source import check_complete, choose_window, read_commit_hash
 from evalution_enginekit.runtime import process_environment
 from evalution_enginekit.serving_session import (
     LoadingHints,
@@ -77,6 +77,8 @@ def _start(
     switches = SCORES | (CPU if arguments["device"] == "cpu" else {})
     with process_environment(switches, defaults=_defaults(arguments)), _start_method():
         config = _read_config(sglang, arguments)
+        # `check_weights` sees whole layers only, but before SGLang is configured.
+        check_complete(config.hf_config, folder)
         declared = config.hf_config.to_dict()
         if (dtype := choose_serving_dtype(options.dtype, declared, folder)) != options.dtype:
             arguments["dtype"] = dtype
