@@ -18,7 +18,7 @@ from evalution_core.errors import ConfigurationError, EngineUnavailableError, Ev
 from evalution_core.redaction import find_secrets, redact_text
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint, EntryPoints
+    from importlib.metadata import Distribution, EntryPoint, EntryPoints
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
@@ -52,17 +52,56 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def list_entry_points(group: str) -> list[EntryPoint]:
-    """Return all entry points of a group; imports none."""
+    """Return all entry points of a group; imports none.
+
+    A distribution whose metadata can't be read is left out, with one warning of the logger
+    `evalution`.
+    """
     folders = tuple((folder, _last_change(folder)) for folder in sys.path)
     return list(_read_entry_points(group, folders))
 
 
-@lru_cache
-def _read_entry_points(group: str, folders: tuple[tuple[str, int], ...]) -> EntryPoints:
-    """Read them once, until packages come to the folders of `sys.path` or leave them."""
-    from importlib.metadata import entry_points  # noqa: PLC0415 - a fifth of core's import time
+UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
+"""Errors of `importlib.metadata` on damaged files, which no version of Python wraps."""
+_read_name: Callable[[Distribution], str] = attrgetter("_normalized_name")
+"""As `importlib.metadata` reads it: of the folder, since all files together take long."""
 
-    return entry_points(group=group)
+
+@lru_cache
+def _read_entry_points(group: str, folders: tuple[tuple[str, int], ...]) -> list[EntryPoint]:
+    """Read them once, until packages come to the folders of `sys.path` or leave them."""
+    from importlib.metadata import distributions  # noqa: PLC0415 - a fifth of core's import time
+
+    found: dict[str, Iterable[EntryPoint]] = {}
+    for distribution in distributions():
+        name = ""
+        try:
+            name = _read_name(distribution)
+            if name not in found:  # the first on the path is the one that is imported
+                found[name] = ()
+                found[name] = _select_entry_points(distribution, group)
+        except UNREADABLE as error:
+            place = f"{name or 'a distribution'} in {distribution.locate_file('')}"
+            _warn_once(place, f"{type(error).__name__}: {error}")
+    return [point for points in found.values() for point in points]
+
+
+def _select_entry_points(distribution: Distribution, group: str) -> EntryPoints:
+    points = distribution.entry_points.select(group=group)
+    if points and not distribution.name:
+        raise ValueError("it has no name")
+    return points
+
+
+@lru_cache
+def _warn_once(distribution: str, cause: str) -> None:
+    import logging  # noqa: PLC0415 - only a damaged package needs it
+
+    logging.getLogger("evalution").warning(
+        "%s is left out, as its metadata can't be read; reinstall or remove it: %s",
+        distribution,
+        cause,
+    )
 
 
 def _last_change(folder: str) -> int:

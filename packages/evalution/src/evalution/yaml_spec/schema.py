@@ -26,6 +26,7 @@ from evalution_core.plugins import PluginRegistry
 
 P = TypeVar("P", bound=type[Any])
 
+PATIENCE = 20
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ENGINE, _MODEL, _TEST = ({"$ref": f"#/$defs/{name}"} for name in ("engine", "model", "test"))
 _SECTIONS: dict[str, Any] = {
