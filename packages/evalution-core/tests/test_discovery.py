@@ -127,8 +127,8 @@ LATIN = "Version: 2.5\nName: broken-engine\nSummary: \xe9\n".encode("latin-1")
         ("entry_points.txt", b"[evalution.engines]\nno value\n", "TypeError: "),
         ("entry_points.txt", b"[evalution.engines]\nX = \xe9:X\n", "UnicodeDecodeError: "),
         ("METADATA", LATIN, "UnicodeDecodeError: "),
-        ("METADATA", b"Version: 2.5\n", "ValueError: it has no name"),
-        ("METADATA", None, "ValueError: it has no name"),
+        ("METADATA", b"Version: 2.5\n", "KeyError: 'name'"),
+        ("METADATA", None, "KeyError: 'name'"),
     ],
 )
 def test_distribution_with_unreadable_metadata_is_left_out_and_named_once(

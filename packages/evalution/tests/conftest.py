@@ -160,15 +160,13 @@ def plugin(tmp_path: Path) -> Callable[..., None]:
 
 
 @pytest.fixture
-def end_when_reached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[float], None]:
+def end_when_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Ends every time limit of that many seconds once the child has opened the FIFO `reached`."""
 
     def patch(limit: float) -> None:
         class Impatient(subprocess.Popen[bytes]):
             def wait(self, timeout: float | None = None) -> int:
-                if timeout == limit:
+                if timeout is not None and timeout == limit:
                     os.close(os.open(tmp_path / "reached", os.O_RDONLY))
                     raise subprocess.TimeoutExpired(self.args, timeout)
                 return super().wait(timeout)

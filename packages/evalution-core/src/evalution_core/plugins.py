@@ -18,7 +18,7 @@ from evalution_core.errors import ConfigurationError, EngineUnavailableError, Ev
 from evalution_core.redaction import find_secrets, redact_text
 
 if TYPE_CHECKING:
-    from importlib.metadata import Distribution, EntryPoint, EntryPoints
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
@@ -63,8 +63,6 @@ def list_entry_points(group: str) -> list[EntryPoint]:
 
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
 """Errors of `importlib.metadata` on damaged files, which no version of Python wraps."""
-_read_name: Callable[[Distribution], str] = attrgetter("_normalized_name")
-"""As `importlib.metadata` reads it: of the folder, since all files together take long."""
 
 
 @lru_cache
@@ -72,24 +70,14 @@ def _read_entry_points(group: str, folders: tuple[tuple[str, int], ...]) -> list
     """Read them once, until packages come to the folders of `sys.path` or leave them."""
     from importlib.metadata import distributions  # noqa: PLC0415 - a fifth of core's import time
 
-    found: dict[str, Iterable[EntryPoint]] = {}
-    for distribution in distributions():
-        name = ""
+    # As Python's own `entry_points`, which fails as a whole: the first on the path hides others.
+    first = {attrgetter("_normalized_name")(one): one for one in reversed([*distributions()])}
+    points: list[EntryPoint] = []
+    for name, one in first.items():
         try:
-            name = _read_name(distribution)
-            if name not in found:  # the first on the path is the one that is imported
-                found[name] = ()
-                found[name] = _select_entry_points(distribution, group)
+            points += [p for p in one.entry_points.select(group=group) if one.metadata.json["name"]]
         except UNREADABLE as error:
-            place = f"{name or 'a distribution'} in {distribution.locate_file('')}"
-            _warn_once(place, f"{type(error).__name__}: {error}")
-    return [point for points in found.values() for point in points]
-
-
-def _select_entry_points(distribution: Distribution, group: str) -> EntryPoints:
-    points = distribution.entry_points.select(group=group)
-    if points and not distribution.name:
-        raise ValueError("it has no name")
+            _warn_once(f"{name} in {one.locate_file('')}", f"{type(error).__name__}: {error}")
     return points
 
 
@@ -97,11 +85,8 @@ def _select_entry_points(distribution: Distribution, group: str) -> EntryPoints:
 def _warn_once(distribution: str, cause: str) -> None:
     import logging  # noqa: PLC0415 - only a damaged package needs it
 
-    logging.getLogger("evalution").warning(
-        "%s is left out, as its metadata can't be read; reinstall or remove it: %s",
-        distribution,
-        cause,
-    )
+    text = f"{distribution} is left out, as its metadata can't be read; reinstall or remove it: "
+    logging.getLogger("evalution").warning(text + cause)
 
 
 def _last_change(folder: str) -> int:
@@ -178,10 +163,8 @@ class PluginRegistry(Generic[T]):
         self._check = check
         self._unknown = unknown
         self._unavailable = unavailable
-        self._built_in = [
-            PluginEntry(name, value, distribution, None, self)
-            for name, value in (built_in or {}).items()
-        ]
+        known = (built_in or {}).items()
+        self._built_in = [PluginEntry(*pair, distribution, None, self) for pair in known]
         self._registered: dict[str, PluginEntry[T]] = {}
 
     def entries(self) -> list[PluginEntry[T]]:
@@ -286,8 +269,7 @@ class PluginRegistry(Generic[T]):
 
     def _read_entry_point(self, point: EntryPoint) -> PluginEntry[T]:
         dist = point.dist
-        distribution, version = (dist.name, dist.version) if dist else (None, None)
-        return PluginEntry(point.name, point.value, distribution, version, self)
+        return PluginEntry(point.name, point.value, dist and dist.name, dist and dist.version, self)
 
     def _make_unknown_error(self, name: str) -> ConfigurationError:
         known = [entry.name for entry in self.entries()]
