@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evalution_core import (
     Capability,
+    ConfigurationError,
     GenerationRequest,
     LoglikelihoodRequest,
     Model,
@@ -18,6 +21,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
     UnsupportedRequestError,
 )
+from evalution_core.builtins import builtin_path
 from evalution_enginekit import TokenPrompt, TokenSpan
 from evalution_enginekit.serving import SpanGroup, group_spans
 from evalution_enginekit.serving_session import ServingSession
@@ -198,6 +202,22 @@ def test_fixed_batches_give_the_same_numbers_and_are_reported(
 def test_identity_holds_file_hashes(session: ServingSession) -> None:
     identity = session.identity() or {}
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(identity)
+
+
+def test_checkpoint_without_a_linear_layer_is_refused(engine: VLLM, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "tiny"
+    shutil.copytree(builtin_path("builtin:tiny", "safetensors"), folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.self_attn.q_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigurationError) as refused:
+        engine.build(Model(str(folder)))
+    assert str(refused.value) == (
+        f"the checkpoint {str(folder)!r} lacks 1 weights of a causal model "
+        f"(model.layers.1.self_attn.q_proj.weight); its answers would be those of random ones"
+    )
 
 
 def test_held_group_can_be_aborted() -> None:

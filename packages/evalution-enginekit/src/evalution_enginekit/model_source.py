@@ -1,11 +1,14 @@
-"""Files of a model: where they are, and their identity by content, for cached answers."""
+"""Files of a model: where they are, their identity by content, and the weights that they lack."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -254,3 +257,90 @@ def _read_stored_dtype(folder: Path) -> str | None:
         if found := next(filter(None, types), None):
             return found
     return None
+
+
+_NUMBER = re.compile(r"\d+")
+_NOT_BUILT = (AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of Transformers over a configuration that it has no model for, or not all libraries."""
+
+
+def check_complete(config: Any, folder: Path | None) -> None:
+    """Refuse a folder of safetensors files that lacks weights of the causal model of `config`.
+
+    Transformers builds that model, without memory for its weights. Nothing is refused where it has
+    no model of the architecture that `config` names, or where names can't be compared.
+
+    Args:
+        config: a configuration of Transformers.
+        folder: where the weights are; None for a Hub id.
+
+    Raises:
+        ConfigurationError: weights are missing; the message has some names.
+    """
+    stored = set[str]() if folder is None else read_weight_names(folder)
+    if not stored:
+        return
+    torch: Any = import_module("torch")
+    transformers: Any = import_module("transformers")
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except _NOT_BUILT:
+        return
+    if type(model).__name__ in (config.architectures or ()):
+        optional = [re.compile(name) for name in model._keys_to_ignore_on_load_missing or ()]
+        missing = find_missing_weights(model, stored)
+        lacking = [name for name in missing if not any(key.search(name) for key in optional)]
+        refuse_missing(str(folder), "a causal model", lacking)
+
+
+def find_missing_weights(
+    model: Any, stored: AbstractSet[str], exempt: tuple[str, ...] = ()
+) -> list[str]:
+    """Return names of parameters that a checkpoint has no values for.
+
+    Checkpoints may hold a weight by another name, quantised, or joined with others. So where one
+    has names that the model doesn't, a weight is missing only if another layer's is there by this
+    name, and nothing unknown belongs to its module.
+
+    Args:
+        model: a module of torch; of tied parameters one has to be stored.
+        stored: the names in the checkpoint.
+        exempt: prefixes of parameters that aren't judged.
+    """
+    names: dict[int, set[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if not name.startswith(exempt):
+            names.setdefault(id(weight), set()).add(name)
+    known = {*model.state_dict(), *(name for aliases in names.values() for name in aliases)}
+    unknown = {name for name in stored - known if not name.startswith(exempt)}
+    modules = {name.rpartition(".")[0] for name in unknown}
+    kinds = {_NUMBER.sub("#", name) for name in stored & known}
+
+    def is_comparable(name: str) -> bool:
+        return name.rpartition(".")[0] not in modules and _NUMBER.sub("#", name) in kinds
+
+    return [
+        min(aliases)
+        for aliases in names.values()
+        if not aliases & stored and (not unknown or any(map(is_comparable, aliases)))
+    ]
+
+
+def read_weight_names(folder: Path) -> set[str]:
+    """Return the names of the weights in the safetensors files of a folder."""
+    found = set[str]()
+    for file in folder.glob("*.safetensors"):
+        with import_module("safetensors").safe_open(file, "np") as opened:
+            found.update(opened.keys())
+    return found
+
+
+def refuse_missing(path: str, model: str, names: Sequence[str]) -> None:
+    """Raise `ConfigurationError` if weights of `model` are missing; the message has some names."""
+    if names:
+        shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+        raise ConfigurationError(
+            f"the checkpoint {path!r} lacks {len(names)} weights of {model} ({shown}); its answers "
+            f"would be those of random ones"
+        )

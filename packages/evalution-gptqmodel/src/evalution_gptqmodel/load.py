@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import safe_open
 
 from evalution_core import ConfigurationError, Model
 from evalution_core.plugins import did_you_mean
@@ -23,7 +22,10 @@ from evalution_enginekit import load_tokenizer
 from evalution_enginekit.model_source import (
     checkpoint_identity,
     find_checkpoint_dtype,
+    find_missing_weights,
     model_folder,
+    read_weight_names,
+    refuse_missing,
 )
 from evalution_enginekit.runtime import merge_arguments, shorten_error
 from evalution_gptqmodel.layers import (
@@ -37,7 +39,7 @@ from evalution_gptqmodel.options import GPTQModelOptions
 from evalution_gptqmodel.runtime import divert_output, find_packable_layer, import_gptqmodel
 from evalution_gptqmodel.upstream import Runtime, Wrapper
 from evalution_transformers.attached_model import borrow_model, read_handles
-from evalution_transformers.load import LoadedModel, refuse_missing, refuse_two_places
+from evalution_transformers.load import LoadedModel, refuse_two_places
 from evalution_transformers.options import read_attention
 from evalution_transformers.runtime import loading_errors, resolve_device
 from evalution_transformers.upstream import CausalModel
@@ -132,29 +134,14 @@ def check_complete(model: torch.nn.Module, folder: Path) -> None:
     """Refuse a checkpoint that lacks an embedding, a norm, or an output layer.
 
     GPTQModel's loader asks for the weights of the quantised layers alone; any other layer without
-    weights keeps whatever was in its memory. Weights that the loader may have renamed or joined
-    can't be judged: where the checkpoint has names that the model doesn't, nothing is refused.
+    weights keeps whatever was in its memory.
 
     Raises:
         ConfigurationError: weights are missing.
     """
-    stored = set(_weight_names(folder.glob("*.safetensors")))
     quantized = tuple(f"{name}." for name, _ in find_quantized_layers(model))
-    held: dict[int, set[str]] = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        if not name.startswith(quantized):
-            held.setdefault(id(weight), set()).add(name)
-    missing = [min(names) for names in held.values() if not names & stored]
-    own = {*model.state_dict(), *(name for names in held.values() for name in names)}
-    renamed = [name for name in stored - own if not name.startswith(quantized)]
-    if not renamed:
-        refuse_missing(str(folder), "its model", missing)
-
-
-def _weight_names(files: Iterable[Path]) -> Iterable[str]:
-    for file in files:
-        with safe_open(file, "pt") as opened:
-            yield from opened.keys()
+    missing = find_missing_weights(model, read_weight_names(folder), exempt=quantized)
+    refuse_missing(str(folder), "its model", missing)
 
 
 def _describe(loaded: LoadedModel, settings: Any) -> LoadedModel:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,12 @@ import transformers
 from evalution_core import ConfigurationError, Model
 from evalution_core.redaction import redact
 from evalution_enginekit import Tokenizer, files_identity, load_tokenizer
-from evalution_enginekit.model_source import checkpoint_identity, model_folder, read_commit_hash
+from evalution_enginekit.model_source import (
+    checkpoint_identity,
+    model_folder,
+    read_commit_hash,
+    refuse_missing,
+)
 from evalution_enginekit.runtime import is_in_range
 from evalution_enginekit.tokenizer import HFTokenizer, parse_eos_ids
 from evalution_transformers.options import (
@@ -119,16 +124,6 @@ def check_complete(path: str, report: Mapping[str, Any]) -> None:
         ConfigurationError: weights are missing; the message names some.
     """
     refuse_missing(path, "a causal model", [str(name) for name in report.get("missing_keys", ())])
-
-
-def refuse_missing(path: str, model: str, names: Sequence[str]) -> None:
-    """Raise `ConfigurationError` if weights of `model` are missing; the message has some names."""
-    if names:
-        shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
-        raise ConfigurationError(
-            f"the checkpoint {path!r} lacks {len(names)} weights of {model} ({shown}); its answers "
-            f"would be those of random ones"
-        )
 
 
 def _find_identity(

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from evalution_core import ConfigurationError, Model
-from evalution_enginekit.model_source import choose_window, read_commit_hash
+from evalution_enginekit.model_source import check_complete, choose_window, read_commit_hash
 from evalution_enginekit.runtime import process_environment
 from evalution_enginekit.serving_session import (
     LoadingHints,
@@ -75,6 +75,9 @@ def _start(
         vllm.envs.disable_envs_cache()
         config = vllm.EngineArgs(**arguments).create_model_config()
         declared: Any = config.hf_config
+        # vLLM 0.32 exempts linear layers and embeddings of unquantised models from its own check
+        # (`track_weights_loading`) on purpose, and runs them on uninitialised memory.
+        check_complete(declared, folder)
         arguments["dtype"] = choose_serving_dtype(options.dtype, declared.to_dict(), folder)
         window = fit_window(config, choose_window(options.max_model_len, config.max_model_len))
         # One more than is ever fed: the token that a scored request generates.
