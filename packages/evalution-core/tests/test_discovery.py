@@ -22,6 +22,7 @@ from evalution_core import (
     register_engine,
 )
 from evalution_core.discovery import available
+from evalution_core.plugins import list_entry_points
 
 ENGINE = """
 from dataclasses import dataclass
@@ -114,6 +115,54 @@ def test_loading_imports_that_engine_alone(install: Install, tmp_path: Path) -> 
 
 
 def test_nothing_is_listed_where_nothing_is_installed(install: Install) -> None:
+    assert available() == []
+
+
+LATIN = "Version: 2.5\nName: broken-engine\nSummary: \xe9\n".encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "cause"),
+    [
+        ("entry_points.txt", b"[evalution.engines]\nno value\n", "TypeError: "),
+        ("entry_points.txt", b"[evalution.engines]\nX = \xe9:X\n", "UnicodeDecodeError: "),
+        ("METADATA", LATIN, "UnicodeDecodeError: "),
+        ("METADATA", b"Version: 2.5\n", "KeyError: 'name'"),
+        ("METADATA", None, "KeyError: 'name'"),
+    ],
+)
+def test_distribution_with_unreadable_metadata_is_left_out_and_named_once(
+    install: Install,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    file: str,
+    content: bytes | None,
+    cause: str,
+) -> None:
+    install("acme-engines", {"Acme": "acme_plugin:Acme"})
+    install("broken-engine", {"Broken": "broken_plugin:Broken"})
+    path = tmp_path / "broken_engine-2.5.dist-info" / file
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    assert [entry.name for entry in available()] == ["Acme"]
+    assert load_engine("Acme").__name__ == "Acme"
+    assert list_entry_points("evalution.suites") == []
+    (warning,) = caplog.records
+    assert (warning.name, warning.levelname) == ("evalution", "WARNING")
+    assert warning.getMessage().startswith(
+        f"broken_engine in {tmp_path} is left out, as its metadata can't be read; reinstall or "
+        f"remove it: {cause}"
+    )
+
+
+def test_first_distribution_of_a_name_on_the_path_hides_others(
+    install: Install, tmp_path: Path
+) -> None:
+    install("acme-engines", {"Acme": "acme_plugin:Acme"})
+    newer = tmp_path / "newer"
+    (newer / "acme_engines-3.0.dist-info").mkdir(parents=True)
+    sys.path.insert(0, str(newer))
     assert available() == []
 
 

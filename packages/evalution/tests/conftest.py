@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,6 +157,24 @@ def plugin(tmp_path: Path) -> Callable[..., None]:
         (info / "entry_points.txt").write_text(entry_points, encoding="utf-8")
 
     return put
+
+
+@pytest.fixture
+def end_when_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Ends every time limit of that many seconds once the child has opened the FIFO `reached`."""
+
+    def patch(limit: float) -> None:
+        class Impatient(subprocess.Popen[bytes]):
+            def wait(self, timeout: float | None = None) -> int:
+                if timeout is not None and timeout == limit:
+                    os.close(os.open(tmp_path / "reached", os.O_RDONLY))
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                return super().wait(timeout)
+
+        os.mkfifo(tmp_path / "reached")
+        monkeypatch.setattr(subprocess, "Popen", Impatient)
+
+    return patch
 
 
 @pytest.fixture

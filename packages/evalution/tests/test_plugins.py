@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_no_package_takes_the_place_of_a_built_in_suite(
     assert {"Generation", "other-plugin/Generation"} <= set(available_suites())
 
 
-def spec(site: Path, engine: str) -> str:
+def write_spec(site: Path, engine: str) -> str:
     (site / "spec.yaml").write_text(
         f"engine: {engine}\nmodel: m\ntests: [{{type: echo, data: rows.jsonl, prompt: question}}]\n"
     )
@@ -94,12 +95,27 @@ def test_all_are_listed_and_none_imported(command_line: Any, site: Path) -> None
 
 
 def test_a_good_one_runs_beside_broken_ones(command_line: Any, site: Path) -> None:
-    done = command_line("run", spec(site, "good"), "--output", "out")
+    done = command_line("run", write_spec(site, "good"), "--output", "out")
     assert done.returncode == 0, done.stderr
     assert "exact_match" in done.stdout
     results = (site / "out" / "results.json").read_text(encoding="utf-8")
     assert '"distribution": "good-plugin"' in results
     assert '"version": "2.1"' in results
+
+
+@pytest.mark.parametrize("file", ["entry_points.txt", "METADATA"])
+def test_a_run_goes_on_beside_a_distribution_that_can_not_be_read(
+    command_line: Any, plugin: Any, folder: Path, spec: Callable[..., str], file: str
+) -> None:
+    plugin("unreadable", entry("Unreadable", "unreadable:X"))
+    info = folder / "unreadable_plugin-2.1.dist-info"
+    (info / "top_level.txt").write_text("unreadable\n", encoding="utf-8")
+    (info / file).write_bytes(b"\xe9")
+    done = command_line("run", spec(folder), "--output", "out")
+    assert done.returncode == 0, done.stderr
+    done = command_line("engines")
+    assert done.returncode == 0, done.stderr
+    assert "Unreadable" not in done.stdout
 
 
 def test_engine_of_this_project_runs_beside_another_of_its_name(
@@ -129,7 +145,7 @@ def test_engine_of_this_project_runs_beside_another_of_its_name(
 def test_a_broken_one_is_named_with_its_cause(
     command_line: Any, site: Path, engine: str, code: int, message: str
 ) -> None:
-    done = command_line("run", spec(site, engine))
+    done = command_line("run", write_spec(site, engine))
     assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr

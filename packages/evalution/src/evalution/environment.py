@@ -28,7 +28,7 @@ from evalution.error_boundary import wrap_errors
 from evalution.redaction import mask_text, mask_value
 from evalution_core import BaseEngine, BaseInferenceSession, EvalutionError, TextCodec
 from evalution_core.discovery import available
-from evalution_core.plugins import list_entry_points, normalize
+from evalution_core.plugins import UNREADABLE, list_entry_points, normalize
 
 
 def read_requirements(name: str, extras: Iterable[str] = ()) -> list[Requirement]:
@@ -333,5 +333,11 @@ def _find_origin(kind: type[BaseEngine]) -> tuple[str, str | None, str | None]:
 
 @cache
 def _find_owners(path: tuple[str, ...]) -> Mapping[str, list[str]]:
-    """Return the distributions of each package on `path`, which is `sys.path`."""
-    return packages_distributions()
+    """Return the distributions of each package on `path`, which is `sys.path`.
+
+    None are known where the files of any distribution are damaged.
+    """
+    try:
+        return packages_distributions()
+    except UNREADABLE:
+        return {}

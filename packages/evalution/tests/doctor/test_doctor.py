@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import select
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -250,22 +250,11 @@ def test_crash_of_a_build_keeps_what_was_found_before(site: Path) -> None:
     assert health.runtime == {"version": "1.2", "device": "cuda:0"}
 
 
-class Impatient(subprocess.Popen[bytes]):
-    """A process whose time is over when it has opened the FIFO `reached`."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        if timeout == PATIENCE:
-            os.close(os.open("reached", os.O_RDONLY))
-            raise subprocess.TimeoutExpired(self.args, timeout)
-        return super().wait(timeout)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a FIFO and POSIX signals")
 def test_hanging_import_is_ended_after_the_time_limit(
-    site: Path, monkeypatch: pytest.MonkeyPatch
+    site: Path, end_when_reached: Callable[[float], None]
 ) -> None:
-    os.mkfifo(site / "reached")
-    monkeypatch.setattr("evalution.doctor.engines.subprocess.Popen", Impatient)
+    end_when_reached(PATIENCE)
     health = examine_engine(entry(site, "hanging", HANGING))
     assert health.problem == (
         f"it was not done after {PATIENCE} s, during its import ({site}/doctored_hanging.py, "

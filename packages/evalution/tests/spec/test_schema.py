@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from evalution.yaml_spec.option_schema import (
     make_step_definitions,
 )
 from evalution.yaml_spec.run_spec import SECTIONS, load_spec
-from evalution.yaml_spec.schema import make_spec_schema
+from evalution.yaml_spec.schema import PATIENCE, make_spec_schema
 from evalution_core import ConfigurationError
 from evalution_core.builtins import builtin_path
 from evalution_core.plugins import normalize
@@ -253,6 +254,7 @@ class Vague(Mock):
     def options_schema(cls):
         return {"properties": {"size": {"default": object()}}}
 """
+HANGING = "import threading; open('reached', 'w'); threading.Event().wait()\n"
 SHADOW = KEYED.replace("api_key", "other_key")
 
 
@@ -276,17 +278,32 @@ def test_engine_with_the_name_of_another_leaves_its_options_alone(
 def test_secret_has_no_default_and_a_broken_plugin_no_place(command_line: Any, plugin: Any) -> None:
     plugin("keyed", "[evalution.engines]\nKeyed = schema_keyed:Keyed\n", schema_keyed=KEYED)
     plugin("broken", "[evalution.engines]\nBad = broken:X\n", broken="1 / 0")
-    plugin("exiting", "[evalution.suites]\nExiting = exiting:X\n", exiting="raise SystemExit(3)")
+    plugin("leaving", "[evalution.suites]\nLeaving = leaving:X\n", leaving="import os; os._exit(0)")
     plugin("vague", "[evalution.engines]\nVague = vague:Vague\n", vague=VAGUE)
     done = command_line("schema")
     assert done.returncode == 0
-    assert "left out: suite 'Exiting' of exiting-plugin" in done.stderr
+    assert "left out: leaving-plugin/Leaving: it ended the process during its import" in done.stderr
     assert "left out: engine 'Vague': the schema of its options: TypeError" in done.stderr
     assert "planted" not in done.stdout
     assert "left out: engine 'Bad' of broken-plugin" in done.stderr
     shown = json.loads(done.stdout)["$defs"]
     assert shown["engine.Keyed.options"]["properties"]["api_key"]["writeOnly"] is True
     assert "engine.Bad" not in shown
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a FIFO and POSIX signals")
+def test_plugin_that_hangs_is_left_out_after_the_time_limit(
+    command_line: Any, plugin: Any, tmp_path: Path, end_when_reached: Callable[[float], None]
+) -> None:
+    plugin("stuck", "[evalution.engines]\nStuck = stuck:Stuck\n", stuck=HANGING)
+    end_when_reached(PATIENCE)
+    done = command_line("schema")
+    assert done.returncode == 0
+    assert done.stderr == (
+        f"left out: stuck-plugin/Stuck: it was not done after {PATIENCE} s, during its import "
+        f"({tmp_path}/stuck.py, line 1)\n"
+    )
+    assert "engine.Reference" in json.loads(done.stdout)["$defs"]
 
 
 def test_it_is_written_into_a_file(command_line: Any, assert_says: Any, tmp_path: Path) -> None:

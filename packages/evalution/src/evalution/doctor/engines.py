@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import signal
-import subprocess
-import sys
-import sysconfig
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.version import InvalidVersion
 
+from evalution.doctor.child import ask_child
 from evalution.environment import read_requirements
 from evalution.hints import ENGINE_HINTS
 from evalution_core.discovery import ENGINES, EngineEntry, available
 from evalution_core.plugins import normalize
-from evalution_core.redaction import find_secrets, redact_text
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -70,12 +61,6 @@ def _check_requirement(requirement: Requirement) -> Needed:
 
 PATIENCE = 300
 """Seconds that an engine has to import its runtime, load a small model and answer."""
-
-_DUMP = "Fatal Python error: "
-"""The beginning of the stacks that a dying interpreter prints."""
-_FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in ', re.MULTILINE)
-_STDLIB = sysconfig.get_path("stdlib")
-_SECONDS_TO_DIE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +130,13 @@ def examine_engine(entry: EngineEntry | str, trial: Trial | None = None) -> Engi
         problem, remedy = f"{package} is not installed", f"pip install {package}"
         return EngineHealth(entry, package, problem=problem, remedy=remedy)
     needs = find_requirements(entry.distribution) if entry.distribution else []
-    found = _probe(entry, trial or Trial())
+    trial = trial or Trial()
+    found = ask_child(
+        "evalution.doctor.probe",
+        entry,
+        {"options": trial.options, "model": trial.model},
+        trial.patience,
+    )
     # One that answers may have what it needs from a package of another name.
     unmet = [need for need in needs if not need.is_met and (need.installed or "proof" not in found)]
     missing = next(iter(unmet), None)
@@ -181,78 +172,3 @@ def _find_name(entry: EngineEntry) -> tuple[str, str | None]:
         if normalize(other.name) == normalize(entry.name) and other != entry
     ]
     return name, f"{' and '.join(others)} also has an engine {entry.name}; name this one {name}"
-
-
-def _probe(entry: EngineEntry, trial: Trial) -> dict[str, Any]:
-    """Return what the child found out, and as an `error` what became of it."""
-    question = {
-        "path": sys.path,
-        "entry": (entry.name, entry.value, entry.distribution, entry.version),
-        "options": trial.options,
-        "model": trial.model,
-    }
-    # Files and no pipes: a grandchild that lives on would hold a pipe open.
-    with TemporaryFile() as asked, TemporaryFile() as answered, TemporaryFile() as printed:
-        asked.write(json.dumps(question).encode())
-        asked.seek(0)
-        fault = _run_child(asked, answered, printed, trial.patience)
-        answered.seek(0)
-        found: dict[str, Any] = {"stage": "its start"}
-        for line in answered:
-            found |= json.loads(line)
-        if found["stage"] is not None:
-            doing = f"{fault or 'it ended the process'} during {found['stage']}"
-            hidden = find_secrets({"options": trial.options, "environment": dict(os.environ)})
-            found["error"] = f"{doing}{_describe_end(printed, hidden)}"
-    return found
-
-
-def _run_child(
-    asked: IO[bytes], answered: IO[bytes], printed: IO[bytes], patience: float
-) -> str | None:
-    """Run the child and return the fault of its end, if any; it and its children are gone then."""
-    # -P: a file of the working folder must not take the place of a module.
-    command = [sys.executable, "-P", "-m", "evalution.doctor.probe"]
-    child = subprocess.Popen(
-        command, stdin=asked, stdout=answered, stderr=printed, start_new_session=True
-    )
-    try:
-        status = child.wait(patience)
-    except subprocess.TimeoutExpired:
-        child.send_signal(signal.SIGABRT)  # by which it prints its stacks
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(_SECONDS_TO_DIE)
-        return f"it was not done after {patience:g} s,"
-    finally:
-        _kill_group(child)
-    if status < 0:
-        return f"it crashed with {signal.Signals(-status).name}"
-    return f"it ended the process with status {status}" if status else None
-
-
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    if sys.platform == "win32":
-        child.kill()
-    else:
-        with suppress(ProcessLookupError):  # where all of them ended by themselves
-            os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-
-
-def _describe_end(printed: IO[bytes], hidden: Collection[str]) -> str:
-    """Return the last printed line, and the place in the code where the process ended."""
-    printed.seek(0)
-    text, _, stacks = printed.read().decode(errors="replace").partition(_DUMP)
-    frames = [(file, line) for file, line in _FRAME.findall(stacks) if not _is_python_own(file)]
-    place = f" ({frames[0][0]}, line {frames[0][1]})" if frames else ""
-    lines = text.strip().splitlines()
-    return (
-        f"{place}; it printed last: {redact_text(lines[-1].strip(), hidden)[:200]}"
-        if lines
-        else place
-    )
-
-
-def _is_python_own(file: str) -> bool:
-    is_installed = "site-packages" in file or "dist-packages" in file
-    return file.startswith("<") or (file.startswith(_STDLIB) and not is_installed)

@@ -1,20 +1,12 @@
-"""Tries one engine in a process of its own: `python -m evalution.doctor.probe`.
-
-A question comes as JSON on stdin. Every line of stdout is an object of facts that were found, and
-the stage that begins then; whatever a runtime prints is sent to stderr, and so are the stacks of
-all threads if the process dies. Only a process that lives to say that it is done can be trusted.
-"""
+"""Tries one engine in a process of its own: `python -m evalution.doctor.probe`."""
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import math
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from evalution.doctor.child import Facts, answer_parent
 from evalution.error_boundary import wrap_errors
 from evalution.redaction import mask_text, register_secrets
 from evalution_core import (
@@ -39,24 +31,13 @@ PROMPT, ANSWER, LOGPROB = "Question: What is 3 + 4?\nAnswer:", " 3 + 4 = 7\n####
 _TOLERANCE = 0.05
 """Nats by which low precision may be off over the whole answer; a wrong score is off by more."""
 
-Facts = dict[str, Any]
 
-
-def main() -> None:
-    """Answer the question on stdin."""
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    faulthandler.enable()
-    question = json.load(sys.stdin)
-    sys.path[:] = question["path"]
+def answer_question(question: Mapping[str, Any]) -> Iterator[Facts]:
+    """Try the engine of the question."""
+    register_secrets(question["options"])
     name, value, distribution, version = question["entry"]
     entry = PluginEntry(name, value, distribution, version, ENGINES)
-    register_secrets(question["options"])
-    with os.fdopen(answers, "w", encoding="utf-8") as stream:
-        for facts in probe_engine(entry, question["options"], question["model"]):
-            print(json.dumps(facts), file=stream, flush=True)
-    # A runtime's threads must not keep the process alive: all that was asked is answered.
-    os._exit(0)
+    return probe_engine(entry, question["options"], question["model"])
 
 
 def probe_engine(
@@ -149,4 +130,4 @@ def _ask(session: BaseInferenceSession, path: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    answer_parent(answer_question)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter
 
+from evalution.doctor.child import Facts, answer_parent, ask_child
 from evalution.error_boundary import wrap_errors
+from evalution.redaction import mask_text
 from evalution.suites.discovery import find_suites
 from evalution.yaml_spec.option_schema import (
     NamedDeclaration,
@@ -22,10 +24,10 @@ from evalution.yaml_spec.option_schema import (
 )
 from evalution_core import ConfigurationError, EvalutionError, Model
 from evalution_core.discovery import ENGINES
-from evalution_core.plugins import PluginRegistry
+from evalution_core.plugins import PluginEntry, PluginRegistry
 
-P = TypeVar("P", bound=type[Any])
-
+PATIENCE = 20
+"""Seconds that a plugin of another package has to be imported and to describe its options."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ENGINE, _MODEL, _TEST = ({"$ref": f"#/$defs/{name}"} for name in ("engine", "model", "test"))
 _SECTIONS: dict[str, Any] = {
@@ -108,11 +110,13 @@ _OF_MODEL: dict[str, Any] = {
 def make_spec_schema() -> SpecSchema:
     """The schema of a spec (JSON Schema 2020-12) over all installed engines and suites.
 
-    It imports every engine's adapter, and no runtime. What an option's value may be beyond its type
-    (a range, a column of the rows), `evalution validate` knows. Secret options show no default.
+    It imports every adapter of this project, and no runtime. Each plugin of another package is
+    imported in a child process, which has `PATIENCE` seconds. What an option's value may be beyond
+    its type (a range, a column of the rows), `evalution validate` knows. Secret options show no
+    default.
     """
-    engines, broken_engines = _list_plugins(ENGINES, "engine", make_engine_schema)
-    suites, broken_suites = _list_plugins(find_suites(), "test", make_suite_schema)
+    engines, broken_engines = _list_plugins("engine")
+    suites, broken_suites = _list_plugins("test")
     definitions: dict[str, Any] = {
         "engine": make_declaration_schema("engine", engines),
         "test": make_declaration_schema("test", suites),
@@ -135,24 +139,58 @@ def make_spec_schema() -> SpecSchema:
     return SpecSchema(schema, [*broken_engines, *broken_suites])
 
 
-def _list_plugins(
-    registry: PluginRegistry[P], what: str, make_schema: Callable[[P], Mapping[str, Any]]
-) -> tuple[list[NamedDeclaration], list[str]]:
+def _list_plugins(what: str) -> tuple[list[NamedDeclaration], list[str]]:
     """Return the declarations of all plugins, and a line for each that is left out."""
+    registry = _find_registry(what)
+    ours = {None, *registry.own.values()}
     found: list[NamedDeclaration] = []
     complaints: list[str] = []
     for name, entry in registry.names().items():
+        declare = _declare_plugin if entry.distribution in ours else _declare_in_child
         try:
-            kind = entry.load()
-            with wrap_errors(f"{what} {name!r}: the schema of its options", ConfigurationError):
-                declared = NamedDeclaration(
-                    name, entry.source, what, read_docstring(kind), make_schema(kind)
-                )
-                json.dumps(declared.definitions)  # a package may say anything of its options
-            found.append(declared)
+            found.append(declare(what, name, entry))
         except EvalutionError as error:
             complaints.append(str(error))
     return found, complaints
+
+
+def _find_registry(what: str) -> PluginRegistry[Any]:
+    return ENGINES if what == "engine" else find_suites()
+
+
+def _declare_plugin(what: str, name: str, entry: PluginEntry[Any]) -> NamedDeclaration:
+    kind = entry.load()
+    make_schema = make_engine_schema if what == "engine" else make_suite_schema
+    with wrap_errors(f"{what} {name!r}: the schema of its options", ConfigurationError):
+        declared = NamedDeclaration(
+            name, entry.source, what, read_docstring(kind), make_schema(kind)
+        )
+        json.dumps(declared.definitions)  # a package may say anything of its options
+    return declared
+
+
+def _declare_in_child(what: str, name: str, entry: PluginEntry[Any]) -> NamedDeclaration:
+    question = {"what": what, "name": name}
+    found = ask_child("evalution.yaml_spec.schema", entry, question, PATIENCE)
+    if "declaration" in found:
+        return NamedDeclaration(**found["declaration"])
+    source = "" if found["stage"] is None else f"{entry.qualified}: "
+    raise ConfigurationError(f"{source}{found['error']}")
+
+
+def _answer_question(question: Mapping[str, Any]) -> Iterator[Facts]:
+    """Declare the plugin of the question."""
+    yield {"stage": "its import"}
+    what = question["what"]
+    own_name, value, distribution, version = question["entry"]
+    entry = PluginEntry(own_name, value, distribution, version, _find_registry(what))
+    try:
+        entry.load()
+        yield {"stage": "the schema of its options"}
+        yield {"declaration": asdict(_declare_plugin(what, question["name"], entry))}
+    except EvalutionError as error:
+        yield {"error": mask_text(str(error))}
+    yield {"stage": None}
 
 
 def _make_model_schema() -> dict[str, Any]:
@@ -164,3 +202,7 @@ def _make_model_schema() -> dict[str, Any]:
             {"type": "null"},
         ]
     }
+
+
+if __name__ == "__main__":
+    answer_parent(_answer_question)
