@@ -133,6 +133,7 @@ entries.list_entry_points = lambda group: [] if group == "evalution.servers" els
 def test_no_package_takes_the_place_of_a_known_command(
     evalution: CommandLine, plugins: Path, plugin: Any
 ) -> None:
+    pytest.importorskip("evalution_openai", reason="needs evalution-openai, which brings serve")
     plugin("other", "[evalution.commands]\nserve = working_plugin:greet\n")
     done = evalution("serve", "--help")
     assert "Serve a model to clients" in done.stdout, done.stderr

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rouge_score.rouge_scorer import RougeScorer
-from sacrebleu import sentence_chrf
 
 from evalution.scoring import text_metrics
 from evalution.scoring.near_misses import RIGHT, describe_near_misses, find_near_misses
@@ -24,6 +22,11 @@ from evalution.scoring.text_metrics import (
     TokenF1,
 )
 from evalution_core import ConfigurationError
+
+pytest.importorskip("rouge_score", reason="needs evalution[text]")
+pytest.importorskip("sacrebleu", reason="needs evalution[text]")
+from rouge_score.rouge_scorer import RougeScorer
+from sacrebleu import sentence_chrf
 
 plain = st.text("abc ABC 12.,'!-\n", max_size=40)
 

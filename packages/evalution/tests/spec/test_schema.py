@@ -87,7 +87,7 @@ RIGHT: list[dict[str, Any]] = [
     },
     {"tests": [{**TEST, "filters": "strip"}]},
     {"tests": [{**TEST, "metrics": "number"}]},
-    {"tests": [{**TEST, "metrics": ["f1", {"number": 0.5}, {"chrf": {"word_order": 2}}]}]},
+    {"tests": [{**TEST, "metrics": ["f1", {"number": 0.5}, {"regex": {"pattern": "x"}}]}]},
     {"tests": [{**TEST, "filters": [{"regex": "x"}, "lower", {"replace": {"pattern": "x"}}]}]},
     {"tests": [{**TEST, "filters": {"loose": "strip", "strict": [{"regex": {"pattern": "x"}}]}}]},
     {"tests": [{**TEST, "stop": ["a", "b"], "num_fewshot": 3}]},
