@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalution.scoring import text_metrics
-from evalution.scoring.near_misses import RIGHT, describe_near_misses, find_near_misses
 from evalution.scoring.text_metrics import (
+    RIGHT,
     TEXT_METRICS,
     ChoiceLetter,
     ChrF,
@@ -20,6 +20,8 @@ from evalution.scoring.text_metrics import (
     RougeL,
     TextMetric,
     TokenF1,
+    describe_near_misses,
+    find_near_misses,
 )
 from evalution_core import ConfigurationError
 

@@ -1,10 +1,14 @@
-"""Metrics of a text by its target: the ways in which a suite that generates may judge an answer."""
+"""Metrics of a text by its target: the ways in which a suite that generates may judge an answer.
+
+Also the near misses of an exact match: a score that is low for the form of its answers alone.
+"""
 
 from __future__ import annotations
 
 import re
 import string
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -321,3 +325,42 @@ TEXT_METRICS: StepKinds[TextMetric] = StepKinds(
     },
     TextMetric,
 )
+
+
+RIGHT = "are right"
+_AFTER_STRIP = "after strip (add it to filters and target_filters)"
+_AFTER_LOWER = "after strip and lower (add them to filters and target_filters)"
+_BY_NUMBER = "by their last number (metrics: [number])"
+NEAR_MISSES = (_AFTER_STRIP, _AFTER_LOWER, _BY_NUMBER)
+"""Remarks about a wrong answer, the smallest change first."""
+
+_LAST_NUMBER = Number()
+_WORTH_SAYING = 0.1
+"""Share of the rows that a change must win."""
+
+
+def find_near_misses(answer: str, target: str) -> list[str]:
+    """The changes that would make a wrong answer equal its target."""
+    one, other = answer.strip(), target.strip()
+    won = (
+        one == other,
+        one.lower() == other.lower(),
+        bool(_LAST_NUMBER.grade(_LAST_NUMBER.extract(answer), target)),
+    )
+    return [change for change, is_right in zip(NEAR_MISSES, won, strict=True) if is_right]
+
+
+def describe_near_misses(counts: Mapping[str, int], rows: int) -> Iterator[str]:
+    """Yield one sentence if changes win a tenth of the rows or more: those that win the most.
+
+    A change that wins a tenth more than a smaller one is named in addition to it.
+    """
+    right = reached = counts.get(RIGHT, 0)
+    named: list[str] = []
+    for change in NEAR_MISSES:
+        would = right + counts.get(change, 0)
+        if would > reached and would - reached >= _WORTH_SAYING * rows:
+            named.append(f"{would} would be {change}")
+            reached = would
+    if named:
+        yield f"{right} of {rows} are right; {'; '.join(named)}"

@@ -22,13 +22,15 @@ from evalution.scoring.filters import (
     split_reasoning,
 )
 from evalution.scoring.metrics import Mean, Measure, Metric, Score
-from evalution.scoring.near_misses import (
+from evalution.scoring.text_metrics import (
     NEAR_MISSES,
     RIGHT,
+    TEXT_METRICS,
+    ExactMatch,
+    TextMetric,
     describe_near_misses,
     find_near_misses,
 )
-from evalution.scoring.text_metrics import TEXT_METRICS, ExactMatch, TextMetric
 from evalution.suites.prompted_suite import LocalQuestions, PromptedSuite, Template, parse_text
 from evalution.suites.row_suite import FewshotRow
 from evalution.suites.suite import Sample, yaml_form
@@ -38,6 +40,7 @@ from evalution_core.kinds import RequestKind
 from evalution_core.requests import Message
 
 EXACT_MATCH = ExactMatch.name
+_EXACT_MATCH = ExactMatch()
 Stop = Annotated[
     Sequence[str], Field(description="Texts that end an answer; they are no part of it.")
 ]
@@ -100,7 +103,7 @@ class GenerationSuite(PromptedSuite[AnswerSample, GenerationOutput]):
     @property
     def gradings(self) -> Mapping[str, Grading]:
         """The judgements of an answer, by the name of the metric in results."""
-        return {name: Grading(steps, ExactMatch()) for name, steps in self.pipelines.items()}
+        return {name: Grading(steps, _EXACT_MATCH) for name, steps in self.pipelines.items()}
 
     @classmethod
     def describe_metrics(cls) -> Mapping[str, str]:
