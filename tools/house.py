@@ -21,9 +21,9 @@ from lint_imports import source_folders
 ROOT = Path(__file__).parents[1]
 CORE = "evalution_core"
 
-MODULES, LINES = 350, 60_500
-PACKAGE_MODULES = {"evalution": 110, "evalution_enginekit": 27}
-MODULE_CEILING, MODULE_FLOOR, FUNCTION_CEILING, CORE_CEILING = 500, 40, 50, 1_210
+MODULES, LINES = 375, 66_000
+PACKAGE_MODULES = {"evalution": 122, "evalution_enginekit": 28}
+MODULE_CEILING, MODULE_FLOOR, FUNCTION_CEILING, CORE_CEILING = 500, 40, 50, 1_235
 REASON = "own module"
 """A module below the floor with one importer says in its docstring why it is its own module."""
 

@@ -142,4 +142,4 @@ def test_an_engine_must_write_build() -> None:
 def test_a_capability_is_its_name() -> None:
     assert Capability("beams") is Capability.BEAMS
     assert f"{Capability.TOKEN_IDS}" == "token_ids"
-    assert len(set(Capability)) == 16
+    assert len(set(Capability)) == 18

@@ -69,12 +69,21 @@ ADDED_DEFAULTS: dict[type, dict[str, Any]] = {
             "runtime",
         ]
     ),
-    LoglikelihoodRequest: {"messages": None, "truncation": "left"},
+    LoglikelihoodRequest: {"messages": None, "truncation": "left", "top_logprobs": None},
     LoglikelihoodOutput: dict.fromkeys(
-        ["token_ids", "token_logprobs", "prompt_tokens", "truncated_tokens", "runtime"]
+        [
+            "token_ids",
+            "token_logprobs",
+            "prompt_tokens",
+            "truncated_tokens",
+            "runtime",
+            "top_logprobs",
+        ]
     ),
-    RollingLoglikelihoodRequest: {},
-    RollingLoglikelihoodOutput: dict.fromkeys(["token_ids", "token_logprobs", "runtime"]),
+    RollingLoglikelihoodRequest: {"top_logprobs": None},
+    RollingLoglikelihoodOutput: dict.fromkeys(
+        ["token_ids", "token_logprobs", "runtime", "top_logprobs"]
+    ),
 }
 each_kind = pytest.mark.parametrize("kind", list(GUIDE_FIELDS), ids=lambda kind: kind.__name__)
 

@@ -30,6 +30,8 @@ CAPABILITIES = frozenset(Capability) - {
     Capability.BEAMS,
     Capability.LOGPROBS,
     Capability.MULTIMODAL,
+    Capability.DISTRIBUTIONS,
+    Capability.PROMPT_TOP_LOGPROBS,
 }
 
 

@@ -26,6 +26,8 @@ CAN = frozenset(Capability) - {
     Capability.BEAMS,
     Capability.LOGPROBS,
     Capability.MULTIMODAL,
+    Capability.DISTRIBUTIONS,
+    Capability.PROMPT_TOP_LOGPROBS,
 }
 REPLIES = {
     "tool:": "<think>now I know</think>It is 7.",

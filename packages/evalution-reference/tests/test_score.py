@@ -151,3 +151,19 @@ def test_scores_are_right_after_a_failed_call(
     assert_right(model, spans, score(scorer, spans))
     again = [TokenSpan([*PREFIX, 7], 1), *reversed(spans)]
     assert_right(model, again, score(scorer, again))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.lists(token_spans(), max_size=4), max_size=3))
+def test_rows_are_those_of_a_pass_over_each_span(
+    model: Llama, calls: list[list[TokenSpan]]
+) -> None:
+    scorer = PrefixScorer(model)
+    for spans in calls:
+        found = iter([row for block in scorer.compute_rows(spans) for row in block])
+        for span in spans:
+            hidden = model.hidden_states(np.array(span.fed), model.new_cache())
+            logits = model.logits(hidden[span.start - 1 :])
+            for row in logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)):
+                np.testing.assert_allclose(next(found), row, atol=1e-5)
+        assert next(found, None) is None

@@ -132,6 +132,8 @@ CAPABILITIES = frozenset(Capability) - {
     Capability.BEAMS,
     Capability.MULTIMODAL,
     Capability.TOOLS,
+    Capability.DISTRIBUTIONS,
+    Capability.PROMPT_TOP_LOGPROBS,
 }
 UNTEMPLATED = "toy-without-template"
 INCOMPLETE = "toy-without-a-row"

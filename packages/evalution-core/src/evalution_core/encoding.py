@@ -20,10 +20,12 @@ class TokenSpan:
     """Score `token_ids[start:]`, each token given all before it; `start` is at least 1.
 
     The last token is scored but not fed, so the model sees `len(token_ids) - 1` tokens.
+    `top_logprobs` asks for so many of the most likely tokens at each position.
     """
 
     token_ids: Sequence[int]
     start: int
+    top_logprobs: int | None = None
 
     @property
     def fed(self) -> Sequence[int]:

@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 Truncation = Literal["left", "error"]
 FinishReason = Literal["stop", "length"]
 TopLogprobs = list[dict[int, float]]
-"""For each generated token, the k most likely token ids with their log-probabilities."""
+"""For each token, the k ids that were most likely in its place, with their log-probabilities."""
 
 
 def _metadata() -> dict[str, Any]:
@@ -85,6 +85,7 @@ class LoglikelihoodRequest:
 
     `messages` stand for the context and are rendered with the generation prompt.
     A context that doesn't fit is cut from the left; a continuation never is.
+    `top_logprobs=k` asks for the k most likely tokens at each scored position, at least one.
     """
 
     context: str = ""
@@ -95,13 +96,15 @@ class LoglikelihoodRequest:
     _: KW_ONLY
     messages: Sequence[Message] | None = None
     truncation: Truncation = "left"
+    top_logprobs: int | None = None
 
 
 @dataclass(slots=True)
 class LoglikelihoodOutput:
     """`logprob` is the sum of `token_logprobs` in nats; `token_count` is how many were scored.
 
-    `is_greedy`: no token had a strictly larger logit at any position.
+    `is_greedy`: no token had a strictly larger logit at any position. `top_logprobs` has the most
+    likely tokens of each position where the request asked for them, whether scored or not.
     """
 
     logprob: float
@@ -114,15 +117,21 @@ class LoglikelihoodOutput:
     prompt_tokens: int | None = None
     truncated_tokens: int | None = None
     runtime: dict[str, Any] | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 @dataclass(slots=True)
 class RollingLoglikelihoodRequest:
-    """A text of any length; each of its tokens is scored once, the BOS token never."""
+    """A text of any length; each of its tokens is scored once, the BOS token never.
+
+    `top_logprobs` as in `LoglikelihoodRequest`.
+    """
 
     text: str = ""
     input_ids: Sequence[int] | None = None
     metadata: dict[str, Any] = field(default_factory=_metadata)
+    _: KW_ONLY
+    top_logprobs: int | None = None
 
 
 @dataclass(slots=True)
@@ -136,6 +145,32 @@ class RollingLoglikelihoodOutput:
     token_ids: list[int] | None = None
     token_logprobs: list[float] | None = None
     runtime: dict[str, Any] | None = None
+    top_logprobs: TopLogprobs | None = None
+
+
+@dataclass(slots=True)
+class DistributionRequest:
+    """Ids to feed as they are; a row is wanted for each of `input_ids[start:]`, before it is seen.
+
+    `start` is at least 1. The last id isn't fed, so at most `max_model_len + 1` ids fit, and
+    nothing is cut.
+    """
+
+    input_ids: Sequence[int]
+    start: int = 1
+    metadata: dict[str, Any] = field(default_factory=_metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class DistributionRows:
+    """Rows of a request from its scored position `first` on, as they come from the model.
+
+    `rows` holds natural-log probabilities of the whole vocabulary in float32, C-contiguous, of
+    shape (positions, vocabulary): each row sums to 1, with no temperature, penalty or cut applied.
+    """
+
+    first: int
+    rows: memoryview
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 from evalution_core.capabilities import GUIDE_CAPABILITIES, Capability
 from evalution_core.errors import UnsupportedRequestError
 from evalution_core.requests import (
+    DistributionRequest,
+    DistributionRows,
     GenerationOutput,
     GenerationRequest,
     LoglikelihoodOutput,
@@ -190,6 +192,20 @@ class BaseInferenceSession(ABC):
             UnsupportedRequestError: the engine doesn't declare `stream`.
         """
         raise UnsupportedRequestError(f"{type(self).__name__} can't stream")
+
+    def distributions(
+        self, requests: Iterable[tuple[K, DistributionRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[K, DistributionRows | RequestFailure]]:
+        """Yield rows of log-probabilities in order: request by request, position by position.
+
+        Rows of a request come in as many blocks as the session likes, so that memory is bounded by
+        a block and not by a text; a `RequestFailure` ends its request, of which rows may have come.
+        A block is valid until the next one is asked for.
+
+        Raises:
+            UnsupportedRequestError: the session lacks `distributions`.
+        """
+        raise UnsupportedRequestError(f"{type(self).__name__} can't give distributions")
 
     def check(self) -> CheckResult:
         """Compare the scoring path with the next-token path on a short known sequence.

@@ -39,6 +39,8 @@ MOCK_CAPABILITIES = frozenset(Capability) - {
     Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.ATTACH,
+    Capability.DISTRIBUTIONS,
+    Capability.PROMPT_TOP_LOGPROBS,
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from evalution_core import EngineRuntimeError
 from evalution_core.encoding import TokenSpan
+from evalution_core.requests import TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +16,13 @@ class TokenScore:
     """Natural-log probabilities of the scored tokens, in order.
 
     `is_greedy`: no token had a strictly larger logit at any of the positions; None if unknown.
+    `top_logprobs` has the most likely tokens of each position, for a span that asks for them.
     """
 
     logprobs: Sequence[float]
     is_greedy: bool | None = None
     runtime: dict[str, Any] | None = field(default=None)
+    top_logprobs: TopLogprobs | None = None
 
 
 class WrongScoresError(EngineRuntimeError):

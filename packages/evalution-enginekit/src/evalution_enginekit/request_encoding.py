@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
@@ -22,7 +23,6 @@ from evalution_core import (
 )
 from evalution_core.encoding import (
     ContextEncoder,
-    FittedPair,
     TokenSpan,
     conditioning_id,
     encode_request,
@@ -33,11 +33,11 @@ from evalution_core.encoding import (
     strip_leading,
 )
 from evalution_core.errors import raise_failures
-from evalution_core.requests import Message, Request
+from evalution_core.requests import DistributionRequest, Message, Request
 from evalution_enginekit.generation import GenerationJob, TokenPrompt
 from evalution_enginekit.planning import TokenScore
 from evalution_enginekit.runtime_thread import runtime_errors
-from evalution_enginekit.scoring import ScoringJob, complete_logprobs
+from evalution_enginekit.scoring import ScoringJob, complete_logprobs, complete_top_logprobs
 from evalution_enginekit.tokenizer import Tokenizer
 
 Q = TypeVar("Q")
@@ -125,6 +125,7 @@ class RequestValidator:
         if not request.continuation and request.continuation_input_ids is None:
             raise InvalidRequestError("the continuation is empty: there is nothing to score")
         self._check_truncation(request.truncation)
+        self._check_top_logprobs(request.top_logprobs)
 
     def check_rolling(self, request: RollingLoglikelihoodRequest) -> None:
         _check_type(request, RollingLoglikelihoodRequest)
@@ -137,6 +138,18 @@ class RequestValidator:
             raise InvalidRequestError(
                 "a rolling request's text is empty: there is nothing to score"
             )
+        self._check_top_logprobs(request.top_logprobs)
+
+    def check_distribution(self, request: DistributionRequest) -> None:
+        _check_type(request, DistributionRequest)
+        self._need(Capability.DISTRIBUTIONS, "distributions", asked=True)
+        self._check_ids("input_ids", request.input_ids)
+        _check_int("start", request.start, least=1)
+        if request.start >= len(request.input_ids):
+            raise InvalidRequestError(
+                f"start={request.start} leaves no position of {len(request.input_ids)} ids"
+            )
+        _check(_is_dict(request.metadata), "metadata", "a dict", request.metadata)
 
     def _need(self, capability: Capability, asked_for: str, *, asked: bool) -> None:
         if asked and capability not in self._capabilities:
@@ -146,6 +159,11 @@ class RequestValidator:
                 f"it lacks the capability {capability.value!r} (declares: {declared})",
             )
             raise UnsupportedRequestError(f"engine {self._engine} can't do {asked_for}: {why}")
+
+    def _check_top_logprobs(self, count: int | None) -> None:
+        if count is not None:
+            _check_int("top_logprobs", count, least=1)
+            self._need(Capability.PROMPT_TOP_LOGPROBS, f"top_logprobs={count}", asked=True)
 
     def _check_truncation(self, truncation: str) -> None:
         _check(truncation in ("left", "error"), "truncation", "'left' or 'error'", truncation)
@@ -325,9 +343,9 @@ class RequestEncoder:
             max_model_len=self._max_model_len,
             truncation=request.truncation,
         )
-        return ScoringJob(
-            pair.span, partial(_make_output, pair, request.metadata), request.metadata
-        )
+        span = replace(pair.span, top_logprobs=request.top_logprobs)
+        conclude = partial(_make_output, span, pair.truncated_tokens, request.metadata)
+        return ScoringJob(span, conclude, request.metadata)
 
     def encode_rolling(self, request: RollingLoglikelihoodRequest) -> list[TokenSpan]:
         self._validator.check_rolling(request)
@@ -337,7 +355,19 @@ class RequestEncoder:
             token_ids = encode_rolling(self._tokenizer, request.text)
         leading = conditioning_id(self._tokenizer)
         self._check_vocabulary([leading, *token_ids])
-        return rolling_windows(token_ids, leading, self._max_model_len)
+        windows = rolling_windows(token_ids, leading, self._max_model_len)
+        return [replace(window, top_logprobs=request.top_logprobs) for window in windows]
+
+    def encode_distribution(self, request: DistributionRequest) -> TokenSpan:
+        self._validator.check_distribution(request)
+        token_ids = list(request.input_ids)
+        self._check_vocabulary(token_ids)
+        if len(token_ids) > self._max_model_len + 1:
+            raise ContextLengthError(
+                f"a request for distributions has {len(token_ids)} ids and max_model_len is "
+                f"{self._max_model_len}; it is never cut: ask for at most one id more than that"
+            )
+        return TokenSpan(token_ids, request.start)
 
     def make_probe(self, token_ids: Sequence[int], length: int) -> GenerationJob:
         """A greedy request on ids, for the self check."""
@@ -431,19 +461,20 @@ def _check_beams(request: GenerationRequest) -> None:
 
 
 def _make_output(
-    pair: FittedPair, metadata: dict[str, Any], score: TokenScore
+    span: TokenSpan, truncated_tokens: int, metadata: dict[str, Any], score: TokenScore
 ) -> LoglikelihoodOutput:
-    logprobs = complete_logprobs(pair.span, score)
+    logprobs = complete_logprobs(span, score)
     return LoglikelihoodOutput(
         math.fsum(logprobs),
         score.is_greedy,
         len(logprobs),
         metadata,
-        token_ids=pair.continuation_ids,
+        token_ids=list(span.token_ids[span.start :]),
         token_logprobs=logprobs,
-        prompt_tokens=pair.span.start,
-        truncated_tokens=pair.truncated_tokens,
+        prompt_tokens=span.start,
+        truncated_tokens=truncated_tokens,
         runtime=score.runtime,
+        top_logprobs=complete_top_logprobs(span, score),
     )
 
 
@@ -455,7 +486,9 @@ def catch_failure(prepare: Callable[[Any], J]) -> Callable[[Any], J | RequestFai
             with runtime_errors("preparing a request"):
                 return prepare(request)
         except (InvalidRequestError, UnsupportedRequestError, EngineRuntimeError) as error:
-            metadata = request.metadata if isinstance(request, Request) else {}
+            metadata = (
+                request.metadata if isinstance(request, Request | DistributionRequest) else {}
+            )
             return RequestFailure(error, metadata)
 
     return prepare_or_fail

@@ -267,6 +267,8 @@ SERVING_CAPABILITIES = frozenset(Capability) - {
     Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.ATTACH,
+    Capability.DISTRIBUTIONS,
+    Capability.PROMPT_TOP_LOGPROBS,
 }
 """All that a serving runtime can do through `ServingSession`."""
 

@@ -19,7 +19,7 @@ from evalution_core import (
     RollingLoglikelihoodRequest,
 )
 from evalution_core.encoding import TokenSpan
-from evalution_core.requests import parse_item
+from evalution_core.requests import TopLogprobs, parse_item
 from evalution_enginekit.planning import TokenScore, WrongScoresError, order_by_prefix
 from evalution_enginekit.runtime_thread import (
     IDLE,
@@ -249,6 +249,23 @@ def complete_logprobs(span: TokenSpan, score: TokenScore) -> list[float]:
     return list(score.logprobs)
 
 
+def complete_top_logprobs(span: TokenSpan, score: TokenScore) -> TopLogprobs | None:
+    """The most likely tokens of each position, where the span asks for them.
+
+    Raises:
+        WrongScoresError: they are missing at some.
+    """
+    if span.top_logprobs is None:
+        return None
+    expected, found = len(span.token_ids) - span.start, score.top_logprobs or []
+    if len(found) != expected or not all(found):
+        raise WrongScoresError(
+            f"the most likely tokens of {expected} positions were asked for, and those of "
+            f"{sum(map(bool, found))} came"
+        )
+    return list(found)
+
+
 def rolling_output(
     request: RollingLoglikelihoodRequest,
     windows: Sequence[TokenSpan],
@@ -262,12 +279,14 @@ def rolling_output(
     scored = zip(windows, scores, strict=True)
     logprobs = [value for span, score in scored for value in complete_logprobs(span, score)]
     token_ids = [i for span in windows for i in span.token_ids[span.start :]]
+    tops = [complete_top_logprobs(*pair) for pair in zip(windows, scores, strict=True)]
     return RollingLoglikelihoodOutput(
         math.fsum(logprobs),
         len(logprobs),
         request.metadata,
         token_ids=token_ids,
         token_logprobs=logprobs,
+        top_logprobs=None if request.top_logprobs is None else [s for t in tops for s in t or ()],
     )
 
 

@@ -27,6 +27,8 @@ from evalution_core import (
     UnsupportedRequestError,
 )
 from evalution_core.encoding import TokenSpan
+from evalution_core.requests import DistributionRequest, DistributionRows
+from evalution_enginekit.distributions import DistributionReader, Rows, score_by_rows
 from evalution_enginekit.generation import (
     GenerationJob,
     GenerationLoop,
@@ -62,6 +64,8 @@ from evalution_enginekit.tokenizer import Tokenizer
 READ_AHEAD = 2
 """Requests that wait prepared, so that a free slot is filled at once."""
 _BATCH_SIZE = 16
+_REQUESTS_OF_ROWS = 8
+"""Requests for distributions that an engine is given at once."""
 _UNLIMITED = 1 << 31
 """Stands for an unknown window: then the runtime decides what is too long."""
 
@@ -365,7 +369,7 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
         self._generation = GenerationLoop(
             self._thread, tokenizer, self._generate_tokens, continuous=self._is_continuous
         )
-        self._scoring = ScoringLoop(self._thread, self._score_tokens)
+        self._scoring = ScoringLoop(self._thread, self._score_spans)
         self._thread.add(self._generation)
         self._thread.add(self._scoring)
 
@@ -388,6 +392,16 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
         each other. `ScoringLoop.step` calls this, on the session's runtime thread.
         """
         ...
+
+    def _compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
+        """Yield the rows of all scored positions, span after span, in blocks of any length.
+
+        A row has the log-probabilities of the whole vocabulary, as `log_softmax_rows` makes it of
+        logits; `count_block_rows` says how many to hold at once. Spans that come one after the
+        other often share a prefix. For an engine that declares `distributions`; it may be
+        suspended between two blocks while the thread does other work, or closed.
+        """
+        raise NotImplementedError
 
     def _release(self) -> None:
         """Free the runtime; called once, when nothing runs any more."""
@@ -417,10 +431,27 @@ class TokenSession(KitSession[GenerationJob, ScoringJob]):
     def close(self) -> None:
         self._thread.close(self._release)
 
+    def distributions(
+        self, requests: Iterable[tuple[K, DistributionRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[K, DistributionRows | RequestFailure]]:
+        at_once = self._begin(batch_size) or _REQUESTS_OF_ROWS
+        if Capability.DISTRIBUTIONS not in self._capabilities:
+            raise UnsupportedRequestError(f"engine {self._engine} can't give distributions")
+        self._ensure_checked()
+        reader = DistributionReader(self._thread, self._compute_rows)
+        return reader.read(requests, catch_failure(self._encoder.encode_distribution), at_once)
+
     # within
 
     def _ensure_open(self) -> None:
         self._thread.ensure_open()
+
+    def _score_spans(self, spans: Sequence[TokenSpan]) -> Iterator[SpanScores]:
+        """Score spans; by rows where the engine has them and the most likely tokens are wanted."""
+        asks = any(span.top_logprobs is not None for span in spans)
+        if asks and Capability.DISTRIBUTIONS in self._capabilities:
+            return score_by_rows(self._compute_rows, spans)
+        return self._score_tokens(spans)
 
     def _make_completion_job(
         self, request: GenerationRequest, *, deltas: bool = False

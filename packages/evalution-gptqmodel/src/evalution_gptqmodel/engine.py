@@ -14,7 +14,12 @@ from evalution_transformers.runtime import describe_runtime
 if TYPE_CHECKING:
     from evalution_transformers.session import TransformersSession
 
-GPTQMODEL_CAPABILITIES = frozenset(Capability) - {Capability.TOOLS, Capability.MULTIMODAL}
+GPTQMODEL_CAPABILITIES = frozenset(Capability) - {
+    Capability.TOOLS,
+    Capability.MULTIMODAL,
+    Capability.DISTRIBUTIONS,
+    Capability.PROMPT_TOP_LOGPROBS,
+}
 
 
 @dataclass(slots=True)

@@ -18,6 +18,8 @@ CAPABILITIES = frozenset(Capability) - {
     Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.ATTACH,
+    Capability.DISTRIBUTIONS,
+    Capability.PROMPT_TOP_LOGPROBS,
 }
 
 

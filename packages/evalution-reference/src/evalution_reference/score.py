@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalution_enginekit import ScoringPlan, Segment, TokenScore, TokenSpan, plan_scoring
+from evalution_enginekit.distributions import Rows, count_block_rows, log_softmax_rows
 from evalution_enginekit.planning import SpanScores, shared_prefix
 from evalution_enginekit.sampling import token_logprobs
 from evalution_reference.llama import Floats, KVCache, Llama
@@ -60,6 +61,18 @@ class PrefixScorer:
                     scores.add(target, logprob, is_greedy)
             yield scores.take_complete()
 
+    def compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
+        """Yield the log-probabilities of each span's scored positions, a block at a time."""
+        at_once = count_block_rows(self._model.config.vocab_size)
+        for span in spans:
+            fed, first = list(span.fed), span.start - 1
+            cache = self._make_root_cache(fed, first, self._prefix)
+            begin = cache.length
+            hidden = self._model.extend([np.array(fed[begin:])], [cache])
+            self._prefix = SharedPrefix(fed, cache)
+            for at in range(first - begin, len(hidden), at_once):
+                yield log_softmax_rows(self._model.logits(hidden[at : at + at_once]))
+
     def forget_prefix(self) -> None:
         self._prefix = None
 
@@ -87,15 +100,19 @@ class PrefixScorer:
     def _make_visit(
         self, index: int, segment: Segment, before: KVCache | None, prefix: SharedPrefix | None
     ) -> _Visit:
-        cache = self._make_root_cache(segment, prefix) if before is None else before.fork()
-        return _Visit(index, segment, cache)
+        if before is not None:
+            return _Visit(index, segment, before.fork())
+        ids = segment.token_ids
+        first_row = min((target.position for target in segment.targets), default=len(ids))
+        return _Visit(index, segment, self._make_root_cache(ids, first_row, prefix))
 
-    def _make_root_cache(self, root: Segment, prefix: SharedPrefix | None) -> KVCache:
-        """Return a cache of what `prefix` shares with the root, up to the first scored row."""
+    def _make_root_cache(
+        self, token_ids: list[int], first_row: int, prefix: SharedPrefix | None
+    ) -> KVCache:
+        """Return a cache of what `prefix` shares with the ids, up to the first scored row."""
         if prefix is None:
             return self._model.new_cache()
-        first_row = min((target.position for target in root.targets), default=len(root.token_ids))
-        shared = min(shared_prefix(prefix.token_ids, root.token_ids), first_row)
+        shared = min(shared_prefix(prefix.token_ids, token_ids), first_row)
         if not shared:
             return self._model.new_cache()
         cache = prefix.cache.fork()

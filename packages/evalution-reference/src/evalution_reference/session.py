@@ -16,6 +16,7 @@ from evalution_enginekit import (
     TokenSpan,
     model_identity,
 )
+from evalution_enginekit.distributions import Rows
 from evalution_enginekit.model_source import choose_window
 from evalution_reference.generate import Generator
 from evalution_reference.llama import Llama
@@ -84,6 +85,10 @@ class ReferenceSession(TokenSession):
     def _score_tokens(self, spans: Sequence[TokenSpan]) -> Iterator[list[TokenScore]]:
         assert self._scorer is not None
         return self._scorer.score(spans)
+
+    def _compute_rows(self, spans: Sequence[TokenSpan]) -> Iterator[Rows]:
+        assert self._scorer is not None
+        return self._scorer.compute_rows(spans)
 
     def _describe(self) -> dict[str, Any]:
         return {"device": "cpu", "attention": "numpy", "prefix_sharing": True}

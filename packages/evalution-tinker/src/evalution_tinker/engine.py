@@ -23,6 +23,8 @@ TINKER_CAPABILITIES = frozenset(Capability) - {
     Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.STREAM,
+    Capability.DISTRIBUTIONS,
+    Capability.PROMPT_TOP_LOGPROBS,
 }
 
 

@@ -18,6 +18,8 @@ COMPAT_CAPABILITIES = frozenset(Capability) - {
     Capability.TOOLS,
     Capability.MULTIMODAL,
     Capability.CONTINUOUS_BATCHING,
+    Capability.DISTRIBUTIONS,
+    Capability.PROMPT_TOP_LOGPROBS,
 }
 
 
