@@ -12,6 +12,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import Any, ClassVar, Literal, get_args
 
 from evalution_core import (
@@ -23,10 +24,16 @@ from evalution_core import (
 )
 from evalution_core.redaction import redact_text
 from evalution_core.requests import TopLogprobs
-from evalution_enginekit import Tokenizer, TokenScore, TokenSpan, runtime_errors
+from evalution_enginekit import (
+    Tokenizer,
+    TokenScore,
+    TokenSpan,
+    WrongScoresError,
+    runtime_errors,
+)
 from evalution_enginekit.planning import take_top
 from evalution_enginekit.scoring import complete_top_logprobs
-from evalution_enginekit.self_check import self_check
+from evalution_enginekit.self_check import score_tolerance, self_check
 from evalution_openai.client.connection import ServerConnection
 from evalution_openai.client.dialects import BodyWriter, count_scoring_tokens
 from evalution_openai.client.responses import (
@@ -364,12 +371,26 @@ class ScoringProbe:
         return ScoringChoice(None, nothing, refused)
 
     def _find_top_problem(self, method: ScoringMethod) -> str | None:
-        """Score two tokens with the likeliest in their places; return what is wrong with those."""
-        ids = [*self.tokenizer.leading_ids, *self.tokenizer.encode(PROBE_TEXT)]
-        span = TokenSpan(ids, max(1, len(ids) - 2), top_logprobs=2)
+        """Return what is wrong with the likeliest tokens; None if generation lists the same."""
+        prompt = [*self.tokenizer.leading_ids, *self.tokenizer.encode(PROBE_TEXT)]
+        dtype = self.dtype or "unknown"
         try:
             with runtime_errors("reading what it answered"):
-                complete_top_logprobs(span, self.call(lambda: method.score(span)))
+                made = self._generate(prompt, 3)
+                ids = [*prompt, *(made.token_ids or ())]
+                start = len(prompt) if made.token_ids else max(1, len(prompt) - 2)
+                span = TokenSpan(ids, start, top_logprobs=2)
+                tops = complete_top_logprobs(span, self.call(lambda: method.score(span))) or []
+                # Two tokens that are listed by their text may be listed as one.
+                steps = made.top_logprobs or [] if self.returns_ids else []
+                for top, step in zip(tops, steps, strict=False):
+                    expected = sorted(step.values(), reverse=True)[:2]
+                    differences = map(sub, top.values(), expected)
+                    if max(map(abs, differences), default=0.0) > score_tolerance(dtype):
+                        raise WrongScoresError(
+                            f"the likeliest tokens of a position have {list(top.values())}, and "
+                            f"{expected} where they are generated"
+                        )
         except EvalutionError as error:
             return redact_text(str(error))
         return None
