@@ -373,7 +373,8 @@ class ScoringProbe:
     def _find_top_problem(self, method: ScoringMethod) -> str | None:
         """Return what is wrong with the likeliest tokens; None if generation lists the same."""
         prompt = [*self.tokenizer.leading_ids, *self.tokenizer.encode(PROBE_TEXT)]
-        dtype = self.dtype or "unknown"
+        # Lists may be in float32 where scores are wider.
+        tolerance = max(map(score_tolerance, ("float32", self.dtype or "unknown")))
         try:
             with runtime_errors("reading what it answered"):
                 made = self._generate(prompt, 3)
@@ -386,7 +387,7 @@ class ScoringProbe:
                 for top, step in zip(tops, steps, strict=False):
                     expected = sorted(step.values(), reverse=True)[:2]
                     differences = map(sub, top.values(), expected)
-                    if max(map(abs, differences), default=0.0) > score_tolerance(dtype):
+                    if max(map(abs, differences), default=0.0) > tolerance:
                         raise WrongScoresError(
                             f"the likeliest tokens of a position have {list(top.values())}, and "
                             f"{expected} where they are generated"
