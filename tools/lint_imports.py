@@ -62,7 +62,9 @@ FOREIGN = {
     RUNNER: RUNTIMES,
 }
 # Decision 0012: the one module of the kit that is only for engines that bring NumPy.
-OPT_IN = {KIT: ("evalution_enginekit.sampling -> numpy",)}
+OPT_IN = {
+    KIT: ("evalution_enginekit.distributions -> numpy", "evalution_enginekit.sampling -> numpy")
+}
 
 
 def source_folders(root: Path) -> dict[str, Path]:
