@@ -80,9 +80,7 @@ def _check_lane(section: str, lane: EngineAndModel, suites: Sequence[AnySuite]) 
 
 
 def report(
-    folders: Annotated[
-        list[str], typer.Argument(metavar="DIR", help="Folders of runs, or of parity checks.")
-    ],
+    folders: Annotated[list[str], typer.Argument(metavar="DIR", help="Folders of any results.")],
     output: Annotated[
         Path, typer.Option(metavar="FILE", help="The page; an older one is replaced.")
     ] = Path("report.html"),
@@ -96,8 +94,14 @@ def report(
         from evalution.report import write_report  # noqa: PLC0415 (only this command needs it)
         from evalution.report.page import read_folders  # noqa: PLC0415 (as above)
 
-        runs, checks = read_folders(folders)
-        written = write_report(runs, output, samples_per_suite=samples, parity=checks)
+        found = read_folders(folders)
+        written = write_report(
+            found.runs,
+            output,
+            samples_per_suite=samples,
+            parity=found.parity,
+            fidelity=found.fidelity,
+        )
         print(f"report: {written.path} ({written.size / 1e6:.1f} MB)")
 
 

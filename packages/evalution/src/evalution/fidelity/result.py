@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 SCHEMA_VERSION = 1
-FIDELITY = "fidelity.json"
+
+
+def _restore_infinity(value: Any) -> Any:
+    return math.inf if value is None else value
+
+
+Nats = Annotated[float, BeforeValidator(_restore_infinity)]
+"""A figure that may be infinite, which is null in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +26,7 @@ class Estimate:
     `low` and `high` are None where fewer than two documents leave nothing to estimate them from.
     """
 
-    value: float
+    value: Nats
     low: float | None
     high: float | None
 
@@ -40,11 +50,11 @@ class Divergence:
 
     positions: int
     kl: Estimate
-    median: float
-    p95: float
-    p99: float
-    p999: float
-    maximum: float
+    median: Nats
+    p95: Nats
+    p99: Nats
+    p999: Nats
+    maximum: Nats
     top_share: float
     reverse_kl: Estimate
     js: Estimate
@@ -98,7 +108,7 @@ class WorstToken:
 
     document: int
     position: int
-    kl: float
+    kl: Nats
     before: str
     token: str
     reference_top: list[TopToken]
@@ -110,9 +120,9 @@ class Bin:
     """Positions whose value lies from `low` to below `high`, and their mean `kl`."""
 
     low: float
-    high: float
+    high: Nats
     positions: int
-    kl: float
+    kl: Nats
 
 
 @dataclass(frozen=True, slots=True)
