@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import subprocess
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from evalution.cli import app
+from evalution.fidelity import result as fidelity
 from evalution_core import (
     BaseEngine,
     BaseInferenceSession,
@@ -189,3 +192,92 @@ def assert_says() -> Callable[[Any, int, str], None]:
         assert message in told[-1]
 
     return check
+
+
+@pytest.fixture
+def make_fidelity() -> Callable[..., fidelity.FidelityResult]:
+    """A result with every part filled; `changes` are those of the candidate's divergence."""
+    return make_fidelity_result
+
+
+def make_fidelity_result(
+    mean: float = 0.0124,
+    floor: float | None = 0.0115,
+    *,
+    names: Sequence[str] = ("choices", "prose"),
+    label: str = "tiny q8_0",
+    size: int | None = 1_000_000,
+    top: int | None = None,
+    notes: Sequence[str] = (),
+    text: str = " colour\n",
+    **changes: Any,
+) -> fidelity.FidelityResult:
+    def make_suite(name: str) -> fidelity.SuiteFidelity:
+        return fidelity.SuiteFidelity(
+            name=name,
+            kind="rolling" if name == "prose" else "loglikelihood",
+            documents=40,
+            candidate=make_arm(mean, text, top is not None, **changes),
+            control=None if floor is None else make_arm(floor, text, top is not None),
+            contrast=None if floor is None else spread(mean - floor),
+        )
+
+    engine = {"name": "LlamaCpp", "options": {"n_ctx": 512}, "execution": {"weights": "Q8_0"}}
+    plain = {"name": "LlamaCpp", "options": {"n_ctx": 512}, "execution": {"weights": "F32"}}
+    reference = {"name": "Reference", "options": {}, "execution": {"dtype": "float64"}}
+    return fidelity.FidelityResult(
+        reference=fidelity.Side({"path": "tiny", "label": "tiny"}, reference, 4_000_000),
+        candidate=fidelity.Side({"path": f"{label}.gguf", "label": label}, engine, size),
+        control=None if floor is None else fidelity.Side({"path": "tiny-f32.gguf"}, plain),
+        vocabulary=512,
+        window=256,
+        top=top,
+        limit=None,
+        notes=list(notes),
+        suites=[make_suite(name) for name in names],
+        overall=make_suite("all"),
+    )
+
+
+def spread(value: float) -> fidelity.Estimate:
+    return fidelity.Estimate(value, value - abs(value) / 4, value + abs(value) / 4)
+
+
+def make_arm(mean: float, text: str, is_lower_bound: bool, **changes: Any) -> fidelity.Arm:
+    figures: dict[str, Any] = {
+        "kl": spread(mean),
+        "median": mean / 10,
+        "p95": mean * 4,
+        "p99": mean * 9,
+        "p999": mean * 20,
+        "maximum": mean * 50,
+        "top_share": 0.62,
+        "reverse_kl": spread(mean * 1.1),
+        "js": spread(mean / 4),
+        "rms_dp": 0.0192,
+        "same_top": fidelity.Estimate(0.973, 0.969, 0.977),
+        "top5_overlap": 0.94,
+        "log_ppl_ratio": fidelity.Estimate(0.0031, -0.0002, 0.0064),
+        "entropy_reference": None if is_lower_bound else 2.31,
+        "entropy": None if is_lower_bound else 2.33,
+        "is_lower_bound": is_lower_bound,
+        "covered": 0.9312 if is_lower_bound else 1.0,
+    }
+    edges = [0.0, *(10 ** (half / 2) for half in range(-14, 3)), math.inf]
+    tops = [fidelity.TopToken(text, 0.91), fidelity.TopToken(" the", 0.03)]
+    return fidelity.Arm(
+        divergence=fidelity.Divergence(positions=5000, **(figures | changes)),
+        histogram=[
+            fidelity.Bin(low, high, round(900 * math.exp(-((at - 9) ** 2) / 9)), low)
+            for at, (low, high) in enumerate(itertools.pairwise(edges))
+        ],
+        by_position=[
+            fidelity.Bin(at, at + 32, 600, mean * 32 / (at + 8)) for at in range(0, 256, 32)
+        ],
+        by_entropy=[fidelity.Bin(at, at + 1, 700, mean * (at + 0.2)) for at in range(6)],
+        flips=fidelity.ChoiceFlips(60, 4, 2, 1),
+        greedy=fidelity.GreedyDivergence(20, 14, [3, 5, 9, 9, 12, 24]),
+        worst=[
+            fidelity.WorstToken(7, 31, mean * 50, "What is your favourite", text, tops, tops[::-1])
+        ],
+    )

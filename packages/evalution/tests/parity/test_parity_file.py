@@ -7,7 +7,7 @@ import pytest
 
 import evalution
 from evalution.parity import ParityResult, check_parity, read_parity, write_parity
-from evalution.parity.result import parity_folder
+from evalution.parity.result import PARITY_FILE
 from evalution.runs.preflight import EngineAndModel
 from evalution.samples import ResultsNotWrittenError
 from evalution_core import ConfigurationError, Model
@@ -38,7 +38,7 @@ def result() -> ParityResult:
 
 
 def test_result_is_read_as_it_was_written(result: ParityResult, tmp_path: Path) -> None:
-    folder = parity_folder(tmp_path / "new" / "folder")
+    folder = PARITY_FILE.make_folder(tmp_path / "new" / "folder")
     file = write_parity(result, folder)
     assert file == folder / "parity.json"
     assert read_parity(folder) == result
@@ -50,10 +50,10 @@ def test_result_is_read_as_it_was_written(result: ParityResult, tmp_path: Path) 
 def test_folder_that_can_not_be_used_is_reported(result: ParityResult, tmp_path: Path) -> None:
     write_parity(result, tmp_path)
     with pytest.raises(ConfigurationError) as caught:
-        parity_folder(tmp_path)
+        PARITY_FILE.make_folder(tmp_path)
     assert f"{tmp_path} already holds a parity.json; name another --output" in str(caught.value)
     with pytest.raises(ConfigurationError, match="can't be written: Not a directory"):
-        parity_folder(tmp_path / "parity.json" / "in it")
+        PARITY_FILE.make_folder(tmp_path / "parity.json" / "in it")
     with pytest.raises(ResultsNotWrittenError, match="can't be written: No such file"):
         write_parity(result, tmp_path / "gone")
 

@@ -46,7 +46,7 @@ def parity(
         from evalution.parity import result as file  # noqa: PLC0415 - as above
 
         loaded = load_spec(spec)
-        folder = None if output is None else file.parity_folder(output)
+        folder = None if output is None else file.PARITY_FILE.make_folder(output)
         result = check.check_parity(
             EngineAndModel(loaded.engine, loaded.model),
             _require_against(loaded, spec),

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 SCHEMA_VERSION = 1
-FIDELITY = "fidelity.json"
+
+
+def _restore_infinity(value: Any) -> Any:
+    return math.inf if value is None else value
+
+
+Nats = Annotated[float, BeforeValidator(_restore_infinity)]
+"""A figure that may be infinite, which is null in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +26,7 @@ class Estimate:
     `low` and `high` are None where fewer than two documents leave nothing to estimate them from.
     """
 
-    value: float
+    value: Nats
     low: float | None
     high: float | None
 
@@ -26,8 +36,9 @@ class Divergence:
     """Distance of one side's distributions from those of the reference, over `positions`.
 
     All divergences are in nats; `kl` is KL(reference ‖ side), `reverse_kl` the other direction, and
-    the Jensen-Shannon divergence `js` at most ln 2. Quantiles are of `kl` over positions, by
-    nearest rank; `top_share` is the part of the sum of `kl` that its largest hundredth carries.
+    the Jensen-Shannon divergence `js` at most ln 2. Quantiles are of `kl` over positions, between
+    two by linear interpolation; `top_share` is the part of the sum of `kl` that its largest
+    hundredth carries.
     `rms_dp` is the root mean square of Δp of the token that stands in the text. `same_top` is the
     share of positions with the same most likely token, `top5_overlap` the mean share of tokens that
     the five most likely of both have in common. `log_ppl_ratio` is the mean of
@@ -36,15 +47,19 @@ class Divergence:
     With `is_lower_bound`, only the most likely tokens were known on a side: `kl`, `reverse_kl` and
     `js` are lower bounds, and `covered` is the mean mass of the reference that was compared token
     by token. Figures that can't be known then are None.
+
+    At `infinite` positions the side excludes a token that the reference doesn't, so that `kl` has
+    no finite value; they count in the quantiles. Each mean is over the positions where its figure
+    is finite.
     """
 
     positions: int
     kl: Estimate
-    median: float
-    p95: float
-    p99: float
-    p999: float
-    maximum: float
+    median: Nats
+    p95: Nats
+    p99: Nats
+    p999: Nats
+    maximum: Nats
     top_share: float
     reverse_kl: Estimate
     js: Estimate
@@ -56,6 +71,7 @@ class Divergence:
     entropy: float | None
     is_lower_bound: bool = False
     covered: float = 1.0
+    infinite: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +114,7 @@ class WorstToken:
 
     document: int
     position: int
-    kl: float
+    kl: Nats
     before: str
     token: str
     reference_top: list[TopToken]
@@ -110,9 +126,9 @@ class Bin:
     """Positions whose value lies from `low` to below `high`, and their mean `kl`."""
 
     low: float
-    high: float
+    high: Nats
     positions: int
-    kl: float
+    kl: Nats
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
-
-from evalution.results import to_json
-from evalution.samples import ResultsNotWrittenError
-from evalution.user_input import parse_path, path_errors, read_result_file
-from evalution_core import ConfigurationError
+from evalution.result_file import ResultFile
 
 SCHEMA_VERSION = 1
 NEAR_TIE = 1e-3
@@ -259,31 +254,13 @@ class ParityResult:
             yield f"requests with another number of tokens on each side: {missing.counted_apart}"
 
 
-PARITY = "parity.json"
-
-
-def parity_folder(output: str | os.PathLike[str]) -> Path:
-    """The folder that `write_parity` is to fill, made if it isn't there.
-
-    Raises:
-        ConfigurationError: it can't be made or written, or holds a parity result already.
-    """
-    folder = parse_path(os.fspath(output))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / PARITY).exists():
-            raise ConfigurationError(
-                f"{folder} already holds a {PARITY}; name another --output, or move it away"
-            )
-        # Before the models: a folder that can't be written must not cost their answers.
-        draft = folder / f"{PARITY}.part"
-        draft.touch()
-        draft.unlink()
-    except OSError as error:
-        raise ConfigurationError(
-            f"the folder {folder} can't be written: {error.strerror}; name another --output"
-        ) from error
-    return folder
+PARITY_FILE = ResultFile(
+    name="parity.json",
+    type=ParityResult,
+    what="a parity check",
+    command="evalution parity SPEC --output DIR",
+    newest_schema=SCHEMA_VERSION,
+)
 
 
 def write_parity(result: ParityResult, folder: Path) -> Path:
@@ -292,13 +269,7 @@ def write_parity(result: ParityResult, folder: Path) -> Path:
     Raises:
         ResultsNotWrittenError: the disk is full, or the folder is gone.
     """
-    file, draft = folder / PARITY, folder / f"{PARITY}.part"
-    try:
-        draft.write_text(to_json(result.to_dict()) + "\n", "utf-8", "backslashreplace")
-        os.replace(draft, file)
-    except OSError as error:
-        raise ResultsNotWrittenError(f"{file} can't be written: {error.strerror}") from error
-    return file
+    return PARITY_FILE.write(result.to_dict(), folder)
 
 
 def read_parity(path: str | os.PathLike[str]) -> ParityResult:
@@ -308,18 +279,4 @@ def read_parity(path: str | os.PathLike[str]) -> ParityResult:
         ConfigurationError: there is none, or the file is damaged, of a newer version, or was
             written by something else.
     """
-    file = parse_path(os.fspath(path))
-    with path_errors(file):
-        if file.is_dir():
-            file = file / PARITY
-        if not file.exists():
-            raise ConfigurationError(
-                f"there is no {file}; `evalution parity SPEC --output DIR` writes one"
-            )
-    found = read_result_file(file, "a parity check", SCHEMA_VERSION)
-    try:
-        return TypeAdapter(ParityResult).validate_python(found)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigurationError(f"{file} is damaged: {place}: {first['msg'].lower()}") from None
+    return PARITY_FILE.read(path)

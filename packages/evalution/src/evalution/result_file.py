@@ -1,0 +1,110 @@
+"""A result as the one file of its kind in a folder: checked before it costs anything, and whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from evalution.results import to_json
+from evalution.samples import ResultsNotWrittenError
+from evalution.user_input import parse_path, path_errors, read_result_file
+from evalution_core import ConfigurationError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile(Generic[T]):
+    """The file `name` of results of `type`.
+
+    `what` is the result of in a message, such as "a parity check", and `command` writes one.
+    """
+
+    name: str
+    type: type[T]
+    what: str
+    command: str
+    newest_schema: int
+
+    def is_in(self, path: Path) -> bool:
+        """Return whether `path` is such a file, or a folder that holds one.
+
+        Raises:
+            ConfigurationError: the path can't be read.
+        """
+        with path_errors(path):
+            return path.name == self.name or (path / self.name).is_file()
+
+    def make_folder(self, output: str | os.PathLike[str]) -> Path:
+        """Return the folder that is to hold the file, made if it isn't there.
+
+        Raises:
+            ConfigurationError: it can't be made or written, or holds such a file already.
+        """
+        folder = parse_path(os.fspath(output))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / self.name).exists():
+                raise ConfigurationError(
+                    f"{folder} already holds a {self.name}; name another --output, or move it away"
+                )
+            # Before the models: a folder that can't be written must not cost their answers.
+            draft = folder / f"{self.name}.part"
+            draft.touch()
+            draft.unlink()
+        except OSError as error:
+            raise ConfigurationError(
+                f"the folder {folder} can't be written: {error.strerror}; name another --output"
+            ) from error
+        return folder
+
+    def write(self, document: Mapping[str, Any], folder: Path) -> Path:
+        """Write the result's JSON object whole or not at all, and return where it is.
+
+        Raises:
+            ResultsNotWrittenError: the disk is full, or the folder is gone.
+        """
+        return write_whole(folder / self.name, to_json(document) + "\n")
+
+    def read(self, path: str | os.PathLike[str]) -> T:
+        """Return the result from its folder, or from the file in it.
+
+        Raises:
+            ConfigurationError: there is none, or the file is damaged, of a newer version, or was
+                written by something else.
+        """
+        file = parse_path(os.fspath(path))
+        with path_errors(file):
+            if file.is_dir():
+                file = file / self.name
+            if not file.exists():
+                raise ConfigurationError(f"there is no {file}; `{self.command}` writes one")
+        found = read_result_file(file, self.what, self.newest_schema)
+        try:
+            return TypeAdapter(self.type).validate_python(found)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ConfigurationError(
+                f"{file} is damaged: {place}: {first['msg'].lower()}"
+            ) from None
+
+
+def write_whole(file: Path, text: str) -> Path:
+    """Write `text` to the file, whole or not at all, and return its path.
+
+    Raises:
+        ResultsNotWrittenError: the disk is full, or the folder is gone.
+    """
+    draft = file.with_name(f"{file.name}.part")
+    try:
+        draft.write_text(text, "utf-8", "backslashreplace")
+        os.replace(draft, file)
+    except OSError as error:
+        raise ResultsNotWrittenError(f"{file} can't be written: {error.strerror}") from error
+    return file
