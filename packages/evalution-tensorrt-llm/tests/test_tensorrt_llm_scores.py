@@ -70,7 +70,9 @@ def test_scores_are_those_of_the_reference(
 @BOTH
 def test_likeliest_tokens_are_those_of_the_reference(installed: Any, release: str) -> None:
     installed(release)
-    pairs = [replace(pair, top_logprobs=count) for pair, count in zip(PAIRS, (1, 3, 999), strict=True)]
+    pairs = [
+        replace(pair, top_logprobs=count) for pair, count in zip(PAIRS, (1, 3, 999), strict=True)
+    ]
     text = RollingLoglikelihoodRequest(CONTEXT * 10, top_logprobs=2)
     with engine().build(TINY) as session, Reference(dtype="float64").build(TINY) as reference:
         found, right = (one.loglikelihood(pairs) for one in (session, reference))

@@ -155,7 +155,9 @@ def test_echo_by_ids_scores_as_in_process(connect: Callable[..., Any], server: A
     assert_scores(session)
     sent = server.bodies("/completions")[-1]
     assert all(isinstance(token_id, int) for token_id in sent["prompt"])
-    with pytest.raises(UnsupportedRequestError, match=r"doesn't list them \(echo: the 2 most likely"):
+    with pytest.raises(
+        UnsupportedRequestError, match=r"doesn't list them \(echo: the 2 most likely"
+    ):
         session.loglikelihood([LoglikelihoodRequest("a", "b", top_logprobs=2)])
 
 
@@ -294,7 +296,9 @@ def test_stepwise_scoring_lists_at_most_what_a_step_has(
     spell_ids(server, most=300)
     session = connect(scoring="stepwise", stepwise_top=260, dialect="vllm")
     assert_tops(session)
-    with pytest.raises(UnsupportedRequestError, match=r"top_logprobs=261 is more than stepwise_top"):
+    with pytest.raises(
+        UnsupportedRequestError, match=r"top_logprobs=261 is more than stepwise_top"
+    ):
         session.loglikelihood([LoglikelihoodRequest("a", "b", top_logprobs=261)])
 
 

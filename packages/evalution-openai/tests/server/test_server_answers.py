@@ -268,14 +268,14 @@ def test_scores_list_the_likeliest_tokens_by_id(
 
 
 def test_likeliest_tokens_are_refused_beyond_memory_or_by_an_engine_without_them(
-    client: httpx.Client, serving: Any, mock: BaseInferenceSession
+    client: httpx.Client, serving: Any, mock_without_rows: BaseInferenceSession
 ) -> None:
     asked = {"text": "a" * 8001, "top_logprobs": 1000}
     refused = client.post("/v1/eval/loglikelihood/rolling", json=asked)
     assert refused.status_code == 400
     assert "more than the 8000000 that one answer may have" in refused.json()["error"]["message"]
     asked = {"context": "a", "continuation": "b", "top_logprobs": 2}
-    refused = serving(session=mock).post("/v1/eval/loglikelihood", json=asked)
+    refused = serving(session=mock_without_rows).post("/v1/eval/loglikelihood", json=asked)
     assert refused.json()["error"]["code"] == "unsupported"
     assert "can't do top_logprobs=2" in refused.json()["error"]["message"]
 

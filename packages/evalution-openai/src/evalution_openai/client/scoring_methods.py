@@ -131,7 +131,9 @@ class EvalRouteScoring(ScoringMethod):
         greedy: Any = answer.get("is_greedy")
         rows = [read_row(row) for row in to_list(answer.get("top_logprobs"))]
         return TokenScore(
-            values, greedy if isinstance(greedy, bool) else None, top_logprobs=_take_tops(rows, span)
+            values,
+            greedy if isinstance(greedy, bool) else None,
+            top_logprobs=_take_tops(rows, span),
         )
 
 
