@@ -193,7 +193,10 @@ class ReferenceFile:
         self._path = path
         with _read_errors(path):
             self._connection = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False
+                f"{path.absolute().as_uri()}?mode=ro",
+                timeout=0.0,
+                uri=True,
+                check_same_thread=False,
             )
             try:
                 self.recording = _read_recording(self._connection, path)
@@ -390,9 +393,13 @@ def _read_errors(path: Path) -> Generator[None]:
                 f"{path} is no reference file: it isn't a SQLite database; name a file that "
                 f"`{_COMMAND}` wrote"
             ) from error
-        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_BUSY):
+        if code == sqlite3.SQLITE_CANTOPEN:
             raise ConfigurationError(
-                f"the reference file {path} can't be opened ({error}); name a file that "
-                f"`{_COMMAND}` wrote, and whose recording isn't running or killed"
+                f"{path} can't be opened; name a file that `{_COMMAND}` wrote"
+            ) from error
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise ConfigurationError(
+                f"the reference file {path} is being recorded, or its recording was killed; wait "
+                f"for the end, or run the same `{_COMMAND}` again"
             ) from error
         raise _make_damage(path, error) from error
