@@ -21,10 +21,10 @@ from evalution.fidelity.divergence import (
     select_top,
 )
 from evalution.fidelity.reference_file import Recording, ReferenceFile, ReferenceWriter
+from evalution.fidelity.requests import Window
 from evalution.fidelity.result import Side
 from evalution.samples import ResultsNotWrittenError
 from evalution_core import ConfigurationError
-from evalution_core.requests import DistributionRequest
 
 VOCABULARY = 40
 RECORDING = Recording(
@@ -37,7 +37,7 @@ RECORDING = Recording(
     top=None,
     versions={"evalution": "0.1.0"},
 )
-TEXT = DistributionRequest([1, 2, 3, 4, 5, 6], 2)
+TEXT = Window([1, 2, 3, 4, 5, 6], 2)
 
 
 def draw_rows(seed: int, count: int, vocabulary: int = VOCABULARY, scale: float = 3.0) -> Logprobs:
@@ -47,23 +47,21 @@ def draw_rows(seed: int, count: int, vocabulary: int = VOCABULARY, scale: float 
     return logits.astype(np.float32)
 
 
-def record(
-    path: Path, windows: list[DistributionRequest], recording: Recording = RECORDING
-) -> None:
+def record(path: Path, windows: list[Window], recording: Recording = RECORDING) -> None:
     with ReferenceWriter(path, recording) as writer:
         for window in windows:
             if not writer.has(window):
                 with writer.add_window(window) as add:
-                    count = len(window.input_ids) - window.start
+                    count = len(window.scored_ids)
                     rows = draw_rows(sum(window.input_ids), count, recording.vocabulary)
                     add(rows[:1])
                     add(rows[1:])
         writer.finish()
 
 
-def read_all(path: Path, *windows: DistributionRequest) -> list[Any]:
+def read_all(path: Path, *windows: Window) -> list[Any]:
     with ReferenceFile(path) as file:
-        return [rows for _, _, rows in file.read(enumerate(windows))]
+        return [rows for _, rows in file.read(windows)]
 
 
 def dump(path: Path) -> list[str]:
@@ -91,15 +89,15 @@ def test_rows_come_back(
 ) -> None:
     path = tmp_path / f"{seed}-{count}-{vocabulary}-{scale}-{top}.sqlite"
     rows = draw_rows(seed, count, vocabulary, scale)
-    window = DistributionRequest([seed % vocabulary] * (count + 1))
+    window = Window([seed % vocabulary] * (count + 1), 1)
     token_ids = np.asarray(window.input_ids[1:])
     with ReferenceWriter(path, replace(RECORDING, vocabulary=vocabulary, top=top)) as writer:
         with writer.add_window(window) as add:
             add(rows)
         assert writer.has(window)
         assert not writer.has(replace(window, start=2))
-    ((key, first, found),) = ReferenceFile(path).read([("a", window)])
-    assert (key, first) == ("a", 0)
+    ((at, found),) = ReferenceFile(path).read([window])
+    assert at == 0
     if top is not None:
         assert isinstance(found, TopRows)
         expected = select_top(rows, top, token_ids)
@@ -120,7 +118,7 @@ def test_excluded_and_very_unlikely_tokens_come_back(path: Path) -> None:
     rows[0, 2] = -1e6
     with (
         ReferenceWriter(path, RECORDING) as writer,
-        writer.add_window(window := DistributionRequest([1, 2])) as add,
+        writer.add_window(window := Window([1, 2], 1)) as add,
     ):
         add(rows)
     found = read_all(path, window)[0]
@@ -132,7 +130,7 @@ def test_excluded_and_very_unlikely_tokens_come_back(path: Path) -> None:
 @pytest.mark.parametrize("top", [None, 64])
 def test_sizes_at_a_large_vocabulary(path: Path, top: int | None) -> None:
     vocabulary = 128_000
-    window = DistributionRequest(list(range(9)))
+    window = Window(list(range(9)), 1)
     record(path, [window], replace(RECORDING, vocabulary=vocabulary, top=top))
     raw = 8 * vocabulary * 4
     assert path.stat().st_size <= raw * (0.4 if top is None else 0.01)
@@ -149,7 +147,7 @@ def test_a_file_killed_at_any_window_is_completed(
     folder = tmp_path / f"{top}-{'-'.join(map(str, killed))}"
     folder.mkdir(exist_ok=True)
     recording = replace(RECORDING, top=top)
-    windows = [DistributionRequest(list(range(at, at + 5)), 1 + at % 2) for at in range(4)]
+    windows = [Window(list(range(at, at + 5)), 1 + at % 2) for at in range(4)]
     record(folder / "whole.sqlite", windows, recording)
     path = folder / "0.sqlite"
     for life, until in enumerate(killed):
@@ -159,7 +157,7 @@ def test_a_file_killed_at_any_window_is_completed(
                 if writer.has(window):
                     continue
                 with writer.add_window(window) as add:
-                    rows = draw_rows(sum(window.input_ids), len(window.input_ids) - window.start)
+                    rows = draw_rows(sum(window.input_ids), len(window.scored_ids))
                     add(rows[:1])
                     if window is windows[until]:
                         left = folder / f"{life + 1}.sqlite"
@@ -174,7 +172,7 @@ def test_a_file_killed_at_any_window_is_completed(
 
 def test_an_error_in_a_window_keeps_those_before(path: Path) -> None:
     record(path, [TEXT])
-    other = DistributionRequest([9, 9, 9])
+    other = Window([9, 9, 9], 1)
     with ReferenceWriter(path, RECORDING) as writer:
         for rows, message in (
             (draw_rows(0, 1), "a window of 2 rows got 1"),

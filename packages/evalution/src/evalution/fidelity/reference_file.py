@@ -10,21 +10,22 @@ import hashlib
 import json
 import sqlite3
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias, TypeVar
+from typing import Any, Final, Self
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from evalution.fidelity.divergence import Logprobs, TopRows, select_top
+from evalution.fidelity.lockstep import Block, Blocks
+from evalution.fidelity.requests import Window
 from evalution.fidelity.result import Side
 from evalution.journal.database import transaction
 from evalution.samples import ResultsNotWrittenError
 from evalution_core import ConfigurationError
-from evalution_core.requests import DistributionRequest
 
 SCHEMA_VERSION: Final = 1
 _APPLICATION_ID: Final = 0x45564C46
@@ -44,8 +45,6 @@ _LOWEST: Final = -65_504.0
 _CHUNK: Final = 1 << 22
 """Values of a chunk: 16 MiB when it is read back."""
 _COMMAND: Final = "evalution fidelity record"
-K = TypeVar("K")
-Rows: TypeAlias = Logprobs | TopRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +95,21 @@ class ReferenceWriter:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def has(self, window: DistributionRequest) -> bool:
+    def has(self, window: Window) -> bool:
         """Report whether the rows of a window are in the file."""
         with _write_errors(self._path):
             return _find_window(self._connection, window) is not None
 
     @contextmanager
-    def add_window(self, window: DistributionRequest) -> Generator[Callable[[Rows], None]]:
+    def add_window(self, window: Window) -> Generator[Callable[[Block], None]]:
         """Give a function that takes the window's rows in blocks, in order; commit them at the end.
 
         An error inside, and a kill, leave the file as it was before the window.
         """
         done = 0
-        missing = len(window.input_ids) - window.start
+        missing = len(window.scored_ids)
 
-        def add(rows: Rows) -> None:
+        def add(rows: Block) -> None:
             nonlocal done
             if not len(rows):
                 return
@@ -162,7 +161,7 @@ class ReferenceWriter:
                 )
 
     def _encode(
-        self, rows: Rows, window: DistributionRequest, done: int
+        self, rows: Block, window: Window, done: int
     ) -> Iterator[tuple[int, int, bytes, bytes]]:
         """Yield the first position, the number, the normalisers and the values of each chunk."""
         if isinstance(rows, np.ndarray) and rows.shape[1] != self._recording.vocabulary:
@@ -170,8 +169,8 @@ class ReferenceWriter:
         top = self._recording.top
         if top is not None:
             if not isinstance(rows, TopRows):
-                at = window.start + done
-                rows = select_top(rows, top, np.asarray(window.input_ids[at : at + len(rows)]))
+                ids = np.asarray(window.scored_ids[done : done + len(rows)])
+                rows = select_top(rows, top, ids)
             yield done, len(rows), b"", _encode_top(rows, top)
             return
         if isinstance(rows, TopRows):
@@ -230,15 +229,13 @@ class ReferenceFile:
                     f"the same, or record it again (`{_COMMAND}`)"
                 )
 
-    def read(
-        self, windows: Iterable[tuple[K, DistributionRequest]]
-    ) -> Iterator[tuple[K, int, Rows]]:
-        """Yield the rows of each window in blocks: its key, the first position, and the rows.
+    def read(self, windows: Sequence[Window]) -> Blocks:
+        """Yield the rows of each window in blocks, with its index; a `Side` of a measurement.
 
         Raises:
             ConfigurationError: a window isn't in the file, or the file is damaged.
         """
-        for key, window in windows:
+        for at, window in enumerate(windows):
             with _read_errors(self._path):
                 number = _find_window(self._connection, window)
             if number is None:
@@ -248,11 +245,11 @@ class ReferenceFile:
                 if first != done:
                     break
                 done += len(rows)
-                yield key, first, rows
-            if done != len(window.input_ids) - window.start:
+                yield at, rows
+            if done != len(window.scored_ids):
                 raise _make_damage(self._path, f"rows of window {number} are missing")
 
-    def _read_chunks(self, number: int) -> Iterator[tuple[int, Rows]]:
+    def _read_chunks(self, number: int) -> Iterator[tuple[int, Block]]:
         recording = self.recording
         with _read_errors(self._path):
             for first, count, normalisers, values in self._connection.execute(
@@ -279,12 +276,12 @@ class ReferenceFile:
         )
 
 
-def _make_key(window: DistributionRequest) -> bytes:
+def _make_key(window: Window) -> bytes:
     ids = np.asarray(window.input_ids, "<i4").tobytes()
     return hashlib.sha256(b"%d " % window.start + ids).digest()
 
 
-def _find_window(connection: sqlite3.Connection, window: DistributionRequest) -> int | None:
+def _find_window(connection: sqlite3.Connection, window: Window) -> int | None:
     found = connection.execute("SELECT number FROM windows WHERE key = ?", (_make_key(window),))
     row = found.fetchone()
     return None if row is None else row[0]
