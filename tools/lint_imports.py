@@ -64,7 +64,10 @@ FOREIGN = {
 # Decision 0012: modules of the kit that are only for engines that bring NumPy; the runner has an
 # extra of its own.
 OPT_IN = {
-    KIT: ("evalution_enginekit.distributions -> numpy", "evalution_enginekit.sampling -> numpy"),
+    KIT: tuple(
+        f"evalution_enginekit.{name} -> numpy"
+        for name in ("distributions", "mock", "sampling", "serving_rows")
+    ),
     RUNNER: ("evalution.fidelity.* -> numpy",),
 }
 
