@@ -230,7 +230,7 @@ class ReferenceFile:
                 )
 
     def read(self, windows: Sequence[Window]) -> Blocks:
-        """Yield the rows of each window in blocks, with its index; a `Side` of a measurement.
+        """Yield the rows of each window in blocks, with its index; a `RowSource`.
 
         Raises:
             ConfigurationError: a window isn't in the file, or the file is damaged.
