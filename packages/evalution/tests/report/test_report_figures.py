@@ -109,7 +109,7 @@ def test_long_name_is_shortened_in_its_middle() -> None:
 
 
 def test_parity_is_drawn(parity_folder: Path) -> None:
-    _, [check] = read_folders([parity_folder])
+    [check] = read_folders([parity_folder]).parity
     figures = make_parity_figures(check, "parity-0")
 
     assert [figure.name for figure in figures] == ["parity-0-distribution", "parity-0-tokens"]

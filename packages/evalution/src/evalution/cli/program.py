@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from evalution.cli import fidelity
 from evalution.cli.doctor import doctor
 from evalution.cli.errors import EXIT_FAILED, report_errors
 from evalution.cli.extensions import add_commands
@@ -80,9 +81,7 @@ def _check_lane(section: str, lane: EngineAndModel, suites: Sequence[AnySuite]) 
 
 
 def report(
-    folders: Annotated[
-        list[str], typer.Argument(metavar="DIR", help="Folders of runs, or of parity checks.")
-    ],
+    folders: Annotated[list[str], typer.Argument(metavar="DIR", help="Folders of any results.")],
     output: Annotated[
         Path, typer.Option(metavar="FILE", help="The page; an older one is replaced.")
     ] = Path("report.html"),
@@ -96,8 +95,14 @@ def report(
         from evalution.report import write_report  # noqa: PLC0415 (only this command needs it)
         from evalution.report.page import read_folders  # noqa: PLC0415 (as above)
 
-        runs, checks = read_folders(folders)
-        written = write_report(runs, output, samples_per_suite=samples, parity=checks)
+        found = read_folders(folders)
+        written = write_report(
+            found.runs,
+            output,
+            samples_per_suite=samples,
+            parity=found.parity,
+            fidelity=found.fidelity,
+        )
         print(f"report: {written.path} ({written.size / 1e6:.1f} MB)")
 
 
@@ -200,4 +205,5 @@ _COMMANDS = (
 )
 for _command in _COMMANDS:
     app.command()(_command)
-add_commands(app, {command.__name__.replace("_", "-") for command in _COMMANDS})
+app.add_typer(fidelity.app)
+add_commands(app, {"fidelity", *(command.__name__ for command in _COMMANDS)})

@@ -183,14 +183,14 @@ def _make_dots(
         "meta": {"run": label.position},
         "x": [point.value for point in found],
         "y": [places[point.line] + offset for point in found],
-        "error_x": _make_error_bars((point.value, point.interval) for point in found),
+        "error_x": make_error_bars((point.value, point.interval) for point in found),
         "marker": {"size": 9, "symbol": choose_marker(label.position)},
         "text": [escape_text(point.about) for point in found],
         "hovertemplate": "%{text}<extra>" + escape_text(label.letter) + "</extra>",
     }
 
 
-def _make_error_bars(
+def make_error_bars(
     points: Iterable[tuple[float, tuple[float, float] | None]],
 ) -> dict[str, Any]:
     pairs = list(points)
@@ -287,7 +287,7 @@ def _make_curve(position: int, name: str, points: Sequence[tuple[int, Score]]) -
         "meta": {"run": position},  # lines of a curve look different as runs do elsewhere
         "x": [step for step, _ in points],
         "y": [score.metric.value for _, score in points],
-        "error_y": _make_error_bars(
+        "error_y": make_error_bars(
             (score.metric.value or 0.0, score.metric.interval) for _, score in points
         ),
         "marker": {"size": 8, "symbol": choose_marker(position)},

@@ -1,4 +1,4 @@
-"""The page: read from folders of runs and of parity checks, and written."""
+"""The page: read from folders of runs, parity checks and fidelity measurements, and written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from evalution.comparison.comparison import compare_samples, find_flipped_rows
-from evalution.parity import ParityResult, read_parity
-from evalution.parity.result import PARITY
+from evalution.fidelity.result import FidelityResult
+from evalution.fidelity.store import FIDELITY_FILE
+from evalution.parity.result import PARITY_FILE, ParityResult
 from evalution.report.differences import differences_to_first, make_difference_figures
+from evalution.report.fidelity import FidelityView, group_candidates, make_fidelity_view
 from evalution.report.figures import make_curve_figures, make_score_figures
 from evalution.report.overview import list_run_conditions, list_suite_conditions, make_run_overview
 from evalution.report.parity import ParityView, make_parity_view
@@ -22,31 +24,38 @@ from evalution.report.scores import collect_suite_scores
 from evalution.results import RunResult
 from evalution.runs.reader import RunSamples, read_run
 from evalution.runs.store import RESULTS
-from evalution.user_input import find_count_problem, format_value, parse_path, path_errors
+from evalution.user_input import find_count_problem, format_value, parse_path
 from evalution_core import ConfigurationError
 
 
-def read_folders(
-    paths: Sequence[str | os.PathLike[str]],
-) -> tuple[list[RunResult], list[ParityResult]]:
-    """The runs and the parity checks in the folders, in their order; a folder may hold both.
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Results that folders hold, of each kind in the order of the folders."""
+
+    runs: list[RunResult]
+    parity: list[ParityResult]
+    fidelity: list[FidelityResult]
+
+
+def read_folders(paths: Sequence[str | os.PathLike[str]]) -> Folders:
+    """Return the results in the folders; a folder may hold one of each kind.
 
     Raises:
-        ConfigurationError: a folder holds neither, or a file in it is damaged or of a newer
-            version.
+        ConfigurationError: a folder holds none, or a file in it is damaged or of a newer version.
     """
-    runs: list[RunResult] = []
-    checks: list[ParityResult] = []
+    found = Folders([], [], [])
     for given in paths:
         path = parse_path(os.fspath(given))
-        with path_errors(path):
-            has_check = path.name == PARITY or (path / PARITY).is_file()
-            has_run = path.name != PARITY and (path / RESULTS).is_file()
-        if has_check:
-            checks.append(read_parity(path))
-        if has_run or not has_check:
-            runs.append(read_run(path))
-    return runs, checks
+        has_other = False
+        if PARITY_FILE.is_in(path):
+            has_other = True
+            found.parity.append(PARITY_FILE.read(path))
+        if FIDELITY_FILE.is_in(path):
+            has_other = True
+            found.fidelity.append(FIDELITY_FILE.read(path))
+        if not has_other or (path / RESULTS).is_file():
+            found.runs.append(read_run(path))
+    return found
 
 
 DEFAULT_SAMPLES = 2000
@@ -67,6 +76,7 @@ def write_report(
     *,
     samples_per_suite: int = DEFAULT_SAMPLES,
     parity: Sequence[ParityResult] = (),
+    fidelity: Sequence[FidelityResult] = (),
 ) -> WrittenReport:
     """Write one HTML page about `runs` that needs nothing beside it; an older one is replaced.
 
@@ -77,18 +87,23 @@ def write_report(
             those that the runs answered differently first; 0 leaves out all samples. Of very
             long samples there may be fewer, and the page says how many there are.
         parity: checks of two engines against each other, shown beside the runs or alone.
+        fidelity: measurements, shown likewise; those of one reference also beside each other.
 
     Raises:
         ConfigurationError: there is no run, a number is out of range, a file of samples is damaged,
             the page can't be written, or the extra `[report]` isn't installed.
     """
-    if not runs and not parity:
-        raise ConfigurationError("a report needs at least one run, or one parity check")
+    if not (runs or parity or fidelity):
+        raise ConfigurationError(
+            "a report needs at least one run, parity check or fidelity measurement"
+        )
     if problem := find_count_problem(samples_per_suite, least=0):
         raise ConfigurationError(
             f"samples_per_suite {problem}, got {format_value(samples_per_suite)}"
         )
-    page = _render_page(runs, parity, samples_per_suite).encode("utf-8", "backslashreplace")
+    page = _render_page(runs, parity, fidelity, samples_per_suite).encode(
+        "utf-8", "backslashreplace"
+    )
     file = parse_path(os.fspath(path))
     if not file.name:
         raise ConfigurationError(f"{str(path)!r} names no file for the report; name an --output")
@@ -104,7 +119,10 @@ def write_report(
 
 
 def _render_page(
-    runs: Sequence[RunResult], checks: Sequence[ParityResult], samples_per_suite: int
+    runs: Sequence[RunResult],
+    checks: Sequence[ParityResult],
+    measurements: Sequence[FidelityResult],
+    samples_per_suite: int,
 ) -> str:
     samples = [RunSamples(run) for run in runs]
     labels = label_runs(runs)
@@ -119,10 +137,13 @@ def _render_page(
         flipped = find_flipped_rows(compared)
         payload = make_sample_payload(suites, samples, letters, samples_per_suite, flipped)
     parity = [make_parity_view(check, position) for position, check in enumerate(checks)]
+    fidelity = [make_fidelity_view(found, position) for position, found in enumerate(measurements)]
+    candidates = list(group_candidates(measurements))
     curves = make_curve_figures(suites, [run.step for run in runs])
-    figures = [*curves, *scores, *gaps, *(figure for view in parity for figure in view.figures)]
+    views = (*parity, *candidates, *fidelity)
+    figures = [*curves, *scores, *gaps, *(figure for view in views for figure in view.figures)]
     values: Mapping[str, Any] = {
-        "title": _make_title(labels, parity),
+        "title": _make_title(labels, parity, fidelity),
         "made_by": f"evalution {version('evalution')}",
         "labels": labels,
         "runs": [
@@ -134,6 +155,8 @@ def _render_page(
         "differences": differences,
         "difference_figures": gaps,
         "parity": parity,
+        "fidelity": fidelity,
+        "candidates": candidates,
         "figures_data": {figure.name: figure.spec for figure in figures},
         "samples": payload,
         "conditions": list_run_conditions(runs),
@@ -143,9 +166,15 @@ def _render_page(
     return render("page.html.j2", values)
 
 
-def _make_title(labels: Sequence[RunLabel], parity: Sequence[ParityView]) -> str:
+def _make_title(
+    labels: Sequence[RunLabel], parity: Sequence[ParityView], fidelity: Sequence[FidelityView]
+) -> str:
     if not labels:
-        return f"{parity[0].right} against {parity[0].left}"
+        if parity:
+            return f"{parity[0].right} against {parity[0].left}"
+        more = len(fidelity) - 1
+        named = f"{fidelity[0].candidate} and {more} more" if more else fidelity[0].candidate
+        return f"{named} against {fidelity[0].reference}"
     titles = {label.title for label in labels}
     if len(titles) == 1:
         return f"{titles.pop()}" + (f", {len(labels)} runs" if len(labels) > 1 else "")

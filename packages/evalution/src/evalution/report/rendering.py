@@ -169,7 +169,7 @@ def _format_text(value: object) -> str:
 
 
 _PACKAGE = "evalution.report"
-_STYLES = ("report.css", "browser.css", "print.css")
+_STYLES = ("report.css", "fidelity.css", "browser.css", "print.css")
 _SCRIPTS = ("figures.js", "sample_rows.js", "sample_view.js", "sample_browser.js")
 
 

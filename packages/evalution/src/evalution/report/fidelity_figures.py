@@ -1,0 +1,292 @@
+"""Figures of fidelity measurements: where the divergence lies, and what bytes buy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from evalution.fidelity.result import Arm, Bin, Estimate, FidelityResult, SuiteFidelity
+from evalution.fidelity.wording import format_estimate, format_nats, format_share, name_side
+from evalution.report.figures import (
+    Figure,
+    Point,
+    choose_marker,
+    escape_text,
+    make_dot_plot,
+    make_error_bars,
+    make_layout,
+    shorten,
+)
+from evalution.report.rendering import RunLabel
+
+_HEIGHT = 320
+_MEGABYTE = 1e6
+_LEGEND_WIDTH = 40
+_DECADES_NAMED = 6
+_SIDES = tuple(
+    RunLabel(position, name, "", "", (), None, name)
+    for position, name in enumerate(("candidate", "control"))
+)
+
+
+def make_fidelity_figures(suites: Sequence[SuiteFidelity], name: str) -> list[Figure]:
+    """Return the figures of a measurement; those of single positions are of the first of `suites`.
+
+    `name` is unique on the page.
+    """
+    arms = [arm for arm in (suites[0].candidate, suites[0].control) if arm is not None]
+    figures = [
+        *_draw_suites(suites, f"{name}-suites"),
+        _draw_distribution(arms, f"{name}-distribution"),
+        _draw_bins(
+            arms,
+            f"{name}-position",
+            ("Mean KL by position", "position in the window, in tokens"),
+            lambda arm: arm.by_position,
+        ),
+        _draw_bins(
+            arms,
+            f"{name}-entropy",
+            ("Mean KL by the reference's entropy", "entropy of the reference, in nats"),
+            lambda arm: arm.by_entropy,
+        ),
+    ]
+    if any(arm.greedy is not None and arm.greedy.prompts for arm in arms):
+        figures.append(_draw_greedy(arms, f"{name}-greedy"))
+    return figures
+
+
+def _describe_bound(arm: Arm) -> str:
+    """Return what a figure's note says of a lower bound; nothing for exact divergences."""
+    if not arm.divergence.is_lower_bound:
+        return ""
+    return f"Lower bounds: {format_share(arm.divergence.covered)} of the mass was compared."
+
+
+def _name_kl(arm: Arm) -> str:
+    return "KL ≥, in nats" if arm.divergence.is_lower_bound else "KL, in nats"
+
+
+def _draw_suites(suites: Sequence[SuiteFidelity], name: str) -> list[Figure]:
+    lines = {suite.name: (suite.name, "KL") for suite in suites}
+    sides = [[(s.name, s.candidate) for s in suites]]
+    if suites[0].control is not None:
+        sides.append([(s.name, s.control) for s in suites if s.control is not None])
+    points = [
+        [
+            _make_point(lines[suite], arm.divergence.kl, arm.divergence.is_lower_bound)
+            for suite, arm in side
+            if math.isfinite(arm.divergence.kl.value)
+        ]
+        for side in sides
+    ]
+    if sum(map(len, points)) < 2:
+        return []
+    figure = make_dot_plot(
+        name,
+        f"Mean {_name_kl(suites[0].candidate)}",
+        "Dot plot of the mean divergence of {} suites; the table has the same.",
+        list(lines.values()),
+        points,
+        _SIDES[: len(sides)],
+        is_of_one_metric=True,
+    )
+    figure.spec["layout"]["xaxis"] |= {"rangemode": "tozero"}
+    notes = (_describe_bound(suites[0].candidate), figure.note)
+    return [replace(figure, note=" ".join(note for note in notes if note))]
+
+
+def _make_point(line: tuple[str, str], estimate: Estimate, is_lower_bound: bool) -> Point:
+    about = f"{line[0]}: {format_estimate(estimate, is_lower_bound=is_lower_bound)}"
+    return Point(line, estimate.value, _find_interval(estimate), about)
+
+
+def _find_interval(estimate: Estimate) -> tuple[float, float] | None:
+    if estimate.low is None or estimate.high is None:
+        return None
+    return estimate.low, estimate.high
+
+
+def _draw_distribution(arms: Sequence[Arm], name: str) -> Figure:
+    counts = [{found.low: found.positions for found in arm.histogram} for arm in arms]
+    lows = sorted({low for found in counts for low in found})
+    filled = [at for at, low in enumerate(lows) if any(found.get(low) for found in counts)]
+    shown = lows[min(filled, default=0) : max(filled, default=0) + 1]
+    data = [
+        {
+            "type": "bar",
+            "name": label.letter,
+            "meta": {"run": label.position},
+            "x": [_name_bin(low) for low in shown],
+            "y": [found.get(low, 0) / max(arm.divergence.positions, 1) for low in shown],
+            "hovertemplate": "from %{x}: %{y:.2%}<extra>" + label.letter + "</extra>",
+        }
+        for label, arm, found in zip(_SIDES, arms, counts, strict=False)
+    ]
+    layout = make_layout(
+        _HEIGHT, has_legend=len(arms) > 1, x=f"{_name_kl(arms[0])}, from here on", y="positions"
+    )
+    layout["xaxis"] |= {"type": "category", "tickmode": "array"} | _choose_ticks(shown)
+    layout["yaxis"] |= {"tickformat": ".0%"}
+    return Figure(
+        name,
+        "How far positions are from the reference",
+        _describe_bound(arms[0]),
+        "Histogram of the divergence of positions; the table has its quantiles.",
+        {"data": data, "layout": layout},
+    )
+
+
+def _name_bin(low: float) -> str:
+    return f"{low:.2g}"
+
+
+def _choose_ticks(lows: Sequence[float]) -> dict[str, Any]:
+    """Return the ticks of at most six decades, and of 0."""
+    exponents = {low: math.log10(low) for low in lows if low}
+    decades = [low for low, at in exponents.items() if math.isclose(at, round(at), abs_tol=1e-6)]
+    step = math.ceil(len(decades) / _DECADES_NAMED) or 1
+    named = {low: f"10<sup>{round(exponents[low])}</sup>" for low in decades[::-1][::step]}
+    named |= {0.0: "0"} if 0.0 in lows else {}
+    return {"tickvals": [_name_bin(low) for low in named], "ticktext": list(named.values())}
+
+
+def _draw_bins(
+    arms: Sequence[Arm], name: str, titles: tuple[str, str], read: Callable[[Arm], list[Bin]]
+) -> Figure:
+    title, axis = titles
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": label.letter,
+            "meta": {"run": label.position},
+            "x": [_find_middle(found) for found in bins],
+            "y": [found.kl for found in bins],
+            "marker": {"size": 7, "symbol": choose_marker(label.position)},
+            "line": {"width": 2},
+            "text": [_describe_bin(found) for found in bins],
+            "hovertemplate": "%{text}<extra>" + label.letter + "</extra>",
+        }
+        for label, arm in zip(_SIDES, arms, strict=False)
+        if (bins := [found for found in read(arm) if found.positions and math.isfinite(found.kl)])
+    ]
+    layout = make_layout(_HEIGHT, has_legend=len(data) > 1, x=axis, y=_name_kl(arms[0]))
+    layout["yaxis"] |= {"rangemode": "tozero", "exponentformat": "power"}
+    summary = "Curve of the mean divergence of positions."
+    return Figure(name, title, _describe_bound(arms[0]), summary, {"data": data, "layout": layout})
+
+
+def _find_middle(found: Bin) -> float:
+    return found.low if math.isinf(found.high) else (found.low + found.high) / 2
+
+
+def _describe_bin(found: Bin) -> str:
+    return f"{found.low:g} to {found.high:g}: {format_nats(found.kl)}, n = {found.positions:,}"
+
+
+def _draw_greedy(arms: Sequence[Arm], name: str) -> Figure:
+    data: list[dict[str, Any]] = []
+    for label, arm in zip(_SIDES, arms, strict=False):
+        if arm.greedy is None or not arm.greedy.prompts:
+            continue
+        steps = sorted(arm.greedy.first_steps)
+        left = [1 - parted / arm.greedy.prompts for parted in range(len(steps) + 1)]
+        end = steps[-1] + 1 if steps else 1
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": label.letter,
+                "meta": {"run": label.position},
+                "x": [0, *steps, end],
+                "y": [*left, left[-1]],
+                "line": {"width": 2, "shape": "hv"},
+                "hovertemplate": "token %{x}: %{y:.0%} the same<extra>" + label.letter + "</extra>",
+            }
+        )
+    layout = make_layout(_HEIGHT, has_legend=len(data) > 1, x="tokens generated", y="the same")
+    layout["yaxis"] |= {"tickformat": ".0%", "range": [0, 1.04]}
+    return Figure(
+        name,
+        "Greedy texts that are still the same",
+        "A text is counted out at its first differing token.",
+        "Curve of the share of greedy texts without a difference; the table has its end.",
+        {"data": data, "layout": layout},
+    )
+
+
+def draw_pareto(results: Sequence[FidelityResult], name: str) -> list[Figure]:
+    """Return the figure of bytes against mean KL; none with fewer than two results that have both.
+
+    A dashed line joins those that no other beats in both.
+    """
+    found = [
+        (result.candidate.bytes / _MEGABYTE, result.overall.candidate.divergence.kl, result)
+        for result in results
+        if result.candidate.bytes is not None
+        and math.isfinite(result.overall.candidate.divergence.kl.value)
+    ]
+    if len(found) < 2:
+        return []
+    found.sort(key=lambda point: (point[0], point[1].value))
+    data = [_make_candidate_point(position, *point) for position, point in enumerate(found)]
+    arm = found[0][2].overall.candidate
+    layout = make_layout(
+        _HEIGHT + 60, has_legend=True, x="weights, in MB", y=f"mean {_name_kl(arm)}"
+    )
+    layout["yaxis"] |= {"exponentformat": "power", "nticks": 6}
+    layout["shapes"] = _make_front([(size, estimate.value) for size, estimate, _ in found])
+    if all(estimate.value > 0 for _, estimate, _ in found):
+        layout["yaxis"] |= {"type": "log"}
+    bound = _describe_bound(arm)
+    missing = len(results) - len(found)
+    note = f"{missing} without a size or a finite mean left out." if missing else ""
+    return [
+        Figure(
+            name,
+            "What bytes buy: smaller to the left, nearer to the reference below",
+            " ".join(text for text in (bound, note) if text),
+            f"Scatter plot of {len(found)} candidates; the table has the same.",
+            {"data": data, "layout": layout},
+        )
+    ]
+
+
+def _make_candidate_point(
+    position: int, size: float, estimate: Estimate, result: FidelityResult
+) -> dict[str, Any]:
+    named = name_side(result.candidate)
+    is_lower_bound = result.overall.candidate.divergence.is_lower_bound
+    about = f"{named}: {format_estimate(estimate, is_lower_bound=is_lower_bound)}, {size:,.1f} MB"
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": escape_text(shorten(named, _LEGEND_WIDTH)),
+        "meta": {"run": position},
+        "x": [size],
+        "y": [estimate.value],
+        "error_y": make_error_bars([(estimate.value, _find_interval(estimate))]),
+        "marker": {"size": 10, "symbol": choose_marker(position)},
+        "text": [escape_text(about)],
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+
+
+def _make_front(points: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
+    """Return lines between the points, which are in order of size, that lie below all smaller."""
+    front: list[tuple[float, float]] = []
+    for size, kl in points:
+        if not front or kl < front[-1][1]:
+            front.append((size, kl))
+    return [
+        {
+            "type": "line",
+            **dict(zip(("x0", "y0", "x1", "y1"), (*start, *end), strict=True)),
+            "line": {"dash": "dash", "width": 1.5, "color": "#888888"},
+        }
+        for start, end in itertools.pairwise(front)
+    ]
