@@ -9,7 +9,13 @@ from typing import Annotated, Any, ClassVar, Self, cast
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from evalution.workers import SupervisedSession, WorkerOptions, build_supervised, check_workers
+from evalution.workers import (
+    SupervisedSession,
+    WorkerOptions,
+    build_supervised,
+    check_workers,
+    find_lost_capabilities,
+)
 from evalution_core import (
     BaseEngine,
     Capability,
@@ -27,14 +33,14 @@ _AT_BEST = frozenset(Capability) - {Capability.ATTACH}
 
 
 class _InnerCapabilities:
-    """The capabilities of the inner engine without attach: live objects stay in their process."""
+    """The capabilities of the inner engine, without those that so many workers lose."""
 
     def __get__(
         self, replicated: ReplicatedEngine | None, _: type[ReplicatedEngine]
     ) -> frozenset[Capability]:
         if replicated is None:
             return _AT_BEST
-        return replicated.inner.capabilities - {Capability.ATTACH}
+        return replicated.inner.capabilities - find_lost_capabilities(replicated.count)
 
 
 @dataclass(slots=True)

@@ -9,12 +9,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from evalution_core import BaseEngine, ConfigurationError, Model, TextDelta, speed_only
+from evalution_core import (
+    BaseEngine,
+    Capability,
+    ConfigurationError,
+    InvalidRequestError,
+    Model,
+    RequestFailure,
+    SessionInfo,
+    TextDelta,
+    speed_only,
+)
+from evalution_core.requests import DistributionRequest, DistributionRows
 from evalution_enginekit.mock import MOCK_CAPABILITIES, Mock, MockSession
 
 POISON = "poison"
@@ -177,3 +189,60 @@ class Doubling(Mock):
 
     def build(self, model: Model) -> MockSession:
         return DoublingSession("mock", 512, 8)
+
+
+VOCABULARY, BLOCK = 7, 3
+
+
+class RowingSession(TroubledSession):
+    """Gives made-up rows, all in the same memory, and counts what it computes and closes."""
+
+    def __init__(self, engine: Troubled):
+        super().__init__(engine)
+        self._memory = array("f", bytes(4 * VOCABULARY * BLOCK))
+        self._blocks = self._closed = 0
+
+    @property
+    def info(self) -> SessionInfo:
+        return SessionInfo(MOCK_CAPABILITIES | {Capability.DISTRIBUTIONS}, 512)
+
+    def describe_execution(self) -> dict[str, Any]:
+        return {"blocks": self._blocks, "closed": self._closed}
+
+    def distributions(
+        self, requests: Iterable[tuple[Any, DistributionRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[Any, Any]]:
+        try:
+            for key, request in requests:
+                if not isinstance(request, DistributionRequest) or len(request.input_ids) < 2:
+                    metadata = getattr(request, "metadata", {})
+                    yield key, RequestFailure(InvalidRequestError("planted"), metadata)
+                    continue
+                for first in range(0, len(request.input_ids) - request.start, BLOCK):
+                    yield key, self._compute(request.input_ids, request.start, first)
+        finally:
+            self._closed += 1
+
+    def _compute(self, ids: Sequence[int], start: int, first: int) -> DistributionRows:
+        count = min(BLOCK, len(ids) - start - first)
+        for row in range(count):
+            at = start + first + row
+            self._look_at(ids[:at])
+            for column in range(VOCABULARY):
+                self._memory[row * VOCABULARY + column] = 100 * at + ids[at - 1] + column / 8
+        self._blocks += 1
+        shape = (count, VOCABULARY)
+        rows: Any = memoryview(self._memory)[: count * VOCABULARY].cast("B").cast("f", shape)
+        return DistributionRows(first, rows)
+
+
+@dataclass(slots=True)
+class Rowing(Troubled):
+    """Gives distributions; ids with the bytes of `poison` in them are the poison."""
+
+    capabilities = MOCK_CAPABILITIES | {Capability.DISTRIBUTIONS}
+
+    def build(self, model: Model) -> RowingSession:
+        if self.folder is not None:
+            Path(self.folder, str(os.getpid())).touch()
+        return RowingSession(self)

@@ -11,7 +11,12 @@ package that runs workers elsewhere makes `Worker`s for a `Supervision`, serves 
 """
 
 from evalution.workers.child import Service, build_session
-from evalution.workers.session import SupervisedSession, build_supervised, check_workers
+from evalution.workers.session import (
+    SupervisedSession,
+    build_supervised,
+    check_workers,
+    find_lost_capabilities,
+)
 from evalution.workers.supervision import Supervision, WorkerOptions
 from evalution.workers.wire import (
     BuildFailed,
@@ -48,6 +53,7 @@ __all__ = [
     "build_session",
     "build_supervised",
     "check_workers",
+    "find_lost_capabilities",
     "pack_configuration",
     "pack_error",
     "pack_messages",

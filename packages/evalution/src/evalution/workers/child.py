@@ -23,6 +23,7 @@ from typing import Any, TextIO
 from evalution.redaction import register_secrets
 from evalution.workers.jobs import Event
 from evalution.workers.process import MARK, kill_tree
+from evalution.workers.rows import RowServer
 from evalution.workers.wire import (
     PROTOCOL,
     Abort,
@@ -83,6 +84,10 @@ class Service:
         self._session = session
         self._outbox = outbox
         self._streams: dict[int, _OpenStream] = {}
+        self._rows = RowServer(session)
+        self._row_calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        # All on one thread: a generator of the session may keep a state of the runtime's for it.
+        _start_thread(self._serve_rows, "distributions")
 
     def describe(self) -> Ready:
         """Return the facts about the session that its callers need from the start."""
@@ -107,6 +112,8 @@ class Service:
             case Abort(stream=number):
                 if stream := self._streams.get(number):
                     stream.abort()
+            case Call(method="read_rows" | "close_rows"):
+                self._row_calls.put(message)
             case Call():
                 _start_thread(partial(self._call, message), f"call {message.method}")
             case _:
@@ -130,16 +137,26 @@ class Service:
             deltas = True
         return getattr(self._session, "stream" if deltas else kind.continuous_call)
 
+    def _serve_rows(self) -> None:
+        while True:
+            self._call(self._row_calls.get())
+
     def _call(self, call: Call) -> None:
+        buffers: list[pickle.PickleBuffer] = []
         try:
-            payload = pickle.dumps(self._invoke(call), PROTOCOL)
+            payload = pickle.dumps(self._invoke(call), PROTOCOL, buffer_callback=buffers.append)
         except BaseException as error:  # noqa: BLE001 - the parent raises it
             self._outbox.put(CallFailed(call.number, pack_error(error, call.method)))
         else:
-            self._outbox.put(Result(call.number, payload))
+            self._outbox.put(Result(call.number, payload, buffers=buffers))
 
     def _invoke(self, call: Call) -> Any:
         arguments, options = pickle.loads(call.payload)
+        if call.method == "read_rows":
+            self._outbox.note_progress(call.number, at_once=True)
+            return self._rows.read(*arguments)
+        if call.method == "close_rows":
+            return self._rows.close(*arguments)
         if call.method in ("encode", "decode"):
             assert self._session.tokenizer is not None
             return getattr(self._session.tokenizer, call.method)(*arguments, **options)

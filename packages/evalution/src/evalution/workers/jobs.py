@@ -14,7 +14,7 @@ from typing import Any
 
 from evalution_core import EngineRuntimeError, EvalutionError, RequestFailure, TextDelta
 from evalution_core.kinds import RequestKind, find_kind
-from evalution_core.requests import Output, Request, StreamEvent
+from evalution_core.requests import DistributionRequest, Output, Request, StreamEvent
 
 Event = StreamEvent | Output
 """A value that a stream yields for one of its requests."""
@@ -221,12 +221,14 @@ class PooledStream:
         self._changed.notify_all()
 
 
-def split_metadata(request: Request) -> tuple[Request, dict[str, Any] | None]:
+def split_metadata(
+    request: Request | DistributionRequest,
+) -> tuple[Request | DistributionRequest, dict[str, Any] | None]:
     """Return a request to send, and its metadata, which stays here: it may not pickle.
 
     What is no request, and metadata that is no dict, is sent as it is: the session refuses it.
     """
-    if find_kind(request) is None:
+    if find_kind(request) is None and type(request) is not DistributionRequest:
         return request, None
     metadata = request.metadata
     if not isinstance(metadata, dict):  # pyright: ignore[reportUnnecessaryIsInstance]

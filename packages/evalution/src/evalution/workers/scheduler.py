@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import threading
@@ -95,6 +96,13 @@ class Scheduler:
             else:
                 self._assignment.calls.append(job)
                 self._assignment.assign()
+
+    def release_call(self, job: CallJob) -> None:
+        """Run a call that frees something and wait for it; with the workers gone, it is free."""
+        # As in `release`, a garbage collection on a worker's own thread can't wait.
+        with contextlib.suppress(EvalutionError, TimeoutError):
+            self.submit(job)
+            job.result.result(0.0 if self._thread.is_of_worker else _ABORT_WAIT_S)
 
     def open(self, stream: PooledStream) -> None:
         with self.lock:
@@ -302,9 +310,9 @@ def _reset(lost: Sequence[Job]) -> None:
 def _read_value(message: Message) -> Any:
     """Return the content of a message, unpickled."""
     match message:
-        case Result(_, payload):
+        case Result(_, payload, _, buffers):
             try:
-                return pickle.loads(payload)
+                return pickle.loads(payload, buffers=buffers)
             except Exception as error:  # noqa: BLE001 - what a runtime put into an answer
                 text = f"the worker's answer can't be read: {type(error).__name__}: {error}"
                 return RequestFailure(EngineRuntimeError(text))

@@ -14,6 +14,7 @@ from evalution.workers.jobs import (
     split_metadata,
 )
 from evalution.workers.process import WorkerProcess, make_environments
+from evalution.workers.rows import RowReader
 from evalution.workers.supervision import Supervision, WorkerOptions
 from evalution.workers.wire import (
     SpecialIds,
@@ -46,7 +47,7 @@ from evalution_core import (
 )
 from evalution_core.errors import raise_failures
 from evalution_core.kinds import RequestKind
-from evalution_core.requests import Output, Request
+from evalution_core.requests import DistributionRequest, DistributionRows, Output, Request
 
 
 class RemoteTokenizer:
@@ -99,7 +100,7 @@ class SupervisedSession(BaseInferenceSession):
         preferred = [info.preferred_batch_size for info in infos if info.preferred_batch_size]
         self._info = SessionInfo(
             frozenset[Capability].intersection(*(info.capabilities for info in infos))
-            - {Capability.ATTACH},
+            - find_lost_capabilities(len(infos)),
             infos[0].max_model_len,
             sum(preferred) or None,
         )
@@ -158,6 +159,20 @@ class SupervisedSession(BaseInferenceSession):
             self._scheduler.ensure_open()
             raise UnsupportedRequestError("the engine in the worker process can't stream")
         return self._open_stream(RequestKind.GENERATION, requests, batch_size, deltas=True)
+
+    def distributions(
+        self, requests: Iterable[tuple[K, DistributionRequest]], *, batch_size: int | None = None
+    ) -> Iterator[tuple[K, DistributionRows | RequestFailure]]:
+        cap = self._begin(batch_size)
+        if Capability.DISTRIBUTIONS not in self._info.capabilities:
+            workers = len(self._scheduler.slots)
+            raise UnsupportedRequestError(
+                "the engine in the worker process can't give distributions"
+                if workers == 1
+                else f"distributions come in order, from one worker, and this session has {workers}"
+                "; use `isolate: true` or one replica"
+            )
+        return RowReader(self._scheduler, requests, cap).read()
 
     def check(self) -> CheckResult:
         """Return the worst result of all workers' checks."""
@@ -327,6 +342,13 @@ def build_supervised(
     return SupervisedSession(
         supervision, requests_limit=engine.requests_limit, description=description
     )
+
+
+def find_lost_capabilities(workers: int) -> frozenset[Capability]:
+    """Return what a session over so many workers can't do, whatever the engine can."""
+    # Live objects stay in their process, and rows come in the order of one session.
+    several = {Capability.DISTRIBUTIONS} if workers > 1 else set[Capability]()
+    return frozenset({Capability.ATTACH, *several})
 
 
 def check_workers(engine: BaseEngine, workers: int, devices: Sequence[str] | None = None) -> None:

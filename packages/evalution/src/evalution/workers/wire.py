@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from io import BufferedReader
 from multiprocessing import spawn
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -32,6 +33,8 @@ from evalution_core.kinds import RequestKind
 PROTOCOL = 5
 SpecialIds = tuple[tuple[int, ...], int | None, int | None]
 _LENGTH = struct.Struct("!Q")
+_HEADER = struct.Struct("!QQ")
+"""Length of the pickled messages, and the number of buffers behind them."""
 
 
 class Start(NamedTuple):
@@ -100,11 +103,15 @@ class BuildFailed(NamedTuple):
 
 
 class Result(NamedTuple):
-    """An answer: an output, a delta, a `RequestFailure`, or what a call returned."""
+    """An answer: an output, a delta, a `RequestFailure`, or what a call returned.
+
+    `buffers` are large parts of it, which a pipe takes as they are, in no pickle.
+    """
 
     number: int
     payload: bytes
     is_last: bool = True
+    buffers: Sequence[pickle.PickleBuffer] = ()
 
 
 class CallFailed(NamedTuple):
@@ -165,26 +172,37 @@ class Carrier(Protocol):
 
 
 class Channel:
-    """Batches of messages over two pipes; one thread may send while another receives."""
+    """Batches of messages over two pipes; one thread may send while another receives.
 
-    def __init__(self, incoming: BinaryIO, outgoing: BinaryIO):
+    Buffers follow their batch as they are: 32 MiB in a pickle take twice the time and three times
+    the memory.
+    """
+
+    def __init__(self, incoming: BufferedReader, outgoing: BinaryIO):
         self._incoming = incoming
         self._outgoing = outgoing
 
     def send(self, messages: Sequence[Message]) -> None:
         """Raises `OSError` or `ValueError` if the other end or this one is closed."""
-        payload = pack_messages(messages)
-        self._outgoing.write(_LENGTH.pack(len(payload)) + payload)
+        found: list[pickle.PickleBuffer] = []
+        payload = pickle.dumps(list(messages), PROTOCOL, buffer_callback=found.append)
+        buffers = [buffer.raw() for buffer in found]
+        lengths = b"".join(_LENGTH.pack(buffer.nbytes) for buffer in buffers)
+        self._outgoing.write(_HEADER.pack(len(payload), len(buffers)) + lengths + payload)
+        for buffer in buffers:
+            self._outgoing.write(buffer)
         self._outgoing.flush()
 
     def receive(self) -> list[Message]:
         """The next batch; an empty one is a sign of life. Raises `EOFError` at the end."""
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        return unpack_messages(self._read(length))
+        length, count = _HEADER.unpack(self._read(_HEADER.size))
+        lengths = [_LENGTH.unpack(self._read(_LENGTH.size))[0] for _ in range(count)]
+        payload = self._read(length)
+        return pickle.loads(payload, buffers=[self._read(size) for size in lengths])
 
-    def _read(self, size: int) -> bytes:
-        found = self._incoming.read(size)
-        if len(found) < size:
+    def _read(self, size: int) -> bytearray:
+        found = bytearray(size)
+        if self._incoming.readinto(found) < size:
             raise EOFError("the other end of the pipe is closed")
         return found
 
