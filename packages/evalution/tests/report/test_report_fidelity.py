@@ -42,6 +42,7 @@ def test_page_shows_candidate_beside_control(
     assert [name.removeprefix("fidelity-0-") for name in page.data("figures-data")] == [
         "suites", "distribution", "position", "entropy", "greedy",
     ]  # fmt: skip
+    assert "Infinite" not in page.text
     assert len(page.html) < 5_200_000  # Plotly alone is 4.8 million
 
 
@@ -61,7 +62,12 @@ def test_lower_bound_is_marked_wherever_it_stands(write_page: Any, make_fidelity
     "result",
     [
         {},
-        {"floor": None, "names": ["prose"], "kl": Estimate(math.inf, None, None)},
+        {
+            "floor": None,
+            "names": ["prose"],
+            "kl": Estimate(math.inf, None, None),
+            "infinite": 5000,
+        },
         {"mean": 0.0, "floor": 0.0, "same_top": Estimate(1.0, None, None)},
         {"top": 5, "label": HOSTILE, "names": [HOSTILE, "prose"], "text": HOSTILE},
     ],
@@ -70,6 +76,12 @@ def test_figures_of_any_result_are_drawable(make_fidelity: Any, result: dict[str
     made = make_fidelity(**result)
     for figure in (*make_fidelity_view(made, 0).figures, *find_pareto([made, made])):
         assert_drawable(figure)
+
+
+def test_excluded_tokens_are_counted(make_fidelity: Any) -> None:
+    view = make_fidelity_view(make_fidelity(infinite=3), 0)
+    [row] = [row for row in view.groups[0].rows if row.name == "Infinite"]
+    assert row.values == ["3", "0"] * 3
 
 
 def test_figures_without_anything_to_show_are_drawable(make_fidelity: Any) -> None:

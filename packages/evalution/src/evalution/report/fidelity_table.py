@@ -37,6 +37,8 @@ def list_figure_groups(suites: Sequence[SuiteFidelity]) -> Iterator[FigureGroup]
         contrasts = [ABSENT if s.contrast is None else format_estimate(s.contrast) for s in suites]
         about = "mean difference at the same positions: what the engine costs is taken off"
         distances.insert(1, FigureRow("Candidate less control", about, contrasts, span=2))
+    if any(arm.divergence.infinite for arm in arms):
+        distances.append(_make_row(*_EXCLUDED, arms))
     if any(arm.divergence.is_lower_bound for arm in arms):
         distances.append(_make_row(*_MASS, arms))
     yield FigureGroup("Distance from the reference, in nats", distances)
@@ -127,6 +129,12 @@ _DISTANCES: tuple[_Line, ...] = (
     ),
 )
 
+_EXCLUDED: _Line = (
+    "Infinite",
+    "positions where this side calls a token impossible that the reference doesn't: means leave "
+    "them out",
+    lambda arm: f"{arm.divergence.infinite:,}",
+)
 _MASS: _Line = (
     "Mass compared",
     "probability of the reference that was compared token by token; under 100 % every "
