@@ -178,7 +178,7 @@ def _draw_bins(
     ]
     layout = make_layout(_HEIGHT, has_legend=len(data) > 1, x=axis, y=_name_kl(arms[0]))
     layout["yaxis"] |= {"rangemode": "tozero", "exponentformat": "power"}
-    if all(min(trace["x"]) > 0 for trace in data) and _are_widening(read(arms[0])):
+    if _are_widening(read(arms[0])):
         layout["xaxis"] |= {"type": "log"}
     summary = "Curve of the mean divergence of positions."
     return Figure(name, title, _describe_bound(arms[0]), summary, {"data": data, "layout": layout})

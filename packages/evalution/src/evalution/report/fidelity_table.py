@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
+from evalution.fidelity.candidates import ABSENT, format_share_estimate
 from evalution.fidelity.result import Arm, Divergence, Estimate, SuiteFidelity
 from evalution.fidelity.wording import format_estimate, format_nats, format_share
-from evalution.report.rendering import ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,6 @@ def _show_mean(read: Callable[[Divergence], Estimate]) -> Callable[[Arm], str]:
         return format_estimate(read(arm.divergence), is_lower_bound=is_lower_bound)
 
     return show
-
-
-def format_share_estimate(estimate: Estimate) -> str:
-    """Return a mean share with its interval, in per cent."""
-    if estimate.low is None or estimate.high is None:
-        return format_share(estimate.value)
-    return f"{format_share(estimate.value)} ({estimate.low * 100:.2f} to {estimate.high * 100:.2f})"
 
 
 def _show_entropy(entropy: float | None) -> str:
