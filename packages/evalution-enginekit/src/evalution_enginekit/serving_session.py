@@ -26,7 +26,6 @@ from evalution_enginekit.model_source import (
     find_checkpoint_dtype,
     model_folder,
 )
-from evalution_enginekit.planning import TokenScore
 from evalution_enginekit.runtime import ServingOptions, shorten_error
 from evalution_enginekit.runtime_thread import runtime_errors
 from evalution_enginekit.scoring import SpanScores

@@ -200,9 +200,7 @@ def are_greedy(
     )
 
 
-def take_tops(
-    rows: Sequence[TopRow] | None, length: int, start: int, count: int
-) -> TopLogprobs:
+def take_tops(rows: Sequence[TopRow] | None, length: int, start: int, count: int) -> TopLogprobs:
     """Return the `count` likeliest tokens at the positions of a prompt from `start` on.
 
     Raises:

@@ -55,9 +55,7 @@ class Parameters:
         self.refusals: tuple[type[Exception], ...] = (vllm.exceptions.VLLMClientError, ValueError)
         """Errors that vLLM raises over one request that it can't serve."""
 
-    def make(
-        self, request_id: str, work: ServingRequest, *, reads_cache: bool = False
-    ) -> _Request:
+    def make(self, request_id: str, work: ServingRequest, *, reads_cache: bool = False) -> _Request:
         """Return a request of vLLM; raises like `generation`, and `reads_cache` as in `scoring`."""
         if isinstance(work, TokenPrompt):
             return _Request(request_id, work, self.generation(work), work.token_ids)

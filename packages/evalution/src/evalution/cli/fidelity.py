@@ -1,0 +1,186 @@
+"""`evalution fidelity`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from evalution.cli.errors import report_errors
+from evalution.cli.options import HELP_OPTIONS, DebugOption, JsonOption
+from evalution.hints import import_extra
+from evalution.progress_bar import make_terminal_progress
+from evalution.results import to_json
+from evalution.runs.preflight import EngineAndModel
+from evalution.table import make_console
+from evalution.user_input import parse_path, path_errors
+from evalution.yaml_spec.run_spec import Spec, load_spec
+
+if TYPE_CHECKING:
+    from evalution.fidelity.result import FidelityResult
+
+_COMPARE = "compare"
+_SQLITE = b"SQLite format 3\0"
+
+
+class _MeasuresByDefault(TyperGroup):
+    """Takes `fidelity A B` for `fidelity compare A B`, which is hardly ever written out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_command = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if is_command else [_COMPARE, *args])
+
+
+app = typer.Typer(
+    name="fidelity",
+    cls=_MeasuresByDefault,
+    context_settings=HELP_OPTIONS,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Measure how far a way of serving a model is from a reference.",
+)
+
+TextOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="A text to take in place of the reference's tests."),
+]
+WindowOption = Annotated[
+    int | None,
+    typer.Option(min=2, help="Tokens fed at most [default: what both take, at most 2048]."),
+]
+LimitOption = Annotated[
+    int | None, typer.Option(min=1, help="At most that many rows of each test.")
+]
+
+
+@app.command(_COMPARE)
+def compare(
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="REFERENCE", help="What is held to be right: a spec, or a recording."
+        ),
+    ],
+    candidate: Annotated[
+        str, typer.Argument(metavar="CANDIDATE", help="The spec whose distance is measured.")
+    ],
+    control: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="The reference's model on the candidate's engine [default: tried by itself].",
+        ),
+    ] = None,
+    no_control: Annotated[bool, typer.Option("--no-control", help="Look for no control.")] = False,
+    text: TextOption = None,
+    window: WindowOption = None,
+    top: Annotated[
+        int, typer.Option(min=1, help="Likeliest tokens to ask an engine for that has no rows.")
+    ] = 20,
+    limit: LimitOption = None,
+    output: Annotated[
+        str | None,
+        typer.Option(help="A folder for fidelity.json; the same again goes on where it was."),
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Measure KL divergence, flips and perplexity ratio of CANDIDATE against REFERENCE.
+
+    Both are specs of runs; the tests are those of REFERENCE. A file of `evalution fidelity record`
+    may take its place: the tests are those of CANDIDATE then.
+    """
+    with report_errors(debug=debug):
+        measurement = _load_measurement()
+        from evalution.fidelity import store  # noqa: PLC0415 - only this command needs it
+
+        right, held = load_spec(candidate), None if control is None else _pair(load_spec(control))
+        left = None if is_recording(reference) else load_spec(reference)
+        folder = None if output is None else store.FIDELITY_FILE.make_folder(output)
+        isolate = right.isolate or (left is not None and left.isolate)
+        found = measurement.measure_fidelity(
+            parse_path(reference) if left is None else _pair(left),
+            _pair(right),
+            (left or right).tests if text is None else [measurement.read_text_suite(text)],
+            measurement.FidelityOptions(
+                window, top, limit, folder, held, seeks_control=not no_control, isolate=isolate
+            ),
+            progress=make_terminal_progress(),
+        )
+        written = None if folder is None else store.write_fidelity(found, folder)
+        _show(found, written, as_json=as_json)
+
+
+@app.command("record")
+def record(
+    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The spec to record.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="A file; one that is begun goes on."),
+    ],
+    text: TextOption = None,
+    window: WindowOption = None,
+    top: Annotated[
+        int | None,
+        typer.Option(min=1, help="Keep so many likeliest tokens instead of whole rows."),
+    ] = None,
+    limit: LimitOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Write the distributions of REFERENCE to a file that stands in its place later."""
+    with report_errors(debug=debug):
+        measurement = _load_measurement()
+        from evalution.fidelity import recording  # noqa: PLC0415 - only this command needs it
+
+        spec = load_spec(reference)
+        windows = recording.record_reference(
+            _pair(spec),
+            spec.tests if text is None else [measurement.read_text_suite(text)],
+            output,
+            measurement.FidelityOptions(window=window, limit=limit, isolate=spec.isolate),
+            top=top,
+            progress=make_terminal_progress(),
+        )
+        print(f"recorded: {windows} windows in {output} ({output.stat().st_size / 1e6:.1f} MB)")
+
+
+def _load_measurement() -> Any:
+    import_extra("numpy", "fidelity", "measuring fidelity", "numpy")
+    from evalution.fidelity import measurement  # noqa: PLC0415 - it imports NumPy
+
+    return measurement
+
+
+def _pair(spec: Spec) -> EngineAndModel:
+    return EngineAndModel(spec.engine, spec.model)
+
+
+def is_recording(reference: str) -> bool:
+    """True if the name is that of a SQLite database, which no spec is."""
+    path = parse_path(reference)
+    with path_errors(path):
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
+
+
+def _show(result: FidelityResult, written: Path | None, *, as_json: bool) -> None:
+    from evalution.fidelity import table, wording  # noqa: PLC0415 - as above
+
+    if as_json:
+        print(to_json(result.to_dict(), indent=2))
+        return
+    terminal = make_console()
+    for line in table.list_headings(result):
+        terminal.print(line, soft_wrap=True)
+    terminal.print(table.make_fidelity_table(result, width=terminal.width))
+    terminal.print(table.LEGEND, style="dim", soft_wrap=True)
+    for note in result.notes:
+        terminal.print(note, style="yellow", soft_wrap=True)
+    for line in wording.describe_result(result):
+        terminal.print(line, style="bold", soft_wrap=True)
+    if written is not None:
+        print(f"results: {written}")
